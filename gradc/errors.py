@@ -1,0 +1,105 @@
+"""Every failure of gradc, as one small tree.
+
+The user's mistakes derive from :class:`GradcError`; :class:`InternalError` alone is ours.  A message names the op, the
+operand types, both numbers and the place; ``add_note`` carries the excerpt that points at it.
+"""
+
+from __future__ import annotations
+
+
+class GradcError(Exception):
+    """Anything gradc refuses, and why."""
+
+
+class TypeRuleError(GradcError, TypeError):
+    """Operands or attributes that an op does not take."""
+
+
+class NotDifferentiable(GradcError):
+    """A wanted gradient that does not exist; the op in the way is named."""
+
+
+class IRFormatError(GradcError, ValueError):
+    """Text that is not IR.
+
+    :param line: 1-based line of the first thing that is wrong.
+    :param column: 1-based column of it.
+    """
+
+    def __init__(self, message: str, line: int = 0, column: int = 0):
+        self.line, self.column = line, column
+        super().__init__(f"line {line}, column {column}: {message}" if line else message)
+
+
+class Unsupported(GradcError, NotImplementedError):
+    """Something gradc means to have and does not have yet, named."""
+
+
+class InvalidProblem(GradcError, ValueError):
+    """Arguments that contradict the graph: a missing input, an unbound dim, a broken assumption, a wrong shape."""
+
+
+class IndexOutOfRange(GradcError, IndexError):
+    """A data-dependent index outside its table.
+
+    :param op: the op that indexes.  :param input: the name of the index value.
+    :param position: flat position in the index array.  :param value: what stands there.  :param bound: the valid range is [0, bound).
+    """
+
+    def __init__(self, op: str, input: str, position: int, value: int, bound: int):
+        self.op, self.input, self.position, self.value, self.bound = op, input, position, value, bound
+        super().__init__(f"{op}: index {value} at position {position} of '{input}' is out of range [0, {bound})")
+
+
+class MisalignedOperand(GradcError, ValueError):
+    """An array whose address or strides a kernel cannot take."""
+
+
+class OverlappingOperands(GradcError, ValueError):
+    """An output array that shares memory with an input that is not donated, or with another output."""
+
+
+class _TooSmall(GradcError, ValueError):
+    what = "buffer"
+
+    def __init__(self, needed: int, got: int, name: str = ""):
+        self.needed, self.got = needed, got
+        super().__init__(f"{self.what}{f' {name!r}' if name else ''} needs {needed} bytes, got {got}")
+
+
+class WorkspaceTooSmall(_TooSmall):
+    """The caller's workspace holds fewer bytes than ``workspace_size()`` says."""
+
+    what = "workspace"
+
+
+class BufferTooSmall(_TooSmall):
+    """The caller's array holds fewer bytes than its type says."""
+
+
+class OutOfMemory(GradcError, MemoryError):
+    """The known peak of a call exceeds what can be had; nothing was launched."""
+
+
+class CompilerMissing(GradcError):
+    """No C compiler (or no NVRTC) was found; says where it was looked for and how to get one."""
+
+
+class CompilerError(GradcError):
+    """A compiler refused or died on our source.
+
+    :param log: what it printed.  :param source: the source, lines numbered.
+    """
+
+    def __init__(self, message: str, log: str = "", source: str = ""):
+        self.log = log
+        self.source = "\n".join(f"{i:5d}  {line}" for i, line in enumerate(source.splitlines(), 1))
+        super().__init__(f"{message}\n{log}" if log else message)
+
+
+class DeviceError(GradcError, RuntimeError):
+    """An accelerator reported an error; the kernel that raised it is named."""
+
+
+class InternalError(Exception):
+    """A broken promise of ours: please report it with the dump (``GRADC_DUMP``)."""

@@ -1,0 +1,1 @@
+"""The graph IR: types, nodes, graphs, kernels and their text."""

@@ -1,0 +1,447 @@
+"""Sizes that may be symbolic: integer polynomials over symbols, floordiv and max, in one canonical form.
+
+A *size* is an ``int`` or a :class:`Dim`; arithmetic that comes out constant gives an ``int`` back, so ``N - N == 0`` and two
+sizes are equal iff ``==`` says so.  ``ceildiv(a, b)`` is stored as ``(a+b-1)//b`` and ``min(a, b)`` as ``a+b-max(a, b)``.
+Every symbol is an integer >= 0; :func:`assuming` adds facts such as ``N >= 1`` for the time of a block.
+
+Text::
+
+    size  ::= term (("+" | "-") term)*
+    term  ::= atom (("*" | "//") atom)*
+    atom  ::= INT | NAME | "(" size ")" | "-" atom | ("max" | "min" | "ceildiv") "(" size "," size ")"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Union
+
+from ..errors import InvalidProblem, IRFormatError, TypeRuleError
+
+Size = Union[int, "Dim"]
+Atom = Union[str, "FloorDiv", "Max"]
+Monomial = tuple[tuple[Atom, int], ...]  # (atom, power), sorted; () is the constant term
+LARGEST = 2**63 - 1
+_DEEPEST = 40
+
+
+@dataclass(frozen=True)
+class FloorDiv:
+    """numerator // denominator, rounded down; nothing of the numerator is divisible."""
+
+    numerator: Size
+    denominator: Size
+
+    def __str__(self) -> str:
+        return f"{_factor(self.numerator)}//{_factor(self.denominator)}"
+
+
+@dataclass(frozen=True)
+class Max:
+    """The larger of two sizes of which neither is provably it."""
+
+    left: Size
+    right: Size
+
+    def __str__(self) -> str:
+        return f"max({self.left}, {self.right})"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size that is not constant: ``terms`` maps monomials to non-zero coefficients, sorted."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Size) -> Size:
+        return _build(_merge(self, other, 1))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Size) -> Size:
+        return _build(_merge(self, other, -1))
+
+    def __rsub__(self, other: int) -> Size:
+        return other + (-self)
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __mul__(self, other: Size) -> Size:
+        product: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in _terms(other):
+                powers = dict(left)
+                for atom, power in right:
+                    powers[atom] = powers.get(atom, 0) + power
+                key = tuple(sorted(powers.items(), key=lambda item: str(item[0])))
+                product[key] = product.get(key, 0) + a * b
+        return _build(product)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: int) -> Size:
+        return floordiv(other, self)
+
+    def __index__(self) -> int:
+        raise TypeRuleError(f"the size {self} is symbolic: Python needs a number here; use the dim as a value or bind it")
+
+    def __bool__(self) -> bool:
+        raise TypeRuleError(f"whether {self} is zero depends on its symbols; compare sizes with == or assume(...) a bound")
+
+    @cached_property
+    def _text(self) -> str:
+        out = ""
+        for monomial, coefficient in self.terms:
+            factors = [_factor(atom) for atom, power in monomial for _ in range(power)]
+            if abs(coefficient) != 1 or not factors:
+                factors.insert(0, str(abs(coefficient)))
+            sign = "-" if coefficient < 0 else "+" if out else ""
+            out += sign + "*".join(factors)
+        return out
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _factor(part: Size | Atom) -> str:
+    text = str(part)
+    return text if re.fullmatch(r"\w+|max\(.*\)", text) and not isinstance(part, FloorDiv) else f"({text})"
+
+
+def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
+    return size.terms if isinstance(size, Dim) else (((), size),)
+
+
+def _merge(left: Size, right: Size, sign: int) -> dict[Monomial, int]:
+    merged = dict(_terms(left))
+    for monomial, coefficient in _terms(right):
+        merged[monomial] = merged.get(monomial, 0) + sign * coefficient
+    return merged
+
+
+def _build(terms: Mapping[Monomial, int]) -> Size:
+    kept = [(m, c) for m, c in terms.items() if c]
+    if not kept:
+        return 0
+    if len(kept) == 1 and kept[0][0] == ():
+        return kept[0][1]
+    # constants last, larger monomials first: N*D+N-1
+    return Dim(tuple(sorted(kept, key=lambda item: (-sum(p for _, p in item[0]), str(item[0])))))
+
+
+def symbol(name: str) -> Dim:
+    """The size called ``name``."""
+    if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name, re.ASCII):
+        raise TypeRuleError(f"{name[:80]!r} is not a name for a dim (a letter, then letters, digits, _; 64 at most)")
+    return Dim(((((name, 1),), 1),))
+
+
+def floordiv(a: Size, b: Size) -> Size:
+    """a // b, rounded down, with everything divisible taken out: (4*N+3)//4 == N."""
+    if isinstance(a, int) and isinstance(b, int):
+        if b == 0:
+            raise TypeRuleError(f"a size is divided by zero: {a}//{b}")
+        return a // b
+    if b == 1:
+        return a
+    (divisor, scale), *more = _terms(b)
+    whole: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for monomial, coefficient in _terms(a):
+        quotient = _divide(monomial, divisor) if not more and scale and coefficient % scale == 0 else None
+        if quotient is None:
+            rest[monomial] = coefficient
+        else:
+            whole[quotient] = coefficient // scale
+    remainder = _build(rest)
+    if remainder == b - 1 or remainder == 0:  # 0 <= b-1 < b for every b >= 1
+        tail: Size = 0
+    elif remainder == -1:
+        tail = -1
+    elif isinstance(remainder, int) and isinstance(b, int):
+        tail = remainder // b
+    else:
+        tail = Dim(((((FloorDiv(remainder, b), 1),), 1),))
+    return _build(whole) + tail
+
+
+def _divide(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    powers = dict(monomial)
+    for atom, power in divisor:
+        if powers.get(atom, 0) < power:
+            return None
+        powers[atom] -= power
+    return tuple((atom, power) for atom, power in powers.items() if power)
+
+
+def ceildiv(a: Size, b: Size) -> Size:
+    """a / b rounded up."""
+    return floordiv(a + b - 1, b)
+
+
+def maximum(a: Size, b: Size) -> Size:
+    """The larger of two sizes, decided where signs and assumptions allow."""
+    if known_nonnegative(a - b):
+        return a
+    if known_nonnegative(b - a):
+        return b
+    left, right = sorted((a, b), key=str)
+    return Dim(((((Max(left, right), 1),), 1),))
+
+
+def minimum(a: Size, b: Size) -> Size:
+    """The smaller of two sizes: a + b - max(a, b)."""
+    return a + b - maximum(a, b)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The number of elements of a shape."""
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """``left REL right`` with REL one of ``>=``, ``==``; a line of a graph's header, checked at each call."""
+
+    left: Size
+    relation: str
+    right: Size
+
+    def __str__(self) -> str:
+        return f"assume({self.left} {self.relation} {self.right})"
+
+    def holds(self, bindings: Mapping[str, int]) -> bool:
+        left, right = evaluate(self.left, bindings), evaluate(self.right, bindings)
+        return left >= right if self.relation == ">=" else left == right
+
+
+_facts: contextvars.ContextVar[tuple[Assumption, ...]] = contextvars.ContextVar("facts", default=())
+
+
+@contextlib.contextmanager
+def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
+    """Within the block the assumptions are taken as true."""
+    token = _facts.set(_facts.get() + tuple(assumptions))
+    try:
+        yield
+    finally:
+        _facts.reset(token)
+
+
+def _positive_terms(size: Size) -> bool:
+    """Whether no term can be negative (symbols, quotients of such and maxima with such are >= 0)."""
+
+    def nonnegative(atom: Atom) -> bool:
+        if isinstance(atom, FloorDiv):
+            return _positive_terms(atom.numerator) and _positive_terms(atom.denominator)
+        return isinstance(atom, str) or _positive_terms(atom.left) or _positive_terms(atom.right)
+
+    return all(c >= 0 and all(nonnegative(a) for a, _ in m) for m, c in _terms(size))
+
+
+def known_nonnegative(size: Size) -> bool:
+    """Whether ``size >= 0`` follows from symbols being >= 0 and at most one use of each assumption."""
+    if _positive_terms(size):
+        return True
+    slack = size
+    for fact in _facts.get():
+        difference = fact.left - fact.right
+        if isinstance(difference, Dim) and _positive_terms(slack - difference):
+            return True
+        if isinstance(difference, Dim) and any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
+            slack = slack - difference
+    return _positive_terms(slack)
+
+
+def same(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal, by canonical form or by an ``assume(... == ...)``."""
+    if a == b:
+        return True
+    equal = {str(f.left): f.right for f in _facts.get() if f.relation == "=="}
+    return bool(equal) and substitute(a, equal) == substitute(b, equal)
+
+
+# -- using sizes ------------------------------------------------------------------------------------------------------
+
+
+def symbols(size: Size) -> frozenset[str]:
+    """The names a size depends on."""
+    found: set[str] = set()
+    pending: list[Size] = [size]
+    while pending:
+        for monomial, _ in _terms(pending.pop()):
+            for atom, _ in monomial:
+                if isinstance(atom, str):
+                    found.add(atom)
+                else:
+                    pending += [atom.numerator, atom.denominator] if isinstance(atom, FloorDiv) else [atom.left, atom.right]
+    return frozenset(found)
+
+
+def substitute(size: Size, values: Mapping[str, Size]) -> Size:
+    """The size with symbols replaced; unnamed symbols stay."""
+    if isinstance(size, int) or not values:
+        return size
+    total: Size = 0
+    for monomial, coefficient in size.terms:
+        term: Size = coefficient
+        for atom, power in monomial:
+            if isinstance(atom, str):
+                value: Size = values.get(atom, symbol(atom))
+            elif isinstance(atom, FloorDiv):
+                value = floordiv(substitute(atom.numerator, values), substitute(atom.denominator, values))
+            else:
+                value = maximum(substitute(atom.left, values), substitute(atom.right, values))
+            for _ in range(power):
+                term = term * value
+        total = total + term
+    return total
+
+
+def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
+    """The number a size stands for; InvalidProblem names an unbound symbol or a division by zero."""
+    if isinstance(size, int):
+        return size
+    missing = symbols(size) - bindings.keys()
+    if missing:
+        raise InvalidProblem(f"the dim {min(missing)} of {size} is not bound")
+    try:
+        value = substitute(size, {name: bindings[name] for name in symbols(size)})
+    except TypeRuleError as error:
+        raise InvalidProblem(f"{size} with {dict(bindings)}: {error}") from None
+    assert isinstance(value, int)
+    return value
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[-+*(),]))", re.ASCII)
+
+
+def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
+    """Read one size; IRFormatError says where it goes wrong."""
+    tokens: list[tuple[str, str, int]] = []
+    position, end = 0, len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if not match:
+            raise IRFormatError(f"unexpected {text[position : position + 20]!r} in a size", line, column + position)
+        kind = "int" if match[1] else "name" if match[2] else "op"
+        tokens.append((kind, match[1] or match[2] or match[3], column + match.start(match.lastindex or 0)))
+        position = match.end()
+    tokens.append(("end", "", column + end))
+    here = 0
+
+    def fail(what: str) -> IRFormatError:
+        return IRFormatError(f"{what} in the size {text[:60]!r}", line, tokens[here][2])
+
+    def take(expected: str) -> None:
+        nonlocal here
+        if tokens[here][1] != expected:
+            raise fail(f"expected {expected!r}")
+        here += 1
+
+    def atom(depth: int) -> Size:
+        nonlocal here
+        kind, word, _ = tokens[here]
+        if depth > _DEEPEST:
+            raise fail("nesting too deep")
+        here += 1
+        if kind == "int":
+            if len(word) > 19 or int(word) > LARGEST:
+                here -= 1
+                raise fail("a number beyond 2^63")
+            return int(word)
+        if word == "-":
+            return -atom(depth + 1)
+        if word == "(":
+            inside = total(depth + 1)
+            take(")")
+            return inside
+        if kind == "name" and tokens[here][1] == "(":
+            functions = {"max": maximum, "min": minimum, "ceildiv": ceildiv}
+            if word not in functions:
+                raise fail(f"unknown function {word!r}")
+            take("(")
+            left = total(depth + 1)
+            take(",")
+            right = total(depth + 1)
+            take(")")
+            return functions[word](left, right)
+        if kind == "name":
+            return symbol(word)
+        here -= 1
+        raise fail("expected a number, a name or '('")
+
+    def term(depth: int) -> Size:
+        nonlocal here
+        value = atom(depth)
+        while tokens[here][1] in ("*", "//"):
+            operator = tokens[here][1]
+            here += 1
+            right = atom(depth)
+            value = value * right if operator == "*" else floordiv(value, right)
+        return value
+
+    def total(depth: int) -> Size:
+        nonlocal here
+        value = term(depth)
+        while tokens[here][1] in ("+", "-"):
+            sign = 1 if tokens[here][1] == "+" else -1
+            here += 1
+            value = value + sign * term(depth)
+        return value
+
+    if len(tokens) > 400:
+        raise fail("too long")
+    try:
+        value = total(0)
+    except TypeRuleError as error:
+        raise IRFormatError(str(error), line, column) from None
+    if tokens[here][0] != "end":
+        raise fail(f"unexpected {tokens[here][1]!r}")
+    return value
+
+
+def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
+    """Read ``N >= 1`` or ``N == 4*M``."""
+    for relation in (">=", "=="):
+        left, found, right = text.partition(relation)
+        if found:
+            return Assumption(parse_size(left, line, column), relation, parse_size(right, line, column + len(left) + 2))
+    raise IRFormatError(f"an assumption reads 'N >= 1' or 'N == 4*M', not {text[:60]!r}", line, column)
+
+
+def check_count(shape: Iterable[Size], what: str = "a shape") -> None:
+    """Reject negative constants and element counts that 63 bits cannot hold."""
+    sizes = tuple(shape)
+    for size in sizes:
+        if isinstance(size, int) and size < 0:
+            raise TypeRuleError(f"{what} has a negative size: {size}")
+    if math.prod(s for s in sizes if isinstance(s, int) and s > 0) > LARGEST:
+        raise TypeRuleError(f"{what} has more than 2^63 elements: {'x'.join(map(str, sizes))}")

@@ -1,0 +1,164 @@
+"""Graph: named inputs, named outputs and the nodes between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TypeRuleError
+from .dims import Assumption, assuming, symbols
+from .node import REGISTRY, Node, Note, make, topological
+from .types import Type
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import numpy as np
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
+
+
+def check_name(name: str) -> str:
+    """A value's name: words joined by dots, 200 characters at most."""
+    if not isinstance(name, str) or len(name) > 200 or not _NAME.fullmatch(name):
+        raise TypeRuleError(f"{name[:60]!r} is not a name (words of letters, digits and _, joined by dots; 200 characters at most)")
+    return name
+
+
+def input_node(name: str, type: Type) -> Node:
+    """The graph input of that name and type."""
+    return make(REGISTRY["input"], (), {"name": check_name(name)}, type)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A tensor function: ``outputs`` computed from ``inputs``.
+
+    Two graphs are equal iff their inputs, outputs, names and assumptions are; ``notes`` and ``defaults`` are not compared.
+
+    :param defaults: arrays bound to inputs that the caller need not give.
+    """
+
+    name: str
+    inputs: tuple[Node, ...]
+    outputs: tuple[tuple[str, Node], ...]
+    assumptions: tuple[Assumption, ...] = ()
+    notes: Mapping[Node, Note] = field(default_factory=dict, compare=False, repr=False)
+    defaults: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        names = [self.input_name(n) for n in self.inputs]
+        for what, listed in (("input", names), ("output", [n for n, _ in self.outputs])):
+            twice = {n for n in listed if listed.count(n) > 1} if len(set(listed)) < len(listed) else set()
+            if twice:
+                raise TypeRuleError(f"graph {self.name}: the {what} {min(twice)!r} is named twice")
+        for output, _ in self.outputs:
+            check_name(output)
+        known = set(self.inputs)
+        for node in self.nodes:
+            if node.op.name == "input" and node not in known:
+                raise TypeRuleError(f"graph {self.name}: {node!r} is used but is not an input of the graph")
+
+    @staticmethod
+    def input_name(node: Node) -> str:
+        return str(node.attrs["name"])
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node, operands first: the inputs in order, then the rest."""
+        rest = [n for n in topological(node for _, node in self.outputs) if n.op.name != "input"]
+        return (*self.inputs, *rest)
+
+    @cached_property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(self.input_name(n) for n in self.inputs)
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.outputs)
+
+    def input(self, name: str) -> Node:
+        for node in self.inputs:
+            if self.input_name(node) == name:
+                return node
+        raise KeyError(f"graph {self.name} has no input {name!r}; it has {', '.join(self.input_names)}")
+
+    def output(self, name: str) -> Node:
+        for other, node in self.outputs:
+            if other == name:
+                return node
+        raise KeyError(f"graph {self.name} has no output {name!r}; it has {', '.join(self.output_names)}")
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        """The symbols, in order of first appearance."""
+        found: dict[str, None] = {}
+        for node in self.nodes:
+            for size in node.shape:
+                found.update(dict.fromkeys(sorted(symbols(size))))
+            for value in node.attrs.values():
+                for size in value if isinstance(value, tuple) else (value,):
+                    if not isinstance(size, str | float | type(None)) and hasattr(size, "terms"):
+                        found.update(dict.fromkeys(sorted(symbols(size))))
+        return tuple(found)
+
+    @cached_property
+    def users(self) -> Mapping[Node, tuple[Node, ...]]:
+        """For every node, the nodes that read it (each once)."""
+        users: dict[Node, dict[Node, None]] = {n: {} for n in self.nodes}
+        for node in self.nodes:
+            for operand in node.operands:
+                users[operand][node] = None
+        return {n: tuple(u) for n, u in users.items()}
+
+    def rewrite(self, rule: Callable[[Node, tuple[Node, ...]], Node | None]) -> Graph:
+        """The graph with every node replaced by ``rule(node, new operands)`` (None: the same op on the new operands), bottom up.
+
+        Notes follow the nodes.
+        """
+        new: dict[Node, Node] = {}
+        with assuming(self.assumptions):
+            for node in self.nodes:
+                operands = tuple(new[o] for o in node.operands)
+                result = rule(node, operands)
+                if result is None:
+                    result = node if operands == node.operands else make(node.op, operands, node.attrs, node.type)
+                if not isinstance(result, Node):
+                    raise TypeError(f"a rewrite of {node!r} gave {result!r}")
+                new[node] = result
+        return self.renamed(new)
+
+    def renamed(self, new: Mapping[Node, Node]) -> Graph:
+        """The graph with its outputs taken through the map ``old -> new``; notes follow."""
+        notes = {new.get(n, n): note for n, note in self.notes.items()}
+        return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
+
+    def with_outputs(self, outputs: Iterable[tuple[str, Node]], name: str | None = None) -> Graph:
+        return replace(self, name=name or self.name, outputs=tuple(outputs))
+
+    @cached_property
+    def network(self) -> nx.DiGraph[Node]:
+        """The graph as a networkx DiGraph: an edge from each operand to its user."""
+        import networkx as nx
+
+        network: nx.DiGraph[Node] = nx.DiGraph()
+        network.add_nodes_from(self.nodes)
+        network.add_edges_from((o, n) for n in self.nodes for o in n.operands)
+        return network
+
+    def __str__(self) -> str:
+        from .text import print_graph
+
+        return print_graph(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"graph {self.name} is a description: gradc.compile(graph) makes it callable, gradc.interp.run(graph, ...) runs it in NumPy")
+
+    def save(self, path: Any) -> None:
+        """Write the text form to ``path`` and arrays bound to inputs to ``path`` + ``.npz`` (contracts 10)."""
+        from .text import save_graph
+
+        save_graph(self, path)

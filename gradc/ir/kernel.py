@@ -1,0 +1,370 @@
+"""Kernels: for each row, some passes over its columns.
+
+A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every access is an
+affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``; its index says what it is:
+a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``, a scalar ``[]``.  Which axes a value depends
+on (its level) and how many passes over the columns must have ended before it (its phase) are derived here, never stored.
+
+A :class:`Program` is kernels and library calls over buffers, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from .dims import Assumption, Size, product, substitute, symbols
+from .node import Note
+from .types import DType, Type
+
+Axis = tuple[str, Size]
+
+
+@dataclass(frozen=True)
+class Index:
+    """``const + sum(coefficient * variable)``; a variable is an axis (``n``) or an integer value (``%t``)."""
+
+    const: Size = 0
+    terms: tuple[tuple[str, Size], ...] = ()
+
+    @staticmethod
+    def of(variable: str) -> Index:
+        return Index(0, ((variable, 1),))
+
+    def __add__(self, other: Index | Size) -> Index:
+        if not isinstance(other, Index):
+            return Index(self.const + other, self.terms)
+        merged = dict(self.terms)
+        for variable, coefficient in other.terms:
+            merged[variable] = merged.get(variable, 0) + coefficient
+        return Index(self.const + other.const, tuple((v, c) for v, c in merged.items() if c != 0))
+
+    def __mul__(self, factor: Size) -> Index:
+        if factor == 0:
+            return Index()
+        return Index(self.const * factor, tuple((v, c * factor) for v, c in self.terms))
+
+    @property
+    def variable(self) -> str | None:
+        """The variable if the index is just that."""
+        return self.terms[0][0] if self.const == 0 and len(self.terms) == 1 and self.terms[0][1] == 1 else None
+
+    def renamed(self, names: Mapping[str, str]) -> Index:
+        return Index(self.const, tuple((names.get(v, v), c) for v, c in self.terms))
+
+    def __str__(self) -> str:
+        parts = [v if c == 1 else f"{v}*{_factor(c)}" for v, c in self.terms]
+        if self.const != 0 or not parts:
+            parts.append(_factor(self.const))
+        return " + ".join(parts)
+
+
+def _factor(size: Size) -> str:
+    text = str(size)
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+REDUCTIONS = {"sum_cols": "sum", "prod_cols": "prod", "max_cols": "max", "min_cols": "min", "argmax_cols": "argmax", "argmin_cols": "argmin"}
+"""Statements that end a pass: their result is a row scalar."""
+EFFECTS = ("store", "accum", "check")
+
+
+@dataclass(frozen=True)
+class Stmt:
+    """One statement.
+
+    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``inside`` (lo <= index < hi), a pointwise op's name,
+    one of :data:`REDUCTIONS`, ``store``, ``accum buffer[index] <- value where w``, ``check value < bound``.
+
+    :param name: the value, ``%3``; effects have none.
+    """
+
+    name: str
+    op: str
+    args: tuple[str, ...] = ()
+    dtype: DType | None = None
+    buffer: str = ""
+    index: tuple[Index, ...] = ()
+    where: str = ""
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The values it reads, in index, arguments and mask."""
+        values = [v for i in self.index for v, _ in i.terms if v.startswith("%")]
+        return (*values, *self.args, *((self.where,) if self.where else ()))
+
+    def attr(self, name: str) -> Any:
+        return dict(self.attrs)[name]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Statements over rows x cols.
+
+    :param order: the buffer by whose accum the rows are visited (``segmented``, ``regular``), or "".
+    :param strategy: buffer of each accum -> ``privatized | regular | segmented``; filled by choose_reduction.
+    """
+
+    name: str
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    body: tuple[Stmt, ...]
+    order: str = ""
+    strategy: tuple[tuple[str, str], ...] = ()
+    note: Note = field(default=Note(), compare=False)
+
+    @cached_property
+    def stmts(self) -> Mapping[str, Stmt]:
+        return {s.name: s for s in self.body if s.name}
+
+    @cached_property
+    def levels(self) -> Mapping[str, frozenset[str]]:
+        """For each value the axes it depends on."""
+        cols = frozenset(a for a, _ in self.cols)
+        levels: dict[str, frozenset[str]] = {}
+        for s in self.body:
+            axes = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
+            level = axes.union(*(levels[u] for u in s.uses))
+            if s.op in REDUCTIONS:
+                level -= cols
+            if s.name:
+                levels[s.name] = level
+        return levels
+
+    def stmt_level(self, s: Stmt) -> frozenset[str]:
+        """The axes a statement (also an effect, also the argument side of a reduction) runs over."""
+        axes = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
+        return axes.union(*(self.levels[u] for u in s.uses))
+
+    def is_column(self, s: Stmt) -> bool:
+        """Whether the statement runs inside a pass over the columns."""
+        return s.op in REDUCTIONS or bool(self.stmt_level(s) & {a for a, _ in self.cols})
+
+    @cached_property
+    def phases(self) -> Mapping[int, int]:
+        """For each statement (by position) the number of passes that must have ended before it."""
+        of_value: dict[str, int] = {}
+        of_stmt: dict[int, int] = {}
+        for position, s in enumerate(self.body):
+            phase = max((of_value[u] for u in s.uses), default=0)
+            of_stmt[position] = phase
+            if s.name:
+                of_value[s.name] = phase + (s.op in REDUCTIONS)
+        return of_stmt
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """The kernel as it runs: per phase the row statements, then the pass over the columns (its slice, recomputed, cut at row values)."""
+        count = max(self.phases.values(), default=0) + 1
+        out = []
+        for p in range(count):
+            row = [s for i, s in enumerate(self.body) if self.phases[i] == p and not self.is_column(s)]
+            roots = [s for i, s in enumerate(self.body) if self.phases[i] == p and self.is_column(s) and (s.op in REDUCTIONS or s.op in EFFECTS)]
+            needed = {u for s in roots for u in s.uses}
+            for s in reversed(self.body):
+                if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS:
+                    needed.update(s.uses)
+            body = [s for s in self.body if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS]
+            out.append(Pass(tuple(row), tuple(body), tuple(roots)))
+        return tuple(out)
+
+    @property
+    def accums(self) -> tuple[Stmt, ...]:
+        return tuple(s for s in self.body if s.op == "accum")
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.buffer for s in self.body if s.op == "load"))
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.buffer for s in self.body if s.op in ("store", "accum")))
+
+    @property
+    def row_count(self) -> Size:
+        return product(size for _, size in self.rows)
+
+    @property
+    def col_count(self) -> Size:
+        return product(size for _, size in self.cols)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The dims its text needs, sorted."""
+        found: set[str] = set()
+        for _, size in (*self.rows, *self.cols):
+            found |= symbols(size)
+        for s in self.body:
+            for i in s.index:
+                found |= symbols(i.const).union(*(symbols(c) for _, c in i.terms))
+            for _, value in s.attrs:
+                if hasattr(value, "terms"):
+                    found |= symbols(value)
+        return tuple(sorted(found))
+
+    @property
+    def strategies(self) -> Mapping[str, str]:
+        return dict(self.strategy)
+
+    def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
+        """Named ``row_MEANING_hash``: equal kernels over other user names get equal names and so share one binary."""
+        from .text import print_kernel
+
+        places = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(s.buffer for s in self.body if s.buffer))}
+        body = tuple(replace(s, buffer=places.get(s.buffer, "")) for s in self.body)
+        text = print_kernel(replace(self, name="k", body=body, order=places.get(self.order, ""), strategy=tuple((places[b], s) for b, s in self.strategy)))
+        text += ";".join(f"{p}:{types[b]}" for b, p in places.items() if b in types)
+        return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
+
+    def substitute(self, values: Mapping[str, Size]) -> Kernel:
+        def of_index(i: Index) -> Index:
+            return Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms))
+
+        def of_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple((a, substitute(s, values)) for a, s in axes)
+
+        body = tuple(replace(s, index=tuple(map(of_index, s.index))) for s in self.body)
+        return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
+
+    def __str__(self) -> str:
+        from .text import print_kernel
+
+        return print_kernel(self)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One phase: statements at row level, then one walk over the columns ending in ``roots`` (reductions, stores, accums)."""
+
+    row: tuple[Stmt, ...]
+    body: tuple[Stmt, ...]
+    roots: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A buffer seen through an index: ``a[m, k]``."""
+
+    buffer: str
+    index: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A library call, an einsum over named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``."""
+
+    name: str
+    op: str
+    axes: tuple[Axis, ...]
+    out: Operand
+    args: tuple[Operand, ...]
+    note: Note = field(default=Note(), compare=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a.buffer for a in self.args))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out.buffer,)
+
+
+@dataclass(frozen=True)
+class Select:
+    """The first step whose predicate over the dims holds; the last has none."""
+
+    cases: tuple[tuple[Assumption | None, Kernel], ...]
+
+    @property
+    def name(self) -> str:
+        return self.cases[0][1].name
+
+    @property
+    def note(self) -> Note:
+        return self.cases[0][1].note
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b for _, k in self.cases for b in k.reads))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b for _, k in self.cases for b in k.writes))
+
+
+Step = Kernel | Call | Select
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of a type.
+
+    :param kind: ``input``, ``output`` or ``temp``.  :param alias: the buffer whose bytes these are (reshape).
+    :param accumulate: an output that may be added to.
+    """
+
+    name: str
+    type: Type
+    kind: str = "temp"
+    alias: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Ordered steps over buffers."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    assumptions: tuple[Assumption, ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()  # output name -> buffer; one buffer may serve two names
+    notes: Mapping[str, Note] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def buffer(self) -> Mapping[str, Buffer]:
+        return {b.name: b for b in self.buffers}
+
+    def root(self, name: str) -> str:
+        """The buffer that owns the bytes of ``name``."""
+        while self.buffer[name].alias:
+            name = self.buffer[name].alias
+        return name
+
+    def of_kind(self, kind: str) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.kind == kind)
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel, the alternatives of a select included."""
+        return tuple(k for step in self.steps for k in alternatives(step) if isinstance(k, Kernel))
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for b in self.buffers:
+            for size in b.type.shape:
+                found.update(dict.fromkeys(sorted(symbols(size))))
+        for k in self.kernels:
+            found.update(dict.fromkeys(k.symbols))
+        for step in self.steps:
+            if isinstance(step, Call):
+                for _, size in step.axes:
+                    found.update(dict.fromkeys(sorted(symbols(size))))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        from .text import print_program
+
+        return print_program(self)
+
+
+def alternatives(step: Step) -> Iterator[Kernel | Call]:
+    """The kernels or calls a step may run."""
+    if isinstance(step, Select):
+        yield from (k for _, k in step.cases)
+    else:
+        yield step

@@ -1,0 +1,268 @@
+"""Node: one value of a graph, immutable and hash-consed.
+
+Two nodes with the same op, operands and attributes are one object, so common subexpressions never exist twice and equality of
+graphs is ``==``.  A node has one result; ops with several results are several nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import struct
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import TypeRuleError
+from .dims import Size
+from .types import DType, Type
+
+REGISTRY: dict[str, Any] = {}
+"""Every op by name; filled by the records of :mod:`gradc.ir.op`."""
+
+_interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Note:
+    """Where a value comes from; never part of a node's identity.
+
+    :param name: the user's name of it.  :param where: ``file:line``.  :param scope: the ops.scope(...) it was made in.
+    """
+
+    name: str = ""
+    where: str = ""
+    scope: str = ""
+
+    def __str__(self) -> str:
+        return "  ".join(part for part in (f"{self.scope}/{self.name}" if self.scope else self.name, self.where) if part)
+
+
+_listener: contextvars.ContextVar[Callable[[Node], None] | None] = contextvars.ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[Node], None]) -> Iterator[None]:
+    """Within the block ``listener`` is told of every node that is asked for."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def _identity(value: Any) -> Any:
+    """A key under which 0.0 and -0.0, 1 and True, and two NaNs with other bits are different things."""
+    if isinstance(value, float):
+        return ("float", struct.pack("<d", value))
+    if isinstance(value, tuple):
+        return tuple(_identity(v) for v in value)
+    return (type(value).__name__, value)
+
+
+class Node:
+    """One value: ``op`` applied to ``operands`` under ``attrs``, of ``type``.  Made by :func:`make`, never directly."""
+
+    __slots__ = ("__weakref__", "attrs", "op", "operands", "type")
+
+    op: Any
+    operands: tuple[Node, ...]
+    attrs: Mapping[str, Any]
+    type: Type
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a node cannot be changed: {name}")
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        return self.type.rank
+
+    def __repr__(self) -> str:
+        name = self.attrs.get("name", "") if self.op.name == "input" else ""
+        return f"<{self.op.name}{' ' + name if name else ''}: {self.type}>"
+
+    def __bool__(self) -> bool:
+        raise TypeRuleError(f"a traced {self.type} has no truth value: Python cannot branch on data; use ops.where")
+
+    def __iter__(self) -> Iterator[Node]:
+        if not self.shape or not isinstance(self.shape[0], int):
+            raise TypeRuleError(f"a traced {self.type} can only be iterated along a constant first axis")
+        return (self[i] for i in range(self.shape[0]))
+
+    __array_ufunc__ = None  # NumPy then leaves array + node to us
+
+    # -- writing graphs: each operator is the op of that name ----------------------------------------------------------
+
+    def __add__(self, other: Any) -> Node:
+        return call("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return call("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return call("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return call("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return call("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return call("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return call("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return call("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Node:
+        return call("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Node:
+        return call("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Node:
+        return call("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Node:
+        return call("mod", other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return call("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return call("pow", other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return call("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return call("matmul", other, self)
+
+    def __neg__(self) -> Node:
+        return call("neg", self)
+
+    def __pos__(self) -> Node:
+        return self
+
+    def __abs__(self) -> Node:
+        return call("abs", self)
+
+    def __and__(self, other: Any) -> Node:
+        return call("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Node:
+        return call("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Node:
+        return call("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Node:
+        return call("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Node:
+        return call("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Node:
+        return call("bitwise_xor", other, self)
+
+    def __invert__(self) -> Node:
+        return call("invert", self)
+
+    def __lt__(self, other: Any) -> Node:
+        return call("lt", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return call("le", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return call("ge", self, other)
+
+    # == and != are identity (hash-consing); ops.eq and ops.ne compare values
+
+    @property
+    def T(self) -> Node:
+        """The last two axes exchanged."""
+        if self.rank < 2:
+            return self
+        return call("transpose", self, (*range(self.rank - 2), self.rank - 1, self.rank - 2))
+
+    def __getitem__(self, key: Any) -> Node:
+        return call("getitem", self, key)
+
+    def astype(self, dtype: Any) -> Node:
+        return call("cast", self, dtype)
+
+    def reshape(self, *shape: Any) -> Node:
+        return call("reshape", self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
+
+    def transpose(self, *axes: int) -> Node:
+        return call("transpose", self, axes or None)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Node:
+        return call("sum", self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Node:
+        return call("mean", self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Node:
+        return call("max", self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Node:
+        return call("min", self, axis=axis, keepdims=keepdims)
+
+
+def call(name: str, *operands: Any, **attrs: Any) -> Node:
+    """The op of that name applied, as ``ops.NAME(...)`` does."""
+    result: Node = REGISTRY[name](*operands, **attrs)
+    return result
+
+
+def make(op: Any, operands: Iterable[Node], attrs: Mapping[str, Any], type: Type) -> Node:
+    """The one node with this op, operands, attributes and type."""
+    operands = tuple(operands)
+    attrs = dict(sorted(attrs.items()))
+    key = (id(op), tuple(id(o) for o in operands), _identity(tuple(attrs.values())), type)
+    node = _interned.get(key)
+    if node is None:
+        node = object.__new__(Node)
+        for slot, value in (("op", op), ("operands", operands), ("attrs", MappingProxyType(attrs)), ("type", type)):
+            object.__setattr__(node, slot, value)
+        node = _interned.setdefault(key, node)
+    listener = _listener.get()
+    if listener is not None:
+        listener(node)
+    return node
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """Every node the roots need, operands before users, in a reproducible order."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(tuple(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)
+    return order

@@ -1,0 +1,434 @@
+"""The records an op is made of, and what calling one does.
+
+Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are three
+kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
+:class:`Library` op is a call into BLAS.  What a pass may know of an op is a field of its record; nothing outside ``ops/`` names one
+but a declared rewrite pattern.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types as _types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Union
+
+import numpy as np
+
+from ..errors import GradcError, InternalError, TypeRuleError
+from .dims import Dim, Size, same, symbols
+from .node import REGISTRY, Node, make
+from .types import DTYPES, DType, Type, dtype, typeof
+
+
+class _Mark:
+    def __init__(self, name: str):
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ZERO = _Mark("ZERO")
+"""A vjp entry: the derivative exists and is zero (floor, sign, comparisons)."""
+DISCRETE = _Mark("DISCRETE")
+"""A vjp entry: the operand is an index or a predicate; no derivative passes."""
+
+
+# -- how a primitive becomes kernel statements -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A pointwise scalar expression in C: ``Expr("{0} * {1}")``; ``name(...)`` resolves to ``name_<dtype>`` of ``templates/*/math.h``.
+
+    :param cost: multiples of one addition.  :param by_kind: another text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
+    """
+
+    text: str
+    cost: int = 1
+    by_kind: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Where each result element is read: ``at(index, node, kernel) -> value``.
+
+    ``at`` receives one :class:`gradc.ir.kernel.Index` per result axis and a builder with ``read(operand, index, where, other)``,
+    ``inside(index, lo, hi)``, ``select``; it gives back a value of the builder.  Data is never copied to move it.
+    """
+
+    at: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A combine along ``attrs["axis"]``: sum, prod, max, min, argmax, argmin."""
+
+    combine: str
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A combine across rows: operand ``updates`` is added into a zeroed result at ``at(index, node, kernel)``.
+
+    ``at`` maps an index into the updates to ``(result index, where)``.
+    """
+
+    at: Callable[..., Any]
+    updates: int = 0
+    combine: str = "sum"
+
+
+@dataclass(frozen=True)
+class Alias:
+    """The same bytes under another shape (reshape)."""
+
+
+Lowering = Expr | Movement | Reduction | Scatter | Alias
+
+
+# -- samples: each op brings the cases its tests are made of -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: operand types (or arrays), attributes and how to draw values.
+
+    :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant arrays.
+    :param draw: per operand one of ``normal positive unit nonzero index:N bool int distinct`` (default ``normal``).
+    """
+
+    operands: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    draw: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A call that must be refused: ``match`` is in the message."""
+
+    operands: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    match: str = ""
+    error: type[GradcError] = TypeRuleError
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One attribute, as the type rule's annotation declares it."""
+
+    name: str
+    annotation: Any
+    default: Any = inspect.Parameter.empty
+
+    def check(self, value: Any) -> Any:
+        """The value in canonical form, or TypeRuleError."""
+        if _accepts(self.annotation, value):
+            return _canonical(self.annotation, value)
+        raise TypeRuleError(f"{self.name}={_short(value)} is not {describe(self.annotation)}")
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words, for errors and docs."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(a) for a in args)
+    if origin in (Union, _types.UnionType):
+        if set(args) == {int, Dim}:
+            return "a size"
+        return " or ".join(describe(a) for a in args)
+    if origin is tuple:
+        return f"a tuple of {describe(args[0])}"
+    return {DType: "a dtype", type(None): "None", int: "an int", float: "a float", bool: "a bool", Dim: "a dim"}.get(annotation, str(annotation))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _accepts(annotation: Any, value: Any) -> bool:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True
+    if origin is Literal:
+        return isinstance(value, str | int | type(None)) and value in args
+    if origin in (Union, _types.UnionType):
+        return any(_accepts(a, value) for a in args)
+    if origin is tuple:
+        return isinstance(value, tuple | list) and all(_accepts(args[0], v) for v in value)
+    if annotation is DType:
+        return isinstance(value, DType) or (isinstance(value, str) and value in DTYPES) or _is_dtype(value)
+    if annotation is bool:
+        return isinstance(value, bool | np.bool_)
+    if annotation is int:
+        return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
+    if annotation is float:
+        return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+    if annotation is type(None):
+        return value is None
+    return isinstance(value, annotation)
+
+
+def _is_dtype(value: Any) -> bool:
+    if value is None or isinstance(value, int | float | tuple | list):
+        return False
+    try:
+        dtype(value)
+    except TypeRuleError:
+        return False
+    return True
+
+
+def _canonical(annotation: Any, value: Any) -> Any:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any or origin is Literal or value is None:
+        return value
+    if origin in (Union, _types.UnionType):
+        return _canonical(next(a for a in args if _accepts(a, value)), value)
+    if origin is tuple:
+        return tuple(_canonical(args[0], v) for v in value)
+    if annotation is DType:
+        return dtype(value)
+    return annotation(value) if annotation in (int, bool, float) else value
+
+
+# -- the records -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """What every op has.
+
+    :param infer: the type rule ``(*types, **attrs) -> Type`` or ``-> (Type, canonical attrs)``; its positional parameters are the
+        operands, its annotated keyword-only parameters are the attributes.
+    :param vjp: ``(g, y, *operands, **attrs)`` -> one node, ``ZERO`` or ``DISCRETE`` per operand.
+    :param linear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of the operand's axes
+        which result axis it becomes, or None where it is mixed (summed, gathered).
+    :param broadcast: operands are first brought to one shape, as NumPy does.
+    :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
+    :param order: the names of operands and attributes in the order of a call, where it is not operands first.
+    :param indices: ``{operand: (indexed operand or None, axis)}``: the operands that are data-dependent positions.
+    """
+
+    name: str
+    _: Any = field(default=None, kw_only=False, repr=False)
+    infer: Callable[..., Any] | None = field(default=None, kw_only=True)
+    vjp: Callable[..., Any] | None = field(default=None, kw_only=True)
+    samples: Sequence[Sample] = field(default=(), kw_only=True)
+    bad: Sequence[BadSample] = field(default=(), kw_only=True)
+    linear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
+    broadcast: bool = field(default=False, kw_only=True)
+    surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
+    order: tuple[str, ...] = field(default=(), kw_only=True)
+    indices: Mapping[int, tuple[int, str]] = field(default_factory=dict, kw_only=True)
+    doc: str = field(default="", kw_only=True)
+    source: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        REGISTRY[self.name] = self
+
+    def _rule(self) -> Callable[..., Any]:
+        if self.infer is None:
+            raise InternalError(f"op {self.name} has no type rule")
+        return self.infer
+
+    @cached_property
+    def operand_names(self) -> tuple[str, ...]:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(p.name for p in inspect.signature(self._rule()).parameters.values() if p.kind in kinds)
+
+    @cached_property
+    def variadic(self) -> bool:
+        return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(self._rule()).parameters.values())
+
+    @cached_property
+    def required(self) -> int:
+        parameters = inspect.signature(self._rule()).parameters
+        return sum(parameters[name].default is inspect.Parameter.empty for name in self.operand_names)
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """The attributes: name -> Parameter, in the type rule's order."""
+        rule = self._rule()
+        hints = typing.get_type_hints(rule)
+        signature = inspect.signature(rule)
+        return {
+            p.name: Parameter(p.name, hints.get(p.name, Any), p.default)
+            for p in signature.parameters.values()
+            if p.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+
+    @cached_property
+    def call_order(self) -> tuple[str, ...]:
+        return self.order or (*self.operand_names, *self.parameters)
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = []
+        given = inspect.signature(self._rule()).parameters
+        if self.variadic:
+            parameters.append(inspect.Parameter("operands", inspect.Parameter.VAR_POSITIONAL))
+            kind = inspect.Parameter.KEYWORD_ONLY
+        for name in self.call_order:
+            default = given[name].default
+            if parameters and default is inspect.Parameter.empty and parameters[-1].default is not inspect.Parameter.empty:
+                kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(name, kind, default=default))
+        return inspect.Signature(parameters)
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Node:
+        operands, attrs = self._bind(positional, keywords)
+        return self.apply(adopt(self.name, operands, broadcasting=self.broadcast), attrs)
+
+    def _bind(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        if self.variadic:
+            operands = list(positional[0]) if len(positional) == 1 and isinstance(positional[0], tuple | list) else list(positional)
+            return operands, self._check_names(keywords)
+        if len(positional) > len(self.call_order):
+            raise TypeRuleError(f"{self.name} takes {len(self.call_order)} arguments, got {len(positional)}")
+        given = dict(zip(self.call_order, positional, strict=False))
+        twice = given.keys() & keywords.keys()
+        if twice:
+            raise TypeRuleError(f"{self.name}: {min(twice)} is given twice")
+        given |= keywords
+        operands = [given.pop(name, None) for name in self.operand_names]
+        while operands and operands[-1] is None:
+            operands.pop()
+        for name, operand in zip(self.operand_names, operands, strict=False):
+            if operand is None:
+                raise TypeRuleError(f"{self.name}: operand {name} is missing")
+        if len(operands) < self.required:
+            raise TypeRuleError(f"{self.name} needs {self.required} operands ({', '.join(self.operand_names)}), got {len(operands)}")
+        return operands, self._check_names(given)
+
+    def _check_names(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        unknown = attrs.keys() - self.parameters.keys()
+        if unknown:
+            known = ", ".join(self.parameters) or "none"
+            raise TypeRuleError(f"{self.name} has no attribute {min(unknown)!r}; it has {known}")
+        return attrs
+
+    def apply(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:
+        """The node of this op on operands that need no adopting; the type rule decides."""
+        type_, canonical = self.type_of([o.type for o in operands], attrs)
+        return make(self, operands, canonical, type_)
+
+    def type_of(self, types: Sequence[Type], attrs: Mapping[str, Any]) -> tuple[Type, dict[str, Any]]:
+        """The result's type and the canonical attributes; TypeRuleError names op, operand types and both numbers."""
+        try:
+            checked = {name: parameter.check(attrs[name]) for name, parameter in self.parameters.items() if name in attrs}
+            for name, parameter in self.parameters.items():
+                if name not in checked:
+                    if parameter.default is inspect.Parameter.empty:
+                        raise TypeRuleError(f"attribute {name} is missing")
+                    checked[name] = _canonical(parameter.annotation, parameter.default)
+            most = len(types) if self.variadic else len(self.operand_names)
+            if not self.required <= len(types) <= most:
+                raise TypeRuleError(f"takes {self.required} to {most} operands, got {len(types)}")
+            answer = self._rule()(*types, **checked)
+        except TypeRuleError as error:
+            raise _located(error, self.name, types) from None
+        return answer if isinstance(answer, tuple) else (answer, checked)
+
+
+def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRuleError:
+    head = f"{name}({', '.join(map(str, types))}): "
+    return error if str(error).startswith(f"{name}(") else type(error)(head + str(error))
+
+
+@dataclass(frozen=True, eq=False)
+class Primitive(Op):
+    """An op with a NumPy meaning ``reference(*arrays, **attrs)`` and a lowering to kernel statements."""
+
+    reference: Callable[..., Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    lower: Lowering = field(default=None, kw_only=True)  # type: ignore[assignment]
+    in_place_of_dtype: bool = field(default=False, kw_only=True)  # computes in its own dtype: widen leaves it alone (cast, where, movement)
+
+
+@dataclass(frozen=True, eq=False)
+class Composite(Op):
+    """An op that means other ops: ``decompose(*nodes, **attrs) -> node``."""
+
+    decompose: Callable[..., Node] = field(default=None, kw_only=True)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Library(Op):
+    """An op computed by a library call.
+
+    :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call as an einsum over named axes.
+    """
+
+    reference: Callable[..., Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    axes: Callable[[Node], Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    in_place_of_dtype: bool = field(default=False, kw_only=True)
+
+
+# -- operands: scalars adopt a dtype, arrays become constants or inputs, shapes are made equal --------------------------
+
+_CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
+
+
+def adopt(name: str, operands: Sequence[Any], broadcasting: bool) -> list[Node]:
+    """Operands as nodes of one dtype (Python scalars take it from the nodes) and, for pointwise ops, of one shape."""
+    nodes = [o for o in operands if isinstance(o, Node)]
+    arrays = [o for o in operands if not isinstance(o, Node | bool | int | float | Dim)]
+    like = next((n.dtype for n in nodes if n.dtype.kind != "b"), nodes[0].dtype if nodes else None)
+    if like is None and arrays:
+        like = typeof(arrays[0]).dtype
+    adopted = [o if isinstance(o, Node) else _lift(name, o, like) for o in operands]
+    return broadcast(adopted) if broadcasting else adopted
+
+
+def _lift(name: str, value: Any, like: DType | None) -> Node:
+    constant = REGISTRY["constant"]
+    if isinstance(value, Dim):
+        node = REGISTRY["dim"](size=value)
+        return REGISTRY["cast"](node, like) if like and like is not node.dtype else node  # type: ignore[no-any-return]
+    if isinstance(value, bool | int | float):
+        kind = like or typeof(value).dtype
+        if kind.is_integer and isinstance(value, float):
+            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or an int")
+        if kind.is_integer and not kind.range[0] <= value <= kind.range[1]:
+            raise TypeRuleError(f"{name}: the scalar {value} does not fit {kind}, which holds {kind.range[0]} to {kind.range[1]}")
+        return constant(value=(bool(value) if kind.kind == "b" else float(value) if kind.is_float else int(value),), dtype=kind, shape=())  # type: ignore[no-any-return]
+    if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
+        raise TypeRuleError(f"{name}: {_short(value)} is neither a traced value, a number nor an array")
+    array = np.asarray(value)
+    kind = typeof(array).dtype
+    if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
+        array, kind = array.astype(like.np), like
+    if array.size > 64:
+        if not _CAPTURE:
+            raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")
+        return _CAPTURE[-1](array)
+    flat = array.reshape(-1)
+    items = [float(v) for v in flat] if kind.is_float else [bool(v) for v in flat] if kind.kind == "b" else [int(v) for v in flat]
+    return constant(value=tuple(items), dtype=kind, shape=tuple(array.shape))  # type: ignore[no-any-return]
+
+
+def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
+    """NumPy's common shape; only the literal 1 broadcasts, never a symbol that may happen to be 1."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Size] = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if result[axis] == 1:
+                result[axis] = size
+            elif size != 1 and not same(size, result[axis]):
+                hint = "; assume(...) can state that they are equal" if symbols(size) | symbols(result[axis]) else ""
+                raise TypeRuleError(f"shapes do not broadcast: {result[axis]} and {size} on axis {axis - rank}{hint}")
+    return tuple(result)
+
+
+def broadcast(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes brought to their common shape by explicit ``broadcast_to``."""
+    shape = broadcast_shapes([n.shape for n in nodes])
+    return [n if n.shape == shape else REGISTRY["broadcast_to"](n, shape) for n in nodes]

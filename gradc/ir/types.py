@@ -1,0 +1,194 @@
+"""Element types and tensor types: ``f32[N,4]`` is a dtype and a shape.
+
+Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import IRFormatError, TypeRuleError
+from .dims import Dim, Size, check_count, evaluate, parse_size, product, substitute, symbols
+
+
+@dataclass(frozen=True, eq=False)
+class DType:
+    """An element type.
+
+    :param kind: ``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float.  :param bits: of information; storage is ``np.itemsize``.
+    """
+
+    name: str
+    kind: str
+    bits: int
+    np: np.dtype[Any]
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one stored element."""
+        return int(self.np.itemsize)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest value of an integer type."""
+        return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if self.kind == "i" else (0, 2**self.bits - 1)
+
+    @property
+    def compute(self) -> DType:
+        """The type arithmetic happens in: f32 for the storage floats, itself otherwise."""
+        return DTYPES["f32"] if self.is_float and self.bits < 32 else self
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dtype, (self.name,))
+
+
+_NUMPY: dict[str, tuple[str, int, Any]] = {
+    "bool": ("b", 1, np.bool_),
+    **{f"i{n}": ("i", n, np.dtype(f"int{n}")) for n in (8, 16, 32, 64)},
+    **{f"u{n}": ("u", n, np.dtype(f"uint{n}")) for n in (8, 16, 32)},
+    "f16": ("f", 16, np.float16),
+    "bf16": ("f", 16, ml_dtypes.bfloat16),
+    "f32": ("f", 32, np.float32),
+    "f64": ("f", 64, np.float64),
+    "f8e4m3": ("f", 8, ml_dtypes.float8_e4m3fn),
+    "f8e5m2": ("f", 8, ml_dtypes.float8_e5m2),
+    "i2": ("i", 2, ml_dtypes.int2),
+    "i4": ("i", 4, ml_dtypes.int4),
+    "u2": ("u", 2, ml_dtypes.uint2),
+    "u4": ("u", 4, ml_dtypes.uint4),
+    "f4e2m1": ("f", 4, ml_dtypes.float4_e2m1fn),
+    "e8m0": ("f", 8, ml_dtypes.float8_e8m0fnu),
+}
+DTYPES: dict[str, DType] = {name: DType(name, kind, bits, np.dtype(np_)) for name, (kind, bits, np_) in _NUMPY.items()}
+_BY_NUMPY = {d.np: d for d in DTYPES.values()}
+BOOL, I32, I64, F32, F64 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32", "f64"))
+
+
+def dtype(what: Any) -> DType:
+    """The element type named by ``"f32"``, a NumPy dtype, or one of ours."""
+    if isinstance(what, DType):
+        return what
+    if isinstance(what, str) and what in DTYPES:
+        return DTYPES[what]
+    try:
+        return _BY_NUMPY[np.dtype(what)]
+    except (KeyError, TypeError):
+        raise TypeRuleError(f"{str(what)[:60]!r} is not a dtype; there are {' '.join(DTYPES)}") from None
+
+
+@dataclass(frozen=True)
+class Type:
+    """A tensor type: a dtype and a shape of sizes; ``f32[]`` is a scalar."""
+
+    dtype: DType
+    shape: tuple[Size, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count(self.shape, str(self))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def count(self) -> Size:
+        """Number of elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Size:
+        return self.count * self.dtype.itemsize
+
+    def with_dtype(self, new: DType) -> Type:
+        return Type(new, self.shape)
+
+    def with_shape(self, *shape: Size) -> Type:
+        return Type(self.dtype, tuple(shape))
+
+    def substitute(self, values: Mapping[str, Size]) -> Type:
+        return Type(self.dtype, tuple(substitute(s, values) for s in self.shape))
+
+    def concrete(self, bindings: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape in numbers."""
+        return tuple(evaluate(s, bindings) for s in self.shape)
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        return frozenset().union(*(symbols(s) for s in self.shape if isinstance(s, Dim)))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    __repr__ = __str__
+
+
+def parse_type(text: str, line: int = 0, column: int = 1) -> Type:
+    """Read ``f32[N,4]``; ``f32`` alone is a scalar."""
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\[(.*)\])?\s*", text, re.ASCII | re.DOTALL)
+    if not match or match[1] not in DTYPES:
+        raise IRFormatError(f"{text[:60]!r} is not a type such as f32[N,4]", line, column)
+    shape: list[Size] = []
+    start = match.start(2)
+    for part in split_commas(match[2] or ""):
+        shape.append(parse_size(part, line, column + start))
+        start += len(part) + 1
+    if len(shape) > 32:
+        raise IRFormatError(f"a rank of {len(shape)}: 32 is the most", line, column)
+    try:
+        return Type(DTYPES[match[1]], tuple(shape))
+    except TypeRuleError as error:
+        raise IRFormatError(str(error), line, column) from None
+
+
+def split_commas(text: str) -> list[str]:
+    """Split at the commas that stand outside brackets and strings; empty text gives no parts."""
+    parts, depth, start, quoted = [], 0, 0, False
+    for position, letter in enumerate(text):
+        if letter == '"' and (position == 0 or text[position - 1] != "\\"):
+            quoted = not quoted
+        elif not quoted:
+            depth += (letter in "([{") - (letter in ")]}")
+            if letter == "," and depth == 0:
+                parts.append(text[start:position])
+                start = position + 1
+    if text.strip():
+        parts.append(text[start:])
+    return parts
+
+
+def typeof(value: Any) -> Type:
+    """The type of an array, of anything with ``dtype`` and ``shape`` (NumPy, CuPy, torch, JAX), or of a Python scalar."""
+    if isinstance(value, bool):
+        return Type(BOOL)
+    if isinstance(value, int):
+        return Type(I64)
+    if isinstance(value, float):
+        return Type(F64)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        value = np.asarray(value)
+    name = str(value.dtype).removeprefix("torch.")
+    name = {"float8_e5m2": "float8_e5m2", "float4_e2m1fn_x2": "uint8"}.get(name, name)
+    try:
+        found = dtype(getattr(ml_dtypes, name, name))
+    except TypeRuleError:
+        raise TypeRuleError(f"an array of {value.dtype} is nothing gradc has a type for; there are {' '.join(DTYPES)}") from None
+    return Type(found, tuple(int(s) for s in value.shape))

@@ -1,0 +1,319 @@
+"""From C text to a loaded library: find a compiler, run it so that it cannot hang, litter or take us down, load what it made."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import itertools
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradc import knobs
+from gradc.codegen.text import template_dirs
+from gradc.errors import CompilerError, CompilerMissing
+from gradc.runtime.cache import default_cache, digest
+
+FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-fPIC",
+    "-march=native",
+    # errno and traps keep loops scalar and change no value; contraction would change bits (contracts 1).
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fopenmp-simd",
+    "-fno-strict-aliasing",
+    "-fvisibility=hidden",
+)
+# What stands in for a flag that a compiler refuses.
+_INSTEAD = {
+    "-march=native": ("-mcpu=native",),
+    "-mcpu=native": (),
+    "-fno-trapping-math": (),
+    "-fno-math-errno": (),
+    "-fopenmp-simd": (),
+    "-fvisibility=hidden": (),
+    "-std=gnu11": (),
+}
+_LOG_LIMIT = 20_000
+TIMEOUT = 300.0  # seconds that a compiler gets for one unit
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler that answered.
+
+    :param argv: how to start it.  :param version: its version line.  :param target: its target triple.
+    """
+
+    argv: tuple[str, ...]
+    version: str
+    target: str
+
+    @property
+    def identity(self) -> str:
+        """What a cache key must hold of it: path, version, target and the flags it is started with."""
+        return digest(*self.argv, "\0", self.version, self.target, *FLAGS)
+
+    def __str__(self) -> str:
+        return f"{shlex.join(self.argv)} ({self.version}, {self.target})"
+
+
+def find_compiler() -> Compiler:
+    """``$CC`` if it is set, else the first of gcc, clang, cc and the ziglang wheel.
+
+    :raises CompilerMissing: there is none, or ``$CC`` names one that is not there.
+    :raises CompilerError: the one found does not say its version.
+    """
+    return _find(knobs.CC.get(), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=16)
+def _find(wanted: str, search: str) -> Compiler:
+    if wanted.strip():
+        command = shlex.split(wanted)
+        found = shutil.which(command[0], path=search)
+        if found is None:  # an explicit wish is never replaced by something else
+            raise CompilerMissing(f"CC={wanted!r} names no program that can be run; set it to a C compiler or unset it")
+        return _ask((found, *command[1:]))
+    for name in ("gcc", "clang", "cc"):
+        found = shutil.which(name, path=search)
+        if found is not None:
+            return _ask((found,))
+    if importlib.util.find_spec("ziglang") is not None:
+        return _ask((sys.executable, "-m", "ziglang", "cc"))
+    raise CompilerMissing(
+        "no C compiler: CC is not set, gcc, clang and cc are not on PATH, and the ziglang wheel is not installed; "
+        "install a compiler, or `pip install gradc[cpu]`, which brings one"
+    )
+
+
+def _ask(argv: tuple[str, ...]) -> Compiler:
+    """Version and target of a compiler; remembered on disk while its file is the same, because asking takes 5 to 300 ms."""
+    stamp = _stamp(argv)
+    key = digest("compiler", *argv, stamp)
+    cache = default_cache()
+    known = cache.get(key) if stamp else None
+    if known is not None:
+        version, _, target = known.decode("utf-8", "replace").partition("\n")
+        return Compiler(argv, version, target)
+    with tempfile.TemporaryDirectory(prefix="gradc-") as name:
+        jobs = _run_all([[*argv, "-v"]], Path(name), 60.0)
+    code, log = jobs[0]
+    if code != 0:
+        raise CompilerError(f"{shlex.join(argv)} -v {_ending(code)}: not a C compiler that works", log)
+    lines = log.splitlines()
+    version = next((line.strip() for line in lines if re.search(r"\bversion\b", line)), lines[0].strip() if lines else "unknown")
+    target = next((line.partition(":")[2].strip() for line in lines if line.startswith("Target:")), platform.machine())
+    if stamp:
+        cache.put(key, f"{version}\n{target}".encode())
+    return Compiler(argv, version, target)
+
+
+def _stamp(argv: tuple[str, ...]) -> str:
+    """What changes when the compiler is replaced; "" where its file alone does not tell (scripts, launchers with arguments)."""
+    if argv[1:] == ("-m", "ziglang", "cc"):
+        import importlib.metadata
+
+        return importlib.metadata.version("ziglang") if importlib.util.find_spec("ziglang") is not None else ""
+    try:
+        with open(argv[0], "rb") as file:
+            binary = file.read(4) in (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+        about = os.stat(argv[0])
+    except OSError:
+        return ""
+    # ccache and the like are binaries too, and hide another one: their name is not that of a compiler.
+    plain = re.search(r"(^|-)(gcc|clang|cc)(-[\d.]+)?$", Path(argv[0]).name) and "ccache" not in os.path.realpath(argv[0])
+    if not binary or not plain or len(argv) > 1:
+        return ""
+    return f"{os.path.realpath(argv[0])} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
+
+
+@functools.cache
+def cpu_identity() -> str:
+    """Model and features of this machine's CPU: a library made with ``-march=native`` belongs to it alone."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU part", "CPU variant", "Features", "isa")
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, colon, value = line.partition(":")
+            if colon and name.strip() in wanted:
+                found.setdefault(name.strip(), value.strip())
+    features = " ".join(sorted((found.pop("flags", "") + " " + found.pop("Features", "")).split()))
+    model = found.pop("model name", "") or platform.processor() or "unknown"
+    rest = "/".join(found.values())
+    return f"{platform.machine()} {model} {rest} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
+
+
+def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
+    """Compile C text to a shared object and give back its bytes.
+
+    :param extra: flags after ours.  :param units: further source texts of the same library, compiled beside the first.
+    :param timeout: seconds for one unit.
+
+    ``#include "runtime.h"`` and the other headers of ``templates/cpu`` are found.
+
+    :raises CompilerMissing: there is no compiler.
+    :raises CompilerError: it refused the text, crashed, was killed or took too long; ``.source`` is the text with line
+        numbers, ``.log`` what it printed.
+    """
+    compiler = find_compiler()
+    texts = [source, *units]
+    with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        for i, text in enumerate(texts):
+            (directory / f"unit{i}.c").write_text(text, encoding="utf-8")
+        if len(texts) == 1:
+            _compile(compiler, [(["-shared", "-o", "out.so", "unit0.c"], extra)], directory, texts, timeout)
+        else:
+            _compile(compiler, [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], extra) for i in range(len(texts))], directory, texts, timeout)
+            objects = [f"unit{i}.o" for i in range(len(texts))]
+            _compile(compiler, [(["-shared", "-o", "out.so", *objects], extra)], directory, [""], timeout)
+        return (directory / "out.so").read_bytes()
+
+
+def compile_units(units: Sequence[str], *, extra: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
+    """:func:`compile_c` of several texts: each compiled at the same time as the others, one link."""
+    return compile_c(units[0], extra=extra, units=units[1:], timeout=timeout)
+
+
+_refused: dict[Compiler, frozenset[str]] = {}
+
+
+def _flags(compiler: Compiler) -> list[str]:
+    """Our flags, those that this compiler is known to refuse replaced."""
+    flags = list(FLAGS)
+    refused = _refused.get(compiler, frozenset())
+    while any(flag in refused for flag in flags):
+        flags = [kept for flag in flags for kept in (_INSTEAD[flag] if flag in refused else (flag,))]
+    if "ziglang" in compiler.argv or "zig" in Path(compiler.argv[0]).name:
+        flags.append("-fno-sanitize=undefined")  # zig's own default; it traps
+    return flags
+
+
+def _compile(compiler: Compiler, jobs: list[tuple[list[str], Sequence[str]]], directory: Path, texts: Sequence[str], timeout: float) -> None:
+    """Run the jobs at once, a second time without a flag that the first time showed to be unknown."""
+    include = [f"-I{path / 'cpu'}" for path in template_dirs()]
+    while True:
+        flags = _flags(compiler)
+        done = _run_all([[*compiler.argv, *flags, *include, *job, *extra, "-lm"] for job, extra in jobs], directory, timeout)
+        failed = next(((i, code, log) for i, (code, log) in enumerate(done) if code != 0), None)
+        if failed is None:
+            return
+        i, code, log = failed
+        unknown = {flag for flag in flags if flag in _INSTEAD and _complains(log, flag)}
+        if not unknown:
+            what = "C source" if texts[i] else "link"
+            raise CompilerError(f"{compiler} {_ending(code)} on {'unit %d of ' % i if len(texts) > 1 else ''}our {what}", log, texts[i])
+        _refused[compiler] = _refused.get(compiler, frozenset()) | unknown
+
+
+def _complains(log: str, flag: str) -> bool:
+    """Whether an error line of the log is about the flag itself."""
+    return any(flag in line and re.search(r"unrecogni[sz]ed|unknown|unsupported|not supported|invalid", line) for line in log.splitlines())
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "took too long and was stopped"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code}"
+    return f"failed (exit status {code})"
+
+
+def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float) -> list[tuple[int | None, str]]:
+    """Run commands side by side, at most one per CPU; exit status (None: out of time) and output of each.
+
+    Whatever ends this function, Ctrl-C included, no process of theirs is left: each leads a process group, and the
+    temporaries that they make lie in our directory.
+    """
+    environment = {**os.environ, "TMPDIR": str(directory), "LC_ALL": "C"}
+    limit = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    running: list[tuple[int, subprocess.Popen[bytes], float]] = []
+    codes: list[int | None] = [None] * len(commands)
+    waiting = list(enumerate(commands))[::-1]
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                i, command = waiting.pop()
+                with open(directory / f"log{i}", "wb") as log:
+                    process = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=directory, env=environment, start_new_session=True
+                    )
+                running.append((i, process, time.monotonic() + timeout))
+            i, process, deadline = running.pop(0)
+            try:
+                codes[i] = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill(process)
+            except BaseException:
+                running.append((i, process, deadline))
+                raise
+    except OSError as error:
+        raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
+    finally:
+        for _, process, _ in running:
+            _kill(process)
+    logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
+    return [(code, log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + "\n[...]") for code, log in zip(codes, logs, strict=True)]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # the driver and the compiler proper that it started
+    process.wait()
+
+
+_loads = itertools.count(1)
+
+
+def load_library(payload: bytes, name: str) -> ctypes.CDLL:
+    """Load a shared object from its bytes; ``name`` is what debuggers and profilers show.
+
+    :raises CompilerError: it is not a library that this process can load.
+    """
+    shown = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:64]
+    try:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError), _memory_file(payload, shown) as path:
+                return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        # No memory files here (or no /proc): a private file, gone as soon as it is loaded.
+        with tempfile.TemporaryDirectory(prefix="gradc-") as directory:
+            file = Path(directory) / f"{shown}.so"
+            file.write_bytes(payload)
+            return ctypes.CDLL(str(file), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise CompilerError(f"the compiled library {name!r} cannot be loaded: {error}") from error
+
+
+@contextlib.contextmanager
+def _memory_file(payload: bytes, name: str) -> Iterator[str]:
+    """A path that names these bytes while the block runs."""
+    descriptor = os.memfd_create(f"gradc-{name}", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(payload)
+        # The loader takes an equal path for an equal library, and descriptors are used again: "./" and "/" spell the
+        # number of this load in binary, which the kernel ignores.
+        spelled = "".join("./" if bit == "1" else "/" for bit in f"{next(_loads):b}")
+        yield f"/proc/self/fd/{spelled}{descriptor}"
+    finally:
+        os.close(descriptor)
