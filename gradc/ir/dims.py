@@ -28,7 +28,7 @@ Size = Union[int, "Dim"]
 Atom = Union[str, "FloorDiv", "Max"]
 Monomial = tuple[tuple[Atom, int], ...]  # (atom, power), sorted; () is the constant term
 LARGEST = 2**63 - 1
-_DEEPEST = 40
+_DEEPEST, _MOST_PARTS = 40, 1000
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,18 @@ class Dim:
     __repr__ = __str__
 
     @cached_property
+    def _extent(self) -> tuple[int, int]:
+        """How many parts the size has, and how deep they nest."""
+        parts, depth = len(self.terms), 0
+        for monomial, _ in self.terms:
+            for atom, power in monomial:
+                inside = () if isinstance(atom, str) else (atom.numerator, atom.denominator) if isinstance(atom, FloorDiv) else (atom.left, atom.right)
+                extents = [s._extent if isinstance(s, Dim) else (1, 0) for s in inside]
+                parts += power * (1 + sum(p for p, _ in extents))
+                depth = max(depth, 1 + max((d for _, d in extents), default=0))
+        return parts, depth
+
+    @cached_property
     def _hash(self) -> int:
         return hash(self.terms)
 
@@ -124,7 +136,7 @@ class Dim:
 
 def _factor(part: Size | Atom) -> str:
     text = str(part)
-    return text if re.fullmatch(r"\w+|max\(.*\)", text) and not isinstance(part, FloorDiv) else f"({text})"
+    return text if isinstance(part, Max) or re.fullmatch(r"\w+", text) else f"({text})"
 
 
 def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
@@ -145,7 +157,11 @@ def _build(terms: Mapping[Monomial, int]) -> Size:
     if len(kept) == 1 and kept[0][0] == ():
         return kept[0][1]
     # constants last, larger monomials first: N*D+N-1
-    return Dim(tuple(sorted(kept, key=lambda item: (-sum(p for _, p in item[0]), str(item[0])))))
+    size = Dim(tuple(sorted(kept, key=lambda item: (-sum(p for _, p in item[0]), str(item[0])))))
+    parts, depth = size._extent
+    if parts > _MOST_PARTS or depth > _DEEPEST or any(abs(c) > LARGEST**2 for _, c in kept):
+        raise TypeRuleError(f"a size of {parts} parts, nested {depth} deep: {_MOST_PARTS} parts, {_DEEPEST} levels and factors of 2^126 are the most")
+    return size
 
 
 def symbol(name: str) -> Dim:
@@ -205,7 +221,7 @@ def maximum(a: Size, b: Size) -> Size:
     if known_nonnegative(b - a):
         return b
     left, right = sorted((a, b), key=str)
-    return Dim(((((Max(left, right), 1),), 1),))
+    return _build({((Max(left, right), 1),): 1})
 
 
 def minimum(a: Size, b: Size) -> Size:

@@ -32,6 +32,14 @@ def input_node(name: str, type: Type) -> Node:
     return make(REGISTRY["input"], (), {"name": check_name(name)}, type)
 
 
+def again(node: Node, operands: tuple[Node, ...]) -> Node:
+    """The same op on other operands; the type rule is asked only if their types differ."""
+    if all(a.type == b.type for a, b in zip(operands, node.operands, strict=True)):
+        return make(node.op, operands, node.attrs, node.type)
+    result: Node = node.op.apply(operands, node.attrs)
+    return result
+
+
 @dataclass(frozen=True)
 class Graph:
     """A tensor function: ``outputs`` computed from ``inputs``.
@@ -125,7 +133,7 @@ class Graph:
                 operands = tuple(new[o] for o in node.operands)
                 result = rule(node, operands)
                 if result is None:
-                    result = node if operands == node.operands else make(node.op, operands, node.attrs, node.type)
+                    result = node if operands == node.operands else again(node, operands)
                 if not isinstance(result, Node):
                     raise TypeError(f"a rewrite of {node!r} gave {result!r}")
                 new[node] = result

@@ -58,7 +58,7 @@ class Index:
     def __str__(self) -> str:
         parts = [v if c == 1 else f"{v}*{_factor(c)}" for v, c in self.terms]
         if self.const != 0 or not parts:
-            parts.append(_factor(self.const))
+            parts.append(str(self.const) if isinstance(self.const, int) and self.const >= 0 else f"({self.const})")  # a bare name is an axis
         return " + ".join(parts)
 
 

@@ -85,7 +85,9 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Alias:
-    """The same bytes under another shape (reshape)."""
+    """The same bytes under another shape (reshape); ``at`` as in :class:`Movement`, or None where it would need a division."""
+
+    at: Callable[..., Any]
 
 
 Lowering = Expr | Movement | Reduction | Scatter | Alias
@@ -214,10 +216,10 @@ class Op:
     :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
     :param indices: ``{operand: (indexed operand or None, axis)}``: the operands that are data-dependent positions.
+    :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops' plain forms.
     """
 
     name: str
-    _: Any = field(default=None, kw_only=False, repr=False)
     infer: Callable[..., Any] | None = field(default=None, kw_only=True)
     vjp: Callable[..., Any] | None = field(default=None, kw_only=True)
     samples: Sequence[Sample] = field(default=(), kw_only=True)
@@ -227,6 +229,7 @@ class Op:
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)
     indices: Mapping[int, tuple[int, str]] = field(default_factory=dict, kw_only=True)
+    sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
 
@@ -270,6 +273,8 @@ class Op:
 
     @cached_property
     def __signature__(self) -> inspect.Signature:
+        if self.sugar is not None:
+            return inspect.signature(self.sugar)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = []
         given = inspect.signature(self._rule()).parameters
@@ -284,6 +289,12 @@ class Op:
         return inspect.Signature(parameters)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Node:
+        if self.sugar is not None:
+            return self.sugar(*positional, **keywords)
+        return self.plain(*positional, **keywords)
+
+    def plain(self, *positional: Any, **keywords: Any) -> Node:
+        """The call without comforts: operands, then attributes."""
         operands, attrs = self._bind(positional, keywords)
         return self.apply(adopt(self.name, operands, broadcasting=self.broadcast), attrs)
 

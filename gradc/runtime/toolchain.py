@@ -119,7 +119,7 @@ def _ask(argv: tuple[str, ...]) -> Compiler:
     if code != 0:
         raise CompilerError(f"{shlex.join(argv)} -v {_ending(code)}: not a C compiler that works", log)
     lines = log.splitlines()
-    version = next((line.strip() for line in lines if re.search(r"\bversion\b", line)), lines[0].strip() if lines else "unknown")
+    version = next((line.strip() for line in lines if re.search(r"\bversion \d", line)), lines[0].strip() if lines else "unknown")
     target = next((line.partition(":")[2].strip() for line in lines if line.startswith("Target:")), platform.machine())
     if stamp:
         cache.put(key, f"{version}\n{target}".encode())
@@ -209,7 +209,7 @@ def _flags(compiler: Compiler) -> list[str]:
 
 def _compile(compiler: Compiler, jobs: list[tuple[list[str], Sequence[str]]], directory: Path, texts: Sequence[str], timeout: float) -> None:
     """Run the jobs at once, a second time without a flag that the first time showed to be unknown."""
-    include = [f"-I{path / 'cpu'}" for path in template_dirs()]
+    include = [word for path in template_dirs() for word in ("-iquote", str(path / "cpu"))]  # not -I: our math.h is not <math.h>
     while True:
         flags = _flags(compiler)
         done = _run_all([[*compiler.argv, *flags, *include, *job, *extra, "-lm"] for job, extra in jobs], directory, timeout)
@@ -219,8 +219,8 @@ def _compile(compiler: Compiler, jobs: list[tuple[list[str], Sequence[str]]], di
         i, code, log = failed
         unknown = {flag for flag in flags if flag in _INSTEAD and _complains(log, flag)}
         if not unknown:
-            what = "C source" if texts[i] else "link"
-            raise CompilerError(f"{compiler} {_ending(code)} on {'unit %d of ' % i if len(texts) > 1 else ''}our {what}", log, texts[i])
+            what = ("the link" if not texts[i] else "our C source") + (f", unit {i}" if len(texts) > 1 else "")
+            raise CompilerError(f"{compiler} {_ending(code)} on {what}", log, texts[i])
         _refused[compiler] = _refused.get(compiler, frozenset()) | unknown
 
 

@@ -1,0 +1,421 @@
+"""Programs and kernels as text, and back: ``parse_program(str(p)) == p`` for every program.
+
+::
+
+    program @name {
+      assume(N >= 1)
+      input tokens: i64[N]
+      temp t3: f32[N,D]
+      temp t4: f32[N*D] of t3
+      output g: f32[V,D]
+      kernel @scatter_ab12cd rows(n: N) cols(d: D) order(g) strategy(g: segmented) {
+        %t = load tokens[n] : i64
+        check %t {bound=V, op="embedding", source="tokens"}
+        phase
+        %0 = load t3[n, d] : f32
+        accum g[%t, d] <- %0
+      }
+      call @matmul_0 axes(m: M, n: N, k: K) c[m, n] <- matmul a[m, k], b[k, n]
+      select {
+        when N >= 3072: kernel @... {
+        }
+        else: kernel @... {
+        }
+      }
+      return d.table=g
+    }
+
+Grammar (one line of text per ``LINE``; comments, values, names, types, sizes and attributes as in :mod:`gradc.ir.text`)::
+
+    file      ::= ["gradc-ir 1" LINE] program
+    program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
+    buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] LINE
+    step      ::= kernel | call | select
+    kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"] ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
+                  "{" LINE (stmt | "phase" LINE)* "}" LINE
+    axes      ::= "(" [NAME ":" size ("," NAME ":" size)*] ")"
+    stmt      ::= [value "="] name [access | index ("," index)*] [["<-"] value ("," value)*] ["where" value] [attributes] [":" dtype] LINE
+    access    ::= [name] "[" [index ("," index)*] "]"
+    index     ::= term ("+" term)*                              # bare only after the ops "index" and "inside"
+    term      ::= (AXIS | value) ["*" factor] | factor
+    factor    ::= INT | NAME | "(" size ")"
+    call      ::= "call" "@" name "axes" axes access "<-" name access ("," access)* LINE
+    select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
+    return    ::= "return" [name "=" name ("," name "=" name)*] LINE
+
+``<-`` stands before the values of a statement that also names a buffer.  ``phase`` headings are derived and skipped when read.
+A name in an index is an axis if the kernel has that axis, else a size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .dims import Assumption, Size
+from .kernel import Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Step, Stmt
+from .node import Note
+from .scan import VALUE, WORD, Reader, format_attributes, format_note
+from .types import DTYPES
+
+BARE = ("index", "inside")
+"""Statements that are about an index and no buffer."""
+_DTYPE = re.compile(r"\w+", re.ASCII)
+_CASE = re.compile(r"when\b([^:]*):|else[ \t]*:")
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def format_stmt(s: Stmt) -> str:
+    """One statement's line."""
+    index = ", ".join(map(str, s.index))
+    parts = [f"{s.name} =" if s.name else "", s.op]
+    if s.buffer or (s.index and s.op not in BARE):
+        parts.append(f"{s.buffer}[{index}]")
+        parts.append("<-" if s.args else "")
+    elif s.index:
+        parts.append(index)
+    parts.append(", ".join(s.args))
+    parts.append(f"where {s.where}" if s.where else "")
+    parts.append(format_attributes(s.attrs, exact=s.op == "const").lstrip())
+    parts.append(f": {s.dtype}" if s.dtype else "")
+    return " ".join(p for p in parts if p)
+
+
+def _axes(axes: tuple[Axis, ...]) -> str:
+    return ", ".join(f"{name}: {size}" for name, size in axes)
+
+
+def print_kernel(kernel: Kernel, indent: str = "") -> str:
+    """The text of a kernel; ``phase`` stands before the first column statement of each pass."""
+    order = f" order({kernel.order})" if kernel.order else ""
+    strategy = f" strategy({', '.join(f'{b}: {s}' for b, s in kernel.strategy)})" if kernel.strategy else ""
+    lines = [f"kernel @{kernel.name} rows({_axes(kernel.rows)}) cols({_axes(kernel.cols)}){order}{strategy} {{{format_note(kernel.note)}"]
+    headings = _headings(kernel)
+    for position, s in enumerate(kernel.body):
+        if position in headings:
+            lines.append(f"{indent}  phase")
+        lines.append(f"{indent}  {format_stmt(s)}")
+    return "\n".join([*lines, f"{indent}}}"])
+
+
+def _headings(kernel: Kernel) -> set[int]:
+    """Positions of the statements that open a pass over the columns."""
+    found: set[int] = set()
+    if not kernel.cols:
+        return found
+    try:
+        opened = -1
+        for position, s in enumerate(kernel.body):
+            if kernel.is_column(s) and kernel.phases[position] > opened:
+                opened = kernel.phases[position]
+                found.add(position)
+    except KeyError:  # a value that is not defined: still to be printed, for the error that says so
+        pass
+    return found
+
+
+def _operand(operand: Operand) -> str:
+    return f"{operand.buffer}[{', '.join(map(str, operand.index))}]"
+
+
+def print_step(step: Step) -> str:
+    """The text of a step, as it stands in a program."""
+    if isinstance(step, Kernel):
+        return "  " + print_kernel(step, "  ")
+    if isinstance(step, Call):
+        args = ", ".join(map(_operand, step.args))
+        return f"  call @{step.name} axes({_axes(step.axes)}) {_operand(step.out)} <- {step.op} {args}{format_note(step.note)}"
+    lines = ["  select {"]
+    for predicate, kernel in step.cases:
+        case = f"when {predicate.left} {predicate.relation} {predicate.right}" if predicate else "else"
+        lines.append(f"    {case}: {print_kernel(kernel, '    ')}")
+    return "\n".join([*lines, "  }"])
+
+
+def print_program(program: Program) -> str:
+    """The text of a program."""
+    lines = [f"program @{program.name} {{"]
+    lines += [f"  {fact}" for fact in program.assumptions]
+    for b in program.buffers:
+        lines.append(f"  {b.kind} {b.name}: {b.type}{f' of {b.alias}' if b.alias else ''}{format_note(program.notes.get(b.name))}")
+    lines += [print_step(step) for step in program.steps]
+    outputs = ", ".join(f"{name}={buffer}" for name, buffer in program.outputs)
+    return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse_program(text: str) -> Program:
+    """The program a text says; IRFormatError with line, column and the line itself otherwise.  See also ``verify_program``."""
+    reader = Reader(text)
+    reader.demand("'program @name {'")
+    if reader.maybe("gradc-ir"):
+        reader.expect("1")
+        reader.finish()
+        reader.demand("'program @name {'")
+    reader.expect("program")
+    reader.expect("@")
+    name = reader.name("the program's name")
+    reader.expect("{")
+    reader.finish()
+    reader.demand("'return'")
+    assumptions = reader.assumptions()
+    buffers: dict[str, Buffer] = {}
+    notes: dict[str, Note] = {}
+    while kind := next((k for k in ("input", "output", "temp") if reader.maybe(k)), ""):
+        buffer = _buffer(reader, kind, buffers)
+        if reader.comment:
+            notes[buffer.name] = reader.note()
+        reader.demand("'return'")
+    steps: list[Step] = []
+    while not reader.maybe("return"):
+        steps.append(_step(reader))
+        reader.demand("'return'")
+    outputs = _pairs(reader, "=", "")
+    reader.demand("the closing '}'")
+    _close(reader)
+    if reader.advance():
+        raise reader.fail(f"unexpected {reader.found()} after the end of the program")
+    return Program(name, tuple(buffers.values()), tuple(steps), assumptions, outputs, notes)
+
+
+def parse_kernel(text: str) -> Kernel:
+    """The kernel a text says."""
+    reader = Reader(text)
+    reader.demand("'kernel @name'")
+    kernel = _kernel(reader)
+    if reader.advance():
+        raise reader.fail(f"unexpected {reader.found()} after the end of the kernel")
+    return kernel
+
+
+def _close(reader: Reader) -> None:
+    reader.expect("}")
+    reader.finish()
+
+
+def _pairs(reader: Reader, between: str, stop: str) -> tuple[tuple[str, str], ...]:
+    """``a=b, c=d`` up to ``stop`` (the end of the line if empty)."""
+    pairs: dict[str, str] = {}
+    while not (reader.maybe(stop) if stop else reader.at_end()):
+        if pairs:
+            reader.expect(",")
+        reader.at_end()
+        start = reader.at
+        name = reader.name("a name")
+        if name in pairs:
+            raise reader.fail(f"{name} is named twice", start, reader.at)
+        reader.expect(between)
+        pairs[name] = reader.name("a name")
+    return tuple(pairs.items())
+
+
+def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
+    reader.at_end()
+    start = reader.at
+    name = reader.name("a buffer's name")
+    if name in known:
+        raise reader.fail(f"the buffer {name} is defined twice", start, reader.at)
+    reader.expect(":")
+    type_ = reader.type()
+    alias = reader.name("the buffer it is an alias of") if reader.maybe("of") else ""
+    if alias and alias not in known:
+        raise reader.fail(f"{name} is an alias of {alias}, which is not defined above it", reader.at - len(alias), reader.at)
+    reader.finish()
+    buffer = known[name] = Buffer(name, type_, kind, alias)
+    return buffer
+
+
+def _step(reader: Reader) -> Step:
+    start = reader.at
+    if reader.maybe("call"):
+        return _call(reader)
+    if reader.maybe("select"):
+        reader.expect("{")
+        reader.finish()
+        reader.demand("the closing '}'")
+        cases: list[tuple[Assumption | None, Kernel]] = []
+        while not reader.maybe("}"):
+            at = reader.at
+            case = reader.take(_CASE, "'when SIZE >= SIZE:' or 'else:'")
+            predicate = None if case.startswith("else") else reader.assumption(case[4:-1], at + 4)
+            cases.append((predicate, _kernel(reader)))
+            reader.demand("the closing '}'")
+        reader.finish()
+        if not cases:
+            raise reader.fail("a select without cases", start, reader.at)
+        return Select(tuple(cases))
+    if reader.maybe("kernel"):
+        reader.at = start
+        return _kernel(reader)
+    raise reader.fail(f"expected a kernel, a call, a select or 'return', found {reader.found()}")
+
+
+def _read_axes(reader: Reader) -> tuple[Axis, ...]:
+    axes: dict[str, Size] = {}
+    reader.expect("(")
+    while not reader.maybe(")"):
+        if axes:
+            reader.expect(",")
+        reader.at_end()
+        start = reader.at
+        name = reader.name("the name of an axis")
+        if name in axes:
+            raise reader.fail(f"the axis {name} is named twice", start, reader.at)
+        reader.expect(":")
+        axes[name] = reader.size()
+    return tuple(axes.items())
+
+
+def _call(reader: Reader) -> Call:
+    reader.expect("@")
+    name = reader.name("the call's name")
+    reader.expect("axes")
+    axes = _read_axes(reader)
+    known = dict(axes)
+    out = _access(reader, known)
+    reader.expect("<-")
+    op = reader.name("the name of a library op")
+    args = [_access(reader, known)]
+    while reader.maybe(","):
+        args.append(_access(reader, known))
+    reader.finish()
+    return Call(name, op, axes, out, tuple(args), reader.note())
+
+
+def _kernel(reader: Reader) -> Kernel:
+    reader.expect("kernel")
+    reader.expect("@")
+    name = reader.name("the kernel's name")
+    reader.expect("rows")
+    rows = _read_axes(reader)
+    reader.expect("cols")
+    cols = _read_axes(reader)
+    order = ""
+    if reader.maybe("order"):
+        reader.expect("(")
+        order = reader.name("a buffer's name")
+        reader.expect(")")
+    strategy: tuple[tuple[str, str], ...] = ()
+    if reader.maybe("strategy"):
+        reader.expect("(")
+        strategy = _pairs(reader, ":", ")")
+    reader.expect("{")
+    reader.finish()
+    note = reader.note()
+    axes = dict((*rows, *cols))
+    body: list[Stmt] = []
+    defined: set[str] = set()
+    reader.demand("the closing '}'")
+    while not reader.maybe("}"):
+        start = reader.at
+        if reader.maybe("phase") and reader.at_end():
+            reader.demand("the closing '}'")
+            continue
+        reader.at = start
+        s = _stmt(reader, axes)
+        if s.name and s.name in defined:
+            raise reader.fail(f"{s.name} is defined twice", reader.line.index("%"), reader.line.index("%") + len(s.name))
+        defined.add(s.name)
+        body.append(s)
+        reader.demand("the closing '}'")
+    reader.finish()
+    return Kernel(name, rows, cols, tuple(body), order, strategy, note)
+
+
+def _stmt(reader: Reader, axes: Mapping[str, Size]) -> Stmt:
+    name = ""
+    reader.at_end()
+    if reader.line[reader.at] == "%":
+        name = reader.take(VALUE, "a value")
+        reader.expect("=")
+    op = reader.name("the name of a statement")
+    buffer, index, args = "", (), []
+    if op in BARE:
+        index = _indices(reader, axes, "")
+    elif not reader.at_end() and (reader.line[reader.at] == "[" or WORD.match(reader.line, reader.at, reader.end)) and not _where(reader):
+        operand = _access(reader, axes)
+        buffer, index = operand.buffer, operand.index
+        if reader.maybe("<-"):
+            args.append(reader.take(VALUE, "a value"))
+    elif not reader.at_end() and reader.line[reader.at] == "%":
+        args.append(reader.take(VALUE, "a value"))
+    while args and reader.maybe(","):
+        args.append(reader.take(VALUE, "a value"))
+    where = reader.take(VALUE, "a value") if reader.maybe("where") else ""
+    attrs = tuple((key, value) for key, (value, _, _) in reader.attributes().items())
+    dtype = None
+    if reader.maybe(":"):
+        word = reader.take(_DTYPE, "a dtype")
+        dtype = DTYPES.get(word)
+        if dtype is None:
+            raise reader.fail(f"{word[:40]!r} is not a dtype; there are {' '.join(DTYPES)}", reader.at - len(word), reader.at)
+    reader.finish()
+    return Stmt(name, op, tuple(args), dtype, buffer, index, where, attrs)
+
+
+def _where(reader: Reader) -> bool:
+    """Whether the word here is the keyword and not a buffer's name."""
+    start = reader.at
+    found = reader.maybe("where") and not reader.at_end() and reader.line[reader.at] != "["
+    reader.at = start
+    return found
+
+
+def _access(reader: Reader, axes: Mapping[str, Size]) -> Operand:
+    reader.at_end()
+    buffer = "" if reader.line.startswith("[", reader.at) else reader.name("a buffer's name")
+    reader.expect("[")
+    return Operand(buffer, _indices(reader, axes, "]"))
+
+
+def _indices(reader: Reader, axes: Mapping[str, Size], stop: str) -> tuple[Index, ...]:
+    found: list[Index] = []
+    if stop and reader.maybe(stop):
+        return ()
+    while True:
+        found.append(_index(reader, axes))
+        if not reader.maybe(","):
+            break
+    if stop:
+        reader.expect(stop)
+    return tuple(found)
+
+
+def _index(reader: Reader, axes: Mapping[str, Size]) -> Index:
+    const: Any = 0
+    terms: dict[str, Size] = {}
+    while True:
+        reader.at_end()
+        start = reader.at
+        if reader.line.startswith("%", start):
+            variable = reader.take(VALUE, "a value")
+        else:
+            word = WORD.match(reader.line, start, reader.end)
+            variable = word[0] if word and word[0] in axes else ""
+            reader.at += len(variable)
+        if not variable:
+            const = const + _factor(reader)
+        elif variable in terms:
+            raise reader.fail(f"{variable} stands twice in an index", start, reader.at)
+        else:
+            terms[variable] = _factor(reader) if reader.maybe("*") else 1
+        if not reader.maybe("+"):
+            return Index(const, tuple(terms.items()))
+
+
+def _factor(reader: Reader) -> Size:
+    reader.at_end()
+    if reader.maybe("("):
+        size = reader.size()
+        reader.expect(")")
+        return size
+    start, line = reader.at, reader.line
+    word = _NUMBER.match(line, start, reader.end) or WORD.match(line, start, reader.end)
+    if not word:
+        raise reader.fail(f"expected an axis, a value, a number or '(', found {reader.found()}")
+    return reader.size_of(word[0])

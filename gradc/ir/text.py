@@ -1,0 +1,314 @@
+"""Graphs as text, and back: ``parse(str(g)) == g`` for every graph.
+
+One op a line, the type on every result, inputs by name, all other values numbered in graph order, every attribute in braces, sorted::
+
+    graph @f<N,D>(%tokens: i64[N], %table: f32[V,D]) {
+      assume(N >= 1)
+      %0: f32[N,D] = gather %table, %tokens {axis=0}  # rows  model.py:12
+      return y=%0
+    }
+
+Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank lines may stand anywhere)::
+
+    file       ::= ["gradc-ir 1" LINE] graph
+    graph      ::= "graph" "@" name ["<" [NAME ("," NAME)*] ">"] "(" [input ("," input)*] ")" "{" LINE
+                   assume* op* return "}"
+    input      ::= value ":" type
+    assume     ::= "assume" "(" size (">=" | "==") size ")" LINE
+    op         ::= value ":" type "=" name [value ("," value)*] [attributes] LINE
+    return     ::= "return" [name "=" value ("," name "=" value)*] LINE
+    value      ::= "%" (INT | name)
+    name       ::= WORD ("." WORD)*                                  # words of letters, digits and _
+    type       ::= dtype ["[" [size ("," size)*] "]"]
+    size       ::=                                                   # see gradc.ir.dims
+    attributes ::= "{" [name "=" attribute ("," name "=" attribute)*] "}"
+    attribute  ::= "true" | "false" | "none" | dtype | INT | float | STRING | "[" [attribute ("," attribute)*] "]" | size
+    float      ::= DECIMAL | HEX | ["-"] "inf" | ["-"] "nan" | "nan(0x" 16 hex digits ")"
+
+A size that is one reserved word (``none``, ``f32``, ``inf``, ...) is written in parentheses.  The grammar of programs is in
+:mod:`gradc.ir.program_text`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import IRFormatError, TypeRuleError
+from .dims import Assumption, Dim, Size, assuming, same, substitute
+from .graph import Graph, input_node
+from .node import REGISTRY, Node, Note, make
+from .program_text import parse_kernel, parse_program, print_kernel, print_program
+from .scan import FORMAT, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note
+from .types import Type
+
+__all__ = ["load", "parse", "parse_kernel", "parse_program", "print_graph", "print_kernel", "print_program", "save_graph"]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def value_names(graph: Graph) -> dict[Node, str]:
+    """The name each node has in the text."""
+    names = {node: f"%{graph.input_name(node)}" for node in graph.inputs}
+    for node in graph.nodes:
+        if node not in names:
+            names[node] = f"%{len(names) - len(graph.inputs)}"
+    return names
+
+
+def format_op(node: Node, names: Mapping[Node, str]) -> str:
+    """One op's line, without its note."""
+    operands = ", ".join(names[o] for o in node.operands)
+    attributes = format_attributes(sorted(node.attrs.items()), exact=node.op.name == "constant")
+    return f"{names[node]}: {node.type} = {node.op.name}{' ' if operands else ''}{operands}{attributes}"
+
+
+def print_graph(graph: Graph) -> str:
+    """The text of a graph."""
+    names = value_names(graph)
+    dims = f"<{','.join(graph.dims)}>" if graph.dims else ""
+    inputs = ", ".join(f"{names[n]}: {n.type}" for n in graph.inputs)
+    lines = [f"graph @{graph.name}{dims}({inputs}) {{"]
+    lines += [f"  {fact}" for fact in graph.assumptions]
+    lines += [f"  {format_op(n, names)}{format_note(graph.notes.get(n))}" for n in graph.nodes[len(graph.inputs) :]]
+    outputs = ", ".join(f"{name}={names[n]}" for name, n in graph.outputs)
+    return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> Graph:
+    """The graph a text says; IRFormatError (or an op's TypeRuleError) with line, column and the line itself otherwise."""
+    reader = Reader(text)
+    reader.demand("'graph @name(...) {'")
+    if reader.maybe("gradc-ir"):
+        reader.expect("1")
+        reader.finish()
+        reader.demand("'graph @name(...) {'")
+    name, declared, values = _header(reader)
+    inputs = tuple(values.values())
+    reader.demand("'return'")
+    assumptions = reader.assumptions()
+    notes: dict[Node, Note] = {}
+    while not reader.maybe("return"):
+        if reader.line.startswith(("}", "assume"), reader.at):
+            raise reader.fail("expected an op or 'return'" + ("" if reader.line[reader.at] == "}" else "; assumptions stand before the first op"))
+        node = _op(reader, values, assumptions)
+        if reader.comment:
+            notes.setdefault(node, reader.note())
+        reader.demand("'return'")
+    outputs = _outputs(reader, values)
+    reader.demand("the closing '}'")
+    reader.expect("}")
+    reader.finish()
+    if reader.advance():
+        raise reader.fail(f"unexpected {reader.found()} after the end of the graph")
+    graph = Graph(name, inputs, outputs, assumptions, notes)
+    undeclared = [d for d in graph.dims if d not in declared] if declared is not None else []
+    if undeclared:
+        raise IRFormatError(f"the dim {undeclared[0]} is used but the header declares only <{','.join(declared or ())}>", 1, 1)
+    return graph
+
+
+def _header(reader: Reader) -> tuple[str, tuple[str, ...] | None, dict[str, Node]]:
+    reader.expect("graph")
+    reader.expect("@")
+    name = reader.name("the graph's name")
+    declared: tuple[str, ...] | None = None
+    if reader.maybe("<"):
+        dims: dict[str, None] = {}
+        while not reader.maybe(">"):
+            if dims:
+                reader.expect(",")
+            dims[reader.take(WORD, "the name of a dim or '>'")] = None
+        declared = tuple(dims)
+    reader.expect("(")
+    values: dict[str, Node] = {}
+    while not reader.maybe(")"):
+        if values:
+            reader.expect(",")
+        value, start = _defined(reader, values)
+        if value[1].isdigit():
+            raise reader.fail(f"{value}: an input has a name, not a number", start, reader.at)
+        reader.expect(":")
+        values[value] = input_node(value[1:], reader.type())
+    reader.expect("{")
+    reader.finish()
+    return name, declared, values
+
+
+def _defined(reader: Reader, values: Mapping[str, Node]) -> tuple[str, int]:
+    value = reader.take(VALUE, "a value such as %0")
+    start = reader.at - len(value)
+    if len(value) > 200:
+        raise reader.fail(f"a name of {len(value)} characters: 200 is the most", start, reader.at)
+    if value in values:
+        raise reader.fail(f"{value} is defined twice", start, reader.at)
+    return value, start
+
+
+def _used(reader: Reader, values: Mapping[str, Node]) -> Node:
+    value = reader.take(VALUE, "a value such as %0")
+    if value not in values:
+        raise reader.fail(f"{value[:200]} is used before its definition", reader.at - len(value), reader.at)
+    return values[value]
+
+
+def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, ...]) -> Node:
+    value, _ = _defined(reader, values)
+    reader.expect(":")
+    reader.at_end()
+    type_start = reader.at
+    stated = reader.type()
+    type_end = reader.at
+    reader.expect("=")
+    op_name = reader.name("the name of an op")
+    op, start, end = REGISTRY.get(op_name), reader.at - len(op_name), reader.at
+    if op is None:
+        close = difflib.get_close_matches(op_name[:60], REGISTRY, 1)
+        raise reader.fail(f"there is no op {op_name!r}" + (f"; did you mean {close[0]!r}?" if close else ""), start, end)
+    if op_name == "input":
+        raise reader.fail("inputs stand in the header: graph @name(%x: f32[N]) {", start, end)
+    operands: list[Node] = []
+    if not reader.at_end() and reader.line[reader.at] != "{":
+        operands.append(_used(reader, values))
+        while reader.maybe(","):
+            operands.append(_used(reader, values))
+    most = len(operands) if op.variadic else len(op.operand_names)
+    if not op.required <= len(operands) <= most:
+        wanted = f"{op.required}" if op.required == most else f"{op.required} to {most}"
+        raise reader.fail(f"{op_name} takes {wanted} operands, got {len(operands)}", start, reader.at)
+    found = reader.attributes()
+    reader.finish()
+    for attribute, (_, a, b) in found.items():
+        if attribute not in op.parameters:
+            raise reader.fail(f"{op_name} has no attribute {attribute!r}; it has {', '.join(op.parameters) or 'none'}", a, b)
+    for attribute, parameter in op.parameters.items():
+        if attribute not in found and parameter.default is inspect.Parameter.empty:
+            raise reader.fail(f"{op_name}: the attribute {attribute} is missing", start, end)
+    attrs = {attribute: item[0] for attribute, item in found.items()}
+    types = [o.type for o in operands]
+    try:
+        with assuming(assumptions):
+            inferred, canonical = op.type_of(types, attrs)
+            agreed, kept = types_agree(stated, inferred), {a: attrs[a] if a in attrs and _alike(attrs[a], v) else v for a, v in canonical.items()}
+    except TypeRuleError as error:
+        raise reader.point(error, start, end) from None
+    if not agreed:
+        raise reader.fail(f"{value} is stated as {stated} but {op_name}({', '.join(map(str, types))}) is {inferred}", type_start, type_end)
+    node = values[value] = make(op, operands, kept, stated)
+    return node
+
+
+def types_agree(stated: Type, inferred: Type) -> bool:
+    """Whether two types are the same under the facts in force."""
+    if stated == inferred:
+        return True
+    sizes = zip(stated.shape, inferred.shape, strict=False)
+    return stated.dtype is inferred.dtype and stated.rank == inferred.rank and all(_same(a, b) for a, b in sizes)
+
+
+def _same(a: Size, b: Size) -> bool:
+    again: dict[str, Size] = {"": 0}  # substituting nothing builds the size anew, with today's facts
+    return same(a, b) or same(substitute(a, again), substitute(b, again))
+
+
+def _alike(stated: Any, canonical: Any) -> bool:
+    if isinstance(stated, tuple) and isinstance(canonical, tuple):
+        return len(stated) == len(canonical) and all(map(_alike, stated, canonical))
+    return isinstance(stated, Dim) and isinstance(canonical, Dim | int) and not isinstance(canonical, bool) and _same(stated, canonical)
+
+
+def _outputs(reader: Reader, values: Mapping[str, Node]) -> tuple[tuple[str, Node], ...]:
+    outputs: dict[str, Node] = {}
+    while not reader.at_end():
+        if outputs:
+            reader.expect(",")
+        reader.at_end()
+        start = reader.at
+        name = reader.name("NAME=%VALUE")
+        if name in outputs:
+            raise reader.fail(f"the output {name} is named twice", start, reader.at)
+        reader.expect("=")
+        outputs[name] = _used(reader, values)
+    return tuple(outputs.items())
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def save_graph(graph: Graph, path: Any) -> None:
+    """Write the text to ``path`` and the arrays bound to inputs to ``path`` + ``.npz``, bit for bit."""
+    path = Path(path)
+    arrays = {n: np.ascontiguousarray(graph.defaults[n]) for n in graph.input_names if n in graph.defaults}
+    beside = path.with_name(path.name + ".npz")
+    if arrays:
+        words = {name: a.view(f"u{a.itemsize}") if a.dtype.kind == "V" or a.dtype.num > 255 else a for name, a in arrays.items()}
+        _replace(beside, lambda file: np.savez(file, **words))
+    else:
+        beside.unlink(missing_ok=True)
+    _replace(path, lambda file: file.write(f"{FORMAT}\n{print_graph(graph)}\n".encode()))
+
+
+def _replace(path: Path, write: Any) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(partial, "wb") as file:
+            write(file)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: Any) -> Graph:
+    """The graph saved at ``path``, with the arrays saved beside it; nothing in either file is executed."""
+    path = Path(path)
+    if path.stat().st_size > LONGEST_TEXT:
+        raise IRFormatError(f"{path.name}: a text of {path.stat().st_size} bytes: {LONGEST_TEXT} is the most")
+    graph = parse(path.read_bytes().decode("latin-1"))
+    beside = path.with_name(path.name + ".npz")
+    if not beside.exists():
+        return graph
+    return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, graph.notes, _arrays(beside, graph))
+
+
+def _arrays(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of an .npz whose declared sizes are no more than its bytes and agree with the inputs' types."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                if name not in graph.input_names:
+                    raise IRFormatError(f"{path.name} holds an array {name[:60]!r}, but the graph has no such input")
+                if member.compress_type != zipfile.ZIP_STORED or member.file_size > path.stat().st_size:
+                    raise IRFormatError(f"{path.name}: the array {name} is compressed or larger than its file")
+                arrays[name] = _array(archive, member, graph.input(name).type, f"{path.name}: the array {name}")
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
+        if isinstance(error, IRFormatError):
+            raise
+        raise IRFormatError(f"{path.name} is not an archive of arrays: {error}") from None
+    return arrays
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, type: Type, what: str) -> np.ndarray[Any, Any]:
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, stored = read(file)
+    if stored.hasobject or stored.itemsize != type.dtype.itemsize or int(np.prod([1, *map(int, shape)], dtype=object)) * stored.itemsize > member.file_size:
+        raise IRFormatError(f"{what} declares {stored}{list(shape)}, which its bytes do not hold or {type} does not take")
+    if len(shape) != type.rank or any(isinstance(want, int) and want != got for want, got in zip(type.shape, shape, strict=True)):
+        raise IRFormatError(f"{what} has the shape {list(shape)}, the input is {type}")
+    with archive.open(member) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+    return array if array.dtype == type.dtype.np else np.ascontiguousarray(array).view(type.dtype.np)

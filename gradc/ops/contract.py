@@ -1,0 +1,93 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from ..ir.dims import product, same
+from ..ir.kernel import Index
+from ..ir.node import Node, call
+from ..ir.op import BadSample, Composite, Library, Sample, broadcast_shapes
+from ..ir.types import Type
+from .rules import floating, reshaped, spread
+
+
+def _matmul(x: Type, y: Type) -> Type:
+    if x.dtype is not y.dtype:
+        raise TypeRuleError(f"dtypes differ: {x.dtype} and {y.dtype}; write a cast")
+    if x.rank < 2 or y.rank != x.rank:
+        raise TypeRuleError(f"ranks {x.rank} and {y.rank}")
+    if not same(x.shape[-1], y.shape[-2]):
+        raise TypeRuleError(f"inner sizes differ: {x.shape[-1]} and {y.shape[-2]}")
+    for n, m in zip(x.shape[:-2], y.shape[:-2], strict=True):
+        if not same(n, m):
+            raise TypeRuleError(f"batch sizes differ: {n} and {m}")
+    return floating(x).with_shape(*x.shape[:-1], y.shape[-1])
+
+
+def _matmul_call(x: Any, y: Any) -> Node:
+    from ..ir.op import adopt
+
+    x, y = adopt("matmul", [x, y], broadcasting=False)
+    if x.rank == 0 or y.rank == 0:
+        raise TypeRuleError(f"matmul({x.type}, {y.type}): a scalar operand; * multiplies by it")
+    if x.rank == 1:
+        full = _matmul_call(reshaped(x, (1, *x.shape)), y)
+        return reshaped(full, (*full.shape[:-2], *full.shape[-1:]) if y.rank > 1 else full.shape[:-1])
+    if y.rank == 1:
+        full = _matmul_call(x, reshaped(y, (*y.shape, 1)))
+        return reshaped(full, full.shape[:-1])
+    if y.rank == 2 and x.rank > 2:  # one product over all rows, so that the gradient of y is one too
+        flat = matmul.plain(reshaped(x, (product(x.shape[:-1]), x.shape[-1])), y)
+        return reshaped(flat, (*x.shape[:-1], y.shape[-1]))
+    batch = broadcast_shapes([x.shape[:-2], y.shape[:-2]])
+    return matmul.plain(spread(x, (*batch, *x.shape[-2:])), spread(y, (*batch, *y.shape[-2:])))
+
+
+def _matmul_axes(node: Node) -> Any:
+    """The product as an einsum: axes with sizes, and how each operand and the result are indexed by them."""
+    x, y = node.operands
+    batch = [(f"b{i}", size) for i, size in enumerate(node.shape[:-2])]
+    axes = (*batch, ("m", x.shape[-2]), ("n", y.shape[-1]), ("k", x.shape[-1]))
+    lead = tuple(Index.of(name) for name, _ in batch)
+    m, n, k = Index.of("m"), Index.of("n"), Index.of("k")
+    return axes, ((*lead, m, k), (*lead, k, n)), (*lead, m, n)
+
+
+def _matmul_map(node: Node) -> dict[int, tuple[int | None, ...]]:
+    batch = tuple(range(node.rank - 2))
+    return {0: (*batch, node.rank - 2, None), 1: (*batch, None, node.rank - 1)}
+
+
+matmul = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=np.matmul, axes=_matmul_axes, linear=_matmul_map,
+    vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
+    samples=(Sample(("F[3,4]", "F[4,N]")), Sample(("F[N,4]", "F[4,3]")), Sample(("F[2,N,4]", "F[2,4,3]")), Sample(("F[2,N,4]", "F[4,3]")), Sample(("F[4]", "F[4,3]")), Sample(("F[2,3,4]", "F[4]")), Sample(("F[4]", "F[4]")), Sample(("F[2,1,3,4]", "F[5,4,2]")), Sample(("F[3,N]", "F[N,2]"))),
+    bad=(BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"), BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ"), BadSample(("f32[]", "f32[4,3]"), match="scalar"), BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float")),
+    doc="the matrix product with NumPy's broadcasting of batch axes; accumulates in f32 for 16-bit types")  # fmt: skip
+
+
+def _linear(input: Type, weight: Type, bias: Type | None = None) -> Type:
+    if weight.rank != 2 or input.rank < 1:
+        raise TypeRuleError(f"input of rank {input.rank}, weight of rank {weight.rank}: at least 1 and exactly 2")
+    if not same(input.shape[-1], weight.shape[1]):
+        raise TypeRuleError(f"input has {input.shape[-1]} features and weight takes {weight.shape[1]}")
+    if bias is not None and (bias.rank != 1 or not same(bias.shape[0], weight.shape[0])):
+        raise TypeRuleError(f"bias {bias} for {weight.shape[0]} outputs")
+    for other in (weight, bias):
+        if other is not None and other.dtype is not input.dtype:
+            raise TypeRuleError(f"dtypes differ: {input.dtype} and {other.dtype}; write a cast")
+    return floating(input).with_shape(*input.shape[:-1], weight.shape[0])
+
+
+def _linear_value(input: Node, weight: Node, bias: Node | None = None) -> Node:
+    y = call("matmul", input, weight.T)
+    return y if bias is None else y + bias
+
+
+linear = Composite("linear", infer=_linear, decompose=_linear_value,
+    samples=(Sample(("F[N,4]", "F[3,4]", "F[3]")), Sample(("F[4]", "F[3,4]")), Sample(("F[2,N,4]", "F[3,4]", "F[3]"))),
+    bad=(BadSample(("f32[2,4]", "f32[3,5]"), match="4 features and weight takes 5"), BadSample(("f32[2,4]", "f32[3,4]", "f32[4]"), match="for 3 outputs")),
+    doc="input @ weight.T + bias", source="torch.nn.functional.linear")  # fmt: skip

@@ -1,0 +1,264 @@
+"""Data-dependent reads and their adjoints: gather, scatter_add, take_along_axis, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import IndexOutOfRange, TypeRuleError
+from ..ir.dims import Dim, Size, same
+from ..ir.kernel import Index
+from ..ir.node import Node, call
+from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.types import DTYPES, I32, Type
+from .pointwise import mul
+from .rules import canonical_axis, converted, full, number, reshaped, spread
+
+Bounds = Literal["error", "skip", "clamp", "wrap"]
+INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u8")
+
+
+def _indices(type: Type) -> Type:
+    if type.dtype.name not in INDEX_DTYPES:
+        raise TypeRuleError(f"indices are {type.dtype}; they may be {' '.join(INDEX_DTYPES)}")
+    return type
+
+
+def _padding(padding_idx: int | None, size: Size) -> int | None:
+    if padding_idx is None or not isinstance(size, int):
+        if padding_idx is not None and padding_idx < 0:
+            raise TypeRuleError(f"padding_idx={padding_idx} counts from the end of a symbolic {size}; give it from 0")
+        return padding_idx
+    if not -size <= padding_idx < size:
+        raise TypeRuleError(f"padding_idx={padding_idx} of {size} rows: {-size} to {size - 1} exist")
+    return padding_idx % size
+
+
+# -- what an index means under each rule for bounds --------------------------------------------------------------------
+
+
+def resolve(raw: Any, size: int, oob: str, op: str, name: str = "indices") -> tuple[Any, Any]:
+    """NumPy: (positions inside the table, which of them count)."""
+    raw = np.asarray(raw).astype(np.int64)
+    inside = (raw >= 0) & (raw < size)
+    if oob == "error" and not inside.all():
+        position = int(np.argmin(inside.reshape(-1)))
+        raise IndexOutOfRange(op, name, position, int(raw.reshape(-1)[position]), size)
+    if oob == "clamp":
+        return np.clip(raw, 0, max(size - 1, 0)), np.full(raw.shape, size > 0)
+    if oob == "wrap":
+        return raw % max(size, 1), np.full(raw.shape, size > 0)
+    return np.where(inside, raw, 0), inside
+
+
+def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, Any]:
+    """Kernel statements: (index, where)."""
+    if oob in ("clamp", "wrap"):
+        value = kernel.bounded(value, size, oob)
+        return Index.of(value), None
+    if oob == "skip":
+        return Index.of(value), kernel.inside(Index.of(value), 0, size)
+    return Index.of(value), None
+
+
+# -- gather and scatter_add: whole slices along one axis ---------------------------------------------------------------
+
+
+def _gather(x: Type, indices: Type, *, axis: int = 0, oob: Bounds = "error", padding_idx: int | None = None, scale_grad_by_freq: bool = False) -> Any:
+    axis = canonical_axis(axis, x.rank)
+    shape = (*x.shape[:axis], *_indices(indices).shape, *x.shape[axis + 1 :])
+    return x.with_shape(*shape), {"axis": axis, "oob": oob, "padding_idx": _padding(padding_idx, x.shape[axis]), "scale_grad_by_freq": scale_grad_by_freq}
+
+
+def _gather_reference(x: Any, indices: Any, *, axis: int, oob: str, **_: Any) -> Any:
+    where, counts = resolve(indices, x.shape[axis], oob, "gather")
+    if not x.shape[axis] and where.size:
+        return np.zeros((*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]), x.dtype)
+    rows = np.take(x, where, axis)
+    mask = counts.reshape((1,) * axis + counts.shape + (1,) * (x.ndim - axis - 1))
+    return np.where(mask, rows, np.zeros((), x.dtype)) if oob == "skip" else rows
+
+
+def _gather_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    x, indices = node.operands
+    axis, rank = node.attrs["axis"], indices.rank
+    value = kernel.read(indices, index[axis : axis + rank])
+    where_, mask = _resolve_at(value, x.shape[axis], node.attrs["oob"], kernel)
+    return kernel.read(x, [*index[:axis], where_, *index[axis + rank :]], where=mask, other=0)
+
+
+def _gather_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str, padding_idx: int | None, scale_grad_by_freq: bool) -> tuple[Any, Any]:
+    size = x.shape[axis]
+    if scale_grad_by_freq:
+        ones = full(1, indices, I32)
+        counts = scatter_add.plain(indices, ones, axis=0, size=size, oob=oob, padding_idx=padding_idx)
+        count = converted(gather.plain(counts, indices, axis=0, oob=oob), g.dtype.compute)
+        share = reshaped(full(1, count) / count, (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1))
+        g = converted(mul(converted(g, share.dtype), spread(share, g.shape)), g.dtype)
+    return scatter_add.plain(indices, g, axis=axis, size=size, oob=oob, padding_idx=padding_idx), DISCRETE
+
+
+def _gather_map(node: Node) -> dict[int, tuple[int | None, ...]]:
+    axis, rank = node.attrs["axis"], node.operands[1].rank
+    return {0: tuple(a if a < axis else None if a == axis else a + rank - 1 for a in range(node.operands[0].rank))}
+
+
+_TABLE = ("index:5",)
+gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, linear=_gather_map, indices={1: (0, "axis")}, in_place_of_dtype=True,
+    samples=(
+        Sample(("F[5,3]", "i64[N]"), draw=("normal", *_TABLE)), Sample(("F[5,3]", "i32[2,N]"), draw=("normal", *_TABLE)), Sample(("F[5]", "i64[]"), draw=("normal", *_TABLE)),
+        Sample(("F[2,5,3]", "u8[N]"), {"axis": 1}, draw=("normal", *_TABLE)), Sample(("F[5,N]", "i16[4]"), {"padding_idx": 2, "scale_grad_by_freq": True}, draw=("normal", *_TABLE)),
+        Sample(("F[3,2]", "i64[N]"), {"oob": "skip"}, draw=("normal", "index:5")), Sample(("F[3,2]", "i8[N]"), {"oob": "clamp"}, draw=("normal", "int")), Sample(("F[3,2]", "i8[N]"), {"oob": "wrap"}, draw=("normal", "int")),
+    ),
+    bad=(BadSample(("f32[5,3]", "f32[2]"), match="indices are f32"), BadSample(("f32[5,3]", "i64[2]"), {"padding_idx": 5}, match="padding_idx=5 of 5 rows"), BadSample(("f32[5,3]", "i64[2]"), {"oob": "ignore"}, match="oob='ignore'")),
+    doc="slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its gradient")  # fmt: skip
+
+
+def _scatter_add(indices: Type, updates: Type, *, axis: int = 0, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+    rank = _indices(indices).rank
+    if not 0 <= axis <= updates.rank - rank:
+        raise TypeRuleError(f"axis={axis} with indices of rank {rank} in updates of rank {updates.rank}")
+    for a, (n, m) in enumerate(zip(indices.shape, updates.shape[axis : axis + rank], strict=True)):
+        if not same(n, m):
+            raise TypeRuleError(f"indices have {n} and updates {m} on axis {axis + a}")
+    shape = (*updates.shape[:axis], size, *updates.shape[axis + rank :])
+    return number(updates).with_shape(*shape), {"axis": axis, "size": size, "oob": oob, "padding_idx": _padding(padding_idx, size)}
+
+
+def _scatter_reference(indices: Any, updates: Any, *, axis: int, size: int, oob: str, padding_idx: int | None) -> Any:
+    where, counts = resolve(indices, size, oob, "scatter_add")
+    if padding_idx is not None:
+        counts = counts & (where != padding_idx)
+    rank = indices.ndim
+    out = np.zeros((size, *updates.shape[:axis], *updates.shape[axis + rank :]), updates.dtype)
+    rows = np.moveaxis(updates, range(axis, axis + rank), range(rank)).reshape((where.size, *out.shape[1:]))
+    keep = counts.reshape(-1)
+    np.add.at(out, where.reshape(-1)[keep], rows[keep])
+    return np.moveaxis(out, 0, axis)
+
+
+def _scatter_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index], Any]:
+    indices = node.operands[0]
+    axis, rank = node.attrs["axis"], indices.rank
+    value = kernel.read(indices, index[axis : axis + rank])
+    where_, mask = _resolve_at(value, node.attrs["size"], node.attrs["oob"], kernel)
+    if node.attrs["padding_idx"] is not None:
+        mask = kernel.both(mask, kernel.differs(where_, node.attrs["padding_idx"]))
+    return [*index[:axis], where_, *index[axis + rank :]], mask
+
+
+def _scatter_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str, padding_idx: int | None) -> tuple[Any, Node]:
+    back = gather.plain(g, indices, axis=axis, oob=oob)
+    if padding_idx is not None:
+        kept = call("ne", indices, padding_idx) if oob in ("error", "skip") else call("ne", _as_resolved(indices, size, oob), padding_idx)
+        kept = reshaped(kept, (1,) * axis + indices.shape + (1,) * (updates.rank - axis - indices.rank))
+        back = call("where", spread(kept, back.shape), back, full(0, back))
+    return DISCRETE, back
+
+
+def _as_resolved(indices: Node, size: Size, oob: str) -> Node:
+    wide = converted(indices, DTYPES["i64"])
+    limit = call("dim", size=size)
+    if oob == "wrap":
+        return call("mod", wide, spread(limit, wide.shape))
+    return call("maximum", call("minimum", wide, spread(limit - 1, wide.shape)), full(0, wide))
+
+
+def _scatter_map(node: Node) -> dict[int, tuple[int | None, ...]]:
+    axis, rank = node.attrs["axis"], node.operands[0].rank
+    return {1: tuple(a if a < axis else None if a < axis + rank else a - rank + 1 for a in range(node.operands[1].rank))}
+
+
+scatter_add = Primitive("scatter_add", infer=_scatter_add, reference=_scatter_reference, lower=Scatter(_scatter_at, updates=1), vjp=_scatter_vjp, linear=_scatter_map, indices={0: (-1, "axis")},
+    samples=(
+        Sample(("i64[N]", "F[N,3]"), {"size": 5}, draw=("index:5", "normal")), Sample(("i32[2,N]", "F[2,N,3]"), {"size": 5}, draw=("index:5", "normal")), Sample(("i64[N]", "F[N]"), {"size": 5}, draw=("index:5", "normal")),
+        Sample(("i64[N]", "F[2,N,3]"), {"size": 5, "axis": 1}, draw=("index:5", "normal")), Sample(("i64[N]", "F[N,3]"), {"size": 5, "padding_idx": 2}, draw=("index:5", "normal")),
+        Sample(("i64[N]", "F[N,3]"), {"size": 3, "oob": "skip"}, draw=("index:5", "normal")), Sample(("i8[N]", "F[N,2]"), {"size": 3, "oob": "wrap", "padding_idx": 1}, draw=("int", "normal")), Sample(("i64[]", "F[3]"), {"size": 5}, draw=("index:5", "normal")),
+        Sample(("i8[N]", "F[N,2]"), {"size": 3, "oob": "clamp"}, draw=("int", "normal")), Sample(("i64[N]", "i32[N]"), {"size": 5}, draw=("index:5", "int")),
+    ),
+    bad=(BadSample(("i64[4]", "f32[3,2]"), {"size": 5}, match="indices have 4 and updates 3"), BadSample(("i64[4]", "f32[4]"), {"size": 5, "axis": 1}, match="axis=1")),
+    doc="zeros with updates added at integer positions along an axis of the given size: the adjoint of gather")  # fmt: skip
+
+# -- along an axis: one index per element ------------------------------------------------------------------------------
+
+
+def _take(x: Type, indices: Type, *, axis: int, oob: Bounds = "error") -> Any:
+    axis = canonical_axis(axis, x.rank)
+    if _indices(indices).rank != x.rank:
+        raise TypeRuleError(f"indices have rank {indices.rank}, the operand {x.rank}")
+    for a, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True)):
+        if a != axis and not same(n, m):
+            raise TypeRuleError(f"the operand has {n} and the indices {m} on axis {a}")
+    return x.with_shape(*indices.shape), {"axis": axis, "oob": oob}
+
+
+def _take_reference(x: Any, indices: Any, *, axis: int, oob: str) -> Any:
+    where, counts = resolve(indices, x.shape[axis], oob, "take_along_axis")
+    if not x.shape[axis]:
+        return np.zeros(indices.shape, x.dtype)
+    rows = np.take_along_axis(x, where, axis)
+    return np.where(counts, rows, np.zeros((), x.dtype)) if oob == "skip" else rows
+
+
+def _take_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    x, indices = node.operands
+    axis = node.attrs["axis"]
+    where_, mask = _resolve_at(kernel.read(indices, index), x.shape[axis], node.attrs["oob"], kernel)
+    return kernel.read(x, [where_ if a == axis else i for a, i in enumerate(index)], where=mask, other=0)
+
+
+def _put(indices: Type, updates: Type, *, axis: int, size: int | Dim, oob: Bounds = "error") -> Any:
+    axis = canonical_axis(axis, updates.rank)
+    if _indices(indices).rank != updates.rank or not all(same(n, m) for n, m in zip(indices.shape, updates.shape, strict=True)):
+        raise TypeRuleError(f"indices {indices} and updates {updates} have different shapes")
+    return number(updates).with_shape(*(size if a == axis else n for a, n in enumerate(updates.shape))), {"axis": axis, "size": size, "oob": oob}
+
+
+def _put_reference(indices: Any, updates: Any, *, axis: int, size: int, oob: str) -> Any:
+    where, counts = resolve(indices, size, oob, "scatter_add_along_axis")
+    out = np.zeros([size if a == axis else n for a, n in enumerate(updates.shape)], updates.dtype)
+    places = list(np.indices(updates.shape, sparse=False))
+    places[axis] = where
+    np.add.at(out, tuple(p[counts] for p in places), updates[counts])
+    return out
+
+
+def _put_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index], Any]:
+    axis = node.attrs["axis"]
+    where_, mask = _resolve_at(kernel.read(node.operands[0], index), node.attrs["size"], node.attrs["oob"], kernel)
+    return [where_ if a == axis else i for a, i in enumerate(index)], mask
+
+
+take_along_axis = Primitive("take_along_axis", infer=_take, reference=_take_reference, lower=Movement(_take_at), indices={1: (0, "axis")}, in_place_of_dtype=True,
+    vjp=lambda g, y, x, indices, *, axis, oob: (scatter_add_along_axis.plain(indices, g, axis=axis, size=x.shape[axis], oob=oob), DISCRETE),
+    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    samples=(Sample(("F[5,3]", "i64[N,3]"), {"axis": 0}, draw=("normal", "index:5")), Sample(("F[N,5]", "i64[N,1]"), {"axis": -1}, draw=("normal", "index:5")), Sample(("F[2,5,3]", "i32[2,4,3]"), {"axis": 1}, draw=("normal", "index:5"))),
+    bad=(BadSample(("f32[5,3]", "i64[2]"), {"axis": 0}, match="rank 1"), BadSample(("f32[5,3]", "i64[2,4]"), {"axis": 0}, match="3 and the indices 4")),
+    doc="one element per index along an axis (numpy.take_along_axis)")  # fmt: skip
+scatter_add_along_axis = Primitive("scatter_add_along_axis", infer=_put, reference=_put_reference, lower=Scatter(_put_at, updates=1), indices={0: (-1, "axis")},
+    vjp=lambda g, y, indices, updates, *, axis, size, oob: (DISCRETE, take_along_axis.plain(g, indices, axis=axis, oob=oob)),
+    linear=lambda node: {1: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    samples=(Sample(("i64[N,3]", "F[N,3]"), {"axis": 0, "size": 5}, draw=("index:5", "normal")), Sample(("i64[N,2]", "F[N,2]"), {"axis": 1, "size": 5}, draw=("index:5", "normal"))),
+    bad=(BadSample(("i64[4,3]", "f32[3,3]"), {"axis": 0, "size": 5}, match="different shapes"),),
+    doc="zeros with each update added at its index along an axis: the adjoint of take_along_axis")  # fmt: skip
+
+# -- embedding ---------------------------------------------------------------------------------------------------------
+
+
+def _embedding(indices: Type, weight: Type, *, padding_idx: int | None = None, scale_grad_by_freq: bool = False, oob: Bounds = "error") -> Any:
+    if weight.rank != 2:
+        raise TypeRuleError(f"the table has rank {weight.rank}, not 2")
+    attrs = {"padding_idx": _padding(padding_idx, weight.shape[0]), "scale_grad_by_freq": scale_grad_by_freq, "oob": oob}
+    return weight.with_shape(*_indices(indices).shape, weight.shape[1]), attrs
+
+
+embedding = Composite("embedding", infer=_embedding, indices={0: (1, "")},
+    decompose=lambda indices, weight, *, padding_idx, scale_grad_by_freq, oob: gather.plain(weight, indices, axis=0, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq),
+    samples=(
+        Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")), Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")), Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),
+        Sample(("u8[N]", "F[5,3]"), {"scale_grad_by_freq": True, "padding_idx": 0}, draw=("index:5", "normal")), Sample(("i64[2,2,N]", "F[3,3]"), {"oob": "skip"}, draw=("index:5", "normal")),
+    ),
+    bad=(BadSample(("f32[2]", "f32[5,3]"), match="indices are f32"), BadSample(("i64[2]", "f32[5]"), match="rank 1, not 2"), BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7")),
+    doc="rows of a table: [..., D] for indices [...]; padding rows get no gradient", source="torch.nn.functional.embedding")  # fmt: skip

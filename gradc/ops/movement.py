@@ -1,0 +1,437 @@
+"""Ops that move data: each says where a result element is read, so that a kernel can read it there and nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from ..ir.dims import Dim, Size, ceildiv, floordiv, known_nonnegative, maximum, product, same
+from ..ir.kernel import Index
+from ..ir.node import Node, call
+from ..ir.op import ZERO, Alias, BadSample, Movement, Primitive, Sample, broadcast_shapes
+from ..ir.types import BOOL, DType, I64, Type
+from .rules import canonical_axes, canonical_axis, keeping, reshaped, spread
+
+SizeLike = int | Dim
+_range = slice  # Python's own; ``slice`` is an op below
+_MOVES = {"in_place_of_dtype": True}
+
+# -- values without operands -------------------------------------------------------------------------------------------
+
+
+def _input(*, name: str) -> Type:
+    raise TypeRuleError("inputs are made by gradc.trace or a graph's header")
+
+
+input = Primitive("input", infer=_input, reference=None, lower=None, **_MOVES, doc="an argument of the graph")  # type: ignore[arg-type]
+
+
+def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tuple[int, ...] = ()) -> Any:
+    if len(value) > 64:
+        raise TypeRuleError(f"a constant of {len(value)} elements: 64 at most")
+    if int(np.prod(shape, dtype=object)) != len(value):
+        raise TypeRuleError(f"{len(value)} values for the shape {shape}")
+    kind = bool if dtype.kind == "b" else float if dtype.is_float else int
+    exact = np.asarray([kind(v) for v in value], dtype=dtype.np if dtype.bits >= 8 or dtype.is_float else np.int8).tolist()
+    if dtype.is_float:  # rounded to the dtype once, here
+        exact = [float(np.asarray(kind(v), np.float64).astype(dtype.np)) for v in value]
+    return Type(dtype, tuple(shape)), {"value": tuple(exact), "dtype": dtype, "shape": tuple(shape)}
+
+
+constant = Primitive("constant", infer=_constant, lower=Movement(lambda index, node, kernel: kernel.constant(node, index)), **_MOVES,
+    reference=lambda *, value, dtype, shape: np.asarray(value, dtype=np.float64 if dtype.is_float else None).astype(dtype.np).reshape(shape),
+    vjp=lambda g, y, **attrs: (), samples=(Sample((), {"value": (2.5,), "dtype": "f32", "shape": ()}), Sample((), {"value": (1, -2), "dtype": "i8", "shape": (2,)})),
+    bad=(BadSample((), {"value": (1, 2), "dtype": "f32", "shape": (3,)}, match="2 values"),), doc="up to 64 elements, printed exactly")  # fmt: skip
+
+
+def _dim(*, size: SizeLike) -> Type:
+    return Type(I64)
+
+
+dim = Primitive("dim", infer=_dim, reference=lambda *, size: np.asarray(size, np.int64), lower=Movement(lambda index, node, kernel: kernel.size(node.attrs["size"])),
+    vjp=lambda g, y, **attrs: (), samples=(Sample((), {"size": 3}),), doc="a size as a value: i64[]")  # fmt: skip
+
+
+def _iota(*, shape: tuple[SizeLike, ...], axis: int = 0, dtype: DType = I64) -> Any:
+    axis = canonical_axis(axis, len(shape))
+    return Type(dtype, shape), {"shape": shape, "axis": axis, "dtype": dtype}
+
+
+def _reference_iota(*, shape: Any, axis: int, dtype: DType) -> Any:
+    from .pointwise import convert
+
+    line = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return np.broadcast_to(convert(line, dtype), shape)
+
+
+iota = Primitive("iota", infer=_iota, reference=_reference_iota, lower=Movement(lambda index, node, kernel: kernel.position(index[node.attrs["axis"]], node.dtype)),
+    vjp=lambda g, y, **attrs: (), samples=(Sample((), {"shape": (3, 4), "axis": 1}), Sample((), {"shape": (5,), "dtype": "f32"})),
+    bad=(BadSample((), {"shape": (3,), "axis": 1}, match="axis=1"),), doc="0, 1, 2... along an axis")  # fmt: skip
+
+# -- reshape -----------------------------------------------------------------------------------------------------------
+
+
+def _reshape(x: Type, *, shape: tuple[SizeLike, ...]) -> Type:
+    if not same(product(shape), x.count):
+        raise TypeRuleError(f"{x.count} elements do not fill {'x'.join(map(str, shape)) or 'a scalar'}, which has {product(shape)}")
+    return x.with_shape(*shape)
+
+
+def _reshape_call(x: Node, shape: Any) -> Node:
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    if sum(isinstance(s, int) and s == -1 for s in sizes) == 1:
+        rest = product(s for s in sizes if not (isinstance(s, int) and s == -1))
+        if isinstance(rest, int) and rest == 0:
+            raise TypeRuleError(f"reshape({x.type}): -1 stands for no size beside a 0")
+        sizes = tuple(floordiv(x.type.count, rest) if isinstance(s, int) and s == -1 else s for s in sizes)
+    node: Node = reshape.plain(x, shape=sizes)
+    while node.op is reshape and node.operands[0].op is reshape:
+        node = reshape.plain(node.operands[0].operands[0], shape=sizes)
+    return node.operands[0] if node.operands[0].shape == node.shape else node
+
+
+def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
+    """The axes of two shapes in the smallest runs with equal products: [2,3,N] and [6,N] give (0-1, 0) and (2, 1)."""
+    groups, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        found = None
+        for total in range(1, len(before) + len(after) - i - j + 1):
+            for di in range(max(0, total - len(after) + j), min(total, len(before) - i) + 1):
+                if same(product(before[i : i + di]), product(after[j : j + total - di])):
+                    found = (di, total - di)
+                    break
+            if found:
+                break
+        if found is None:
+            raise TypeRuleError(f"shapes {before} and {after} have no common runs")
+        groups.append((range(i, i + found[0]), range(j, j + found[1])))
+        i, j = i + found[0], j + found[1]
+    return groups
+
+
+def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    before, after = node.operands[0].shape, node.shape
+    where = [Index()] * len(before)
+    for old, new in axis_groups(before, after):
+        if len(old) == 0:
+            continue
+        kept = [a for a in old if before[a] != 1]
+        if len(kept) > 1:
+            return None  # would need division: the buffer's alias serves instead
+        flat = Index()
+        for a in new:
+            flat = flat * after[a] + index[a]
+        if kept:
+            where[kept[0]] = flat
+    return kernel.read(node.operands[0], where)
+
+
+reshape = Primitive("reshape", infer=_reshape, reference=lambda x, *, shape: np.reshape(x, shape), lower=Alias(_reshape_at), sugar=_reshape_call, **_MOVES,
+    vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),), linear=lambda node: {0: reshape_axes(node)},
+    samples=(Sample(("F[6]",), {"shape": (2, 3)}), Sample(("F[N,4]",), {"shape": (-1,)}), Sample(("F[2,3,N]",), {"shape": (6, -1)}), Sample(("F[N]",), {"shape": (1, -1, 1)}), Sample(("F[]",), {"shape": (1, 1)})),
+    bad=(BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"), BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements")),
+    doc="the same elements in row-major order under another shape; -1 is what is left")  # fmt: skip
+
+
+def reshape_axes(node: Node) -> tuple[int | None, ...]:
+    """For each operand axis of a reshape the result axis that is it, or None where it is split or merged."""
+    before, after = node.operands[0].shape, node.shape
+    answer: list[int | None] = [None] * len(before)
+    for old, new in axis_groups(before, after):
+        kept_old, kept_new = [a for a in old if before[a] != 1], [a for a in new if after[a] != 1]
+        if len(kept_old) == 1 and len(kept_new) == 1:
+            answer[kept_old[0]] = kept_new[0]
+    return tuple(answer)
+
+
+# -- transpose, broadcast ----------------------------------------------------------------------------------------------
+
+
+def _transpose(x: Type, *, axes: tuple[int, ...]) -> Any:
+    order = tuple(canonical_axis(a, x.rank, "axes") for a in axes)
+    if sorted(order) != list(range(x.rank)):
+        raise TypeRuleError(f"axes {axes} are no permutation of {x.rank} axes")
+    return x.with_shape(*(x.shape[a] for a in order)), {"axes": order}
+
+
+def _transpose_call(x: Node, axes: Any = None) -> Node:
+    order = tuple(reversed(range(x.rank))) if axes is None else tuple(axes)
+    node: Node = transpose.plain(x, axes=order)
+    order = node.attrs["axes"]
+    if x.op is transpose:  # two turns are one
+        node = transpose.plain(x.operands[0], axes=tuple(x.attrs["axes"][a] for a in order))
+    return node.operands[0] if node.attrs["axes"] == tuple(range(x.rank)) else node
+
+
+def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argsort(axes))
+
+
+transpose = Primitive("transpose", infer=_transpose, reference=lambda x, *, axes: np.transpose(x, axes), sugar=_transpose_call, **_MOVES,
+    lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])),
+    vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),), linear=lambda node: {0: _inverse(node.attrs["axes"])},
+    samples=(Sample(("F[2,N]",), {"axes": (1, 0)}), Sample(("F[2,3,N]",), {"axes": (2, 0, 1)}), Sample(("F[2,3,N,2]",)), Sample(("F[]",))),
+    bad=(BadSample(("f32[2,3]",), {"axes": (0, 0)}, match="no permutation"), BadSample(("f32[2,3]",), {"axes": (0, 2)}, match="axes=2")),
+    doc="axes reordered; without axes, reversed")  # fmt: skip
+
+
+def _broadcast_to(x: Type, *, shape: tuple[SizeLike, ...]) -> Type:
+    if len(shape) < x.rank:
+        raise TypeRuleError(f"rank {x.rank} is not broadcast down to rank {len(shape)}")
+    for size, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
+        if size != 1 and not same(size, target):
+            raise TypeRuleError(f"a size of {size} does not broadcast to {target}")
+    return x.with_shape(*shape)
+
+
+def broadcast_axes(before: Sequence[Size], after: Sequence[Size]) -> tuple[int, ...]:
+    """The result axes along which a broadcast repeats its operand."""
+    lead = len(after) - len(before)
+    return tuple(a for a in range(len(after)) if a < lead or (before[a - lead] == 1 and after[a] != 1))
+
+
+def _broadcast_vjp(g: Node, y: Node, x: Node, *, shape: Any) -> tuple[Node]:
+    axes = broadcast_axes(x.shape, y.shape)
+    return (reshaped(call("sum", g, axis=axes), x.shape) if axes else g,)
+
+
+def _broadcast_map(node: Node) -> dict[int, tuple[int | None, ...]]:
+    lead = node.rank - node.operands[0].rank
+    return {0: tuple(a + lead for a in range(node.operands[0].rank))}
+
+
+def _broadcast_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    before = node.operands[0].shape
+    lead = node.rank - len(before)
+    return kernel.read(node.operands[0], [Index() if size == 1 else index[a + lead] for a, size in enumerate(before)])
+
+
+def _broadcast_call(x: Any, shape: Any) -> Node:
+    from ..ir.op import adopt
+
+    (node,) = adopt("broadcast_to", [x], broadcasting=False)
+    shape = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    return broadcast_to.plain(node, shape=shape) if node.shape != shape else node
+
+
+broadcast_to = Primitive("broadcast_to", infer=_broadcast_to, reference=lambda x, *, shape: np.broadcast_to(x, shape), lower=Movement(_broadcast_at), sugar=_broadcast_call, **_MOVES,
+    vjp=_broadcast_vjp, linear=_broadcast_map,
+    samples=(Sample(("F[]",), {"shape": (3,)}), Sample(("F[1,N]",), {"shape": (4, "N")}, dims={"N": 5}), Sample(("F[3,1]",), {"shape": (2, 3, 4)}), Sample(("F[2]",), {"shape": (2,)})),
+    bad=(BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"), BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2")),
+    doc="repeated along new axes and axes of size 1")  # fmt: skip
+
+
+# -- slice, pad, flip, concat ------------------------------------------------------------------------------------------
+
+
+def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...], step: tuple[int, ...]) -> Type:
+    if not len(start) == len(limit) == len(step) == x.rank:
+        raise TypeRuleError(f"{len(start)} starts, {len(limit)} limits, {len(step)} steps for rank {x.rank}")
+    shape: list[Size] = []
+    for size, low, high, stride in zip(x.shape, start, limit, step, strict=True):
+        if stride < 1:
+            raise TypeRuleError(f"a step of {stride}: 1 at least (flip reverses)")
+        if isinstance(low, int) and low < 0:
+            raise TypeRuleError(f"a start of {low}: 0 at least")
+        if isinstance(high - size, int) and high - size > 0:
+            raise TypeRuleError(f"a limit of {high} of a size of {size}")
+        shape.append(maximum(ceildiv(high - low, stride), 0))
+    return x.with_shape(*shape)
+
+
+def _slice_vjp(g: Node, y: Node, x: Node, *, start: Any, limit: Any, step: Any) -> tuple[Node]:
+    if any(s != 1 for s in step):
+        return (_strided_back(g, x, start, step),)
+    return (pad(g, tuple((low, maximum(size - low - n, 0)) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)
+
+
+def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
+    """The adjoint of a strided slice: each axis of g spread out by its step with zeros between, then padded."""
+    for axis, stride in enumerate(step):
+        if stride == 1:
+            continue
+        n = g.shape[axis]
+        wide = reshaped(g, (*g.shape[: axis + 1], 1, *g.shape[axis + 1 :]))
+        wide = pad(wide, tuple((0, stride - 1 if a == axis + 1 else 0) for a in range(wide.rank)), 0)
+        g = reshaped(wide, (*g.shape[:axis], n * stride, *g.shape[axis + 1 :]))
+    # the last spread step may stand out over the end
+    kept = tuple(n if known_nonnegative(size - low - n) else size - low for size, low, n in zip(x.shape, start, g.shape, strict=True))
+    cut = tuple(k if known_nonnegative(n - k) else n - maximum(n - k, 0) for k, n in zip(kept, g.shape, strict=True))
+    if cut != g.shape:
+        g = slice.plain(g, start=(0,) * g.rank, limit=cut, step=(1,) * g.rank)
+    return pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, g.shape, strict=True)), 0)
+
+
+slice = Primitive("slice", infer=_slice, **_MOVES,
+    reference=lambda x, *, start, limit, step: x[tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))],
+    lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * s + a for i, a, s in zip(index, node.attrs["start"], node.attrs["step"], strict=True)])),
+    vjp=_slice_vjp, linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
+    samples=(Sample(("F[5]",), {"start": (1,), "limit": (4,), "step": (1,)}), Sample(("F[7,3]",), {"start": (1, 0), "limit": (7, 2), "step": (2, 1)}), Sample(("F[7,8]",), {"start": (0, 1), "limit": (7, 8), "step": (3, 2)})),
+    bad=(BadSample(("f32[5]",), {"start": (0,), "limit": (6,), "step": (1,)}, match="limit of 6 of a size of 5"), BadSample(("f32[5]",), {"start": (0,), "limit": (5,), "step": (0,)}, match="step of 0")),
+    doc="x[start:limit:step] on every axis")  # fmt: skip
+
+
+def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: float | int | bool = 0) -> Any:
+    if len(pad_width) != x.rank or any(len(p) != 2 for p in pad_width):
+        raise TypeRuleError(f"pad_width {pad_width} is not {x.rank} pairs")
+    for low, high in pad_width:
+        if any(isinstance(p, int) and p < 0 for p in (low, high)):
+            raise TypeRuleError(f"a negative pad ({low}, {high}); slice cuts")
+    if x.dtype.is_integer and isinstance(value, float) and value != int(value):
+        raise TypeRuleError(f"the value {value} does not fit {x.dtype}")
+    kind = bool if x.dtype.kind == "b" else float if x.dtype.is_float else int
+    return x.with_shape(*(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True))), {"pad_width": pad_width, "value": kind(value)}
+
+
+def _pad_call(x: Node, pad_width: Any, value: Any = 0) -> Node:
+    if isinstance(pad_width, int):
+        pad_width = ((pad_width, pad_width),) * x.rank
+    node: Node = pad.plain(x, pad_width=tuple(tuple(p) for p in pad_width), value=value)
+    return x if node.shape == x.shape else node
+
+
+def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    (x,) = node.operands
+    where, moved = None, []
+    for i, size, (low, high) in zip(index, x.shape, node.attrs["pad_width"], strict=True):
+        i = i + (-low if not isinstance(low, int) else -low)
+        if low != 0 or high != 0:
+            where = kernel.both(where, kernel.inside(i, 0, size))
+        moved.append(i)
+    return kernel.read(x, moved, where=where, other=node.attrs["value"])
+
+
+pad = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, **_MOVES,
+    reference=lambda x, *, pad_width, value: np.pad(x, pad_width, constant_values=np.asarray(value).astype(x.dtype)) if x.ndim else x,
+    vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
+    linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
+    samples=(Sample(("F[N]",), {"pad_width": ((1, 2),)}), Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5})),
+    bad=(BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"), BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs")),
+    doc="a constant border")  # fmt: skip
+
+
+def _flip(x: Type, *, axis: tuple[int, ...]) -> Any:
+    return x, {"axis": canonical_axes(axis, x.rank)}
+
+
+def _flip_call(x: Node, axis: Any = None) -> Node:
+    return flip.plain(x, axis=canonical_axes(axis, x.rank))
+
+
+flip = Primitive("flip", infer=_flip, reference=lambda x, *, axis: np.flip(x, axis), sugar=_flip_call, **_MOVES,
+    lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * -1 + (n - 1) if a in node.attrs["axis"] else i for a, (i, n) in enumerate(zip(index, node.shape, strict=True))])),
+    vjp=lambda g, y, x, *, axis: (flip.plain(g, axis=axis),), linear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
+    samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})), bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),), doc="reversed along axes")  # fmt: skip
+
+
+def _concat(*xs: Type, axis: int = 0) -> Any:
+    if not xs:
+        raise TypeRuleError("nothing to join")
+    axis = canonical_axis(axis, xs[0].rank)
+    total: Size = 0
+    for x in xs:
+        if x.dtype is not xs[0].dtype or x.rank != xs[0].rank:
+            raise TypeRuleError(f"{x} does not join {xs[0]}")
+        for a, (n, m) in enumerate(zip(x.shape, xs[0].shape, strict=True)):
+            if a != axis and not same(n, m):
+                raise TypeRuleError(f"sizes {m} and {n} differ on axis {a}")
+        total = total + x.shape[axis]
+    return xs[0].with_shape(*(total if a == axis else n for a, n in enumerate(xs[0].shape))), {"axis": axis}
+
+
+def _concat_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    axis, value, start = node.attrs["axis"], None, 0
+    for x in node.operands:
+        i = index[axis] + -1 * start
+        where = kernel.inside(i, 0, x.shape[axis])
+        part = kernel.read(x, [i if a == axis else other for a, other in enumerate(index)], where=where, other=0)
+        value = part if value is None else kernel.select(where, part, value)
+        start = start + x.shape[axis]
+    return value
+
+
+def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
+    parts, start = [], 0
+    for x in xs:
+        low = tuple(start if a == axis else 0 for a in range(x.rank))
+        parts.append(slice.plain(g, start=low, limit=tuple(a + n for a, n in zip(low, x.shape, strict=True)), step=(1,) * x.rank))
+        start = start + x.shape[axis]
+    return tuple(parts)
+
+
+concat = Primitive("concat", infer=_concat, reference=lambda *xs, axis: np.concatenate(xs, axis), lower=Movement(_concat_at), vjp=_concat_vjp, **_MOVES,
+    linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))},
+    samples=(Sample(("F[N]", "F[3]")), Sample(("F[2,N]", "F[2,3]", "F[2,1]"), {"axis": -1}), Sample(("F[2,N]",), {"axis": 1})),
+    bad=(BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"), BadSample(("f32[2]", "f64[2]"), match="does not join")),
+    doc="joined along an axis")  # fmt: skip
+
+# -- x[...] ------------------------------------------------------------------------------------------------------------
+
+
+def _getitem(x: Node, key: Any) -> Node:
+    """NumPy's basic indexing: ints, slices, None, Ellipsis; one integer-valued node or array indexes the first axis (gather)."""
+    if isinstance(key, Node | np.ndarray | list):
+        return call("gather", x, key, axis=0)
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise TypeRuleError("getitem: two ellipses")
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if used > x.rank:
+        raise TypeRuleError(f"getitem: {used} indices for {x.type}")
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys[at : at + 1] = [_range(None)] * (x.rank - used)
+    start, limit, step, flips, shape, axis = [], [], [], [], [], 0
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            continue
+        size = x.shape[axis]
+        if isinstance(k, _range):
+            stride = 1 if k.step is None else int(k.step)
+            if stride == 0:
+                raise TypeRuleError("getitem: a step of 0")
+            if stride < 0:
+                if k.start is not None or k.stop is not None:
+                    raise TypeRuleError("getitem: a reversed slice takes the whole axis; slice first, then [::-1]")
+                flips.append(axis)
+            low, high = _bound(k.start, 0, size), _bound(k.stop, size, size)
+            stride = abs(stride)
+            shape.append(maximum(ceildiv(high - low, stride), 0))
+        elif isinstance(k, int | np.integer | Dim) and not isinstance(k, bool):
+            low = _bound(k, 0, size, clip=False)
+            if isinstance(low, int) and isinstance(size, int) and not 0 <= low < size:
+                raise TypeRuleError(f"getitem: index {k} of a size of {size}")
+            high, stride = low + 1, 1
+        else:
+            raise TypeRuleError(f"getitem: {k!r} is no index gradc knows (ints, slices, None, ..., one integer array)")
+        start.append(low)
+        limit.append(high)
+        step.append(stride)
+        axis += 1
+    if flips:
+        x = flip.plain(x, axis=tuple(flips))
+    if tuple(limit) != x.shape or any(s != 0 for s in start) or any(s != 1 for s in step):
+        x = slice.plain(x, start=tuple(start), limit=tuple(limit), step=tuple(step))
+    return reshaped(x, tuple(shape))
+
+
+def _bound(bound: Any, default: Size, size: Size, clip: bool = True) -> Size:
+    if bound is None:
+        return default
+    if not isinstance(bound, int | np.integer | Dim):
+        raise TypeRuleError(f"getitem: {bound!r} is no size")
+    value: Size = int(bound) if isinstance(bound, np.integer) else bound
+    if isinstance(value, int) and value < 0:
+        value = size + value
+    if not clip:
+        return value
+    if isinstance(value, int) and isinstance(size, int):
+        return min(max(value, 0), size)
+    return value if known_nonnegative(size - value) else size - maximum(size - value, 0)
+
+
+getitem = Primitive("getitem", infer=lambda x: x, reference=None, lower=None, sugar=_getitem, doc="x[...] written as slice, flip, reshape and gather")  # type: ignore[arg-type]
+_ = (BOOL, ZERO, broadcast_shapes, keeping, spread)

@@ -1,0 +1,391 @@
+"""Pointwise ops: one scalar expression each, in NumPy and in C."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidProblem, TypeRuleError
+from ..ir.node import Node, call
+from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
+from ..ir.types import BOOL, DType, Type
+from .rules import (
+    SHAPES,
+    alike,
+    binary_float,
+    binary_number,
+    cases,
+    comparison,
+    converted,
+    full,
+    linear_all,
+    number,
+    unary_float,
+    unary_number,
+    zeros_like,
+)
+
+
+def _same_map(count: int):  # type: ignore[no-untyped-def]
+    return lambda node: linear_all(count, node.rank)
+
+
+def _only(operand: int):  # type: ignore[no-untyped-def]
+    return lambda node: {operand: tuple(range(node.rank))}
+
+
+NUMBERS = (*cases(*SHAPES, arity=2), *cases("N", "2,3", arity=2, dtype="i32", draw="int"), *cases("N", arity=2, dtype="i8", draw="int"))
+UNARY = cases(*SHAPES)
+POSITIVE = cases(*SHAPES, draw="positive")
+MISMATCH = (
+    BadSample(("f32[3]", "f32[4]"), match="do not broadcast: 3 and 4"),
+    BadSample(("f32[3]", "f64[3]"), match="dtypes differ: f32 and f64"),
+    BadSample(("f32[N]", "f32[M]"), match="assume"),
+)
+NOT_FLOAT = (BadSample(("i32[3]",), match="i32 is no float"),)
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+add = Primitive("add", infer=binary_number, reference=np.add, lower=Expr("{0} + {1}"), broadcast=True, linear=_same_map(2),
+    vjp=lambda g, y, a, b: (g, g), samples=NUMBERS, bad=(*MISMATCH, BadSample(("bool[3]", "bool[3]"), match="no arithmetic")), doc="a + b")  # fmt: skip
+sub = Primitive("sub", infer=binary_number, reference=np.subtract, lower=Expr("{0} - {1}"), broadcast=True, linear=_same_map(2),
+    vjp=lambda g, y, a, b: (g, -g), samples=NUMBERS, bad=MISMATCH, doc="a - b")  # fmt: skip
+mul = Primitive("mul", infer=binary_number, reference=np.multiply, lower=Expr("{0} * {1}"), broadcast=True, linear=_same_map(2),
+    vjp=lambda g, y, a, b: (g * b, g * a), samples=NUMBERS, bad=MISMATCH, doc="a * b")  # fmt: skip
+div = Primitive("div", infer=lambda x, y: _true_division(x, y), reference=np.true_divide, lower=Expr("{0} / {1}", cost=4), broadcast=True,
+    linear=_only(0), vjp=lambda g, y, a, b: (g / b, -(g * y) / b),
+    samples=tuple(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in SHAPES),
+    bad=(*MISMATCH, BadSample(("i32[3]", "i32[3]"), match="write a cast")), doc="a / b, floats only")  # fmt: skip
+
+
+def _true_division(x: Type, y: Type) -> Type:
+    if alike(x, y).dtype.is_integer:
+        raise TypeRuleError(f"{x.dtype} / {x.dtype} is not an {x.dtype}; write a cast to a float, or floordiv")
+    return binary_float(x, y)
+
+
+def _nonzero_divisor(name: str, b: Node | Any) -> None:
+    value = b.attrs.get("value") if isinstance(b, Node) and b.op.name == "constant" else (b,) if isinstance(b, int) else None
+    if value == (0,) and not isinstance(value[0], float):
+        raise InvalidProblem(f"{name}: an integer is divided by the constant 0")
+
+
+def _floordiv(a: Any, b: Any) -> Node:
+    _nonzero_divisor("floordiv", b)
+    return floordiv.plain(a, b)
+
+
+def _mod(a: Any, b: Any) -> Node:
+    _nonzero_divisor("mod", b)
+    return mod.plain(a, b)
+
+
+def _divided(function: Any) -> Any:
+    def reference(a: Any, b: Any) -> Any:  # an integer divided by 0 gives 0, on every target, without a trap
+        if a.dtype.kind == "f":
+            return function(a, b)
+        return np.where(b == 0, 0, function(a, np.where(b == 0, 1, b)))
+
+    return reference
+
+
+floordiv = Primitive("floordiv", infer=binary_number, reference=_divided(np.floor_divide), lower=Expr("floordiv({0}, {1})", cost=4), broadcast=True,
+    sugar=_floordiv, vjp=lambda g, y, a, b: (ZERO, ZERO),
+    samples=(*(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")), Sample(("i32[N]",) * 2, draw=("int", "int"))),
+    bad=MISMATCH, doc="a // b, rounded down; an integer divided by 0 gives 0")  # fmt: skip
+mod = Primitive("mod", infer=binary_number, reference=_divided(np.mod), lower=Expr("mod({0}, {1})", cost=4), broadcast=True, sugar=_mod,
+    vjp=lambda g, y, a, b: (g, -(g * floordiv(a, b))),
+    samples=(*(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")), Sample(("i32[N]",) * 2, draw=("int", "int"))),
+    bad=MISMATCH, doc="a - b*floor(a/b): the sign of b, as Python and NumPy")  # fmt: skip
+neg = Primitive("neg", infer=unary_number, reference=np.negative, lower=Expr("-{0}"), linear=_only(0), vjp=lambda g, y, x: (-g,),
+    samples=(*UNARY, *cases("N", dtype="i32", draw="int")), bad=(BadSample(("bool[3]",), match="no arithmetic"),), doc="-x")  # fmt: skip
+reciprocal = Primitive("reciprocal", infer=unary_float, reference=lambda x: 1 / x, lower=Expr("1 / {0}", cost=4), vjp=lambda g, y, x: (-(g * y * y),),
+    samples=cases(*SHAPES, draw="nonzero"), bad=NOT_FLOAT, doc="1 / x")  # fmt: skip
+
+
+def _pow_vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    zero = zeros_like(y)
+    da = where(eq(b, zero), zero, g * b * pow(a, b - 1))
+    known = where(logical_and(eq(a, zero), ge(b, zero)), full(1, a), a)  # d/db a^b at a = 0 is 0, as torch says, not 0 * log(0)
+    db = where(logical_and(eq(a, zero), ge(b, zero)), zero, g * y * log(known))
+    return da, db
+
+
+pow = Primitive("pow", infer=binary_number, reference=lambda a, b: _power(a, b), lower=Expr("pow({0}, {1})", cost=40), broadcast=True, vjp=_pow_vjp,
+    samples=tuple(Sample((f"F[{s}]",) * 2, draw=("positive", "normal")) for s in SHAPES), bad=MISMATCH,
+    doc="a ** b; the gradient at pow(0, 0) is 0")  # fmt: skip
+
+
+def _power(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        return np.power(a, b)
+    whole = np.power(a, np.maximum(b, 0))
+    return np.where(b >= 0, whole, np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))).astype(a.dtype)
+
+
+# -- extrema -----------------------------------------------------------------------------------------------------------
+
+
+def _extremum_vjp(loses: Any) -> Any:
+    def vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:  # half each on a tie
+        half = where(eq(a, b), g * 0.5, g)
+        zero = zeros_like(g)
+        return where(loses(a, b), zero, half), where(loses(b, a), zero, half)
+
+    return vjp
+
+
+maximum = Primitive("maximum", infer=binary_number, reference=np.maximum, lower=Expr("maximum({0}, {1})"), broadcast=True,
+    vjp=_extremum_vjp(lambda a, b: lt(a, b)), samples=NUMBERS, bad=MISMATCH, doc="the larger; NaN wins")  # fmt: skip
+minimum = Primitive("minimum", infer=binary_number, reference=np.minimum, lower=Expr("minimum({0}, {1})"), broadcast=True,
+    vjp=_extremum_vjp(lambda a, b: lt(b, a)), samples=NUMBERS, bad=MISMATCH, doc="the smaller; NaN wins")  # fmt: skip
+
+
+def _clamp(x: Type, *, min: int | float | None = None, max: int | float | None = None) -> Type:
+    for bound in (min, max):
+        if x.dtype.is_integer and isinstance(bound, float):
+            raise TypeRuleError(f"the bound {bound} of an {x.dtype} operand is no int")
+    return number(x)
+
+
+def _clamp_value(x: Node, *, min: int | float | None, max: int | float | None) -> Node:
+    low = x if min is None else maximum(x, full(min, x))
+    return low if max is None else minimum(low, full(max, x))
+
+
+def _clamp_vjp(g: Node, y: Node, x: Node, *, min: int | float | None, max: int | float | None) -> tuple[Node]:
+    inside = [ge(x, full(min, x))] if min is not None else []
+    inside += [le(x, full(max, x))] if max is not None else []
+    for mask in inside:  # 1 on the closed bounds
+        g = where(mask, g, zeros_like(g))
+    return (g,)
+
+
+clamp = Composite("clamp", infer=_clamp, decompose=_clamp_value, vjp=_clamp_vjp,
+    samples=(*(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES), Sample(("F[N]",), {"max": 0.25}), Sample(("i32[N]",), {"min": -2}, draw=("int",))),
+    bad=(BadSample(("i32[3]",), {"min": 0.5}, match="no int"), BadSample(("f32[3]",), {"min": "x"}, match="min='x'")),
+    doc="x held between min and max; derivative 1 on the closed bounds")  # fmt: skip
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _reference_erf(x: Any) -> Any:
+    return _erf(x.astype(np.float64)).astype(x.dtype)
+
+
+def _reference_sigmoid(x: Any) -> Any:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+exp = Primitive("exp", infer=unary_float, reference=np.exp, lower=Expr("exp({0})", cost=12), vjp=lambda g, y, x: (g * y,), samples=UNARY, bad=NOT_FLOAT, doc="e ** x")  # fmt: skip
+log = Primitive("log", infer=unary_float, reference=np.log, lower=Expr("log({0})", cost=12), vjp=lambda g, y, x: (g / x,), samples=POSITIVE, bad=NOT_FLOAT, doc="natural logarithm")  # fmt: skip
+log1p = Primitive("log1p", infer=unary_float, reference=np.log1p, lower=Expr("log1p({0})", cost=14), vjp=lambda g, y, x: (g / (x + 1),), samples=POSITIVE, bad=NOT_FLOAT, doc="log(1 + x)")  # fmt: skip
+expm1 = Primitive("expm1", infer=unary_float, reference=np.expm1, lower=Expr("expm1({0})", cost=14), vjp=lambda g, y, x: (g * (y + 1),), samples=UNARY, bad=NOT_FLOAT, doc="exp(x) - 1")  # fmt: skip
+sqrt = Primitive("sqrt", infer=unary_float, reference=np.sqrt, lower=Expr("sqrt({0})", cost=4), vjp=lambda g, y, x: (g / (y * 2),), samples=POSITIVE, bad=NOT_FLOAT, doc="square root; the derivative at 0 is inf")  # fmt: skip
+rsqrt = Primitive("rsqrt", infer=unary_float, reference=lambda x: 1 / np.sqrt(x), lower=Expr("rsqrt({0})", cost=8), vjp=lambda g, y, x: (g * y * y * y * -0.5,), samples=POSITIVE, bad=NOT_FLOAT, doc="1 / sqrt(x)")  # fmt: skip
+tanh = Primitive("tanh", infer=unary_float, reference=np.tanh, lower=Expr("tanh({0})", cost=16), vjp=lambda g, y, x: (g * (1 - y * y),), samples=UNARY, bad=NOT_FLOAT, doc="hyperbolic tangent")  # fmt: skip
+sigmoid = Primitive("sigmoid", infer=unary_float, reference=_reference_sigmoid, lower=Expr("sigmoid({0})", cost=14), vjp=lambda g, y, x: (g * y * (1 - y),), samples=UNARY, bad=NOT_FLOAT, doc="1 / (1 + exp(-x))")  # fmt: skip
+erf = Primitive("erf", infer=unary_float, reference=_reference_erf, lower=Expr("erf({0})", cost=16), vjp=lambda g, y, x: (g * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), samples=UNARY, bad=NOT_FLOAT, doc="2/sqrt(pi) * integral of exp(-t^2) from 0 to x")  # fmt: skip
+sin = Primitive("sin", infer=unary_float, reference=np.sin, lower=Expr("sin({0})", cost=16), vjp=lambda g, y, x: (g * cos(x),), samples=UNARY, bad=NOT_FLOAT, doc="sine, radians")  # fmt: skip
+cos = Primitive("cos", infer=unary_float, reference=np.cos, lower=Expr("cos({0})", cost=16), vjp=lambda g, y, x: (-(g * sin(x)),), samples=UNARY, bad=NOT_FLOAT, doc="cosine, radians")  # fmt: skip
+abs = Primitive("abs", infer=unary_number, reference=np.abs, lower=Expr("abs({0})"), vjp=lambda g, y, x: (g * sign(x),), samples=(*UNARY, *cases("N", dtype="i32", draw="int")), doc="|x|; the derivative at 0 is 0")  # fmt: skip
+sign = Primitive("sign", infer=unary_number, reference=np.sign, lower=Expr("sign({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, doc="-1, 0 or 1; NaN stays")  # fmt: skip
+floor = Primitive("floor", infer=unary_float, reference=np.floor, lower=Expr("floor({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, bad=NOT_FLOAT, doc="rounded down")  # fmt: skip
+round = Primitive("round", infer=unary_float, reference=np.rint, lower=Expr("round({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, bad=NOT_FLOAT, doc="to the nearest integer, half to even")  # fmt: skip
+
+# -- comparisons and masks ---------------------------------------------------------------------------------------------
+
+
+def _compare(name: str, function: Any, text: str) -> Primitive:
+    return Primitive(name, infer=comparison, reference=function, lower=Expr(f"{{0}} {text} {{1}}"), broadcast=True, in_place_of_dtype=True,
+        vjp=lambda g, y, a, b: (ZERO, ZERO), samples=(*cases(*SHAPES, arity=2), *cases("N", arity=2, dtype="i32", draw="int")), bad=MISMATCH, doc=f"a {text} b")  # fmt: skip
+
+
+eq, ne = _compare("eq", np.equal, "=="), _compare("ne", np.not_equal, "!=")
+lt, le = _compare("lt", np.less, "<"), _compare("le", np.less_equal, "<=")
+gt, ge = _compare("gt", np.greater, ">"), _compare("ge", np.greater_equal, ">=")
+
+
+def _bits(x: Type, y: Type) -> Type:
+    if alike(x, y).dtype.is_float:
+        raise TypeRuleError(f"{x.dtype} has no bitwise operations")
+    return x
+
+
+def _bit_op(name: str, function: Any, text: str) -> Primitive:
+    return Primitive(name, infer=_bits, reference=function, lower=Expr(f"{{0}} {text} {{1}}"), broadcast=True, in_place_of_dtype=True,
+        vjp=lambda g, y, a, b: (ZERO, ZERO), samples=(*cases("N", "2,3", arity=2, dtype="bool", draw="bool"), *cases("N", arity=2, dtype="i32", draw="int")),
+        bad=(BadSample(("f32[3]", "f32[3]"), match="bitwise"),), doc=f"a {text} b on ints, logical on bool")  # fmt: skip
+
+
+bitwise_and, bitwise_or, bitwise_xor = _bit_op("bitwise_and", np.bitwise_and, "&"), _bit_op("bitwise_or", np.bitwise_or, "|"), _bit_op("bitwise_xor", np.bitwise_xor, "^")
+
+
+def _invert(x: Type) -> Type:
+    return _bits(x, x)
+
+
+invert = Primitive("invert", infer=_invert, reference=np.invert, lower=Expr("~{0}", by_kind={"b": "!{0}"}), in_place_of_dtype=True, vjp=lambda g, y, x: (ZERO,),
+    samples=(*cases("N", dtype="bool", draw="bool"), *cases("N", dtype="i32", draw="int")), doc="not x on bool, ~x on ints")  # fmt: skip
+
+
+def logical_and(a: Node, b: Node) -> Node:
+    """Both of two masks."""
+    return bitwise_and(a, b)
+
+
+def _where(condition: Type, x: Type, y: Type) -> Type:
+    if condition.dtype is not BOOL:
+        raise TypeRuleError(f"the condition is {condition.dtype}, not bool")
+    alike(condition, x.with_dtype(BOOL))
+    return alike(x, y)
+
+
+def _where_vjp(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[Any, Node, Node]:
+    zero = zeros_like(g)  # select, never multiply: 0 * inf is NaN
+    return DISCRETE, where(condition, g, zero), where(condition, zero, g)
+
+
+def _where_call(condition: Any, x: Any, y: Any) -> Node:
+    # scalars adopt the dtype of the other branch, never the condition's
+    from ..ir.op import adopt, broadcast
+
+    x, y = adopt("where", [x, y], broadcasting=False)
+    (condition,) = adopt("where", [condition], broadcasting=False)
+    return where.apply(broadcast([condition, x, y]), {})
+
+
+where = Primitive("where", infer=_where, reference=np.where, lower=Expr("{0} ? {1} : {2}"), broadcast=True, in_place_of_dtype=True, sugar=_where_call, vjp=_where_vjp,
+    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))},
+    samples=tuple(Sample((f"bool[{s}]", f"F[{s}]", f"F[{s}]"), draw=("bool", "normal", "normal")) for s in SHAPES),
+    bad=(BadSample(("f32[3]", "f32[3]", "f32[3]"), match="not bool"), BadSample(("bool[3]", "f32[3]", "f64[3]"), match="dtypes differ")),
+    doc="x where the condition holds, else y")  # fmt: skip
+
+# -- conversions -------------------------------------------------------------------------------------------------------
+
+
+def _cast(x: Type, *, dtype: DType) -> Type:
+    return x.with_dtype(dtype)
+
+
+def _cast_vjp(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Any]:
+    if not dtype.is_float:
+        return (ZERO,)
+    return (converted(g, x.dtype if x.dtype.is_float else dtype.compute),)  # an int value passes it on (contracts 4)
+
+
+cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, dtype), lower=Expr("cast", cost=1), in_place_of_dtype=True, vjp=_cast_vjp, linear=_only(0),
+    samples=(*(Sample(("F[2,N]",), {"dtype": d}) for d in ("f32", "f64", "bf16", "f16", "i32", "i8", "u8", "bool")), Sample(("i32[N]",), {"dtype": "f32"}, draw=("int",)), Sample(("bool[N]",), {"dtype": "f32"}, draw=("bool",)), Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",))),
+    bad=(BadSample(("f32[3]",), {"dtype": "float"}, match="not a dtype"),),
+    doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values")  # fmt: skip
+
+
+def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """NumPy's meaning of a cast, on every target (contracts 3)."""
+    x = np.asarray(x)
+    if x.dtype == dtype.np:
+        return x
+    source = x.dtype.kind if x.dtype.kind in "biuf" else None
+    name = str(x.dtype)
+    narrow_int = name in ("int4", "uint4", "int2", "uint2")
+    floating = source == "f" or (source is None and not narrow_int)
+    if narrow_int:
+        x = x.astype(np.int8 if name.startswith("i") else np.uint8)
+    if floating and dtype.kind == "b":
+        return x.astype(np.float32 if x.dtype.itemsize < 4 else x.dtype) != 0
+    if floating and dtype.is_integer:
+        wide = x.astype(np.float64)
+        low, high = dtype.range
+        whole = np.trunc(np.nan_to_num(wide, nan=0.0, posinf=np.inf, neginf=-np.inf))
+        answer = np.full(x.shape, low, dtype=object if dtype.bits == 64 else np.int64)
+        inside = (whole > low) & (whole < high)
+        answer = np.where(inside, np.where(inside, whole, 0).astype(np.int64), np.where(whole >= high, high, low))
+        return answer.astype(dtype.np)
+    if dtype.is_integer:
+        if dtype.bits < 8:  # wrap to the narrow width by hand
+            low = dtype.range[0]
+            x = (((x.astype(np.int64) - low) & (2**dtype.bits - 1)) + low).astype(np.int8)
+        return x.astype(dtype.np)
+    if dtype.name in ("f8e4m3", "f8e5m2"):
+        limit = 448.0 if dtype.name == "f8e4m3" else 57344.0
+        wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+        x = np.where(np.isfinite(wide), np.clip(wide, -limit, limit), wide).astype(wide.dtype)
+    with np.errstate(all="ignore"):
+        return x.astype(dtype.np)
+
+
+def _stop(x: Type) -> Type:
+    return x
+
+
+stop_gradient = Primitive("stop_gradient", infer=_stop, reference=lambda x: x, lower=Expr("{0}"), in_place_of_dtype=True, vjp=lambda g, y, x: (ZERO,),
+    samples=(*UNARY, *cases("N", dtype="i32", draw="int")), doc="x, whose derivative is taken as zero")  # fmt: skip
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+relu = Primitive("relu", infer=unary_number, reference=lambda x: np.maximum(x, x.dtype.type(0)), lower=Expr("relu({0})"), vjp=lambda g, y, x: (where(gt(x, zeros_like(x)), g, zeros_like(g)),),
+    samples=UNARY, doc="max(x, 0); NaN stays; the derivative at 0 is 0")  # fmt: skip
+
+
+def _gelu(x: Type, *, approximate: str = "none") -> Type:
+    if approximate not in ("none", "tanh"):
+        raise TypeRuleError(f"approximate={approximate!r} is neither 'none' nor 'tanh'")
+    return unary_float(x)
+
+
+_TANH = (math.sqrt(2 / math.pi), 0.044715)
+
+
+def _gelu_value(x: Node, *, approximate: str) -> Node:
+    wide = converted(x, x.dtype.compute)
+    if approximate == "none":
+        y = wide * ((erf(wide * math.sqrt(0.5)) + 1) * 0.5)
+    else:
+        y = wide * ((tanh((wide * wide * wide * _TANH[1] + wide) * _TANH[0]) + 1) * 0.5)
+    return converted(y, x.dtype)
+
+
+gelu = Composite("gelu", infer=_gelu, decompose=_gelu_value,
+    samples=(*cases(*SHAPES), *(Sample((f"F[{s}]",), {"approximate": "tanh"}) for s in ("N", "2,N"))),
+    bad=(BadSample(("f32[3]",), {"approximate": "erf"}, match="neither"), *NOT_FLOAT), doc="x * Phi(x); approximate='tanh' for the tanh form",
+    source="Hendrycks and Gimpel 2016")  # fmt: skip
+
+
+def _silu_value(x: Node) -> Node:
+    wide = converted(x, x.dtype.compute)
+    return converted(wide * sigmoid(wide), x.dtype)
+
+
+silu = Composite("silu", infer=unary_float, decompose=_silu_value, samples=UNARY, bad=NOT_FLOAT, doc="x * sigmoid(x)")
+
+
+def _softplus(x: Type, *, beta: float = 1.0, threshold: float = 20.0) -> Type:
+    if not beta > 0:
+        raise TypeRuleError(f"beta={beta} is not above 0")
+    return unary_float(x)
+
+
+def _softplus_value(x: Node, *, beta: float, threshold: float) -> Node:
+    wide = converted(x, x.dtype.compute)
+    scaled = wide * beta
+    far = gt(scaled, full(threshold, scaled))
+    soft = (maximum(scaled, zeros_like(scaled)) + log1p(exp(-abs(scaled)))) / beta
+    return converted(where(far, wide, soft), x.dtype)
+
+
+def _softplus_vjp(g: Node, y: Node, x: Node, *, beta: float, threshold: float) -> tuple[Node]:
+    scaled = converted(x, x.dtype.compute) * beta
+    slope = where(gt(scaled, full(threshold, scaled)), full(1, scaled), sigmoid(scaled))
+    return (converted(converted(g, x.dtype.compute) * slope, x.dtype),)
+
+
+softplus = Composite("softplus", infer=_softplus, decompose=_softplus_value, vjp=_softplus_vjp,
+    samples=(*cases(*SHAPES), Sample(("F[N]",), {"beta": 2.0, "threshold": 1.0})), bad=(BadSample(("f32[3]",), {"beta": 0.0}, match="not above 0"), *NOT_FLOAT),
+    doc="log(1 + exp(beta*x)) / beta; x itself above the threshold")  # fmt: skip
+
+_ = call

@@ -1,0 +1,264 @@
+"""Reductions over any axes, and what is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from ..ir.dims import product
+from ..ir.node import Node, call
+from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Sample
+from ..ir.types import DTYPES, I64, Type
+from .pointwise import eq, exp, log, where
+from .rules import along, canonical_axes, canonical_axis, converted, floating, full, keeping, number, reshaped, without, zeros_like
+
+AXES = (
+    Sample(("F[N]",)),
+    Sample(("F[]",)),
+    Sample(("F[3,N]",), {"axis": 0}),
+    Sample(("F[N,3]",), {"axis": -1, "keepdims": True}),
+    Sample(("F[2,N,3]",), {"axis": (0, 2)}),
+    Sample(("F[2,N,3]",), {"axis": 1}),
+    Sample(("F[2,3,N,2]",), {"axis": (1, 2)}),
+    Sample(("F[2,3,N,2]",)),
+)
+NONEMPTY = tuple(Sample(s.operands, s.attrs, dims={"N": 5}, draw=("distinct",)) for s in AXES)
+BAD_AXIS = (BadSample(("f32[2,3]",), {"axis": 2}, match="axis=2"), BadSample(("f32[2,3]",), {"axis": (0, 0)}, match="twice"))
+
+
+def _plain(node: Node, axes: tuple[int, ...], keepdims: bool, shape: Any) -> Node:
+    return reshaped(node, keeping(shape, axes)) if keepdims else node
+
+
+def _reduce_call(name: str) -> Any:
+    def sugar(x: Node, axis: Any = None, keepdims: bool = False) -> Node:
+        axes = canonical_axes(axis, x.rank)
+        op: Primitive = _OPS[name]
+        return _plain(op.plain(x, axis=axes), axes, keepdims, x.shape)
+
+    return sugar
+
+
+def _reduced(x: Type, *, axis: tuple[int, ...]) -> Any:
+    axes = canonical_axes(axis, number(x).rank)
+    return x.with_shape(*without(x.shape, axes)), {"axis": axes}
+
+
+def _sum_type(x: Type, *, axis: tuple[int, ...]) -> Any:
+    type_, attrs = _reduced(Type(I64, x.shape) if x.dtype.kind == "b" else x, axis=axis)
+    return (type_ if x.dtype.is_float else type_.with_dtype(I64)), attrs
+
+
+def _nonempty(x: Type, *, axis: tuple[int, ...]) -> Any:
+    type_, attrs = _reduced(x, axis=axis)
+    if any(x.shape[a] == 0 for a in attrs["axis"]):
+        raise TypeRuleError("the extremum over no elements")
+    return type_, attrs
+
+
+def _linear(node: Node) -> dict[int, tuple[int | None, ...]]:
+    kept = iter(range(node.rank))
+    return {0: tuple(None if a in node.attrs["axis"] else next(kept) for a in range(node.operands[0].rank))}
+
+
+def _sum_reference(x: Any, *, axis: Any) -> Any:
+    return np.sum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "biu" else None)
+
+
+sum = Primitive("sum", infer=_sum_type, reference=_sum_reference, lower=Reduction("sum"), sugar=_reduce_call("sum"), linear=_linear,
+    vjp=lambda g, y, x, *, axis: (along(g, x.shape, axis),), samples=(*AXES, Sample(("i32[N,3]",), {"axis": 0}, draw=("int",)), Sample(("bool[N]",), draw=("bool",))),
+    bad=BAD_AXIS, doc="the sum over axes; ints and bool sum to i64; the empty sum is 0")  # fmt: skip
+
+
+def _prod_vjp(g: Node, y: Node, x: Node, *, axis: Any) -> tuple[Node]:
+    # d(prod x)/dx_j = prod of the others: with no zero y/x_j, with one zero the product of the rest at it, else 0
+    zero = eq(x, zeros_like(x))
+    others = prod.plain(where(zero, full(1, x), x), axis=axis)
+    zeros = sum.plain(converted(zero, DTYPES["i32"]), axis=axis)
+    spread_zeros, spread_others = along(zeros, x.shape, axis), along(others, x.shape, axis)
+    none = where(eq(spread_zeros, full(0, spread_zeros)), spread_others / where(zero, full(1, x), x), zeros_like(x))
+    one = where(eq(spread_zeros, full(1, spread_zeros)), spread_others, zeros_like(x))
+    return (along(g, x.shape, axis) * where(zero, one, none),)
+
+
+prod = Primitive("prod", infer=_reduced, reference=lambda x, *, axis: np.prod(x, axis=axis, dtype=x.dtype), lower=Reduction("prod"), sugar=_reduce_call("prod"),
+    vjp=_prod_vjp, samples=AXES, bad=BAD_AXIS, doc="the product over axes, in the operand's dtype; the empty product is 1; the gradient is exact with any number of zeros")  # fmt: skip
+
+
+def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any) -> tuple[Node]:
+    hit = eq(x, along(y, x.shape, axis))  # split evenly among the winners
+    count = sum.plain(converted(hit, g.dtype), axis=axis)
+    return (where(hit, along(g / count, x.shape, axis), zeros_like(x)),)
+
+
+amax = Primitive("amax", infer=_nonempty, reference=lambda x, *, axis: np.max(x, axis=axis), lower=Reduction("max"), sugar=_reduce_call("amax"), vjp=_extremum_vjp,
+    samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")), doc="the largest over axes; NaN wins; ties share the gradient")  # fmt: skip
+amin = Primitive("amin", infer=_nonempty, reference=lambda x, *, axis: np.min(x, axis=axis), lower=Reduction("min"), sugar=_reduce_call("amin"), vjp=_extremum_vjp,
+    samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")), doc="the smallest over axes; NaN wins; ties share the gradient")  # fmt: skip
+
+
+def _arg_type(x: Type, *, axis: int) -> Any:
+    axis = canonical_axis(axis, x.rank)
+    if x.shape[axis] == 0:
+        raise TypeRuleError("the extremum over no elements")
+    return number(x).with_shape(*without(x.shape, (axis,))).with_dtype(I64), {"axis": axis}
+
+
+def _arg_call(name: str) -> Any:
+    def sugar(x: Node, axis: int | None = None, keepdims: bool = False) -> Node:
+        if axis is None:
+            x, axis = reshaped(x, (x.type.count,)), 0
+        axis = canonical_axis(axis, x.rank)
+        return _plain(_OPS[name].plain(x, axis=axis), (axis,), keepdims, x.shape)
+
+    return sugar
+
+
+_ARG = (Sample(("F[N]",), {"axis": 0}, dims={"N": 5}), Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}), Sample(("F[3,4]",)), Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)))
+argmax = Primitive("argmax", infer=_arg_type, reference=lambda x, *, axis: np.argmax(x, axis), lower=Reduction("argmax"), sugar=_arg_call("argmax"),
+    samples=_ARG, bad=BAD_AXIS[:1], doc="where the largest stands, the first of equals, NaN first of all; i64")  # fmt: skip
+argmin = Primitive("argmin", infer=_arg_type, reference=lambda x, *, axis: np.argmin(x, axis), lower=Reduction("argmin"), sugar=_arg_call("argmin"),
+    samples=_ARG, bad=BAD_AXIS[:1], doc="where the smallest stands, the first of equals, NaN first of all; i64")  # fmt: skip
+
+_OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin}
+
+# -- composites --------------------------------------------------------------------------------------------------------
+
+
+def _kept(x: Type, axis: Any, keepdims: bool) -> Any:
+    axes = canonical_axes(axis, x.rank)
+    return x.with_shape(*(keeping(x.shape, axes) if keepdims else without(x.shape, axes))), {"axis": axes, "keepdims": keepdims}
+
+
+def _float_reduction(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+    if not x.dtype.is_float:
+        raise TypeRuleError(f"the mean of {x.dtype} is no {x.dtype}; write a cast to a float")
+    return _kept(floating(x), axis, keepdims)
+
+
+def _count(x: Node, axes: tuple[int, ...]) -> Node:
+    """The number of reduced elements as a value of x's compute dtype."""
+    return call("cast", call("dim", size=product(x.shape[a] for a in axes)), x.dtype.compute)
+
+
+def _mean_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
+    wide = converted(x, x.dtype.compute)
+    total = sum.plain(wide, axis=axis)
+    return _plain(converted(total / _count(x, axis), x.dtype), axis, keepdims, x.shape)
+
+
+mean = Composite("mean", infer=_float_reduction, decompose=_mean_value, samples=tuple(Sample(s.operands, s.attrs, dims={"N": 5}) for s in AXES),
+    bad=(*BAD_AXIS, BadSample(("i32[3]",), match="write a cast")), doc="sum / count; NaN over no elements")  # fmt: skip
+
+
+def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int = 0) -> Any:
+    type_, attrs = _float_reduction(x, axis=axis, keepdims=keepdims)
+    return type_, {**attrs, "ddof": ddof}
+
+
+def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int) -> Node:
+    wide = converted(x, x.dtype.compute)
+    count = _count(x, axis)
+    centred = wide - along(sum.plain(wide, axis=axis) / count, x.shape, axis)
+    return _plain(converted(sum.plain(centred * centred, axis=axis) / (count - ddof), x.dtype), axis, keepdims, x.shape)
+
+
+def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int) -> tuple[Node]:
+    wide = converted(x, x.dtype.compute)
+    count = _count(x, axis)
+    centred = wide - along(sum.plain(wide, axis=axis) / count, x.shape, axis)
+    spread = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype) * (2 / (count - ddof)), x.shape, axis)
+    return (converted(spread * centred, x.dtype),)
+
+
+var = Composite("var", infer=_var, decompose=_var_value, vjp=_var_vjp, samples=tuple(Sample(s.operands, {**s.attrs, **extra}, dims={"N": 5}) for s, extra in zip(AXES, ({}, {}, {"ddof": 1}, {}, {}, {"ddof": 1}, {}, {}), strict=True)),
+    bad=BAD_AXIS, doc="the variance; ddof=0 unless given")  # fmt: skip
+
+
+def _extremum_type(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+    type_, attrs = _kept(number(x), axis, keepdims)
+    if any(x.shape[a] == 0 for a in attrs["axis"]):
+        raise TypeRuleError("the extremum over no elements")
+    # an int axis means the first winner takes the gradient; several axes share it
+    return type_, {**attrs, "axis": attrs["axis"] if axis is None or isinstance(axis, tuple) else attrs["axis"][0]}
+
+
+def _extremum_value(arg: Primitive, plain: Primitive) -> Any:
+    def decompose(x: Node, *, axis: Any, keepdims: bool) -> Node:
+        if isinstance(axis, tuple):
+            return _plain(plain.plain(x, axis=axis), axis, keepdims, x.shape)
+        first = reshaped(arg.plain(x, axis=axis), keeping(x.shape, (axis,)))
+        return reshaped(call("take_along_axis", x, first, axis=axis), keeping(x.shape, (axis,)) if keepdims else without(x.shape, (axis,)))
+
+    return decompose
+
+
+max = Composite("max", infer=_extremum_type, decompose=_extremum_value(argmax, amax), samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
+    doc="the largest; over one int axis the first winner takes the gradient, over several they share it")  # fmt: skip
+min = Composite("min", infer=_extremum_type, decompose=_extremum_value(argmin, amin), samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
+    doc="the smallest; over one int axis the first winner takes the gradient, over several they share it")  # fmt: skip
+
+
+def _logsumexp_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
+    wide = converted(x, x.dtype.compute)
+    top = amax.plain(wide, axis=axis)
+    # an infinite maximum is its own logarithm of the sum; inf - inf is not
+    shift = where(eq(call("abs", top), full(float("inf"), top)), zeros_like(top), top)
+    total = log(sum.plain(exp(wide - along(shift, x.shape, axis)), axis=axis)) + shift
+    return _plain(converted(total, x.dtype), axis, keepdims, x.shape)
+
+
+def _logsumexp_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool) -> tuple[Node]:
+    wide = converted(x, x.dtype.compute)
+    exact = logsumexp(wide, axis)
+    shift = where(eq(call("abs", exact), full(float("inf"), exact)), zeros_like(exact), exact)
+    g = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype), x.shape, axis)
+    return (converted(g * exp(wide - along(shift, x.shape, axis)), x.dtype),)
+
+
+logsumexp = Composite("logsumexp", infer=_float_reduction, decompose=_logsumexp_value, vjp=_logsumexp_vjp, samples=NONEMPTY, bad=BAD_AXIS, doc="log(sum(exp(x))) without overflow")  # fmt: skip
+
+
+def _row_function(x: Type, *, axis: int = -1) -> Any:
+    return floating(x), {"axis": canonical_axis(axis, x.rank)}
+
+
+def _shifted(wide: Node, axis: int) -> tuple[Node, Node]:
+    """exp(x - max) and its sum, the pair that softmax and log_softmax share."""
+    centred = wide - along(amax.plain(wide, axis=(axis,)), wide.shape, (axis,))
+    return centred, sum.plain(exp(centred), axis=(axis,))
+
+
+def _softmax_value(x: Node, *, axis: int) -> Node:
+    wide = converted(x, x.dtype.compute)
+    centred, total = _shifted(wide, axis)
+    return converted(exp(centred) / along(total, x.shape, (axis,)), x.dtype)
+
+
+def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
+    wide = converted(x, x.dtype.compute)
+    p = softmax(wide, axis)
+    g = converted(g, p.dtype)
+    return (converted(p * (g - along(sum.plain(g * p, axis=(axis,)), x.shape, (axis,))), x.dtype),)
+
+
+_SOFT = (Sample(("F[N,5]",)), Sample(("F[5]",)), Sample(("F[2,3,N]",), {"axis": 1}), Sample(("F[3,N]",), {"axis": 0}), Sample(("F[2,N,3,2]",), {"axis": 2}))
+softmax = Composite("softmax", infer=_row_function, decompose=_softmax_value, vjp=_softmax_vjp, samples=_SOFT, bad=BAD_AXIS[:1], doc="exp(x) / sum(exp(x)) along an axis; a row of -inf is NaN")  # fmt: skip
+
+
+def _log_softmax_value(x: Node, *, axis: int) -> Node:
+    wide = converted(x, x.dtype.compute)
+    centred, total = _shifted(wide, axis)
+    return converted(centred - along(log(total), x.shape, (axis,)), x.dtype)
+
+
+def _log_softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
+    p = softmax(converted(x, x.dtype.compute), axis)
+    g = converted(g, p.dtype)
+    return (converted(g - p * along(sum.plain(g, axis=(axis,)), x.shape, (axis,)), x.dtype),)
+
+
+log_softmax = Composite("log_softmax", infer=_row_function, decompose=_log_softmax_value, vjp=_log_softmax_vjp, samples=_SOFT, bad=BAD_AXIS[:1], doc="log(softmax(x)) along an axis")  # fmt: skip
+_ = DISCRETE

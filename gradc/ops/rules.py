@@ -1,0 +1,135 @@
+"""Type rules and small pieces that many records share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from ..ir.dims import Size, same
+from ..ir.node import Node, call
+from ..ir.op import Sample
+from ..ir.types import BOOL, DType, Type
+
+
+def alike(*types: Type) -> Type:
+    """One dtype, one shape."""
+    first = types[0]
+    for other in types[1:]:
+        if other.dtype is not first.dtype:
+            raise TypeRuleError(f"dtypes differ: {first.dtype} and {other.dtype}; write a cast")
+        if len(other.shape) != len(first.shape) or not all(same(a, b) for a, b in zip(first.shape, other.shape, strict=True)):
+            raise TypeRuleError(f"shapes differ: {first} and {other}")
+    return first
+
+
+def number(type: Type) -> Type:
+    """Not bool."""
+    if type.dtype.kind == "b":
+        raise TypeRuleError("bool has no arithmetic; cast it")
+    return type
+
+
+def floating(type: Type) -> Type:
+    """A float dtype that arithmetic is defined on."""
+    if not type.dtype.is_float:
+        raise TypeRuleError(f"{type.dtype} is no float; write a cast")
+    return type
+
+
+def unary_float(x: Type) -> Type:
+    return floating(x)
+
+
+def unary_number(x: Type) -> Type:
+    return number(x)
+
+
+def binary_number(x: Type, y: Type) -> Type:
+    return number(alike(x, y))
+
+
+def binary_float(x: Type, y: Type) -> Type:
+    return floating(alike(x, y))
+
+
+def comparison(x: Type, y: Type) -> Type:
+    return alike(x, y).with_dtype(BOOL)
+
+
+def canonical_axis(axis: int, rank: int, what: str = "axis") -> int:
+    """An axis as a number from 0; negative counts from the end."""
+    if not -rank <= axis < rank:
+        raise TypeRuleError(f"{what}={axis} of a rank {rank} operand: {-rank} to {rank - 1} exist")
+    return axis % rank
+
+
+def canonical_axes(axis: Any, rank: int) -> tuple[int, ...]:
+    """None (all), an int or several, as a sorted tuple without repetition."""
+    if axis is None:
+        return tuple(range(rank))
+    axes = tuple(canonical_axis(int(a), rank) for a in (axis if isinstance(axis, tuple | list) else (axis,)))
+    if len(set(axes)) != len(axes):
+        raise TypeRuleError(f"axis {axis} names an axis twice")
+    return tuple(sorted(axes))
+
+
+def without(shape: Sequence[Size], axes: Iterable[int]) -> tuple[Size, ...]:
+    gone = set(axes)
+    return tuple(size for axis, size in enumerate(shape) if axis not in gone)
+
+
+def keeping(shape: Sequence[Size], axes: Iterable[int]) -> tuple[Size, ...]:
+    """The shape with the reduced axes as 1."""
+    gone = set(axes)
+    return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
+
+
+def full(value: float | int | bool, like: Node | Type, dtype: DType | None = None) -> Node:
+    """A constant spread over a shape."""
+    type_ = like.type if isinstance(like, Node) else like
+    kind = dtype or type_.dtype
+    value = float(value) if kind.is_float else bool(value) if kind.kind == "b" else int(value)
+    return spread(call("constant", value=(value,), dtype=kind, shape=()), type_.shape)
+
+
+def spread(node: Node, shape: Sequence[Size]) -> Node:
+    """broadcast_to, where it changes anything."""
+    return node if node.shape == tuple(shape) else call("broadcast_to", node, tuple(shape))
+
+
+def along(node: Node, shape: Sequence[Size], axes: Iterable[int]) -> Node:
+    """A reduction's result spread back over the reduced axes of ``shape``."""
+    return spread(reshaped(node, keeping(shape, axes)), shape)
+
+
+def reshaped(node: Node, shape: Sequence[Size]) -> Node:
+    return node if node.shape == tuple(shape) else call("reshape", node, tuple(shape))
+
+
+def converted(node: Node, dtype: DType) -> Node:
+    return node if node.dtype is dtype else call("cast", node, dtype)
+
+
+def zeros_like(node: Node) -> Node:
+    return full(0, node)
+
+
+def linear_all(count: int, rank: int) -> dict[int, tuple[int | None, ...]]:
+    """Linear in each of ``count`` operands, axis by axis."""
+    return {k: tuple(range(rank)) for k in range(count)}
+
+
+def cases(*shapes: str, arity: int = 1, draw: str = "normal", dtype: str = "F") -> tuple[Sample, ...]:
+    """Samples of pointwise ops: one per shape text such as ``"N,4"``."""
+    return tuple(Sample((f"{dtype}[{shape}]",) * arity, draw=(draw,) * arity) for shape in shapes)
+
+
+SHAPES = ("", "N", "3,N", "2,N,3", "2,1,N,3")
+"""Ranks 0 to 4 with a symbolic dim: what pointwise ops are tried on."""
+
+
+def as_tuple(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return tuple(array.reshape(-1).tolist())

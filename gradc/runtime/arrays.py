@@ -1,0 +1,304 @@
+"""Arrays at the edge: what comes in becomes NumPy, what goes out is of the kind that came in, and outputs come from a pool.
+
+Fresh memory is filled at a tenth of the speed of memory that was touched before, so blocks are kept and handed out again;
+a block is free when the last array that looks at it has died, whoever holds it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import mmap
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gradc.errors import DeviceError, InvalidProblem, OutOfMemory
+
+Array = npt.NDArray[Any]
+
+SMALL = 128 << 10  # bytes; below, the C library's own allocator reuses memory well
+_HUGE = 2 << 20
+
+
+def nbytes(shape: Sequence[int], dtype: npt.DTypeLike) -> int:
+    """Bytes of a contiguous array, in Python's integers: never wraps."""
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def overlap(a: Array, b: Array) -> bool:
+    """Whether two arrays share a byte; interleaved views do not.  True where that is too hard to tell."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=1000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+# ---- The pool ------------------------------------------------------------------------------------------------------
+
+
+class _Lease:
+    """What the arrays over a block have as their base: when it dies, the block goes back."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "_block", "_pool")
+
+    def __init__(self, pool: OutputPool, block: Array):
+        self._pool, self._block = pool, block
+        self.__array_interface__ = {"shape": block.shape, "typestr": "|u1", "data": (block.ctypes.data, False), "version": 3}
+
+    def __del__(self) -> None:
+        self._pool._give_back(self._block)
+
+
+class OutputPool:
+    """Blocks of memory for large arrays, by size class; safe to use from any thread.
+
+    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of the machine's memory.
+    """
+
+    def __init__(self, limit: int | None = None):
+        self.limit = _machine_bytes() // 8 if limit is None else limit
+        self.reused = self.fresh = 0
+        self._free: list[Array] = []  # oldest first
+        self._retained = 0
+        self._returned: deque[Array] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def retained(self) -> int:
+        """Bytes kept that no array uses."""
+        with self._lock:
+            self._drain()
+            return self._retained
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
+
+        :raises OutOfMemory: the system does not give as much.
+        """
+        wanted = np.dtype(dtype)
+        size = nbytes(shape, wanted)
+        if size < SMALL:
+            return np.empty(tuple(shape), wanted)
+        rounded = _size_class(size)
+        block = None
+        with self._lock:
+            self._drain()
+            for i in range(len(self._free) - 1, -1, -1):  # the one used last is the one most likely still in cache
+                if self._free[i].size == rounded:
+                    block = self._free.pop(i)
+                    self._retained -= rounded
+                    self.reused += 1
+                    break
+        if block is None:
+            block = self._allocate(rounded, size)
+        whole: Array = np.asarray(_Lease(self, block))
+        return whole[:size].view(wanted).reshape(tuple(shape))
+
+    def trim(self, limit: int = 0) -> None:
+        """Give all but ``limit`` bytes of what is kept back to the system."""
+        with self._lock:
+            self._drain()
+            self._shrink(limit)
+
+    def _allocate(self, size: int, asked: int) -> Array:
+        for attempt in range(2):
+            try:
+                block = _map(size)
+                break
+            except (OSError, OverflowError, ValueError) as error:
+                if attempt or not isinstance(error, OSError):
+                    raise OutOfMemory(f"an array of {asked} bytes cannot be had: {error}") from error
+                self.trim()
+        with self._lock:
+            self.fresh += 1
+        return block
+
+    def _give_back(self, block: Array) -> None:
+        # Arrays die anywhere, also in a collection that starts while this thread holds the lock: so never wait for it.
+        self._returned.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def _drain(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self._free.append(block)
+            self._retained += block.size
+        self._shrink(self.limit)
+
+    def _shrink(self, limit: int) -> None:
+        while self._retained > limit and self._free:
+            self._retained -= self._free.pop(0).size
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # a thread that is not in the child may have held the old one
+
+
+def _size_class(size: int) -> int:
+    """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more at most."""
+    step = max(1 << max(0, (size - 1).bit_length() - 4), 4096)
+    return -(-size // step) * step
+
+
+def _map(size: int) -> Array:
+    """Private pages that fork copies on write; huge ones where the system has them."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return np.empty(size, np.uint8)
+    slack = _HUGE if size >= _HUGE else 0
+    memory = mmap.mmap(-1, size + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if slack and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without huge pages
+    block: Array = np.frombuffer(memory, np.uint8)
+    start = -block.ctypes.data % _HUGE if slack else 0
+    return block[start : start + size]
+
+
+def _machine_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 8 << 30
+
+
+pool = OutputPool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool._after_fork)
+
+
+def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """:meth:`OutputPool.empty` of the process's pool."""
+    return pool.empty(shape, dtype)
+
+
+# ---- In and out ----------------------------------------------------------------------------------------------------
+
+
+class Kind(enum.Enum):
+    """What an array was before it was NumPy's."""
+
+    NUMPY = "numpy"
+    SCALAR = "scalar"  # a Python number: it adopts the dtype of what it meets
+    TORCH = "torch"
+
+
+# torch dtypes that NumPy has no name for: the integers of their size, and what the bits mean.
+_TORCH_BITS: dict[str, tuple[str, Any]] = {
+    "torch.bfloat16": ("int16", ml_dtypes.bfloat16),
+    "torch.float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "torch.float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+    "torch.float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
+}
+_TO_TORCH = {np.dtype(meaning): (bits, name.removeprefix("torch.")) for name, (bits, meaning) in _TORCH_BITS.items()}
+# One narrow value to a byte: torch gets the values.
+_NARROW: dict[Any, Any] = {
+    np.dtype(ml_dtypes.int2): np.int8,
+    np.dtype(ml_dtypes.int4): np.int8,
+    np.dtype(ml_dtypes.uint2): np.uint8,
+    np.dtype(ml_dtypes.uint4): np.uint8,
+    np.dtype(ml_dtypes.float4_e2m1fn): np.float32,
+}
+
+
+def to_numpy(x: Any) -> tuple[Array, Kind]:
+    """The same memory as a NumPy array where that is possible, and what it was.
+
+    Takes NumPy arrays and scalars, Python numbers, torch CPU tensors (gradients are not followed), and whatever offers
+    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.
+
+    :raises DeviceError: it lies on another device, named.
+    :raises InvalidProblem: it is not a dense array of numbers.
+    """
+    if isinstance(x, np.ndarray):
+        return _plain(x), Kind.NUMPY
+    if isinstance(x, np.generic):  # before float: np.float64 is one
+        return _plain(np.asarray(x)), Kind.NUMPY
+    if isinstance(x, bool | int | float):
+        try:
+            return np.asarray(x), Kind.SCALAR
+        except OverflowError as error:
+            raise InvalidProblem(str(error)) from None
+    torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _from_torch(torch, x), Kind.TORCH
+    return _from_protocol(x), Kind.NUMPY
+
+
+def _plain(x: Array) -> Array:
+    if isinstance(x, np.ma.MaskedArray):
+        raise InvalidProblem("a masked array: fill it first, its mask would be lost")
+    array = np.asarray(x)
+    if array.dtype.kind in "OSUMm" or array.dtype.fields is not None:
+        raise InvalidProblem(f"an array of {array.dtype} does not hold numbers")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _from_torch(torch: Any, x: Any) -> Array:
+    if x.device.type != "cpu":
+        raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
+    if x.layout is not torch.strided or x.is_quantized:
+        raise InvalidProblem(f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first")
+    try:
+        # A lazy conjugate or minus sign is not in the memory.
+        dense = x.detach().resolve_conj().resolve_neg()
+        bits, meaning = _TORCH_BITS.get(str(x.dtype), (None, None))
+        array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
+    except (TypeError, RuntimeError) as error:
+        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}") from error
+    return array
+
+
+def _from_protocol(x: Any) -> Array:
+    what = f"{type(x).__module__}.{type(x).__qualname__}"
+    device = getattr(x, "__dlpack_device__", None)
+    if device is not None and not isinstance(x, type):
+        number, index = device()
+        if int(number) not in (1, 3, 11):  # CPU, and host memory that CUDA or ROCm pinned
+            names = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
+            raise DeviceError(f"a {what} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} was given to a module for the CPU")
+    elif hasattr(x, "__cuda_array_interface__"):
+        raise DeviceError(f"a {what} on cuda was given to a module for the CPU")
+    if hasattr(x, "__array_interface__") or hasattr(x, "__array_struct__"):
+        return _plain(np.asarray(x))
+    if device is not None:
+        try:
+            return _plain(np.from_dlpack(x))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            if not hasattr(x, "__array__"):  # NumPy's DLPack knows no bf16; the object itself may
+                raise InvalidProblem(f"a {what} cannot be read through DLPack: {error}") from error
+    if hasattr(x, "__array__"):
+        return _plain(np.asarray(x))
+    raise InvalidProblem(f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface")
+
+
+def from_numpy(array: Array, kind: Kind) -> Any:
+    """The array as the kind that :func:`to_numpy` named, over the same memory where it can be written and walked forwards.
+
+    Narrow integers (one to a byte) become torch's 8-bit integers, f4 its float32.
+    """
+    if kind is not Kind.TORCH:
+        return array
+    torch = sys.modules["torch"]
+    if array.dtype in _NARROW:
+        array = array.astype(_NARROW[array.dtype])
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch has neither
+    if array.dtype in _TO_TORCH:
+        bits, name = _TO_TORCH[array.dtype]
+        return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
+    return torch.from_numpy(array)

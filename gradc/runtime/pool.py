@@ -1,0 +1,265 @@
+"""The process's CPU pool: one set of threads and one matrix product, handed to every generated module as ``gradc_ctx``."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from gradc import knobs
+from gradc.codegen.text import read_template
+from gradc.runtime.cache import default_cache, digest
+from gradc.runtime.toolchain import compile_c, cpu_identity, find_compiler, load_library
+
+ERROR_SLOTS = 8
+# Inside the matrix product a*b+c may be one instruction: its sums are in our order, but promise no more than BLAS does.
+_EXTRA = ("-ffp-contract=fast",)
+_lock = threading.RLock()
+
+
+class _Struct(ctypes.Structure):
+    """``struct gradc_ctx`` of runtime.h, and behind it the slots that its ``error`` points to."""
+
+    _fields_ = (
+        ("parallel_for", ctypes.c_void_p),
+        ("matmul", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+        ("slots", ctypes.c_int64 * ERROR_SLOTS),
+    )
+
+
+class Context:
+    """One ``gradc_ctx``: the pool of the process and error slots of its own, for one call at a time.
+
+    :ivar pointer: its address, to be passed as the generated function's first argument; valid while this object lives.
+    """
+
+    __slots__ = ("_struct", "pointer")
+
+    def __init__(self, parallel_for: int, matmul: int):
+        self._struct = _Struct(parallel_for, matmul, 0)
+        address = ctypes.addressof(self._struct)
+        self._struct.error = address + _Struct.slots.offset
+        self.pointer = ctypes.c_void_p(address)
+
+    @property
+    def code(self) -> int:
+        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2)."""
+        return int(self._struct.slots[0])
+
+    @property
+    def error(self) -> tuple[int, int, int, int, int]:
+        """(code, site, position, value, bound) of the lowest site and position that was reported."""
+        code, site, position, value, bound = self._struct.slots[:5]
+        return code, site, position, value, bound
+
+    def clear(self) -> None:
+        """Forget the error, for the next call."""
+        self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
+
+
+def new_context() -> Context:
+    """A context for a call; about a microsecond once the pool is there.
+
+    :raises CompilerMissing, CompilerError: the first call builds the pool.
+    """
+    return Context(*_entries())
+
+
+@functools.cache
+def _entries() -> tuple[int, int]:
+    library = _library()
+    return _address(library.gradc_parallel_for), _address(library.gradc_matmul)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+_loaded: ctypes.CDLL | None = None
+
+
+def _library() -> ctypes.CDLL:
+    """The pool, built and loaded once for the process."""
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    with _lock:
+        if _loaded is None:
+            header, gemm, source = (read_template(f"cpu/{name}") for name in ("runtime.h", "gemm.h", "runtime.c"))
+            key = digest("runtime", header, gemm, source, find_compiler().identity, cpu_identity(), *_EXTRA)
+            cache = default_cache()
+            payload = cache.get(key)
+            if payload is None:
+                payload = compile_c(source, extra=_EXTRA)
+                cache.put(key, payload)
+            library = load_library(payload, "runtime")
+            library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
+            library.gradc_set_threads.restype = None
+            library.gradc_set_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3]
+            library.gradc_set_blas.restype = None
+            library.gradc_set_threads(_wanted_threads(), _cpus())
+            _install(library, _own_is_better(library))
+            _loaded = library
+    return _loaded
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _wanted_threads() -> int:
+    wanted = knobs.NUM_THREADS.get()
+    if wanted <= 0:
+        first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # "4,2" counts nested levels
+        wanted = int(first) if first.isdigit() and int(first) > 0 else _cpus()
+    return max(1, min(wanted, 1024))
+
+
+def set_num_threads(threads: int) -> None:
+    """Use this many threads, the calling one included, from the next call on; results do not depend on it.
+
+    :raises ValueError: less than 1 or more than 1024.
+    """
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"the pool takes 1 to 1024 threads, not {threads}")
+    _library().gradc_set_threads(threads, _cpus())
+
+
+def num_threads() -> int:
+    """How many threads a call may use."""
+    return int(_library().gradc_threads())
+
+
+# ---- BLAS: whatever NumPy is linked to -----------------------------------------------------------------------------
+
+_FIXED, _GLOBAL, _PER_THREAD = 0, 1, 2  # how a library keeps its number of threads; as in runtime.c
+
+
+class _Blas:
+    """A BLAS found in this process: its functions, and how to keep it on one thread."""
+
+    def __init__(self, library: ctypes.CDLL, prefix: str, suffix: str):
+        self.library = library
+        self.sgemm = getattr(library, f"{prefix}cblas_sgemm{suffix}")
+        self.dgemm = getattr(library, f"{prefix}cblas_dgemm{suffix}")
+        tail = suffix.replace("_64", "64_")
+        self.config = self._text(f"{prefix}openblas_get_config{tail}")
+        self.core = self._text(f"{prefix}openblas_get_corename{tail}")
+        self.wide = "64" in suffix or "USE64BITINT" in self.config
+        self.get = _symbol(library, f"{prefix}openblas_get_num_threads{tail}")
+        self.set = _symbol(library, f"{prefix}openblas_set_num_threads{tail}")
+        self.set_local = _symbol(library, "MKL_Set_Num_Threads_Local")
+        parallel = _symbol(library, f"{prefix}openblas_get_parallel{tail}")
+        if parallel is not None and parallel() == 2:  # OpenMP keeps the number for each thread
+            self.set_local = _symbol(library, "openblas_set_num_threads_local") or self.set_local
+            self.count = _PER_THREAD if self.set_local else _FIXED
+        elif self.get and self.set:
+            self.count = _GLOBAL
+        else:
+            self.count = _PER_THREAD if self.set_local else _FIXED
+
+    def _text(self, name: str) -> str:
+        function = _symbol(self.library, name)
+        if function is None:
+            return ""
+        function.restype = ctypes.c_char_p
+        return (function() or b"").decode("utf-8", "replace").strip()
+
+    @property
+    def name(self) -> str:
+        if self.config:
+            return f"{' '.join(self.config.split()[:2])} {self.core}".strip()
+        return "MKL" if self.set_local else "BLAS"
+
+
+def _symbol(library: ctypes.CDLL, name: str) -> Any:
+    """A function of the library, or None."""
+    return getattr(library, name, None)
+
+
+@functools.cache
+def _find_blas() -> _Blas | None:
+    # The loader looks through what NumPy's own extension was linked to, wherever its wheel put it.
+    extension = sys.modules.get("numpy._core._multiarray_umath") or sys.modules.get("numpy.core._multiarray_umath")
+    try:
+        library = ctypes.CDLL(getattr(extension, "__file__", None) or "")
+    except OSError:
+        return None
+    for prefix, suffix in (("scipy_", "64_"), ("", "64_"), ("", "_64"), ("scipy_", ""), ("", "")):
+        try:
+            return _Blas(library, prefix, suffix)
+        except AttributeError:
+            continue
+    return None
+
+
+def _own_is_better(library: ctypes.CDLL) -> bool:
+    """Whether our kernel was built for wider vectors than the BLAS at hand uses (1.4 to 2 times faster where it was)."""
+    blas = _find_blas()
+    narrow = ("haswell", "zen", "sandybridge", "nehalem", "core2", "prescott", "excavator", "generic")
+    return blas is None or (library.gradc_vector_bytes() >= 64 and blas.core.lower() in narrow)
+
+
+_current = ""
+
+
+def _install(library: ctypes.CDLL, own: bool) -> None:
+    global _current
+    blas = None if own else _find_blas()
+    if blas is None:
+        library.gradc_set_blas(None, None, 0, _FIXED, None, None, None)
+        _current = f"gradc ({8 * library.gradc_vector_bytes()}-bit)"
+        return
+    pointers = [ctypes.cast(f, ctypes.c_void_p) if f is not None else None for f in (blas.get, blas.set, blas.set_local)]
+    library.gradc_set_blas(ctypes.cast(blas.sgemm, ctypes.c_void_p), ctypes.cast(blas.dgemm, ctypes.c_void_p), blas.wide, blas.count, *pointers)
+    _current = blas.name
+
+
+def blas_name() -> str:
+    """What multiplies matrices here, for reports and for the claim of determinism (per machine and this name)."""
+    _library()
+    return _current
+
+
+def use_blas(choice: bool | None) -> None:
+    """True: NumPy's BLAS where there is one; False: our own kernel; None: the faster by rule.  Not while calls are running.
+
+    Operands that BLAS cannot take (no stride of 1) go to our kernel in any case.
+    """
+    library = _library()
+    _install(library, _own_is_better(library) if choice is None else not choice)
+
+
+def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
+    """Run a compiled ``gradc_body`` from Python: for tests and measurements."""
+    _library().gradc_parallel_for(context.pointer, ctypes.c_int64(tasks), body, ctypes.c_void_p(args))
+
+
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
+    """``out (+)= a @ b`` as generated code does it, f32 or f64.
+
+    :param a: [batch, m, k] with any strides.  :param b: [batch, k, n].  :param out: contiguous [batch, m, n] that
+        overlaps neither.
+
+    :raises ValueError: other ranks, sizes, dtypes or layouts.
+    :raises MemoryError: no room for partial sums.
+    """
+    batch, m, n = out.shape
+    k = a.shape[2]
+    if a.shape != (batch, m, k) or b.shape != (batch, k, n) or not a.dtype == b.dtype == out.dtype or out.dtype.char not in "fd" or not out.flags.c_contiguous:
+        raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
+    context = new_context()
+    strides = [(ctypes.c_int64 * 3)(*(s // x.itemsize for s in x.strides)) for x in (a, b)]
+    sizes = [ctypes.c_int64(x) for x in (batch, m, n, k)]
+    a_data, b_data, out_data = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, out))
+    _library().gradc_matmul(
+        context.pointer, out.itemsize * 8, *sizes, a_data, strides[0], b_data, strides[1], out_data, int(accumulate)
+    )
+    if context.code:
+        raise MemoryError(f"matmul needs {context.error[3]} bytes for partial sums")

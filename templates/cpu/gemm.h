@@ -1,0 +1,101 @@
+/* One tile of a matrix product on one thread, for operands with any strides.  Included once per type: T is the element,
+ * GEMM(name) makes the names.  The layout is Goto's: B is packed into panels of NR columns, A into panels of MR rows, and
+ * a kernel keeps MR x NR sums in registers.  (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication.) */
+
+typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))));
+
+enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
+
+/* sums[MR][NR] (+)= a panel x b panel over kc steps; c has rows ldc apart. */
+static void GEMM(kernel)(int64_t kc, const T *restrict a, const T *restrict b, T *restrict c, int64_t ldc, int add) {
+  GEMM(vec) sums[GEMM_MR][2];
+  for (int i = 0; i < GEMM_MR; i++) {
+    sums[i][0] = sums[i][1] = (GEMM(vec)){0};
+  }
+  for (int64_t p = 0; p < kc; p++) {
+    const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * GEMM(NR));
+    const GEMM(vec) b1 = *(const GEMM(vec) *)(b + p * GEMM(NR) + GEMM(LANES));
+#pragma GCC unroll 16
+    for (int i = 0; i < GEMM_MR; i++) {
+      const T ai = a[p * GEMM_MR + i];
+      sums[i][0] += ai * b0;
+      sums[i][1] += ai * b1;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < GEMM_MR; i++) {
+    GEMM(vec) *row0 = (GEMM(vec) *)(c + i * ldc), *row1 = (GEMM(vec) *)(c + i * ldc + GEMM(LANES));
+    *row0 = add ? *row0 + sums[i][0] : sums[i][0];
+    *row1 = add ? *row1 + sums[i][1] : sums[i][1];
+  }
+}
+
+/* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros. */
+static void GEMM(pack)(T *restrict to, const T *restrict from, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+    const int w = count - i0 < width ? (int)(count - i0) : width;
+    const T *panel = from + i0 * across;
+    if (w < width) {
+      memset(to, 0, (size_t)(steps * width) * sizeof(T));
+    }
+    if (across == 1) {
+      for (int64_t p = 0; p < steps; p++) {
+        memcpy(to + p * width, panel + p * along, (size_t)w * sizeof(T));
+      }
+    } else {
+      for (int64_t p0 = 0; p0 < steps; p0 += 16) { /* short runs, so that both sides stay in the first cache */
+        const int64_t end = p0 + 16 < steps ? p0 + 16 : steps;
+        for (int i = 0; i < w; i++) {
+          for (int64_t p = p0; p < end; p++) {
+            to[p * width + i] = panel[i * across + p * along];
+          }
+        }
+      }
+    }
+  }
+}
+
+/* c[m,n] (+)= a[m,k] b[k,n]; m <= GEMM_MC, n <= GEMM_NC; c has rows ldc apart. */
+static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const T *a, int64_t a_row, int64_t a_col, const T *b, int64_t b_row,
+                       int64_t b_col, T *c, int64_t ldc, int add, void *workspace) {
+  if (!workspace) { /* no memory: slow and right */
+    for (int64_t i = 0; i < m; i++) {
+      for (int64_t j = 0; j < n; j++) {
+        T sum = 0;
+        for (int64_t p = 0; p < k; p++) {
+          sum += a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
+        }
+        c[i * ldc + j] = add ? c[i * ldc + j] + sum : sum;
+      }
+    }
+    return;
+  }
+  T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
+  T edge[GEMM_MR * GEMM(NR)];
+  for (int64_t p = 0; p < k; p += GEMM_KC) {
+    const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
+    const int more = add || p > 0;
+    GEMM(pack)(pa, a + p * a_col, m, kc, a_row, a_col, GEMM_MR);
+    GEMM(pack)(pb, b + p * b_row, n, kc, b_col, b_row, GEMM(NR));
+    for (int64_t j = 0; j < n; j += GEMM(NR)) {
+      for (int64_t i = 0; i < m; i += GEMM_MR) {
+        const T *panel_a = pa + i * kc, *panel_b = pb + j * kc;
+        if (m - i >= GEMM_MR && n - j >= GEMM(NR)) {
+          GEMM(kernel)(kc, panel_a, panel_b, c + i * ldc + j, ldc, more);
+        } else {
+          const int64_t rows = m - i < GEMM_MR ? m - i : GEMM_MR, cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
+          GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0);
+          for (int64_t r = 0; r < rows; r++) {
+            for (int64_t s = 0; s < cols; s++) {
+              T *to = c + (i + r) * ldc + j + s;
+              *to = more ? *to + edge[r * GEMM(NR) + s] : edge[r * GEMM(NR) + s];
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+#undef T
+#undef GEMM

@@ -1,0 +1,595 @@
+/* Scalar arithmetic of the CPU target: what the names in a generated C expression mean.
+
+   Names.  NAME_TYPE works on TYPE (exp_f32, floordiv_i32); TYPE_load, TYPE_store, TYPE_round convert storage
+   formats that compute in f32 (bf16, f16, f8e4m3, f8e5m2); sat_TO_FROM is the saturating cast.
+
+   Rules.  The f32 functions are branch-free (selects on values, integer work on bit patterns, no libm), so that a
+   `#pragma omp simd` loop around them becomes vector code; a float is converted to an integer only after a range
+   test in float.  Division by zero never traps.  Nothing here depends on -ffast-math and nothing survives it:
+   NaN, infinities, signed zeros and gradual underflow are handled on purpose.
+
+   Errors, in units in the last place of the correctly rounded result, measured by tests/test_cpu_math.py over all
+   f16 and bf16 values and random f32 bit patterns (all of f32, subnormals included):
+       exp 0.8   log 0.9   log1p 1.5   expm1 1.7   tanh 1.5   sigmoid 1.5   erf 1.2   sin cos 1.6   pow rsqrt 0.51
+
+   Coefficients.  All polynomials were fitted for this file: Remez exchange in 50-digit arithmetic (mpmath) on the
+   interval and in the error measure noted beside each; coefficients were rounded to the working type one by one,
+   lowest order first, and the remaining ones fitted again after each rounding.
+
+   The multiply-adds of the polynomials are fused where the machine has fma; the bounds hold with and without. */
+#ifndef GRADC_CPU_MATH_H
+#define GRADC_CPU_MATH_H
+
+#include <stdint.h>
+
+typedef int8_t i8;
+typedef int16_t i16;
+typedef int32_t i32;
+typedef int64_t i64;
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef float f32;
+typedef double f64;
+
+/* Always inlined: a call left in a loop keeps the loop scalar. */
+#define GRADC_FN static inline __attribute__((always_inline, unused))
+
+/* Own conversions of f16 unless the compiler turns those of _Float16 into vector code (gcc 12 with F16C does not). */
+#ifndef GRADC_F16_NATIVE
+#if defined(__FLT16_MAX__) \
+    && (defined(__AVX512FP16__) || defined(__aarch64__) || (defined(__clang__) && defined(__F16C__)))
+#define GRADC_F16_NATIVE 1
+#else
+#define GRADC_F16_NATIVE 0
+#endif
+#endif
+
+/* ---- bit patterns ------------------------------------------------------------------------------------------- */
+
+GRADC_FN u32 bits_of_f32(f32 x) { u32 b; __builtin_memcpy(&b, &x, sizeof b); return b; }
+GRADC_FN u64 bits_of_f64(f64 x) { u64 b; __builtin_memcpy(&b, &x, sizeof b); return b; }
+GRADC_FN f32 f32_of_bits(u32 b) { f32 x; __builtin_memcpy(&x, &b, sizeof x); return x; }
+GRADC_FN f64 f64_of_bits(u64 b) { f64 x; __builtin_memcpy(&x, &b, sizeof x); return x; }
+
+GRADC_FN f32 copysign_f32(f32 magnitude, f32 sign) {
+    return f32_of_bits((bits_of_f32(magnitude) & 0x7fffffffu) | (bits_of_f32(sign) & 0x80000000u));
+}
+
+/* ---- functions with one definition for f32 and f64 ---------------------------------------------------------- */
+
+#define GRADC_FLOAT(F, S)                                                                                            \
+    GRADC_FN i32 isnan_##F(F x) { return x != x; }                                                                   \
+    GRADC_FN i32 isfinite_##F(F x) { return x - x == 0; } /* inf - inf is NaN */                                     \
+    GRADC_FN F fma_##F(F a, F b, F c) { return __builtin_fma##S(a, b, c); }                                          \
+    GRADC_FN F abs_##F(F x) { return __builtin_fabs##S(x); }                                                         \
+    GRADC_FN F sign_##F(F x) { return x > 0 ? (F)1 : x < 0 ? (F)-1 : x == 0 ? (F)0 : x; }                            \
+    GRADC_FN F sqrt_##F(F x) { return __builtin_sqrt##S(x); }                                                        \
+    GRADC_FN F reciprocal_##F(F x) { return (F)1 / x; }                                                              \
+    GRADC_FN F floor_##F(F x) { return __builtin_floor##S(x); }                                                      \
+    GRADC_FN F ceil_##F(F x) { return __builtin_ceil##S(x); }                                                        \
+    GRADC_FN F trunc_##F(F x) { return __builtin_trunc##S(x); }                                                      \
+    /* half to even, the default rounding direction */                                                               \
+    GRADC_FN F round_##F(F x) { return __builtin_rint##S(x); }                                                       \
+    /* NaN if either is NaN: an unordered comparison is false and hands on the NaN operand */                        \
+    GRADC_FN F minimum_##F(F a, F b) { F c = a < b ? a : b; return a != a ? a : c; }                                 \
+    GRADC_FN F maximum_##F(F a, F b) { F c = a > b ? a : b; return a != a ? a : c; }                                 \
+    GRADC_FN F relu_##F(F x) { return x < 0 ? (F)0 : x; }                                                            \
+    /* a - b*floor(a/b) with the sign of b, exact through fmod; np.mod */                                            \
+    GRADC_FN F floormod_##F(F a, F b) {                                                                              \
+        F rest = __builtin_fmod##S(a, b);                                                                            \
+        F shifted = (rest < 0) != (b < 0) ? rest + b : rest;                                                         \
+        return rest == 0 ? __builtin_copysign##S((F)0, b) : shifted;                                                 \
+    }                                                                                                                \
+    /* floor(a/b) of the exact quotient, not of the rounded one; np.floor_divide */                                  \
+    GRADC_FN F floordiv_##F(F a, F b) {                                                                              \
+        F rest = __builtin_fmod##S(a, b);                                                                            \
+        F exact = (a - rest) / b;                                                                                    \
+        F shifted = rest != 0 && (rest < 0) != (b < 0) ? exact - 1 : exact;                                          \
+        F below = __builtin_floor##S(shifted);                                                                       \
+        F nearest = shifted - below > (F)0.5 ? below + 1 : below;                                                    \
+        F signed_zero = __builtin_copysign##S((F)0, a / b);                                                          \
+        return b == 0 ? a / b : shifted == 0 ? signed_zero : nearest;                                                \
+    }
+
+GRADC_FLOAT(f32, f)
+GRADC_FLOAT(f64, )
+#undef GRADC_FLOAT
+
+/* ---- f32: exponentials -------------------------------------------------------------------------------------- */
+
+/* a*b + c, fused where that is one instruction: for polynomials, where either rounding will do. */
+#if defined(__FMA__) || defined(__FMA4__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
+GRADC_FN f32 mad_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
+GRADC_FN f64 mad_f64(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
+#else
+GRADC_FN f32 mad_f32(f32 a, f32 b, f32 c) { return a * b + c; }
+GRADC_FN f64 mad_f64(f64 a, f64 b, f64 c) { return a * b + c; }
+#endif
+
+/* 2^k for -126 <= k <= 127 */
+GRADC_FN f32 power_of_two_f32(i32 k) { return f32_of_bits((u32)(k + 127) << 23); }
+
+/* x = k*ln2 + r, |r| <= ln2/2.  Needs |x| < 2^21: adding 1.5 * 2^23 leaves the integer k in the low bits. */
+#define GRADC_LN2_HIGH 0x1.62e4p-1f /* 15 bits: k * GRADC_LN2_HIGH is exact */
+#define GRADC_LN2_LOW 0x1.7f7d1cp-20f
+GRADC_FN i32 exp_quotient_f32(f32 x) {
+    return (i32)(bits_of_f32(mad_f32(x, 0x1.715476p+0f, 0x1.8p23f)) - 0x4b400000u);
+}
+GRADC_FN f32 exp_quotient_as_f32(f32 x) { return mad_f32(x, 0x1.715476p+0f, 0x1.8p23f) - 0x1.8p23f; }
+GRADC_FN f32 exp_remainder_f32(f32 x) {
+    f32 k = exp_quotient_as_f32(x);
+    return mad_f32(k, -GRADC_LN2_LOW, mad_f32(k, -GRADC_LN2_HIGH, x));
+}
+
+/* e^r - 1 on |r| <= 1.002 ln2/2: r + r^2 P(r), relative error 2^-26 of e^r - 1 and 2^-27.5 of e^r */
+GRADC_FN f32 exp_polynomial_f32(f32 r) {
+    f32 p = 0x1.6cee80p-10f;
+    p = mad_f32(p, r, 0x1.122bb8p-7f);
+    p = mad_f32(p, r, 0x1.555534p-5f);
+    p = mad_f32(p, r, 0x1.5554aap-3f);
+    return mad_f32(p, r, 0x1.000000p-1f);
+}
+GRADC_FN f32 expm1_near_zero_f32(f32 r) { return mad_f32(r * r, exp_polynomial_f32(r), r); }
+
+GRADC_FN f32 exp_f32(f32 x) {
+    f32 low = x < -105.0f ? -105.0f : x; /* e^-104 rounds to 0, e^89 to infinity; NaN passes both */
+    f32 t = low > 89.0f ? 89.0f : low;
+    i32 k = exp_quotient_f32(t);
+    f32 kf = exp_quotient_as_f32(t);
+    f32 high = mad_f32(kf, -GRADC_LN2_HIGH, t);
+    f32 r = exp_remainder_f32(t);
+    f32 sum = 1.0f + r;
+    f32 lost = (r - (sum - 1.0f)) + mad_f32(kf, -GRADC_LN2_LOW, high - r); /* by 1 + r, and by the remainder */
+    f32 e = sum + mad_f32(r * r, exp_polynomial_f32(r), lost);
+    i32 half = k >> 1; /* in two steps: 2^k may be out of range, and a subnormal result is rounded once */
+    return e * power_of_two_f32(half) * power_of_two_f32(k - half);
+}
+
+GRADC_FN f32 expm1_f32(f32 x) {
+    f32 low = x < -18.0f ? -18.0f : x;
+    f32 t = low > 89.0f ? 89.0f : low;
+    i32 k = exp_quotient_f32(t);
+    f32 p = expm1_near_zero_f32(exp_remainder_f32(t));
+    f32 scale = power_of_two_f32(k - 1); /* half of 2^k: 2^128 is out of range */
+    f32 y = 2.0f * mad_f32(scale, p, scale - 0.5f);
+    return copysign_f32(k == 0 ? p : y, x); /* -0.0 */
+}
+
+/* Near 0: x + x^3 P(x^2).  Else 1 - 2 / (e^2|x| + 1), which only there loses no digits. */
+GRADC_FN f32 tanh_f32(f32 x) {
+    f32 a = __builtin_fabsf(x);
+    f32 s = a * a;
+    f32 p = -0x1.9921a2p-8f; /* |x| <= 0.55, relative error 2^-29.7 */
+    p = mad_f32(p, s, 0x1.58e518p-6f);
+    p = mad_f32(p, s, -0x1.b91e7ep-5f);
+    p = mad_f32(p, s, 0x1.110ceep-3f);
+    p = mad_f32(p, s, -0x1.55554ap-2f);
+    f32 near_zero = mad_f32(s * a, p, a);
+
+    f32 t = a > 10.0f ? 20.0f : a + a; /* 1 - tanh(10) < 2^-25 */
+    f32 scale = power_of_two_f32(exp_quotient_f32(t));
+    f32 e = mad_f32(scale, expm1_near_zero_f32(exp_remainder_f32(t)), scale);
+    f32 far = 1.0f - 2.0f / (e + 1.0f);
+    return copysign_f32(a < 0.55f ? near_zero : far, x);
+}
+
+/* 1 / (1 + e^-x), with the exponential of -|x| only: e^x / (1 + e^x) keeps its digits where e^-x overflows.
+   The quotient in f64: in f32 the three roundings would add up to 2.3 units. */
+GRADC_FN f32 sigmoid_f32(f32 x) {
+    f32 e = exp_f32(-__builtin_fabsf(x));
+    return (f32)((f64)(x >= 0.0f ? 1.0f : e) / (1.0 + (f64)e));
+}
+
+/* Near 0: x + x P(x^2).  Else 1 - e^g, g = log(erfc|x|) as a polynomial in |x|; erf(3.93) rounds to 1. */
+GRADC_FN f32 erf_f32(f32 x) {
+    f32 a = __builtin_fabsf(x);
+    f32 s = a * a;
+    f32 p = 0x1.4fa924p-14f; /* |x| <= 0.95, relative error 2^-30 */
+    p = mad_f32(p, s, -0x1.a61810p-11f);
+    p = mad_f32(p, s, 0x1.544b08p-8f);
+    p = mad_f32(p, s, -0x1.b80124p-6f);
+    p = mad_f32(p, s, 0x1.ce2d64p-4f);
+    p = mad_f32(p, s, -0x1.812740p-2f);
+    p = mad_f32(p, s, 0x1.06eba8p-3f);
+    f32 near_zero = mad_f32(a, p, a);
+
+    f32 b = a > 3.95f ? 3.95f : a;
+    f32 g = 0x1.93cb14p-13f; /* 0.949 <= |x| <= 3.95, relative error of erf 2^-29 */
+    g = mad_f32(g, b, -0x1.8a7c7ap-9f);
+    g = mad_f32(g, b, 0x1.69f5c6p-6f);
+    g = mad_f32(g, b, -0x1.a88d0ap-4f);
+    g = mad_f32(g, b, -0x1.466722p-1f);
+    g = mad_f32(g, b, -0x1.20a2a8p+0f);
+    g = mad_f32(g, b, -0x1.fd9398p-13f);
+    f32 scale = power_of_two_f32(exp_quotient_f32(g)); /* e^g >= 2^-26 */
+    f32 tail = (1.0f - scale) - scale * expm1_near_zero_f32(exp_remainder_f32(g));
+    return copysign_f32(a < 0.95f ? near_zero : tail, x);
+}
+
+/* ---- f32: logarithms and powers ------------------------------------------------------------------------------- */
+
+/* x = 2^k m with sqrt(1/2) <= m < sqrt(2), for normal x > 0 */
+GRADC_FN i32 log_exponent_f32(f32 x) { return (i32)(bits_of_f32(x) - 0x3f3504f3u) >> 23; }
+GRADC_FN f32 log_mantissa_f32(f32 x) {
+    return f32_of_bits(((bits_of_f32(x) - 0x3f3504f3u) & 0x007fffffu) + 0x3f3504f3u);
+}
+
+/* k ln2 + log(1 + f), sqrt(1/2) <= 1 + f < sqrt(2): log(1 + f) = f - f^2/2 + f^3 Q(f), relative error 2^-27 */
+GRADC_FN f32 log_sum_f32(i32 k, f32 f) {
+    f32 q = -0x1.390f7ap-4f;
+    q = mad_f32(q, f, 0x1.057778p-3f);
+    q = mad_f32(q, f, -0x1.0d81aep-3f);
+    q = mad_f32(q, f, 0x1.22d5dcp-3f);
+    q = mad_f32(q, f, -0x1.547226p-3f);
+    q = mad_f32(q, f, 0x1.99a036p-3f);
+    q = mad_f32(q, f, -0x1.000228p-2f);
+    q = mad_f32(q, f, 0x1.555554p-2f);
+    f32 s = f * f;
+    f32 kf = (f32)k;
+    f32 curvature = mad_f32(s * f, q, -0.5f * s);
+    f32 small = mad_f32(kf, GRADC_LN2_LOW, curvature);
+    return mad_f32(kf, GRADC_LN2_HIGH, f + small);
+}
+
+GRADC_FN f32 log_f32(f32 x) {
+    i32 subnormal = x < 0x1p-126f;
+    f32 t = subnormal ? x * 0x1p23f : x;
+    i32 k = log_exponent_f32(t) - (subnormal ? 23 : 0);
+    f32 y = log_sum_f32(k, log_mantissa_f32(t) - 1.0f);
+    f32 upper = x <= __FLT_MAX__ ? y : x; /* infinity, NaN */
+    f32 lower = x == 0.0f ? -__builtin_inff() : __builtin_nanf("");
+    return x <= 0.0f ? lower : upper;
+}
+
+/* log(u + c), u = 1 + x rounded and c what the rounding lost */
+GRADC_FN f32 log1p_f32(f32 x) {
+    f32 u = 1.0f + x;
+    f32 lost_of_x = x - (u - 1.0f);
+    f32 lost_of_1 = 1.0f - (u - x);
+    f32 c = x < 1.0f ? lost_of_x : lost_of_1;
+    i32 k = log_exponent_f32(u);
+    f32 half_scale = f32_of_bits((u32)(128 - k) << 23); /* 2^(1-k), 0 at k = 128; 2^-k may be subnormal */
+    f32 y = log_sum_f32(k, (log_mantissa_f32(u) - 1.0f) + c * half_scale * 0.5f);
+    f32 upper = x <= __FLT_MAX__ ? y : x;
+    f32 lower = x == -1.0f ? -__builtin_inff() : __builtin_nanf("");
+    f32 z = x <= -1.0f ? lower : upper;
+    return __builtin_fabsf(x) < 0x1p-25f ? x : z; /* -0.0 too */
+}
+
+/* x^y of C: 2^(y log2|x|) in f64, rounded once.  log2 m = s P(s^2), s = (m-1)/(m+1): relative error 2^-45, so the
+   exponent is right to 2^-38; 2^r on |r| <= 1/2 relative error 2^-37. */
+GRADC_FN f32 pow_f32(f32 x, f32 y) {
+    f32 a = __builtin_fabsf(x);
+    i32 subnormal = a < 0x1p-126f;
+    f32 t = subnormal ? a * 0x1p23f : a;
+    i32 e = log_exponent_f32(t) - (subnormal ? 23 : 0);
+    f64 m = (f64)log_mantissa_f32(t);
+    f64 s = (m - 1.0) / (m + 1.0);
+    f64 w = s * s;
+    f64 p = 0x1.21b1244dc59cfp-2;
+    p = mad_f64(p, w, 0x1.4795525ef5a1fp-2);
+    p = mad_f64(p, w, 0x1.a61a2ee0436bcp-2);
+    p = mad_f64(p, w, 0x1.2776c293242b4p-1);
+    p = mad_f64(p, w, 0x1.ec709dc53c7c3p-1);
+    p = mad_f64(p, w, 0x1.71547652b8251p+1);
+    f64 log2_finite = mad_f64(p, s, (f64)e);
+    f64 log2_upper = a <= __FLT_MAX__ ? log2_finite : (f64)a;
+    f64 log2_a = a == 0.0f ? -__builtin_inf() : log2_upper;
+
+    f64 z = (f64)y * log2_a;
+    f64 low = z < -160.0 ? -160.0 : z;
+    f64 h = low > 140.0 ? 140.0 : low;
+    f64 shifted = h + 0x1.8p52;
+    f64 r = h - (shifted - 0x1.8p52);
+    f64 q = 0x1.60d2f3286e164p-20;
+    q = mad_f64(q, r, 0x1.00c564738d7adp-16);
+    q = mad_f64(q, r, 0x1.430aeea3fada5p-13);
+    q = mad_f64(q, r, 0x1.5d87621e459a4p-10);
+    q = mad_f64(q, r, 0x1.3b2ab6073018cp-7);
+    q = mad_f64(q, r, 0x1.c6b08dc6136bap-5);
+    q = mad_f64(q, r, 0x1.ebfbdff89556fp-3);
+    q = mad_f64(q, r, 0x1.62e42fef84bbfp-1);
+    f64 scale = f64_of_bits((bits_of_f64(shifted) + 1023u) << 52);
+    f32 magnitude = (f32)(mad_f64(q, r, 1.0) * scale);
+
+    f32 half_y = 0.5f * y;
+    i32 whole = __builtin_floorf(y) == y;
+    i32 odd = whole & (__builtin_floorf(half_y) != half_y);
+    f32 with_sign = odd ? copysign_f32(magnitude, x) : magnitude;
+    i32 undefined = (x < 0.0f) & (x >= -__FLT_MAX__) & (whole == 0);
+    i32 one = (x == 1.0f) | (y == 0.0f) | ((x == -1.0f) & (__builtin_fabsf(y) > __FLT_MAX__));
+    f32 value = undefined ? __builtin_nanf("") : with_sign;
+    f32 nan_or_value = y != y ? y : value;
+    return one ? 1.0f : nan_or_value;
+}
+
+/* In f64: 1/sqrt in f32 would be off by up to 1.5 units. */
+GRADC_FN f32 rsqrt_f32(f32 x) { return (f32)(1.0 / __builtin_sqrt((f64)x)); }
+
+/* ---- f32: sine and cosine ----------------------------------------------------------------------------------- */
+
+/* |x| * 2/pi mod 4 in units of 2^-62, for every finite |x| >= 1/2 (Payne and Hanek's reduction).
+   |x| = mantissa * 2^(exponent - 23); the product needs the bits of 2/pi from position exponent - 25 on, 96 of them:
+   those above are multiples of 4, those below are worth less than one unit. */
+GRADC_FN u64 quadrants_f32(f32 x) {
+    u32 b = bits_of_f32(x) & 0x7fffffffu;
+    b = b < 0x3f000000u ? 0x3f000000u : b;
+    u32 mantissa = (b & 0x007fffffu) | 0x00800000u;
+    u32 position = (b >> 23) - 120u; /* exponent + 7, counted from 32 zero bits before 2/pi */
+    u32 shift = position & 31u;
+    /* words position/32 ... position/32 + 3 of 0, 2/pi, by selects: no table, no gather */
+    i32 by4 = (position & 128u) != 0, by2 = (position & 64u) != 0, by1 = (position & 32u) != 0;
+    u32 a0 = by4 ? 0xf534ddc0u : 0u;
+    u32 a1 = by4 ? 0xdb629599u : 0xa2f9836eu;
+    u32 a2 = by4 ? 0x3c439041u : 0x4e441529u;
+    u32 a3 = by4 ? 0xfe5163abu : 0xfc2757d1u;
+    u32 c0 = by2 ? a2 : a0;
+    u32 c1 = by2 ? a3 : a1;
+    u32 c2 = by2 ? 0xf534ddc0u : a2;
+    u32 c3 = by2 ? 0xdb629599u : a3;
+    u32 c4 = by2 ? 0x3c439041u : 0xf534ddc0u;
+    u32 w0 = by1 ? c1 : c0;
+    u32 w1 = by1 ? c2 : c1;
+    u32 w2 = by1 ? c3 : c2;
+    u32 w3 = by1 ? c4 : c3;
+    u32 high = (w0 << shift) | ((w1 >> 1) >> (31u - shift));
+    u32 middle = (w1 << shift) | ((w2 >> 1) >> (31u - shift));
+    u32 low = (w2 << shift) | ((w3 >> 1) >> (31u - shift));
+    u64 product_high = (u64)(mantissa * high) << 32;
+    u64 product_middle = (u64)mantissa * middle;
+    u64 product_low = ((u64)mantissa * low) >> 32;
+    return product_high + product_middle + product_low;
+}
+
+/* sin(|x| + quarters * pi/2) */
+GRADC_FN f32 sin_shifted_f32(f32 x, u32 quarters) {
+    f32 a = __builtin_fabsf(x);
+    i32 small = a < 0.5f;
+    u64 turned = quadrants_f32(a);
+    u64 rounded = turned + (1ull << 61);
+    u64 rest = turned - ((rounded >> 62) << 62); /* signed, |rest| <= 2^61 */
+    f64 rest_high = (f64)(i32)(u32)(rest >> 32);
+    f64 rest_low = (f64)(i32)((u32)rest >> 1);
+    f64 angle = mad_f64(rest_high, 0x1.921fb54442d18p-30, rest_low * 0x1.921fb54442d18p-61);
+    f32 r = small ? a : (f32)angle;
+    u32 quadrant = (small ? 0u : (u32)(rounded >> 62)) + quarters;
+
+    f32 s = r * r;
+    f32 p = -0x1.9953fep-13f; /* sin r = r + r^3 P(r^2) on |r| <= pi/4, relative error 2^-27.9 */
+    p = mad_f32(p, s, 0x1.110778p-7f);
+    p = mad_f32(p, s, -0x1.555546p-3f);
+    f32 sine = mad_f32(s * r, p, r);
+    f32 q = 0x1.99e80cp-16f; /* cos r = 1 - r^2/2 + r^4 Q(r^2), relative error 2^-33 */
+    q = mad_f32(q, s, -0x1.6c0c28p-10f);
+    q = mad_f32(q, s, 0x1.55554ap-5f);
+    f32 cosine = mad_f32(s * s, q, mad_f32(s, -0.5f, 1.0f));
+    f32 y = (quadrant & 1u) != 0 ? cosine : sine;
+    f32 signed_y = f32_of_bits(bits_of_f32(y) ^ ((quadrant & 2u) << 30));
+    return a <= __FLT_MAX__ ? signed_y : __builtin_nanf("");
+}
+
+GRADC_FN f32 sin_f32(f32 x) {
+    return f32_of_bits(bits_of_f32(sin_shifted_f32(x, 0u)) ^ (bits_of_f32(x) & 0x80000000u));
+}
+GRADC_FN f32 cos_f32(f32 x) { return sin_shifted_f32(x, 1u); }
+
+/* ---- f64: libm ---------------------------------------------------------------------------------------------- */
+
+GRADC_FN f64 exp_f64(f64 x) { return __builtin_exp(x); }
+GRADC_FN f64 log_f64(f64 x) { return __builtin_log(x); }
+GRADC_FN f64 log1p_f64(f64 x) { return __builtin_log1p(x); }
+GRADC_FN f64 expm1_f64(f64 x) { return __builtin_expm1(x); }
+GRADC_FN f64 tanh_f64(f64 x) { return __builtin_tanh(x); }
+GRADC_FN f64 erf_f64(f64 x) { return __builtin_erf(x); }
+GRADC_FN f64 sin_f64(f64 x) { return __builtin_sin(x); }
+GRADC_FN f64 cos_f64(f64 x) { return __builtin_cos(x); }
+GRADC_FN f64 pow_f64(f64 x, f64 y) { return __builtin_pow(x, y); }
+GRADC_FN f64 rsqrt_f64(f64 x) { return 1.0 / __builtin_sqrt(x); }
+GRADC_FN f64 sigmoid_f64(f64 x) {
+    f64 e = __builtin_exp(-__builtin_fabs(x));
+    return (x >= 0.0 ? 1.0 : e) / (1.0 + e);
+}
+
+/* ---- storage formats: bf16, f16, f8e4m3, f8e5m2 ------------------------------------------------------------- */
+
+GRADC_FN u32 bf16_rounded_bits(f32 x) { /* the rounded value as f32 bits, low half garbage */
+    u32 b = bits_of_f32(x);
+    u32 nan = (b & 0x80000000u) | 0x7fc00000u;
+    return x == x ? b + 0x7fffu + ((b >> 16) & 1u) : nan;
+}
+GRADC_FN f32 bf16_load(u16 h) { return f32_of_bits((u32)h << 16); }
+GRADC_FN u16 bf16_store(f32 x) { return (u16)(bf16_rounded_bits(x) >> 16); }
+GRADC_FN f32 bf16_round(f32 x) { return f32_of_bits(bf16_rounded_bits(x) & 0xffff0000u); }
+
+/* |x| to a format with MANTISSA stored bits and exponent bias BIAS, half to even, no limit at the top.
+   Normal numbers: add half a unit to the bits and cut.  Subnormal ones: MAGIC is the f32 whose unit in the last
+   place is the format's smallest subnormal, so that adding it rounds, and leaves the answer in its low bits. */
+#define GRADC_ENCODE(b, MANTISSA, BIAS, MAGIC)                                                                        \
+    ((b) < (u32)(128 - (BIAS)) << 23                                                                                  \
+         ? bits_of_f32(f32_of_bits(b) + (MAGIC)) - bits_of_f32(MAGIC)                                                 \
+         : (((b) + ((1u << (22 - (MANTISSA))) - 1u) + (((b) >> (23 - (MANTISSA))) & 1u)) >> (23 - (MANTISSA)))        \
+               - ((u32)(127 - (BIAS)) << (MANTISSA)))
+
+/* The exponent and mantissa bits of such a format, moved into place: f32 with an exponent off by 127 - BIAS. */
+#define GRADC_DECODE(h, MANTISSA, REBIAS) (f32_of_bits((h) << (23 - (MANTISSA))) * (REBIAS))
+
+#if GRADC_F16_NATIVE
+GRADC_FN f32 f16_load(u16 h) { _Float16 x; __builtin_memcpy(&x, &h, sizeof x); return (f32)x; }
+GRADC_FN u16 f16_store(f32 x) { _Float16 y = (_Float16)x; u16 h; __builtin_memcpy(&h, &y, sizeof h); return h; }
+GRADC_FN f32 f16_round(f32 x) { return (f32)(_Float16)x; }
+#else
+GRADC_FN f32 f16_decode(u32 h) {
+    f32 finite = GRADC_DECODE(h & 0x7fffu, 10, 0x1p112f);
+    u32 special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u; /* infinity and NaN keep their mantissa */
+    return f32_of_bits(bits_of_f32(finite) | special | (h & 0x8000u) << 16);
+}
+GRADC_FN u32 f16_encode(f32 x) {
+    u32 b = bits_of_f32(x);
+    u32 a = b & 0x7fffffffu;
+    u32 finite = GRADC_ENCODE(a, 10, 15, 0x1p-1f);
+    u32 bounded = a >= 0x477ff000u ? 0x7c00u : finite; /* 65520 rounds to infinity */
+    u32 nan = 0x7e00u | ((a >> 13) & 0x3ffu);
+    return (x == x ? bounded : nan) | ((b >> 16) & 0x8000u);
+}
+GRADC_FN f32 f16_load(u16 h) { return f16_decode(h); }
+GRADC_FN u16 f16_store(f32 x) { return (u16)f16_encode(x); }
+GRADC_FN f32 f16_round(f32 x) { return f16_decode(f16_encode(x)); }
+#endif
+
+/* E4M3FN: no infinity, largest 448, NaN is 0x7f.  Finite values saturate; infinity becomes NaN. */
+GRADC_FN f32 f8e4m3_decode(u32 h) {
+    f32 finite = GRADC_DECODE(h & 0x7fu, 3, 0x1p120f);
+    u32 nan = (h & 0x7fu) == 0x7fu ? 0x7fc00000u : 0u;
+    return f32_of_bits(bits_of_f32(finite) | nan | (h & 0x80u) << 24);
+}
+GRADC_FN u32 f8e4m3_encode(f32 x) {
+    u32 b = bits_of_f32(x);
+    u32 a = b & 0x7fffffffu;
+    u32 bounded = a > 0x43e00000u ? 0x43e00000u : a; /* 448 */
+    u32 finite = GRADC_ENCODE(bounded, 3, 7, 0x1p14f);
+    return (a >= 0x7f800000u ? 0x7fu : finite) | ((b >> 24) & 0x80u);
+}
+GRADC_FN f32 f8e4m3_load(u8 h) { return f8e4m3_decode(h); }
+GRADC_FN u8 f8e4m3_store(f32 x) { return (u8)f8e4m3_encode(x); }
+GRADC_FN f32 f8e4m3_round(f32 x) { return f8e4m3_decode(f8e4m3_encode(x)); }
+
+/* E5M2: the upper half of f16.  Finite values saturate at 57344; infinity stays. */
+GRADC_FN f32 f8e5m2_decode(u32 h) {
+    f32 finite = GRADC_DECODE(h & 0x7fu, 2, 0x1p112f);
+    u32 special = (h & 0x7cu) == 0x7cu ? 0x7f800000u : 0u;
+    return f32_of_bits(bits_of_f32(finite) | special | (h & 0x80u) << 24);
+}
+GRADC_FN u32 f8e5m2_encode(f32 x) {
+    u32 b = bits_of_f32(x);
+    u32 a = b & 0x7fffffffu;
+    u32 bounded = a > 0x47600000u ? 0x47600000u : a; /* 57344 */
+    u32 finite = GRADC_ENCODE(bounded, 2, 15, 0x1p7f);
+    u32 special = a == 0x7f800000u ? 0x7cu : 0x7eu;
+    return (a >= 0x7f800000u ? special : finite) | ((b >> 24) & 0x80u);
+}
+GRADC_FN f32 f8e5m2_load(u8 h) { return f8e5m2_decode(h); }
+GRADC_FN u8 f8e5m2_store(f32 x) { return (u8)f8e5m2_encode(x); }
+GRADC_FN f32 f8e5m2_round(f32 x) { return f8e5m2_decode(f8e5m2_encode(x)); }
+
+#undef GRADC_ENCODE
+#undef GRADC_DECODE
+
+/* ---- saturating casts, towards zero, NaN -> 0 --------------------------------------------------------------- */
+
+/* LOW and TOP are the least and the greatest F that convert; both are exact bounds of the integer type here. */
+#define GRADC_SATURATE(NAME, T, VIA, F, LOW, TOP)                                                                     \
+    GRADC_FN T sat_##NAME##_##F(F x) {                                                                                \
+        F number = x == x ? x : (F)0;                                                                                 \
+        F above = number < (F)(LOW) ? (F)(LOW) : number;                                                              \
+        F inside = above > (F)(TOP) ? (F)(TOP) : above;                                                               \
+        return (T)(VIA)inside;                                                                                        \
+    }
+/* The integer type's greatest value is no F: TOP is the F below it, and BEYOND = TOP + 1 unit stands for it. */
+#define GRADC_SATURATE_WIDE(T, F, LOW, TOP, BEYOND, GREATEST)                                                         \
+    GRADC_FN T sat_##T##_##F(F x) {                                                                                   \
+        F number = x == x ? x : (F)0;                                                                                 \
+        F above = number < (F)(LOW) ? (F)(LOW) : number;                                                              \
+        F inside = above > (F)(TOP) ? (F)(TOP) : above;                                                               \
+        T value = (T)inside;                                                                                          \
+        return x >= (F)(BEYOND) ? (T)(GREATEST) : value;                                                              \
+    }
+#define GRADC_SATURATE_NARROW(F)                                                                                      \
+    GRADC_SATURATE(i2, i8, i32, F, -2, 1)                                                                             \
+    GRADC_SATURATE(u2, u8, i32, F, 0, 3)                                                                              \
+    GRADC_SATURATE(i4, i8, i32, F, -8, 7)                                                                             \
+    GRADC_SATURATE(u4, u8, i32, F, 0, 15)                                                                             \
+    GRADC_SATURATE(i8, i8, i32, F, -128, 127)                                                                         \
+    GRADC_SATURATE(u8, u8, i32, F, 0, 255)                                                                            \
+    GRADC_SATURATE(i16, i16, i32, F, -32768, 32767)                                                                   \
+    GRADC_SATURATE(u16, u16, i32, F, 0, 65535)
+
+GRADC_SATURATE_NARROW(f32)
+GRADC_SATURATE_NARROW(f64)
+GRADC_SATURATE(i32, i32, i32, f64, -0x1p31, 0x1.fffffffcp30)
+GRADC_SATURATE(u32, u32, u32, f64, 0, 0x1.fffffffep31)
+GRADC_SATURATE_WIDE(i32, f32, -0x1p31, 0x1.fffffep30, 0x1p31, INT32_MAX)
+GRADC_SATURATE_WIDE(u32, f32, 0, 0x1.fffffep31, 0x1p32, UINT32_MAX)
+GRADC_SATURATE_WIDE(i64, f32, -0x1p63, 0x1.fffffep62, 0x1p63, INT64_MAX)
+GRADC_SATURATE_WIDE(u64, f32, 0, 0x1.fffffep63, 0x1p64, UINT64_MAX)
+GRADC_SATURATE_WIDE(i64, f64, -0x1p63, 0x1.fffffffffffffp62, 0x1p63, INT64_MAX)
+GRADC_SATURATE_WIDE(u64, f64, 0, 0x1.fffffffffffffp63, 0x1p64, UINT64_MAX)
+#undef GRADC_SATURATE
+#undef GRADC_SATURATE_WIDE
+#undef GRADC_SATURATE_NARROW
+
+/* ---- integers: everything wraps, x/0 and x mod 0 are 0 ------------------------------------------------------ */
+
+/* floor(a/b) through F, in which the quotient of two T never rounds across an integer (F has at least as many bits
+   as T): vector machines divide floats, not integers. */
+#define GRADC_FLOORDIV_SIGNED(T, U, F, S)                                                                             \
+    GRADC_FN T floordiv_##T(T a, T b) {                                                                               \
+        i32 direct = (b == 0) | (b == -1); /* -1: the least T has no negative in T */                                 \
+        F quotient = __builtin_floor##S((F)a / (F)(direct ? (T)1 : b));                                               \
+        T whole = (T)(i32)quotient;                                                                                   \
+        T negated = b == 0 ? (T)0 : (T)((U)0 - (U)a);                                                                 \
+        return direct ? negated : whole;                                                                              \
+    }
+#define GRADC_FLOORDIV_UNSIGNED(T, VIA, F)                                                                            \
+    GRADC_FN T floordiv_##T(T a, T b) {                                                                               \
+        T whole = (T)(VIA)((F)a / (F)(b == 0 ? (T)1 : b));                                                            \
+        return b == 0 ? (T)0 : whole;                                                                                 \
+    }
+
+GRADC_FLOORDIV_SIGNED(i8, u8, f32, f)
+GRADC_FLOORDIV_SIGNED(i16, u16, f32, f)
+GRADC_FLOORDIV_SIGNED(i32, u32, f64, )
+GRADC_FLOORDIV_UNSIGNED(u8, i32, f32)
+GRADC_FLOORDIV_UNSIGNED(u16, i32, f32)
+GRADC_FLOORDIV_UNSIGNED(u32, u32, f64)
+#undef GRADC_FLOORDIV_SIGNED
+#undef GRADC_FLOORDIV_UNSIGNED
+
+GRADC_FN i64 floordiv_i64(i64 a, i64 b) {
+    i32 direct = (b == 0) | (b == -1);
+    i64 divisor = direct ? 1 : b;
+    i64 quotient = a / divisor;
+    i64 rest = a - quotient * divisor;
+    i64 whole = quotient - ((rest != 0) & ((rest ^ divisor) < 0));
+    i64 negated = b == 0 ? 0 : (i64)(0u - (u64)a);
+    return direct ? negated : whole;
+}
+GRADC_FN u64 floordiv_u64(u64 a, u64 b) {
+    u64 whole = a / (b == 0 ? 1u : b);
+    return b == 0 ? 0u : whole;
+}
+
+/* PRODUCT: the unsigned type in which T multiplies without C's promotion to a signed int. */
+#define GRADC_INTEGER(T, PRODUCT)                                                                                     \
+    GRADC_FN T minimum_##T(T a, T b) { return a < b ? a : b; }                                                        \
+    GRADC_FN T maximum_##T(T a, T b) { return a > b ? a : b; }                                                        \
+    GRADC_FN T sign_##T(T a) { return (T)((a > 0) - (a < (T)0)); }                                                    \
+    GRADC_FN T relu_##T(T a) { return a > 0 ? a : (T)0; }                                                             \
+    GRADC_FN T abs_##T(T a) { return a > 0 ? a : (T)((PRODUCT)0 - (PRODUCT)a); }                                      \
+    GRADC_FN T floormod_##T(T a, T b) {                                                                               \
+        T rest = (T)((PRODUCT)a - (PRODUCT)floordiv_##T(a, b) * (PRODUCT)b);                                          \
+        return b == 0 ? (T)0 : rest;                                                                                  \
+    }                                                                                                                 \
+    /* by squaring, wrapping; a negative exponent gives 0 but for the bases 1 and -1 */                               \
+    GRADC_FN T pow_##T(T base, T exponent) {                                                                          \
+        PRODUCT result = 1, square = (PRODUCT)base;                                                                   \
+        for (u64 e = exponent < (T)1 ? 0u : (u64)exponent; e != 0; e >>= 1) {                                         \
+            result = (e & 1u) != 0 ? result * square : result;                                                        \
+            square = square * square;                                                                                 \
+        }                                                                                                             \
+        T unit = base == (T)1 || (base == (T)-1 && (exponent & 1) == 0) ? (T)1 : base == (T)-1 ? (T)-1 : (T)0;        \
+        return exponent < (T)0 ? unit : (T)result;                                                                    \
+    }
+
+GRADC_INTEGER(i8, u32)
+GRADC_INTEGER(i16, u32)
+GRADC_INTEGER(i32, u32)
+GRADC_INTEGER(i64, u64)
+GRADC_INTEGER(u8, u32)
+GRADC_INTEGER(u16, u32)
+GRADC_INTEGER(u32, u32)
+GRADC_INTEGER(u64, u64)
+#undef GRADC_INTEGER
+
+#endif

@@ -1,0 +1,46 @@
+/* What a generated module may ask of its host: run tasks, multiply matrices, report an error.  Nothing else is linked. */
+#ifndef GRADC_RUNTIME_H
+#define GRADC_RUNTIME_H
+
+#include <stdint.h>
+
+typedef struct gradc_ctx gradc_ctx;
+typedef void (*gradc_body)(const void *args, int64_t task);
+
+struct gradc_ctx {
+  /* body(args, t) for each t in [0, tasks), in any order, on any threads; a call from inside a body runs in place. */
+  void (*parallel_for)(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args);
+  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32 or 64.
+   * Strides are of batch, row and column, in elements, any value that stays inside the array (0 repeats); c is contiguous
+   * and overlaps neither operand. */
+  void (*matmul)(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const void *a,
+                 const int64_t *a_strides, const void *b, const int64_t *b_strides, void *c, int accumulate);
+  /* 8 slots, all 0 before the call: see gradc_report.  Slots 5 and 6 are free, slot 7 is a lock. */
+  int64_t *error;
+};
+
+enum { GRADC_FINE = 0, GRADC_INDEX_OUT_OF_RANGE = 1, GRADC_OUT_OF_MEMORY = 2 };
+enum { GRADC_CODE = 0, GRADC_SITE = 1, GRADC_POSITION = 2, GRADC_VALUE = 3, GRADC_BOUND = 4, GRADC_LOCK = 7 };
+
+/* Record an error; of several, the one with the lowest (site, position) stays, whichever thread meets it first. */
+static inline __attribute__((unused, cold)) void gradc_report(const gradc_ctx *ctx, int64_t code, int64_t site,
+                                                                        int64_t position, int64_t value, int64_t bound) {
+  int64_t *e = ctx->error;
+  while (__atomic_exchange_n(&e[GRADC_LOCK], 1, __ATOMIC_ACQUIRE)) {
+  }
+  if (e[GRADC_CODE] == GRADC_FINE || site < e[GRADC_SITE] || (site == e[GRADC_SITE] && position < e[GRADC_POSITION])) {
+    e[GRADC_SITE] = site;
+    e[GRADC_POSITION] = position;
+    e[GRADC_VALUE] = value;
+    e[GRADC_BOUND] = bound;
+    __atomic_store_n(&e[GRADC_CODE], code, __ATOMIC_RELAXED);
+  }
+  __atomic_store_n(&e[GRADC_LOCK], 0, __ATOMIC_RELEASE);
+}
+
+/* Whether an error stands: what runs after it must write nothing. */
+static inline __attribute__((unused)) int gradc_failed(const gradc_ctx *ctx) {
+  return __atomic_load_n(&ctx->error[GRADC_CODE], __ATOMIC_RELAXED) != GRADC_FINE;
+}
+
+#endif
