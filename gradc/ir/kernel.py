@@ -303,14 +303,15 @@ Step = Kernel | Call | Select
 class Buffer:
     """Memory of a type.
 
-    :param kind: ``input``, ``output`` or ``temp``.  :param alias: the buffer whose bytes these are (reshape).
-    :param accumulate: an output that may be added to.
+    :param kind: ``input``, ``output``, ``temp`` or ``const``.  :param alias: the buffer whose bytes these are (reshape).
+    :param value: the elements of a const, in row-major order.
     """
 
     name: str
     type: Type
     kind: str = "temp"
     alias: str = ""
+    value: tuple[int | float | bool, ...] = ()
 
 
 @dataclass(frozen=True)

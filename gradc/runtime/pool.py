@@ -36,16 +36,17 @@ class _Struct(ctypes.Structure):
 class Context:
     """One ``gradc_ctx``: the pool of the process and error slots of its own, for one call at a time.
 
-    :ivar pointer: its address, to be passed as the generated function's first argument; valid while this object lives.
+    :ivar pointer: what to pass as the generated function's first argument; keeps the memory alive.
+    :ivar address: the same as an int, valid while this object lives.
     """
 
-    __slots__ = ("_struct", "pointer")
+    __slots__ = ("_struct", "address", "pointer")
 
     def __init__(self, parallel_for: int, matmul: int):
         self._struct = _Struct(parallel_for, matmul, 0)
-        address = ctypes.addressof(self._struct)
-        self._struct.error = address + _Struct.slots.offset
-        self.pointer = ctypes.c_void_p(address)
+        self.address = ctypes.addressof(self._struct)
+        self._struct.error = self.address + _Struct.slots.offset
+        self.pointer = ctypes.byref(self._struct)
 
     @property
     def code(self) -> int:

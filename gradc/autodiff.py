@@ -1,0 +1,144 @@
+"""differentiate: a graph and what it is wanted with respect to -> the joint graph of values and gradients.
+
+Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimised like any program and can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .errors import InternalError, InvalidProblem, NotDifferentiable
+from .ir.dims import assuming
+from .ir.graph import Graph, input_node
+from .ir.node import Node, Note, call, topological
+from .ir.op import DISCRETE, ZERO, Composite
+from .ir.types import F32, F64, DType
+from .ops.rules import converted, full
+
+
+def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") -> Graph:
+    """The joint graph: ``graph``'s outputs, then ``d.NAME`` for each of ``wrt``; its inputs are ``graph``'s and the cotangents ``d.OUTPUT``.
+
+    A cotangent has its value's shape; a float's has its dtype, an int's or bool's is f64 if a float op it feeds computes in f64, else f32.
+
+    :param unused: ``"zeros"`` gives a zero gradient to an input that no differentiable path reaches; ``"error"`` raises.
+    :raises NotDifferentiable: a wanted gradient does not exist; the op in the way is named.
+    :raises InvalidProblem: ``wrt`` names no input, or names one twice.
+    """
+    for name in wrt:
+        if name not in graph.input_names:
+            raise InvalidProblem(f"wrt names {name!r}; the inputs of {graph.name} are {', '.join(graph.input_names)}")
+    if len(set(wrt)) != len(wrt):
+        raise InvalidProblem(f"wrt names an input twice: {', '.join(wrt)}")
+    with assuming(graph.assumptions):
+        opened = open_composites(graph)
+        outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
+        cotangents = {name: input_node(f"d.{name}", node.type) for name, node in outputs}
+        if not outputs:
+            raise NotDifferentiable(f"{graph.name} has no float output: {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}")
+        contributions: dict[Node, list[Node]] = {}
+        for name, node in outputs:
+            contributions.setdefault(node, []).append(cotangents[name])
+        wanted = {opened.input(name) for name in wrt}
+        needed = _reaching(opened, wanted)
+        gradients = _sweep([node for _, node in outputs], contributions, needed)
+        results = [(f"d.{name}", _result(opened, name, gradients, unused)) for name in wrt]
+    notes: dict[Node, Note] = dict(graph.notes)
+    return Graph(
+        name=f"{graph.name}_joint",
+        inputs=(*graph.inputs, *(cotangents[name] for name, _ in outputs)),
+        outputs=(*graph.outputs, *results),
+        assumptions=graph.assumptions,
+        notes=notes,
+        defaults=graph.defaults,
+    )
+
+
+def open_composites(graph: Graph) -> Graph:
+    """The graph with the composites that have no vjp of their own opened; the others stay whole."""
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if isinstance(node.op, Composite) and node.op.vjp is None:
+            return deep(node.op.decompose(*operands, **node.attrs))
+        return None
+
+    def deep(root: Node) -> Node:
+        new: dict[Node, Node] = {}
+        for node in topological([root]):
+            operands = tuple(new[o] for o in node.operands)
+            opened = rule(node, operands)
+            new[node] = opened if opened is not None else node if operands == node.operands else node.op.apply(operands, node.attrs)
+        return new[root]
+
+    return graph.rewrite(rule)
+
+
+def _reaching(graph: Graph, wanted: set[Node]) -> set[Node]:
+    """The nodes that depend on a wanted input."""
+    reached = set(wanted)
+    for node in graph.nodes:
+        if any(o in reached for o in node.operands):
+            reached.add(node)
+    return reached
+
+
+def tangent_dtype(node: Node, contributions: Sequence[Node]) -> DType:
+    """The dtype of a value's cotangent (contracts 4)."""
+    if node.dtype.is_float:
+        return node.dtype
+    return F64 if any(c.dtype is F64 for c in contributions) else F32
+
+
+def _sweep(roots: Sequence[Node], contributions: dict[Node, list[Node]], needed: set[Node]) -> Mapping[Node, Node]:
+    gradients: dict[Node, Node] = {}
+    for node in reversed(topological(roots)):
+        if node not in needed or node not in contributions:
+            continue
+        parts = contributions[node]
+        dtype = tangent_dtype(node, parts)
+        total = converted(parts[0], dtype)
+        for part in parts[1:]:
+            total = total + converted(part, dtype)
+        gradients[node] = total
+        if not node.operands or not any(o in needed for o in node.operands):
+            continue
+        if node.op.vjp is None:
+            raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp")
+        entries = node.op.vjp(total, node, *node.operands, **node.attrs)
+        if len(entries) != len(node.operands):
+            raise InternalError(f"the vjp of {node.op.name} gave {len(entries)} entries for {len(node.operands)} operands")
+        for operand, entry in zip(node.operands, entries, strict=True):
+            if entry is ZERO or entry is DISCRETE or operand not in needed:
+                continue
+            if entry.shape != operand.shape or not entry.dtype.is_float or (operand.dtype.is_float and entry.dtype is not operand.dtype):
+                raise InternalError(f"the vjp of {node.op.name} gave {entry.type} for an operand of type {operand.type}")
+            contributions.setdefault(operand, []).append(entry)
+    return gradients
+
+
+def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str) -> Node:
+    node = graph.input(name)
+    if node in gradients:
+        return gradients[node]
+    if unused == "zeros":
+        return full(0.0, node, node.dtype if node.dtype.is_float else F32)
+    users = [n for n in graph.nodes if node in n.operands]
+    if not users:
+        raise NotDifferentiable(f"no output of {graph.name} depends on {name!r}; unused='zeros' gives it a zero gradient")
+    blocking = _blocking(graph, node, gradients)
+    raise NotDifferentiable(f"'{blocking.op.name}' ({blocking.type}) lies between {name!r} and every float output and passes no derivative; unused='zeros' gives a zero gradient")
+
+
+def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
+    """The op nearest to the outputs, on the way from ``node``, behind which derivatives still flow."""
+    reached, last = {node}, node
+    for user in graph.nodes:
+        if any(o in reached for o in user.operands):
+            if user in gradients:
+                return user
+            reached.add(user)
+            last = user
+    return last
+
+
+_ = call

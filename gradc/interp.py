@@ -1,0 +1,349 @@
+"""What a Graph and a Program mean, in NumPy.
+
+The oracle for every target: each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its own.
+``precision="f64"`` reruns any stage with every float as f64 and no rounding between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidProblem
+from .ir.dims import Dim, Size, evaluate, substitute, symbols
+from .ir.graph import Graph
+from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Select, Stmt
+from .ir.node import REGISTRY, Node, topological
+from .ir.op import Composite
+from .ir.types import DTYPES, DType, Type
+from .ops.pointwise import convert
+
+Array = np.ndarray[Any, Any]
+
+
+def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The value of each symbol: every axis whose size is a bare symbol binds it; all sizes are then checked.
+
+    InvalidProblem names the input, the axis and both numbers.
+    """
+    bound = dict(dims or {})
+    source = {name: "dims=" for name in bound}
+    for name, type_ in types.items():
+        shape = shapes[name]
+        if len(shape) != type_.rank:
+            raise InvalidProblem(f"{name} is {type_} (rank {type_.rank}), got an array of rank {len(shape)}: {tuple(shape)}")
+        for size, got in zip(type_.shape, shape, strict=True):
+            if isinstance(size, Dim) and str(size).isidentifier() and str(size) not in bound:
+                bound[str(size)], source[str(size)] = int(got), name
+    for name, type_ in types.items():
+        for axis, (size, got) in enumerate(zip(type_.shape, shapes[name], strict=True)):
+            if not symbols(size) <= bound.keys():
+                continue
+            want = evaluate(size, bound)
+            if want != got:
+                because = ", ".join(f"{s}={bound[s]} from {source.get(s, 'dims=')}" for s in sorted(symbols(size)))
+                raise InvalidProblem(f"{name} is {type_}: axis {axis} is {got}, not {want}{f' ({because})' if because else ''}")
+    return bound
+
+
+def _concrete(value: Any, bindings: Mapping[str, int]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_concrete(v, bindings) for v in value)
+    return evaluate(value, bindings) if isinstance(value, Dim) else value
+
+
+def round_to(value: Any, dtype: DType, precise: bool = False) -> Array:
+    """An array as ``dtype``; with ``precise`` floats stay f64."""
+    array = np.asarray(value)
+    if precise and dtype.is_float:
+        return array.astype(np.float64)
+    if dtype.is_integer and array.dtype.kind in "iu" and dtype.bits < 8:
+        return convert(array, dtype)
+    return convert(array, dtype) if array.dtype != dtype.np else array
+
+
+def _widened(array: Array) -> Array:
+    name = str(array.dtype)
+    if name in ("bool", "float32", "float64") or array.dtype.kind in "iu":
+        return array
+    if name in ("int4", "int2"):
+        return array.astype(np.int64)
+    if name in ("uint4", "uint2"):
+        return array.astype(np.int64)
+    return array.astype(np.float32)
+
+
+def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], precise: bool = False) -> Array:
+    """One op on arrays: widened, computed, rounded to the node's dtype."""
+    attrs = {name: _concrete(value, bindings) for name, value in node.attrs.items()}
+    if precise and "dtype" in attrs and attrs["dtype"].is_float:
+        attrs["dtype"] = DTYPES["f64"]
+    exact = node.op.in_place_of_dtype
+    with np.errstate(all="ignore"):
+        result = node.op.reference(*(operands if exact else map(_widened, operands)), **attrs)
+    return round_to(result, node.dtype, precise)
+
+
+def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[Node, Array]:
+    """Every value of a graph; composites are opened."""
+    from .ir.dims import assuming
+
+    types = {graph.input_name(n): n.type for n in graph.inputs}
+    given = {**{k: v for k, v in graph.defaults.items() if k in types}, **inputs}
+    missing, extra = types.keys() - given.keys(), given.keys() - types.keys()
+    if missing:
+        raise InvalidProblem(f"graph {graph.name} needs {', '.join(sorted(missing))}")
+    if extra:
+        raise InvalidProblem(f"graph {graph.name} has no input {', '.join(sorted(extra))}; it has {', '.join(types)}")
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    bindings = bind_dims(types, {name: a.shape for name, a in arrays.items()}, dims)
+    for fact in graph.assumptions:
+        if not fact.holds(bindings):
+            raise InvalidProblem(f"graph {graph.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bindings.items())}")
+    precise = precision == "f64"
+    values: dict[Node, Array] = {}
+    opened: dict[Node, Node] = {}
+    for node in graph.inputs:
+        name = graph.input_name(node)
+        if arrays[name].dtype != node.dtype.np:
+            raise InvalidProblem(f"{name} is {node.type}, got an array of {arrays[name].dtype}")
+        values[node] = arrays[name].astype(np.float64) if precise and node.dtype.is_float else arrays[name]
+
+    def value_of(root: Node) -> None:
+        pending = [root]
+        while pending:  # composites may hold composites: no recursion on depth
+            node = pending[-1]
+            if node in values:
+                pending.pop()
+                continue
+            lacking = [o for o in node.operands if o not in values]
+            if lacking:
+                pending.extend(lacking)
+            elif isinstance(node.op, Composite):
+                if node not in opened:
+                    opened[node] = node.op.decompose(*node.operands, **node.attrs)
+                if opened[node] in values:
+                    values[node] = values[opened[node]]
+                else:
+                    pending.append(opened[node])
+            else:
+                values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
+
+    with assuming(graph.assumptions):
+        for node in topological(n for _, n in graph.outputs):
+            value_of(node)
+    return values
+
+
+def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *, dims: Mapping[str, int] | None = None, precision: str = "", **more: Array) -> dict[str, Array]:
+    """The outputs of a graph or a program, by name, in NumPy."""
+    given = {**(inputs or {}), **more}
+    if isinstance(graph, Program):
+        return run_program(graph, given, dims, precision)
+    values = evaluate_graph(graph, given, dims, precision)
+    return {name: values[node] for name, node in graph.outputs}
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[str, Array]:
+    """The outputs of a program: every kernel evaluated at once over its whole iteration space; all strategies have one meaning."""
+    types = {b.name: b.type for b in program.of_kind("input") if not b.alias}
+    arrays = {name: np.asarray(inputs[name]) for name in types if name in inputs}
+    missing = types.keys() - arrays.keys()
+    if missing:
+        raise InvalidProblem(f"program {program.name} needs {', '.join(sorted(missing))}")
+    bindings = bind_dims(types, {n: a.shape for n, a in arrays.items()}, dims)
+    precise = precision == "f64"
+    memory = _Memory(program, arrays, bindings, precise)
+    for step in program.steps:
+        if isinstance(step, Select):
+            step = next(k for when, k in step.cases if when is None or when.holds(bindings))
+        if isinstance(step, Call):
+            _run_call(step, memory)
+        else:
+            _KernelRun(step, memory).run()
+    return {name: memory.read(buffer) for name, buffer in program.outputs}
+
+
+class _Memory:
+    def __init__(self, program: Program, arrays: Mapping[str, Array], bindings: Mapping[str, int], precise: bool):
+        self.program, self.bindings, self.precise = program, bindings, precise
+        self.flat: dict[str, Array] = {}
+        for buffer in program.buffers:
+            if buffer.alias:
+                continue
+            dtype = np.dtype(np.float64) if precise and buffer.type.dtype.is_float else buffer.type.dtype.np
+            if buffer.kind == "input":
+                self.flat[buffer.name] = arrays[buffer.name].astype(dtype).reshape(-1)
+            elif buffer.kind == "const":
+                self.flat[buffer.name] = np.asarray(buffer.value, np.float64 if buffer.type.dtype.is_float else None).astype(dtype).reshape(-1)
+            else:
+                self.flat[buffer.name] = np.empty(int(np.prod(self.shape(buffer.name), dtype=np.int64)), dtype)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.program.buffer[name].type.concrete(self.bindings)
+
+    def read(self, name: str) -> Array:
+        return self.flat[self.program.root(name)].reshape(self.shape(name))
+
+
+def _run_call(step: Call, memory: _Memory) -> None:
+    sizes = {axis: evaluate(size, memory.bindings) for axis, size in step.axes}
+    grids = dict(zip(sizes, np.meshgrid(*(np.arange(n) for n in sizes.values()), indexing="ij", sparse=True), strict=True))
+
+    def place(index: Index) -> Any:
+        total: Any = evaluate(index.const, memory.bindings)
+        for variable, coefficient in index.terms:
+            total = total + grids[variable] * evaluate(coefficient, memory.bindings)
+        return total
+
+    arrays = []
+    order = [i.variable for i in step.out.index]
+    inner = [axis for axis in sizes if axis not in order]
+    batch = order[:-2]
+    for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True):
+        array = memory.read(operand.buffer)[tuple(np.asarray(place(i)) for i in operand.index)] if operand.index else memory.read(operand.buffer)
+        full = np.broadcast_to(array, np.broadcast_shapes(array.shape, *[1 * len(sizes)] and [tuple(1 for _ in sizes)]))
+        keep = [list(sizes).index(a) for a in own if a]
+        drop = tuple(i for i in range(len(sizes)) if i not in keep)
+        full = full[tuple(0 if i in drop else slice(None) for i in range(len(sizes)))]
+        left = sorted(keep)
+        full = np.transpose(full, [left.index(k) for k in keep])
+        arrays.append(np.broadcast_to(full, [sizes[a] for a in own if a]))
+    result = REGISTRY[step.op].reference(*map(_widened, arrays))
+    memory.read(step.out.buffer)[...] = round_to(result, memory.program.buffer[step.out.buffer].type.dtype, memory.precise)
+
+
+class _KernelRun:
+    """A kernel over its whole space: row and column axes are the array axes."""
+
+    def __init__(self, kernel: Kernel, memory: _Memory):
+        self.kernel, self.memory = kernel, memory
+        axes = (*kernel.rows, *kernel.cols)
+        self.sizes = [evaluate(size, memory.bindings) for _, size in axes]
+        grids = np.meshgrid(*(np.arange(n) for n in self.sizes), indexing="ij", sparse=True) if axes else []
+        self.values: dict[str, Any] = dict(zip((a for a, _ in axes), grids, strict=True))
+        self.column_axes = tuple(range(len(kernel.rows), len(axes)))
+        self.rank = len(axes)
+
+    def run(self) -> None:
+        for statement in self.kernel.body:
+            with np.errstate(all="ignore"):
+                self.step(statement)
+
+    def place(self, index: Index) -> Any:
+        total: Any = np.asarray(evaluate(index.const, self.memory.bindings), np.int64)
+        for variable, coefficient in index.terms:
+            total = total + np.asarray(self.values[variable]).astype(np.int64) * evaluate(coefficient, self.memory.bindings)
+        return total
+
+    def step(self, s: Stmt) -> None:
+        memory, dtype = self.memory, s.dtype
+        args = [self.values[a] for a in s.args]
+        where = self.values[s.where] if s.where else None
+        if s.op == "load":
+            array = memory.read(s.buffer)
+            places = [self.place(i) for i in s.index]
+            if where is not None:
+                places = [np.where(where, p, 0) for p in places]
+                if 0 in array.shape:
+                    value = np.zeros(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), array.dtype)
+                else:
+                    value = np.where(where, array[tuple(places)], np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype))
+            else:
+                shape = np.broadcast_shapes(*map(np.shape, places)) if places else ()
+                value = np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
+            self.values[s.name] = value
+        elif s.op == "store":
+            full = np.broadcast_shapes(*(np.shape(self.place(i)) for i in s.index), np.shape(args[0])) if s.index else np.shape(args[0])
+            if 0 not in full:
+                array = memory.read(s.buffer)
+                if s.index:
+                    array[tuple(self.place(i) for i in s.index)] = args[0]
+                else:
+                    array[...] = np.asarray(args[0]).reshape(())
+        elif s.op == "accum":
+            self.accum(s, args[0], where)
+        elif s.op == "check":
+            self.check(s, args[0])
+        elif s.op == "const":
+            assert dtype is not None
+            self.values[s.name] = round_to(np.asarray(s.attr("value")), dtype, memory.precise)
+        elif s.op == "size":
+            self.values[s.name] = np.asarray(evaluate(s.attr("size"), memory.bindings), np.int64)
+        elif s.op == "index":
+            self.values[s.name] = self.place(s.index[0])
+        elif s.op == "inside":
+            place = self.place(s.index[0])
+            low, high = (evaluate(s.attr(k), memory.bindings) for k in ("lo", "hi"))
+            self.values[s.name] = (place >= low) & (place < high)
+        elif s.op == "bounded":
+            size = evaluate(s.attr("size"), memory.bindings)
+            raw = np.asarray(args[0]).astype(np.int64)
+            self.values[s.name] = raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))
+        elif s.op in REDUCTIONS:
+            self.values[s.name] = self.reduce(s, args[0])
+        else:
+            assert dtype is not None
+            op = REGISTRY[s.op]
+            attrs = {k: _concrete(v, memory.bindings) for k, v in s.attrs}
+            if memory.precise and "dtype" in attrs and attrs["dtype"].is_float:
+                attrs["dtype"] = DTYPES["f64"]
+            exact = op.in_place_of_dtype
+            self.values[s.name] = round_to(op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs), dtype, memory.precise)
+
+    def full(self, value: Any) -> Array:
+        array = np.asarray(value)
+        return np.broadcast_to(array, np.broadcast_shapes(array.shape, (1,) * self.rank))
+
+    def reduce(self, s: Stmt, value: Any) -> Array:
+        shape = list(np.shape(self.full(value)))
+        for axis in self.column_axes:
+            shape[axis] = self.sizes[axis]
+        array = _widened(np.broadcast_to(self.full(value), shape))
+        kind = REDUCTIONS[s.op]
+        if kind in ("argmax", "argmin"):
+            flat = array.reshape((*shape[: len(self.kernel.rows)], -1))
+            answer = getattr(np, kind)(flat, -1) if flat.shape[-1] else np.zeros(flat.shape[:-1], np.int64)
+            result = answer.reshape((*answer.shape, *(1 for _ in self.column_axes)))
+        else:
+            function = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[kind]
+            extra = {"dtype": array.dtype} if kind in ("sum", "prod") else {"initial": None} if False else {}
+            if kind in ("max", "min") and 0 in [shape[a] for a in self.column_axes]:
+                result = np.zeros([1 if a in self.column_axes else n for a, n in enumerate(shape)], array.dtype)
+            else:
+                result = function(array, axis=self.column_axes, keepdims=True, **extra)
+        assert s.dtype is not None
+        return round_to(result, s.dtype, self.memory.precise)
+
+    def accum(self, s: Stmt, value: Any, where: Any) -> None:
+        array = self.memory.read(s.buffer)
+        # a value that does not vary along the columns is added once per row, not once per column
+        level = self.kernel.stmt_level(s)
+        names = [a for a, _ in (*self.kernel.rows, *self.kernel.cols)]
+        columns = {a for a, _ in self.kernel.cols}
+        shape = [n if (names[i] not in columns or level & columns) else 1 for i, n in enumerate(self.sizes)]
+        places = [np.broadcast_to(self.full(self.place(i)), shape) for i in s.index]
+        values = np.broadcast_to(self.full(value), shape)
+        keep = np.ones(shape, bool) if where is None else np.broadcast_to(self.full(where), shape)
+        wide = np.zeros(array.shape, _widened(array[:0]).dtype if array.ndim else _widened(array.reshape(1)).dtype)
+        np.add.at(wide, tuple(p[keep] for p in places), _widened(values[keep])) if places else wide.__iadd__(np.sum(_widened(values[keep]), dtype=wide.dtype))
+        array[...] = round_to(wide, self.memory.program.buffer[s.buffer].type.dtype, self.memory.precise)
+
+    def check(self, s: Stmt, value: Any) -> None:
+        from .errors import IndexOutOfRange
+
+        array = np.broadcast_to(self.full(value), self.sizes)
+        bound = evaluate(s.attr("bound"), self.memory.bindings)
+        bad = (array < 0) | (array >= bound)
+        if bad.any():
+            position = int(np.argmax(bad.reshape(-1)))
+            raise IndexOutOfRange(s.attr("op"), s.attr("source"), position, int(array.reshape(-1)[position]), bound)
+
+
+def sizes_of(shape: Sequence[Size], bindings: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(int(substitute(s, bindings)) for s in shape)  # type: ignore[arg-type]

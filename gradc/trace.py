@@ -1,0 +1,201 @@
+"""A graph written as a Python function.
+
+>>> graph = trace(lambda x, w: ops.relu(x @ w), x="f32[N,4]", w="f32[4,3]")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import TypeRuleError
+from .ir.dims import Assumption, Size, assuming, parse_assumption
+from .ir.graph import Graph, check_name, input_node
+from .ir.node import Node, Note, listening
+from .ir.op import _CAPTURE
+from .ir.types import Type, parse_type, typeof
+
+_scopes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("scopes", default=())
+_facts: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("facts", default=None)
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Values made within the block are shown as ``name/...`` in dumps."""
+    token = _scopes.set((*_scopes.get(), check_name(name)))
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+
+
+def assume(fact: str | Assumption) -> None:
+    """Within a traced function: state ``"N >= 1"`` or ``"N == 4*M"``; it becomes a line of the header and is checked at each call."""
+    facts = _facts.get()
+    if facts is None:
+        raise TypeRuleError("assume() stands inside a traced function; gradc.trace(..., assume=[...]) states it from outside")
+    facts.append(parse_assumption(fact) if isinstance(fact, str) else fact)
+
+
+# -- nested parameters -------------------------------------------------------------------------------------------------
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested dict, list, tuple or dataclass as ``{"l1.w": leaf}``."""
+    items: list[tuple[str, Any]]
+    if isinstance(tree, Mapping):
+        items = [(str(k), v) for k, v in tree.items()]
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type | Type):
+        items = [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree)]
+    elif isinstance(tree, list | tuple):
+        items = [(str(i), v) for i, v in enumerate(tree)]
+    else:
+        return {prefix: tree}
+    out: dict[str, Any] = {}
+    for key, value in items:
+        out |= flatten(value, f"{prefix}.{key}" if prefix else key)
+    return out
+
+
+def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
+    """The shape of ``tree`` filled with ``leaves``."""
+    join = lambda key: f"{prefix}.{key}" if prefix else str(key)  # noqa: E731
+    if isinstance(tree, Mapping):
+        return {k: unflatten(v, leaves, join(k)) for k, v in tree.items()}
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Type):
+        return dataclasses.replace(tree, **{f.name: unflatten(getattr(tree, f.name), leaves, join(f.name)) for f in dataclasses.fields(tree)})
+    if isinstance(tree, list | tuple):
+        filled = [unflatten(v, leaves, join(i)) for i, v in enumerate(tree)]
+        return tree.__class__(*filled) if hasattr(tree, "_fields") else tree.__class__(filled)
+    return leaves[prefix]
+
+
+def as_type(leaf: Any) -> Type:
+    """A type from ``"f32[N]"``, a Type, or an array."""
+    if isinstance(leaf, Type):
+        return leaf
+    return parse_type(leaf) if isinstance(leaf, str) else typeof(leaf)
+
+
+# -- tracing -----------------------------------------------------------------------------------------------------------
+
+
+def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = "", **types: Any) -> Graph:
+    """Call ``fn`` once on symbolic values and keep what it computes.
+
+    :param types: per parameter ``"f32[N,4]"``, a Type, an array, or a nested dict/list/dataclass of these; names of nested leaves are
+        joined by dots: ``params.l1.w``.
+    :param assume: facts about dims, such as ``"N >= 1"``.
+    :raises TypeRuleError: an op refused its operands, or ``fn`` returned something that is no value.
+    """
+    signature = inspect.signature(fn)
+    facts = [parse_assumption(text) for text in assume]
+    arguments, inputs = {}, []
+    for parameter, tree in types.items():
+        if parameter.split(".")[0] in ("d", "r"):
+            raise TypeRuleError(f"{parameter!r}: names that begin with 'd.' and 'r.' belong to cotangents and residuals")
+        leaves = {key: input_node(check_name(key), as_type(leaf)) for key, leaf in flatten(tree, parameter).items()}
+        inputs += leaves.values()
+        arguments[parameter] = unflatten(tree, leaves, parameter)
+    recorder = _Recorder(fn)
+    try:
+        bound = signature.bind(**arguments)
+    except TypeError as error:
+        raise TypeRuleError(f"{getattr(fn, '__name__', 'the function')}{signature}: {error}") from None
+    tokens = _facts.set(facts)
+    try:
+        with recorder, _assuming_growing(facts):
+            result = fn(*bound.args, **bound.kwargs)
+            outputs = _outputs(result)
+    finally:
+        _facts.reset(tokens)
+    title = name or getattr(fn, "__name__", "graph")
+    return Graph(
+        name=title if title.isidentifier() else "graph",
+        inputs=(*inputs, *recorder.captured),
+        outputs=tuple(outputs.items()),
+        assumptions=tuple(facts),
+        notes=recorder.notes,
+        defaults=recorder.defaults,
+    )
+
+
+@contextlib.contextmanager
+def _assuming_growing(facts: list[Assumption]) -> Iterator[None]:
+    with assuming(facts):
+        yield
+
+
+def _outputs(result: Any) -> dict[str, Node]:
+    if isinstance(result, Node):
+        return {"y": result}
+    if isinstance(result, tuple | list):
+        leaves = {f"y{key.replace('.', '_')}" if key[0].isdigit() else key: leaf for key, leaf in flatten(list(result)).items()}
+    else:
+        leaves = flatten(result)
+    for key, leaf in leaves.items():
+        if not isinstance(leaf, Node):
+            raise TypeRuleError(f"the traced function returned {type(leaf).__name__} as {key or 'its result'}, not a traced value")
+    if not leaves:
+        raise TypeRuleError("the traced function returned nothing")
+    return leaves
+
+
+class _Recorder:
+    """Notes names and places of the values made while it is open, and takes in large arrays as inputs with defaults."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        self.code = getattr(fn, "__code__", None)
+        self.notes: dict[Node, Note] = {}
+        self.captured: list[Node] = []
+        self.defaults: dict[str, np.ndarray[Any, Any]] = {}
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> _Recorder:
+        self.stack.enter_context(listening(self.heard))
+        _CAPTURE.append(self.capture)
+        self.previous = sys.getprofile()
+        if self.previous is None and self.code is not None:
+            sys.setprofile(self.profile)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.previous is None:
+            sys.setprofile(None)
+        _CAPTURE.pop()
+        self.stack.close()
+
+    def heard(self, node: Node) -> None:
+        if node in self.notes:
+            return
+        frame: Any = sys._getframe(1)
+        while frame is not None and "/gradc/" in frame.f_code.co_filename.replace("\\", "/") and "/demo/" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        where = f"{frame.f_code.co_filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame is not None else ""
+        self.notes[node] = Note("", where, "/".join(_scopes.get()))
+
+    def profile(self, frame: Any, event: str, _: Any) -> None:
+        """When the traced function returns, its local variables name the values."""
+        if event == "return" and frame.f_code is self.code:
+            for variable, value in frame.f_locals.items():
+                if isinstance(value, Node) and value in self.notes and not self.notes[value].name:
+                    self.notes[value] = dataclasses.replace(self.notes[value], name=variable)
+
+    def capture(self, array: np.ndarray[Any, Any]) -> Node:
+        for name, known in self.defaults.items():
+            if known is array:
+                return next(n for n in self.captured if n.attrs["name"] == name)
+        node = input_node(f"captured{len(self.captured)}", typeof(array))
+        self.captured.append(node)
+        self.defaults[str(node.attrs["name"])] = array
+        return node
+
+
+_Unused = Size
