@@ -21,10 +21,7 @@ import pytest
 
 TEMPLATES = Path(__file__).parent.parent / "templates" / "cpu"
 COMPILER = shutil.which(os.environ.get("CC") or "gcc")
-FLAGS = (
-    "-std=c11 -O2 -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fopenmp-simd"
-    " -fno-strict-aliasing -fPIC -shared"
-).split()
+FLAGS = "-std=c11 -O2 -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fopenmp-simd -fno-strict-aliasing".split()
 SAMPLES = 10_000_000 if os.environ.get("GRADC_SLOW_TESTS") else 1_000_000
 
 pytestmark = [
@@ -98,7 +95,7 @@ def loops_source(names: Iterable[str]) -> str:
         letters = "abc"[: len(operands)]
         parameters = "".join(f"const {t} *restrict {x}, " for x, t in zip(letters, operands, strict=True))
         call = f"{name}({', '.join(f'{x}[i]' for x in letters)})"
-        loop = f"_Pragma(\"omp simd\") for (i64 i = 0; i < n; i++) y[i] = {call};"
+        loop = f'_Pragma("omp simd") for (i64 i = 0; i < n; i++) y[i] = {call};'
         lines.append(f"void loop_{name}({parameters}{result} *restrict y, i64 n) {{ {loop} }}")
     return "\n".join(lines) + "\n"
 
@@ -112,7 +109,7 @@ class Loops:
         self.source.write_text(loops_source(names))
         library = directory / "loops.so"
         report = ["-fopt-info-vec-optimized"] if is_gcc() else []
-        options = [*FLAGS, *flags, *report, f"-march={machine}", "-I", str(TEMPLATES)]
+        options = [*FLAGS, "-fPIC", "-shared", *flags, *report, f"-march={machine}", "-I", str(TEMPLATES)]
         command = [COMPILER, *options, str(self.source), "-o", str(library), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -237,10 +234,38 @@ def test_odd_functions_keep_the_sign_of_zero(loops, name):
     assert np.signbit(loops(f"{name}_f32", np.array([0.0, -0.0], np.float32))).tolist() == [False, True]
 
 
+def scaled_pi(bits: int) -> int:
+    """pi * 2^bits by Machin's formula, pi/4 = 4 arctan(1/5) - arctan(1/239)."""
+
+    def arctan_of_inverse(n: int) -> int:
+        total, power, k = 0, (1 << bits) // n, 1
+        while power:
+            total += power // k if k % 4 == 1 else -(power // k)
+            power, k = power // (n * n), k + 2
+        return total
+
+    return 4 * (4 * arctan_of_inverse(5) - arctan_of_inverse(239))
+
+
+def nearest_to_quarter_turns() -> np.ndarray:
+    """For each exponent the f32 values m * 2^e that come closest to multiples of pi/2.
+
+    m * 2^e * 2/pi is nearly an integer where m is a multiple of a denominator in the continued fraction of 2^e * 2/pi."""
+    bits, found = 400, []
+    two_over_pi = (1 << 2 * bits + 1) // scaled_pi(bits)
+    for e in range(-24, 105):
+        rest, unit = (two_over_pi << (e + 24)) % (1 << (bits + 24)), 1 << (bits + 24)
+        before, q = 0, 1
+        while q < 1 << 24 and rest:
+            found += [math.ldexp(q * k, e) for k in (1, -(-(1 << 23) // q)) if q * k < 1 << 24]
+            before, q = q, unit // rest * q + before
+            unit, rest = rest, unit % rest
+    return np.float32(found)
+
+
 def test_sine_and_cosine_where_reduction_is_hardest(loops):
-    """f32 values next to multiples of pi/2, over all exponents: the reduced angle is tiny."""
-    quarter_turns = np.unique(np.round(np.exp2(np.linspace(0, 126, 200_000))))
-    x = (quarter_turns * (np.pi / 2)).astype(np.float32)
+    x = nearest_to_quarter_turns()
+    assert np.abs(np.sin(2 * x.astype(np.float64))).min() < 1e-8  # as hard as f32 gets
     x = np.concatenate([x, np.nextafter(x, 0), -x])
     for name, function in (("sin", np.sin), ("cos", np.cos)):
         error, at = largest_error(loops(f"{name}_f32", x), function(x.astype(np.float64)))
@@ -250,7 +275,8 @@ def test_sine_and_cosine_where_reduction_is_hardest(loops):
 @pytest.mark.parametrize("name", LIBM_F64)
 def test_f64_function(loops, name):
     rng = np.random.default_rng(2)
-    x = np.concatenate([rng.normal(0, 3, 20_000), rng.normal(0, 300, 20_000), rng.normal(0, 1e-9, 2_000), [0.0, np.inf, -np.inf, np.nan, -745.0]])
+    special = [0.0, np.inf, -np.inf, np.nan, -745.0]
+    x = np.concatenate([rng.normal(0, 3, 20_000), rng.normal(0, 300, 20_000), rng.normal(0, 1e-9, 2_000), special])
     if name == "sigmoid":  # 1 / (1 + e^-x) would lose everything here
         np.testing.assert_allclose(loops("sigmoid_f64", [-700.0, -730.0]), np.exp([-700.0, -730.0]), rtol=1e-15)
     with np.errstate(all="ignore"):
@@ -427,7 +453,8 @@ def integer_samples(t: str) -> tuple[np.ndarray, np.ndarray]:
     if t in ("i8", "u8"):
         every = np.arange(info.min, info.max + 1, dtype=numpy_dtype(t))
         return tuple(np.ravel(m) for m in np.meshgrid(every, every))
-    edges = np.array([info.min, info.min + 1, info.max, info.max - 1, 0, 1, 2, 3, 7, *([-1, -2, -3, -7] if info.min else [])], numpy_dtype(t))
+    negative = [-1, -2, -3, -7] if info.min else []
+    edges = np.array([info.min, info.min + 1, info.max, info.max - 1, 0, 1, 2, 3, 7, *negative], numpy_dtype(t))
     a, b = (np.ravel(m) for m in np.meshgrid(edges, edges))
     wide = rng.integers(info.min, info.max, (2, 20_000), numpy_dtype(t), endpoint=True)
     small = wide[1] >> rng.integers(0, info.bits, 20_000).astype(numpy_dtype(t))

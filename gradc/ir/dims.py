@@ -402,7 +402,7 @@ def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
         if kind == "name" and tokens[here][1] == "(":
             functions = {"max": maximum, "min": minimum, "ceildiv": ceildiv}
             if word not in functions:
-                raise fail(f"unknown function {word!r}")
+                raise fail(f"unknown function {word[:60]!r}")
             take("(")
             left = total(depth + 1)
             take(",")
@@ -440,7 +440,7 @@ def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
     except TypeRuleError as error:
         raise IRFormatError(str(error), line, column) from None
     if tokens[here][0] != "end":
-        raise fail(f"unexpected {tokens[here][1]!r}")
+        raise fail(f"unexpected {tokens[here][1][:60]!r}")
     return value
 
 

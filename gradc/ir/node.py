@@ -53,12 +53,12 @@ def listening(listener: Callable[[Node], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-def _identity(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """A key under which 0.0 and -0.0, 1 and True, and two NaNs with other bits are different things."""
     if isinstance(value, float):
         return ("float", struct.pack("<d", value))
     if isinstance(value, tuple):
-        return tuple(_identity(v) for v in value)
+        return tuple(identity(v) for v in value)
     return (type(value).__name__, value)
 
 
@@ -239,7 +239,7 @@ def make(op: Any, operands: Iterable[Node], attrs: Mapping[str, Any], type: Type
     """The one node with this op, operands, attributes and type."""
     operands = tuple(operands)
     attrs = dict(sorted(attrs.items()))
-    key = (id(op), tuple(id(o) for o in operands), _identity(tuple(attrs.values())), type)
+    key = (id(op), tuple(id(o) for o in operands), identity(tuple(attrs.values())), type)
     node = _interned.get(key)
     if node is None:
         node = object.__new__(Node)

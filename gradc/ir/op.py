@@ -215,7 +215,8 @@ class Op:
     :param broadcast: operands are first brought to one shape, as NumPy does.
     :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
-    :param indices: ``{operand: (indexed operand or None, axis)}``: the operands that are data-dependent positions.
+    :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with the attribute
+        ``oob="error"`` they are checked before any kernel reads through them.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops' plain forms.
     """
 
@@ -228,7 +229,7 @@ class Op:
     broadcast: bool = field(default=False, kw_only=True)
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)
-    indices: Mapping[int, tuple[int, str]] = field(default_factory=dict, kw_only=True)
+    indices: Mapping[int, Callable[[Node], Size]] = field(default_factory=dict, kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)

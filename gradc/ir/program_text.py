@@ -7,6 +7,7 @@
       input tokens: i64[N]
       temp t3: f32[N,D]
       temp t4: f32[N*D] of t3
+      const c0: f32[2] = [0x1p+0, 0x1.8p+1]
       output g: f32[V,D]
       kernel @scatter_ab12cd rows(n: N) cols(d: D) order(g) strategy(g: segmented) {
         %t = load tokens[n] : i64
@@ -30,6 +31,7 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
     file      ::= ["gradc-ir 1" LINE] program
     program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
     buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] LINE
+                | "const" name ":" type ["of" name] "=" "[" [attribute ("," attribute)*] "]" LINE
     step      ::= kernel | call | select
     kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"] ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
                   "{" LINE (stmt | "phase" LINE)* "}" LINE
@@ -56,9 +58,10 @@ from typing import Any
 from .dims import Assumption, Size
 from .kernel import Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Step, Stmt
 from .node import Note
-from .scan import VALUE, WORD, Reader, format_attributes, format_note
+from .scan import VALUE, WORD, Reader, format_attributes, format_note, format_value
 from .types import DTYPES
 
+KINDS = ("input", "output", "temp", "const")
 BARE = ("index", "inside")
 """Statements that are about an index and no buffer."""
 _DTYPE = re.compile(r"\w+", re.ASCII)
@@ -135,12 +138,18 @@ def print_step(step: Step) -> str:
     return "\n".join([*lines, "  }"])
 
 
+def format_buffer(b: Buffer) -> str:
+    """One buffer's line."""
+    value = f" = {format_value(b.value, exact=True)}" if b.kind == "const" else ""
+    return f"{b.kind} {b.name}: {b.type}{f' of {b.alias}' if b.alias else ''}{value}"
+
+
 def print_program(program: Program) -> str:
     """The text of a program."""
     lines = [f"program @{program.name} {{"]
     lines += [f"  {fact}" for fact in program.assumptions]
     for b in program.buffers:
-        lines.append(f"  {b.kind} {b.name}: {b.type}{f' of {b.alias}' if b.alias else ''}{format_note(program.notes.get(b.name))}")
+        lines.append(f"  {format_buffer(b)}{format_note(program.notes.get(b.name))}")
     lines += [print_step(step) for step in program.steps]
     outputs = ", ".join(f"{name}={buffer}" for name, buffer in program.outputs)
     return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
@@ -166,7 +175,7 @@ def parse_program(text: str) -> Program:
     assumptions = reader.assumptions()
     buffers: dict[str, Buffer] = {}
     notes: dict[str, Note] = {}
-    while kind := next((k for k in ("input", "output", "temp") if reader.maybe(k)), ""):
+    while kind := next((k for k in KINDS if reader.maybe(k)), ""):
         buffer = _buffer(reader, kind, buffers)
         if reader.comment:
             notes[buffer.name] = reader.note()
@@ -225,8 +234,15 @@ def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
     alias = reader.name("the buffer it is an alias of") if reader.maybe("of") else ""
     if alias and alias not in known:
         raise reader.fail(f"{name} is an alias of {alias}, which is not defined above it", reader.at - len(alias), reader.at)
+    value: Any = ()
+    if kind == "const":
+        reader.expect("=")
+        reader.at_end()
+        start, value = reader.at, reader.value()
+        if not isinstance(value, tuple) or not all(isinstance(v, bool | int | float) for v in value):
+            raise reader.fail("a constant's elements are a list of numbers", start, reader.at)
     reader.finish()
-    buffer = known[name] = Buffer(name, type_, kind, alias)
+    buffer = known[name] = Buffer(name, type_, kind, alias, value)
     return buffer
 
 
@@ -334,7 +350,9 @@ def _stmt(reader: Reader, axes: Mapping[str, Size]) -> Stmt:
         name = reader.take(VALUE, "a value")
         reader.expect("=")
     op = reader.name("the name of a statement")
-    buffer, index, args = "", (), []
+    buffer = ""
+    index: tuple[Index, ...] = ()
+    args: list[str] = []
     if op in BARE:
         index = _indices(reader, axes, "")
     elif not reader.at_end() and (reader.line[reader.at] == "[" or WORD.match(reader.line, reader.at, reader.end)) and not _where(reader):

@@ -7,6 +7,7 @@ Nothing is evaluated, nothing recurses deeper than :data:`DEEPEST`, and every st
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable
@@ -21,13 +22,13 @@ FORMAT = "gradc-ir 1"
 LONGEST_TEXT, LONGEST_LINE, MOST_LINES, MOST_ASSUMPTIONS, DEEPEST = 2**26, 2**20, 2**20, 256, 16
 
 WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
-VALUE = re.compile(r"%(?:\d+|[A-Za-z_]\w*(?:\.\w+)*)", re.ASCII)
+VALUE = re.compile(r"%\w+(?:\.\w+)*", re.ASCII)
 _SPACE = re.compile(r"[ \t]*")
 _TYPE = re.compile(r"\w+[ \t]*(?:\[[^\]]*\])?", re.ASCII)
 _DELIMITER = re.compile(r"[(),\]}]")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _FORBIDDEN = re.compile(r"[^\t\n\r -~]|\r(?!\n)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)')
 _STRING_OR_COMMENT = re.compile(_STRING.pattern + "|#")
 _END = r"(?=[ \t]*[,\]}])"
 _FLOAT = re.compile(
@@ -55,7 +56,7 @@ def format_value(value: Any, exact: bool = False) -> str:
         return json.dumps(value).replace("\x7f", "\\u007f")
     if isinstance(value, Dim):
         text = str(value)
-        return f"({text})" if text in _RESERVED else text
+        return f"({text})" if text.removeprefix("-") in _RESERVED else text
     if isinstance(value, int | DType):
         return str(value)
     if isinstance(value, tuple):
@@ -64,10 +65,10 @@ def format_value(value: Any, exact: bool = False) -> str:
 
 
 def _format_float(value: float, exact: bool) -> str:
-    if value != value:
+    if math.isnan(value):
         bits = struct.unpack("<Q", struct.pack("<d", value))[0]
         return "nan" if bits == 0x7FF8000000000000 else f"nan(0x{bits:016x})"
-    if not exact or value in (float("inf"), float("-inf")):
+    if not exact or math.isinf(value):
         return repr(value)
     return re.sub(r"\.?0*p", "p", value.hex())
 
@@ -347,8 +348,11 @@ def _read_float(word: str) -> float:
     if len(word) > 400:
         raise OverflowError
     if word.startswith("nan("):
-        value: float = struct.unpack("<d", struct.pack("<Q", int(word[4:-1], 16)))[0]
-        if value == value:
+        nan: float = struct.unpack("<d", struct.pack("<Q", int(word[4:-1], 16)))[0]
+        if not math.isnan(nan):
             raise ValueError
-        return value
-    return float.fromhex(word) if "0x" in word else float(word)
+        return nan
+    value = float.fromhex(word) if "0x" in word else float(word)
+    if math.isinf(value) and not word.endswith("inf"):
+        raise OverflowError
+    return value

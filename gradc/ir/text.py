@@ -17,7 +17,7 @@ Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank l
     assume     ::= "assume" "(" size (">=" | "==") size ")" LINE
     op         ::= value ":" type "=" name [value ("," value)*] [attributes] LINE
     return     ::= "return" [name "=" value ("," name "=" value)*] LINE
-    value      ::= "%" (INT | name)
+    value      ::= "%" name                                          # of an op: may begin with a digit
     name       ::= WORD ("." WORD)*                                  # words of letters, digits and _
     type       ::= dtype ["[" [size ("," size)*] "]"]
     size       ::=                                                   # see gradc.ir.dims
@@ -44,7 +44,7 @@ import numpy as np
 from ..errors import IRFormatError, TypeRuleError
 from .dims import Assumption, Dim, Size, assuming, same, substitute
 from .graph import Graph, input_node
-from .node import REGISTRY, Node, Note, make
+from .node import REGISTRY, Node, Note, identity, make
 from .program_text import parse_kernel, parse_program, print_kernel, print_program
 from .scan import FORMAT, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note
 from .types import Type
@@ -137,7 +137,7 @@ def _header(reader: Reader) -> tuple[str, tuple[str, ...] | None, dict[str, Node
         if values:
             reader.expect(",")
         value, start = _defined(reader, values)
-        if value[1].isdigit():
+        if not WORD.fullmatch(value[1:]):
             raise reader.fail(f"{value}: an input has a name, not a number", start, reader.at)
         reader.expect(":")
         values[value] = input_node(value[1:], reader.type())
@@ -200,7 +200,7 @@ def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, 
     try:
         with assuming(assumptions):
             inferred, canonical = op.type_of(types, attrs)
-            agreed, kept = types_agree(stated, inferred), {a: attrs[a] if a in attrs and _alike(attrs[a], v) else v for a, v in canonical.items()}
+            agreed, kept = types_agree(stated, inferred), {a: attrs[a] if a in attrs and same_attribute(attrs[a], v) else v for a, v in canonical.items()}
     except TypeRuleError as error:
         raise reader.point(error, start, end) from None
     if not agreed:
@@ -219,13 +219,16 @@ def types_agree(stated: Type, inferred: Type) -> bool:
 
 def _same(a: Size, b: Size) -> bool:
     again: dict[str, Size] = {"": 0}  # substituting nothing builds the size anew, with today's facts
-    return same(a, b) or same(substitute(a, again), substitute(b, again))
+    return bool(same(a, b) or same(substitute(a, again), substitute(b, again)))
 
 
-def _alike(stated: Any, canonical: Any) -> bool:
+def same_attribute(stated: Any, canonical: Any) -> bool:
+    """Whether two values of an attribute are the same under the facts in force."""
     if isinstance(stated, tuple) and isinstance(canonical, tuple):
-        return len(stated) == len(canonical) and all(map(_alike, stated, canonical))
-    return isinstance(stated, Dim) and isinstance(canonical, Dim | int) and not isinstance(canonical, bool) and _same(stated, canonical)
+        return len(stated) == len(canonical) and all(map(same_attribute, stated, canonical))
+    if isinstance(stated, Dim) or isinstance(canonical, Dim):
+        return all(isinstance(v, Dim | int) and not isinstance(v, bool) for v in (stated, canonical)) and _same(stated, canonical)
+    return identity(stated) == identity(canonical)
 
 
 def _outputs(reader: Reader, values: Mapping[str, Node]) -> tuple[tuple[str, Node], ...]:
@@ -252,11 +255,18 @@ def save_graph(graph: Graph, path: Any) -> None:
     arrays = {n: np.ascontiguousarray(graph.defaults[n]) for n in graph.input_names if n in graph.defaults}
     beside = path.with_name(path.name + ".npz")
     if arrays:
-        words = {name: a.view(f"u{a.itemsize}") if a.dtype.kind == "V" or a.dtype.num > 255 else a for name, a in arrays.items()}
-        _replace(beside, lambda file: np.savez(file, **words))
+        _replace(beside, lambda file: _write_arrays(file, arrays))
     else:
         beside.unlink(missing_ok=True)
     _replace(path, lambda file: file.write(f"{FORMAT}\n{print_graph(graph)}\n".encode()))
+
+
+def _write_arrays(file: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            own = array.dtype.num > 255  # one of ml_dtypes', which the format has no word for: its bytes as unsigned integers
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array.view(f"u{array.itemsize}") if own else array, allow_pickle=False)
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -106,7 +106,7 @@ def _gather_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 _TABLE = ("index:5",)
-gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, linear=_gather_map, indices={1: (0, "axis")}, in_place_of_dtype=True,
+gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     samples=(
         Sample(("F[5,3]", "i64[N]"), draw=("normal", *_TABLE)), Sample(("F[5,3]", "i32[2,N]"), draw=("normal", *_TABLE)), Sample(("F[5]", "i64[]"), draw=("normal", *_TABLE)),
         Sample(("F[2,5,3]", "u8[N]"), {"axis": 1}, draw=("normal", *_TABLE)), Sample(("F[5,N]", "i16[4]"), {"padding_idx": 2, "scale_grad_by_freq": True}, draw=("normal", *_TABLE)),
@@ -171,7 +171,7 @@ def _scatter_map(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {1: tuple(a if a < axis else None if a < axis + rank else a - rank + 1 for a in range(node.operands[1].rank))}
 
 
-scatter_add = Primitive("scatter_add", infer=_scatter_add, reference=_scatter_reference, lower=Scatter(_scatter_at, updates=1), vjp=_scatter_vjp, linear=_scatter_map, indices={0: (-1, "axis")},
+scatter_add = Primitive("scatter_add", infer=_scatter_add, reference=_scatter_reference, lower=Scatter(_scatter_at, updates=1), vjp=_scatter_vjp, linear=_scatter_map, indices={0: lambda node: node.attrs["size"]},
     samples=(
         Sample(("i64[N]", "F[N,3]"), {"size": 5}, draw=("index:5", "normal")), Sample(("i32[2,N]", "F[2,N,3]"), {"size": 5}, draw=("index:5", "normal")), Sample(("i64[N]", "F[N]"), {"size": 5}, draw=("index:5", "normal")),
         Sample(("i64[N]", "F[2,N,3]"), {"size": 5, "axis": 1}, draw=("index:5", "normal")), Sample(("i64[N]", "F[N,3]"), {"size": 5, "padding_idx": 2}, draw=("index:5", "normal")),
@@ -231,13 +231,13 @@ def _put_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index
     return [where_ if a == axis else i for a, i in enumerate(index)], mask
 
 
-take_along_axis = Primitive("take_along_axis", infer=_take, reference=_take_reference, lower=Movement(_take_at), indices={1: (0, "axis")}, in_place_of_dtype=True,
+take_along_axis = Primitive("take_along_axis", infer=_take, reference=_take_reference, lower=Movement(_take_at), indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     vjp=lambda g, y, x, indices, *, axis, oob: (scatter_add_along_axis.plain(indices, g, axis=axis, size=x.shape[axis], oob=oob), DISCRETE),
     linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("F[5,3]", "i64[N,3]"), {"axis": 0}, draw=("normal", "index:5")), Sample(("F[N,5]", "i64[N,1]"), {"axis": -1}, draw=("normal", "index:5")), Sample(("F[2,5,3]", "i32[2,4,3]"), {"axis": 1}, draw=("normal", "index:5"))),
     bad=(BadSample(("f32[5,3]", "i64[2]"), {"axis": 0}, match="rank 1"), BadSample(("f32[5,3]", "i64[2,4]"), {"axis": 0}, match="3 and the indices 4")),
     doc="one element per index along an axis (numpy.take_along_axis)")  # fmt: skip
-scatter_add_along_axis = Primitive("scatter_add_along_axis", infer=_put, reference=_put_reference, lower=Scatter(_put_at, updates=1), indices={0: (-1, "axis")},
+scatter_add_along_axis = Primitive("scatter_add_along_axis", infer=_put, reference=_put_reference, lower=Scatter(_put_at, updates=1), indices={0: lambda node: node.attrs["size"]},
     vjp=lambda g, y, indices, updates, *, axis, size, oob: (DISCRETE, take_along_axis.plain(g, indices, axis=axis, oob=oob)),
     linear=lambda node: {1: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("i64[N,3]", "F[N,3]"), {"axis": 0, "size": 5}, draw=("index:5", "normal")), Sample(("i64[N,2]", "F[N,2]"), {"axis": 1, "size": 5}, draw=("index:5", "normal"))),
@@ -254,7 +254,7 @@ def _embedding(indices: Type, weight: Type, *, padding_idx: int | None = None, s
     return weight.with_shape(*_indices(indices).shape, weight.shape[1]), attrs
 
 
-embedding = Composite("embedding", infer=_embedding, indices={0: (1, "")},
+embedding = Composite("embedding", infer=_embedding, indices={0: lambda node: node.operands[1].shape[0]},
     decompose=lambda indices, weight, *, padding_idx, scale_grad_by_freq, oob: gather.plain(weight, indices, axis=0, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq),
     samples=(
         Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")), Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")), Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),

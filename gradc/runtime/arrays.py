@@ -229,10 +229,10 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
     if isinstance(x, np.generic):  # before float: np.float64 is one
         return _plain(np.asarray(x)), Kind.NUMPY
     if isinstance(x, bool | int | float):
-        try:
-            return np.asarray(x), Kind.SCALAR
-        except OverflowError as error:
-            raise InvalidProblem(str(error)) from None
+        array = np.asarray(x)
+        if array.dtype.kind in "Ou":  # an int beyond i64
+            raise InvalidProblem(f"the integer {x} does not fit i64")
+        return array, Kind.SCALAR
     torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x), Kind.TORCH

@@ -259,8 +259,6 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     strides = [(ctypes.c_int64 * 3)(*(s // x.itemsize for s in x.strides)) for x in (a, b)]
     sizes = [ctypes.c_int64(x) for x in (batch, m, n, k)]
     a_data, b_data, out_data = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, out))
-    _library().gradc_matmul(
-        context.pointer, out.itemsize * 8, *sizes, a_data, strides[0], b_data, strides[1], out_data, int(accumulate)
-    )
+    _library().gradc_matmul(context.pointer, out.itemsize * 8, *sizes, a_data, strides[0], b_data, strides[1], out_data, int(accumulate))
     if context.code:
         raise MemoryError(f"matmul needs {context.error[3]} bytes for partial sums")

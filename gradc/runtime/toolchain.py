@@ -17,10 +17,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from gradc import knobs
 from gradc.codegen.text import template_dirs
@@ -254,11 +256,11 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
         while waiting or running:
             while waiting and len(running) < limit:
                 i, command = waiting.pop()
-                with open(directory / f"log{i}", "wb") as log:
+                with open(directory / f"log{i}", "wb") as log, _interrupts_wait():
                     process = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=directory, env=environment, start_new_session=True
                     )
-                running.append((i, process, time.monotonic() + timeout))
+                    running.append((i, process, time.monotonic() + timeout))
             i, process, deadline = running.pop(0)
             try:
                 codes[i] = process.wait(max(0.0, deadline - time.monotonic()))
@@ -274,6 +276,23 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
             _kill(process)
     logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
     return [(code, log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + "\n[...]") for code, log in zip(codes, logs, strict=True)]
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done: one that comes while a process is being started would lose it, alive."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            before(*caught[0])
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

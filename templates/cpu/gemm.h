@@ -6,8 +6,9 @@ typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))))
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
-/* sums[MR][NR] (+)= a panel x b panel over kc steps; c has rows ldc apart. */
-static void GEMM(kernel)(int64_t kc, const T *restrict a, const T *restrict b, T *restrict c, int64_t ldc, int add) {
+/* c[MR,NR] (+)= a[MR,kc] x panel b over kc steps; a's element (i, p) is a[i * a_row + p * a_col], c has rows ldc apart. */
+static inline __attribute__((always_inline)) void GEMM(steps)(int64_t kc, const T *restrict a, int64_t a_row, int64_t a_col,
+                                                               const T *restrict b, T *restrict c, int64_t ldc, int add) {
   GEMM(vec) sums[GEMM_MR][2];
   for (int i = 0; i < GEMM_MR; i++) {
     sums[i][0] = sums[i][1] = (GEMM(vec)){0};
@@ -17,7 +18,7 @@ static void GEMM(kernel)(int64_t kc, const T *restrict a, const T *restrict b, T
     const GEMM(vec) b1 = *(const GEMM(vec) *)(b + p * GEMM(NR) + GEMM(LANES));
 #pragma GCC unroll 16
     for (int i = 0; i < GEMM_MR; i++) {
-      const T ai = a[p * GEMM_MR + i];
+      const T ai = a[i * a_row + p * a_col];
       sums[i][0] += ai * b0;
       sums[i][1] += ai * b1;
     }
@@ -28,6 +29,15 @@ static void GEMM(kernel)(int64_t kc, const T *restrict a, const T *restrict b, T
     *row0 = add ? *row0 + sums[i][0] : sums[i][0];
     *row1 = add ? *row1 + sums[i][1] : sums[i][1];
   }
+}
+
+static void GEMM(kernel)(int64_t kc, const T *a, const T *b, T *c, int64_t ldc, int add) {
+  GEMM(steps)(kc, a, 1, GEMM_MR, b, c, ldc, add);
+}
+
+/* The same with a not packed, its rows contiguous. */
+static void GEMM(direct)(int64_t kc, const T *a, int64_t a_row, const T *b, T *c, int64_t ldc, int add) {
+  GEMM(steps)(kc, a, a_row, 1, b, c, ldc, add);
 }
 
 /* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros. */
@@ -72,19 +82,29 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const T *a, int64_t a_ro
   }
   T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
   T edge[GEMM_MR * GEMM(NR)];
+  /* Packing a pays when its rows are read often; its last panel, if not full, needs the zeros. */
+  const int direct = a_col == 1 && n <= 4 * GEMM(NR);
+  const int64_t whole = direct ? m / GEMM_MR * GEMM_MR : 0;
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
     const int more = add || p > 0;
-    GEMM(pack)(pa, a + p * a_col, m, kc, a_row, a_col, GEMM_MR);
+    GEMM(pack)(pa, a + whole * a_row + p * a_col, m - whole, kc, a_row, a_col, GEMM_MR);
     GEMM(pack)(pb, b + p * b_row, n, kc, b_col, b_row, GEMM(NR));
     for (int64_t j = 0; j < n; j += GEMM(NR)) {
       for (int64_t i = 0; i < m; i += GEMM_MR) {
-        const T *panel_a = pa + i * kc, *panel_b = pb + j * kc;
-        if (m - i >= GEMM_MR && n - j >= GEMM(NR)) {
+        const T *panel_a = pa + (i - whole) * kc, *panel_b = pb + j * kc;
+        const int full = n - j >= GEMM(NR);
+        if (i < whole && full) {
+          GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, c + i * ldc + j, ldc, more);
+        } else if (m - i >= GEMM_MR && full) {
           GEMM(kernel)(kc, panel_a, panel_b, c + i * ldc + j, ldc, more);
         } else {
           const int64_t rows = m - i < GEMM_MR ? m - i : GEMM_MR, cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
-          GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0);
+          if (i < whole) {
+            GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, edge, GEMM(NR), 0);
+          } else {
+            GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0);
+          }
           for (int64_t r = 0; r < rows; r++) {
             for (int64_t s = 0; s < cols; s++) {
               T *to = c + (i + r) * ldc + j + s;

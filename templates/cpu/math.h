@@ -4,9 +4,9 @@
    formats that compute in f32 (bf16, f16, f8e4m3, f8e5m2); sat_TO_FROM is the saturating cast.
 
    Rules.  The f32 functions are branch-free (selects on values, integer work on bit patterns, no libm), so that a
-   `#pragma omp simd` loop around them becomes vector code; a float is converted to an integer only after a range
-   test in float.  Division by zero never traps.  Nothing here depends on -ffast-math and nothing survives it:
-   NaN, infinities, signed zeros and gradual underflow are handled on purpose.
+   `#pragma omp simd` loop around them becomes vector code; only floormod, floordiv and, without the instruction, fma
+   call libm.  A float is converted to an integer only after a range test in float.  Division by zero never traps.
+   NaN, infinities, signed zeros and gradual underflow are handled on purpose; -ffast-math would break all of it.
 
    Errors, in units in the last place of the correctly rounded result, measured by tests/test_cpu_math.py over all
    f16 and bf16 values and random f32 bit patterns (all of f32, subnormals included):

@@ -144,7 +144,9 @@ EXPORT void gradc_parallel_for(const gradc_ctx *ctx, int64_t tasks, gradc_body b
   atomic_fetch_add(&pool.jobs, 1);
   const int sleepers = atomic_load(&pool.sleepers);
   if (sleepers > 0) {
+    /* Who has looked at `jobs` under the lock is asleep once we have had it; woken after that, nobody runs into it. */
     pthread_mutex_lock(&pool.lock);
+    pthread_mutex_unlock(&pool.lock);
     if (tasks - 1 >= sleepers) {
       pthread_cond_broadcast(&pool.wake);
     } else {
@@ -152,7 +154,6 @@ EXPORT void gradc_parallel_for(const gradc_ctx *ctx, int64_t tasks, gradc_body b
         pthread_cond_signal(&pool.wake);
       }
     }
-    pthread_mutex_unlock(&pool.lock);
   }
   inside = 1;
   work();

@@ -1,0 +1,68 @@
+# Works from a clean clone with python3 >= 3.11, make and a C compiler; everything goes into .venv.
+#
+#   make demo                         a quantized language model, differentiated, compiled, trained and measured
+#   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
+#   make lint | bench | gpu | clean
+#
+# Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
+
+PYTHON  ?= $(firstword $(foreach p,python3 python python3.14 python3.13 python3.12 python3.11,\
+             $(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+EXTRAS  ?=
+WORKERS ?= 2
+ARGS    ?=
+VENV    := .venv
+
+comma := ,
+space := $(subst ,, )
+# $(call with,torch onnx) is the stamp of an installation with these extras; the file's name is the sorted list.
+with = $(VENV)/.installed-$(subst $(space),+,$(sort core $(subst $(comma),$(space),$(1))))
+# The stamp's extras as pip writes them: core+onnx+torch is [onnx,torch], core alone is nothing.
+extras_of = $(addprefix [,$(addsuffix ],$(subst $(space),$(comma),$(strip $(filter-out core,$(subst +, ,$*))))))
+# The driver's own library may be there without its tools, so ask for either.
+cuda = $(shell { nvidia-smi || test -e /proc/driver/nvidia/version; } >/dev/null 2>&1 && echo cuda12)
+
+DEMO := $(call with,$(cuda))
+TEST := $(call with,test $(EXTRAS))
+LINT := $(call with,dev)
+BENCH := $(call with,torch $(EXTRAS))
+GPU := $(call with,test cuda12 nvrtc $(EXTRAS))
+
+.PHONY: demo test lint bench gpu extras clean
+.DELETE_ON_ERROR:
+
+demo: $(DEMO)
+	$(VENV)/bin/gradc demo $(ARGS)
+
+test: $(TEST)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(LINT)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+bench: $(BENCH)
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+gpu: $(GPU)
+	$(VENV)/bin/python -m pytest -m gpu $(ARGS)
+
+# Every extra that goes together, comma-separated: cuda13 cannot stand beside cuda12.
+extras:
+	@$(PYTHON) -c 'import tomllib; \
+	  extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	  print(",".join(name for name in extras if name != "cuda13"))'
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+	@echo "installing gradc$(extras_of) into $(VENV)"
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check -q -e '.$(extras_of)'
+	@touch '$@'
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "gradc needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian and Ubuntu it is in python3-venv" >&2; \
+	  rm -rf $(VENV); exit 1; }

@@ -1,0 +1,141 @@
+"""Rewrite rules that look like algebra.
+
+>>> x = Var("x")
+>>> RULES = [Rule(x * 1, x), Rule(neg(neg(x)), x)]
+
+A pattern matches a node; numbers match constants spread over any shape; a :class:`Var` matches anything, twice the same thing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .node import Node, call
+
+
+class Pattern:
+    """Something that a node may match."""
+
+    def __add__(self, other: Any) -> Pattern:
+        return Apply("add", (self, as_pattern(other)))
+
+    def __sub__(self, other: Any) -> Pattern:
+        return Apply("sub", (self, as_pattern(other)))
+
+    def __mul__(self, other: Any) -> Pattern:
+        return Apply("mul", (self, as_pattern(other)))
+
+    def __rmul__(self, other: Any) -> Pattern:
+        return Apply("mul", (as_pattern(other), self))
+
+    def __radd__(self, other: Any) -> Pattern:
+        return Apply("add", (as_pattern(other), self))
+
+    def __truediv__(self, other: Any) -> Pattern:
+        return Apply("div", (self, as_pattern(other)))
+
+    def __neg__(self) -> Pattern:
+        return Apply("neg", (self,))
+
+
+@dataclass(frozen=True)
+class Var(Pattern):
+    """Any node; ``when`` may narrow it."""
+
+    name: str
+    when: Callable[[Node], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Number(Pattern):
+    """A constant with this value at every element; ``-0.0`` is not ``0.0``."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Apply(Pattern):
+    """An op on patterns; ``bind`` names the node itself for the rule's condition and result."""
+
+    op: str
+    operands: tuple[Pattern, ...]
+    bind: str = ""
+
+
+def as_pattern(value: Any) -> Pattern:
+    return value if isinstance(value, Pattern) else Number(float(value))
+
+
+def op(name: str, *operands: Any, bind: str = "") -> Apply:
+    """A pattern for ``name(*operands)``."""
+    return Apply(name, tuple(as_pattern(o) for o in operands), bind)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``left`` becomes ``right`` (a pattern, or a function of what matched) where ``when`` holds."""
+
+    left: Pattern
+    right: Pattern | Callable[[Mapping[str, Node]], Node | None]
+    when: Callable[[Mapping[str, Node]], bool] | None = None
+
+    def __call__(self, node: Node) -> Node | None:
+        found: dict[str, Node] = {}
+        if not match(self.left, node, found) or (self.when is not None and not self.when(found)):
+            return None
+        return build(self.right, found) if isinstance(self.right, Pattern) else self.right(found)
+
+
+def splat(node: Node) -> Any:
+    """The one value of a constant that is the same at every element, through broadcasts and reshapes; else None."""
+    while node.op.name in ("broadcast_to", "reshape"):
+        (node,) = node.operands
+    if node.op.name != "constant" or not node.attrs["value"]:
+        return None
+    first, *rest = node.attrs["value"]
+    return first if all(r == first for r in rest) and not (rest and first != first) else None
+
+
+def _same_number(a: Any, b: float) -> bool:
+    return a is not None and (struct.pack("<d", float(a)) == struct.pack("<d", float(b)) if isinstance(a, float) else a == b)
+
+
+def match(pattern: Pattern, node: Node, found: dict[str, Node]) -> bool:
+    """Whether ``node`` is an instance of ``pattern``; variables are filled in."""
+    if isinstance(pattern, Var):
+        if pattern.when is not None and not pattern.when(node):
+            return False
+        return found.setdefault(pattern.name, node) is node
+    if isinstance(pattern, Number):
+        return _same_number(splat(node), pattern.value)
+    assert isinstance(pattern, Apply)
+    if node.op.name != pattern.op or len(node.operands) != len(pattern.operands):
+        return False
+    if pattern.bind:
+        found[pattern.bind] = node
+    return all(match(p, o, found) for p, o in zip(pattern.operands, node.operands, strict=True))
+
+
+def build(pattern: Pattern, found: Mapping[str, Node]) -> Node:
+    if isinstance(pattern, Var):
+        return found[pattern.name]
+    if isinstance(pattern, Number):
+        raise TypeError("a rule's result needs a node to take dtype and shape from")
+    assert isinstance(pattern, Apply)
+    return call(pattern.op, *(p.value if isinstance(p, Number) else build(p, found) for p in pattern.operands))
+
+
+def apply_rules(rules: Sequence[Rule], node: Node) -> Node:
+    """The node after the first matching rules, again and again until none matches."""
+    for _ in range(100):
+        for rule in rules:
+            result = rule(node)
+            if result is not None and result is not node:
+                node = result
+                break
+        else:
+            return node
+    return node

@@ -1,0 +1,307 @@
+"""The type rule is the verifier: every node of a graph, every statement of a program, looked at again.
+
+A wrong one is a :class:`TypeRuleError` whose note shows its line with a caret under the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..errors import TypeRuleError
+from .dims import assuming, same
+from .graph import Graph, check_name
+from .kernel import REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
+from .node import REGISTRY, Node
+from .program_text import KINDS, format_buffer, format_stmt, print_step
+from .scan import excerpt
+from .text import format_op, same_attribute, types_agree, value_names
+from .types import BOOL, I64, DType, Type
+
+STRATEGIES = ("atomic", "segmented", "regular", "privatized", "atomic_fixed")
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def verify(graph: Graph) -> None:
+    """Infer every node's type and attributes again and compare; check names, operands and bound arrays."""
+    names = value_names(graph)
+    known: set[Node] = set()
+    inputs = set(graph.inputs)
+    with assuming(graph.assumptions):
+        for node in graph.nodes:
+            if node in inputs:
+                check_name(graph.input_name(node))
+            else:
+                _verify_node(node, names, known)
+            known.add(node)
+    for name, array in graph.defaults.items():
+        type_ = graph.input(name).type
+        sizes = zip(type_.shape, array.shape, strict=False)
+        if array.dtype != type_.dtype.np or array.ndim != type_.rank or any(isinstance(s, int) and s != n for s, n in sizes):
+            raise TypeRuleError(f"the array bound to the input {name}: {type_} is {array.dtype}{list(array.shape)}")
+
+
+def _verify_node(node: Node, names: Mapping[Node, str], known: set[Node]) -> None:
+    line, op = format_op(node, names), node.op
+    at = line.index(" = ") + 3
+    for operand in node.operands:
+        if operand not in known:
+            raise _pointing(TypeRuleError(f"{op.name} reads a value that is not computed before it: {operand!r}"), line, op.name, at)
+    if op.name not in REGISTRY:
+        raise _pointing(TypeRuleError(f"there is no op {op.name!r}"), line, op.name, at)
+    types = [o.type for o in node.operands]
+    try:
+        inferred, canonical = op.type_of(types, node.attrs)
+    except TypeRuleError as error:
+        raise _pointing(error, line, op.name, at) from None
+    head = f"{op.name}({', '.join(map(str, types))})"
+    if not types_agree(node.type, inferred):
+        raise _pointing(TypeRuleError(f"{head} is {inferred}, but the node says {node.type}"), line, str(node.type), line.index(":"))
+    if canonical.keys() != node.attrs.keys():
+        wrong = min(canonical.keys() ^ node.attrs.keys())
+        what = "is missing" if wrong in canonical else "is none of its attributes"
+        raise _pointing(TypeRuleError(f"{head}: {wrong} {what}"), line, op.name, at)
+    for name, value in canonical.items():
+        if not same_attribute(node.attrs[name], value):
+            message = f"{head}: {name}={node.attrs[name]!r} is not canonical, it should be {value!r}"
+            raise _pointing(TypeRuleError(message), line, f"{name}=", at)
+
+
+def _pointing(error: TypeRuleError, line: str, part: str, start: int = 0) -> TypeRuleError:
+    at = max(line.find(part, start), 0)
+    error.add_note(excerpt(line, at, at + len(part)))
+    return error
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def verify_program(program: Program) -> None:
+    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read, strategies."""
+    with assuming(program.assumptions):
+        _verify_buffers(program)
+        written = {b.name for b in program.buffers if b.kind in ("input", "const") and not b.alias}
+        for step in program.steps:
+            if isinstance(step, Select):
+                _verify_select(step, program)
+            for choice in alternatives(step):
+                check = _CallCheck(choice, program) if isinstance(choice, Call) else _KernelCheck(choice, program)
+                check.run(written)
+            written |= {program.root(b) for b in step.writes}
+        for name, buffer in program.outputs:
+            _verify_output(name, buffer, program, written)
+
+
+def _verify_buffers(program: Program) -> None:
+    known: dict[str, Buffer] = {}
+    for b in program.buffers:
+        line = format_buffer(b)
+        _demand(b.name not in known, f"the buffer {b.name} is defined twice", line, b.name)
+        check_name(b.name)
+        _demand(b.kind in KINDS, f"{b.kind!r} is no kind of buffer; there are {', '.join(KINDS)}", line, b.kind)
+        if b.alias:
+            _demand(b.alias in known, f"{b.name} is an alias of {b.alias}, which is not defined before it", line, b.alias)
+            other = known[b.alias].type
+            fits = b.type.dtype.itemsize == other.dtype.itemsize and same(b.type.count, other.count)
+            _demand(fits, f"{b.name}: {b.type} has other bytes than {b.alias}: {other}", line, str(b.type))
+        if b.kind == "const" and not b.alias:
+            count = b.type.count
+            _demand(count == len(b.value), f"{b.name}: {b.type} has {count} elements, its value {len(b.value)}", line, str(b.type))
+        known[b.name] = b
+
+
+def _verify_output(name: str, buffer: str, program: Program, written: set[str]) -> None:
+    line = f"return {name}={buffer}"
+    check_name(name)
+    _demand(buffer in program.buffer, f"the output {name} is the buffer {buffer}, which is not defined", line, buffer)
+    kind = program.buffer[program.root(buffer)].kind
+    _demand(kind != "temp" or program.buffer[buffer].kind == "output", f"the output {name} is the temp {buffer}, whose bytes are given back", line, buffer)
+    _demand(program.root(buffer) in written, f"the output {name} is never written", line, buffer)
+
+
+def _verify_select(step: Select, program: Program) -> None:
+    line = print_step(step).lstrip().partition("\n")[0]
+    last = len(step.cases) - 1
+    for position, (when, kernel) in enumerate(step.cases):
+        _demand((when is None) == (position == last), f"select {step.name}: the last case, and only that, has no condition", line, "select")
+        roots = [{program.root(b) for b in k.writes if b in program.buffer} for k in (step.cases[0][1], kernel)]
+        _demand(roots[0] == roots[1], f"select {step.name}: the cases write {sorted(roots[0])} and {sorted(roots[1])}", line, "select")
+
+
+def _demand(holds: bool, message: str, line: str, part: str, start: int = 0) -> None:
+    if not holds:
+        raise _pointing(TypeRuleError(message), line, part, start)
+
+
+@dataclass
+class _StepCheck:
+    """What kernels and calls have in common."""
+
+    step: Kernel | Call
+    program: Program
+    line: str = ""
+
+    def wrong(self, message: str, part: str, start: int = 0) -> NoReturn:
+        kind = "kernel" if isinstance(self.step, Kernel) else "call"
+        raise _pointing(TypeRuleError(f"{kind} {self.step.name}: {message}"), self.line, part, start)
+
+    def axes(self, axes: Iterable[Axis]) -> dict[str, DType]:
+        found: dict[str, DType] = {}
+        for name, size in axes:
+            if name in found:
+                self.wrong(f"the axis {name} is named twice", f"{name}:")
+            if isinstance(size, int) and size < 0:
+                self.wrong(f"the axis {name} has the size {size}", f"{name}:")
+            found[name] = I64
+        return found
+
+    def access(self, operand: Operand, known: Mapping[str, DType]) -> Buffer:
+        """The buffer an access names; its index has the buffer's rank and reads known axes and integer values."""
+        buffer = self.program.buffer.get(operand.buffer)
+        if buffer is None:
+            self.wrong(f"the buffer {operand.buffer} is not defined", operand.buffer)
+        if len(operand.index) != buffer.type.rank:
+            self.wrong(f"{buffer.name}: {buffer.type} has rank {buffer.type.rank}, the index {len(operand.index)} parts", f"{operand.buffer}[")
+        self.indices(operand.index, known)
+        return buffer
+
+    def indices(self, index: tuple[Index, ...], known: Mapping[str, DType]) -> None:
+        for variable in (v for part in index for v, _ in part.terms):
+            if variable not in known:
+                what = f"{variable} is used before its definition" if variable.startswith("%") else f"there is no axis {variable}"
+                self.wrong(what, variable)
+            if not known[variable].is_integer:
+                self.wrong(f"{variable} is an index, but {known[variable]} is no integer", variable)
+
+    def written(self, names: Iterable[str], written: set[str]) -> None:
+        for name in names:
+            if self.program.root(name) not in written:
+                self.wrong(f"{name} is read before anything is written to it", f"{name}[")
+
+    def writable(self, name: str) -> None:
+        kind = self.program.buffer[self.program.root(name)].kind
+        if kind in ("input", "const"):
+            self.wrong(f"writes {name}, which is {'an input' if kind == 'input' else 'a constant'}", f"{name}[")
+
+
+class _CallCheck(_StepCheck):
+    def run(self, written: set[str]) -> None:
+        call = self.step
+        assert isinstance(call, Call)
+        self.line = print_step(call).strip()
+        if call.op not in REGISTRY:
+            self.wrong(f"there is no op {call.op!r}", call.op)
+        known = self.axes(call.axes)
+        for operand in (*call.args, call.out):
+            self.access(operand, known)
+        self.written(call.reads, written)
+        self.writable(call.out.buffer)
+
+
+class _KernelCheck(_StepCheck):
+    def run(self, written: set[str]) -> None:
+        kernel = self.step
+        assert isinstance(kernel, Kernel)
+        self.line = print_step(kernel).strip().partition("\n")[0]
+        check_name(kernel.name)
+        known = self.axes((*kernel.rows, *kernel.cols))
+        for s in kernel.body:
+            self.line = format_stmt(s)
+            self.statement(s, known, written)
+            if s.name:
+                assert s.dtype is not None
+                known[s.name] = s.dtype
+        for s in kernel.body:
+            self.line = format_stmt(s)
+            if s.op == "store":
+                self.covers(s, kernel)
+        self.line = print_step(kernel).strip().partition("\n")[0]
+        self.strategies(kernel)
+
+    def statement(self, s: Stmt, known: Mapping[str, DType], written: set[str]) -> None:
+        effect = s.op in ("store", "accum", "check")
+        if effect == bool(s.name) or (s.name and s.dtype is None):
+            self.wrong("an effect has no name" if effect else "a value has a name and a dtype", s.op)
+        if s.name and (s.name in known or not s.name.startswith("%")):
+            self.wrong(f"{s.name} is defined twice" if s.name in known else f"{s.name!r} is no name for a value", s.name)
+        for value in s.uses:
+            if value not in known:
+                self.wrong(f"{value} is used before its definition", value, len(s.name))
+        if s.where and known[s.where] is not BOOL:
+            self.wrong(f"{s.where} is a mask, but {known[s.where]} is not bool", f"where {s.where}")
+        if s.op in ("load", "store", "accum"):
+            self.memory(s, known, written)
+        else:
+            self.indices(s.index, known)
+            if s.buffer:
+                self.wrong(f"{s.op} names the buffer {s.buffer}", f"{s.buffer}[")
+        args = [known[a] for a in s.args]
+        wanted = self.result(s, args)
+        if wanted is not None and s.dtype is not wanted:
+            self.wrong(f"{s.op}({', '.join(map(str, args))}) is {wanted}, the statement says {s.dtype}", f": {s.dtype}")
+
+    def memory(self, s: Stmt, known: Mapping[str, DType], written: set[str]) -> None:
+        buffer = self.access(Operand(s.buffer, s.index), known)
+        if s.op == "load":
+            self.written([s.buffer], written)
+            if s.dtype is not buffer.type.dtype:
+                self.wrong(f"loads {s.dtype} from {buffer.name}: {buffer.type}", f": {s.dtype}")
+            return
+        self.writable(s.buffer)
+        if len(s.args) != 1:
+            self.wrong(f"{s.op} takes 1 value, got {len(s.args)}", s.op)
+        dtype = known[s.args[0]]
+        if s.op == "store" and dtype is not buffer.type.dtype:
+            self.wrong(f"stores {dtype} to {buffer.name}: {buffer.type}", f"<- {s.args[0]}")
+        if s.op == "accum" and dtype.kind != buffer.type.dtype.kind:
+            self.wrong(f"adds {dtype} to {buffer.name}: {buffer.type}", f"<- {s.args[0]}")
+
+    def result(self, s: Stmt, args: list[DType]) -> DType | None:
+        """The dtype the statement's value must have, where a rule says so."""
+        count = {"load": 0, "const": 0, "size": 0, "index": 0, "inside": 0, "check": 1, "bounded": 1, **dict.fromkeys(REDUCTIONS, 1)}.get(s.op)
+        if count is not None and len(args) != count:
+            self.wrong(f"{s.op} takes {count} values, got {len(args)}", s.op)
+        for needed in {"const": ("value",), "size": ("size",), "inside": ("hi", "lo"), "check": ("bound", "op", "source")}.get(s.op, ()):
+            if needed not in dict(s.attrs):
+                self.wrong(f"{s.op}: the attribute {needed} is missing", s.op)
+        if s.op in ("index", "inside") and len(s.index) != 1:
+            self.wrong(f"{s.op} takes one index, got {len(s.index)}", s.op)
+        if s.op == "check" and not args[0].is_integer:
+            self.wrong(f"checks {s.args[0]}, but {args[0]} is no integer", s.args[0])
+        if s.op in ("argmax_cols", "argmin_cols", "size"):
+            return I64
+        if s.op == "inside":
+            return BOOL
+        if count is not None or s.op in ("store", "accum"):
+            return None
+        op = REGISTRY.get(s.op)
+        if op is None:
+            self.wrong(f"there is no statement {s.op!r}", s.op)
+        try:
+            attrs = {name: value for name, value in s.attrs if name in op.parameters}
+            result: DType = op.type_of([Type(d) for d in args], attrs)[0].dtype
+        except TypeRuleError as error:
+            self.wrong(str(error), s.op, len(s.name))
+        return result
+
+    def covers(self, s: Stmt, kernel: Kernel) -> None:
+        """A store writes each element once: its index depends on every axis its value depends on."""
+        level = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
+        level = level.union(*(kernel.levels[v] for i in s.index for v, _ in i.terms if v.startswith("%")))
+        for axis in sorted(kernel.levels[s.args[0]] - level):
+            self.wrong(f"stores a value that varies along {axis} at an index that does not: {s.buffer} is written more than once", f"{s.buffer}[")
+
+    def strategies(self, kernel: Kernel) -> None:
+        targets = {s.buffer for s in kernel.accums}
+        for buffer, strategy in kernel.strategy:
+            if buffer not in targets:
+                self.wrong(f"a strategy for {buffer}, which no accum of it writes", f"{buffer}:")
+            if strategy not in STRATEGIES:
+                self.wrong(f"{strategy!r} is no strategy; there are {', '.join(STRATEGIES)}", strategy)
+            if strategy == "segmented" and kernel.order != buffer:
+                self.wrong(f"{buffer} is segmented, but the rows are in the order of {kernel.order or 'nothing'}", f"{buffer}:")
+        if kernel.order and kernel.order not in targets:
+            self.wrong(f"the order {kernel.order} is the buffer of none of its accums", f"order({kernel.order})")

@@ -1,0 +1,108 @@
+"""Running passes: each is a pure function; between them graphs are verified, compared, timed, printed and dumped."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import knobs
+from ..ir.dims import assuming
+from ..ir.graph import Graph
+from ..ir.kernel import Program
+
+Licence = Literal["BITS", "REAL", "FAST"]
+GraphPass = Callable[..., Graph]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one pass left behind.
+
+    :param seconds: its time.  :param size: nodes of a graph, kernels of a program.
+    """
+
+    name: str
+    result: Graph | Program
+    seconds: float
+
+    @property
+    def size(self) -> int:
+        return len(self.result.nodes) if isinstance(self.result, Graph) else len(self.result.steps)
+
+    def __str__(self) -> str:
+        return str(self.result)
+
+
+@dataclass
+class Pipeline:
+    """The stages of one compilation, in order."""
+
+    stages: list[Stage] = field(default_factory=list)
+
+    def start(self, name: str, graph: Graph) -> Graph:
+        self._keep(name, graph, graph, 0.0)
+        return graph
+
+    def run(self, step: Callable[..., Any], subject: Any, **options: Any) -> Any:
+        """``step(subject, **options)`` as a stage named after the function."""
+        return self.keep(step.__name__, subject, lambda: step(subject, **options), getattr(step, "licence", "BITS"))
+
+    def keep(self, name: str, before: Any, compute: Callable[[], Any], licence: str = "BITS") -> Any:
+        began = time.perf_counter()
+        with assuming(getattr(before, "assumptions", ())):
+            result = compute()
+        self._keep(name, before, result, time.perf_counter() - began, licence)
+        return result
+
+    def _keep(self, name: str, before: Any, result: Any, seconds: float, licence: str = "BITS") -> None:
+        stage = Stage(name, result, seconds)
+        if knobs.VERIFY.get():
+            from ..ir.verify import verify, verify_program
+
+            verify(result) if isinstance(result, Graph) else verify_program(result)
+        if knobs.VALIDATE.get() and isinstance(before, Graph) and isinstance(result, Graph) and before is not result and result.outputs[0][0] in before.output_names:
+            from ..exact import equal
+
+            equal(before, result, licence=licence)
+        if knobs.PRINT_PASSES.get() and (before != result or before is result):
+            old = Stage(name, before, 0).size if isinstance(before, Graph | Program) else 0
+            print(f"after {name}: {old} -> {stage.size} nodes, {seconds * 1e3:.1f} ms")
+        if knobs.DUMP.get():
+            folder = Path(knobs.DUMP.get())
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{len(self.stages):02d}-{name}.gir").write_text(f"{result}\n")
+        self.stages.append(stage)
+
+    def __getitem__(self, name: str) -> Stage:
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(f"no stage {name!r}; there are {', '.join(s.name for s in self.stages)}")
+
+    def __iter__(self) -> Any:
+        return iter(self.stages)
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def names(self) -> Sequence[str]:
+        return [s.name for s in self.stages]
+
+
+def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
+    """Marks a Graph -> Graph pass with what it may lose (contracts 1)."""
+
+    def mark(function: GraphPass) -> GraphPass:
+        @functools.wraps(function)
+        def run(graph: Graph, **options: Any) -> Graph:
+            with assuming(graph.assumptions):
+                return function(graph, **options)
+
+        run.licence = licence  # type: ignore[attr-defined]
+        return run
+
+    return mark
