@@ -5,9 +5,9 @@ Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .errors import InternalError, InvalidProblem, NotDifferentiable
+from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
 from .ir.graph import Graph, input_node
 from .ir.node import Node, Note, call, topological
@@ -18,6 +18,8 @@ from .ops.rules import converted, full
 
 def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") -> Graph:
     """The joint graph: ``graph``'s outputs, then ``d.NAME`` for each of ``wrt``; its inputs are ``graph``'s and the cotangents ``d.OUTPUT``.
+
+    A joint graph can be differentiated again; a name it has already gets another ``d.`` in front: ``d.d.NAME``.
 
     A cotangent has its value's shape; a float's has its dtype, an int's or bool's is f64 if a float op it feeds computes in f64, else f32.
 
@@ -33,7 +35,8 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
     with assuming(graph.assumptions):
         opened = open_composites(graph)
         outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
-        cotangents = {name: input_node(f"d.{name}", node.type) for name, node in outputs}
+        names = _new_names((name for name, _ in outputs), graph.input_names)
+        cotangents = {name: input_node(names[name], node.type) for name, node in outputs}
         if not outputs:
             raise NotDifferentiable(f"{graph.name} has no float output: {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}")
         contributions: dict[Node, list[Node]] = {}
@@ -42,7 +45,8 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         wanted = {opened.input(name) for name in wrt}
         needed = _reaching(opened, wanted)
         gradients = _sweep([node for _, node in outputs], contributions, needed)
-        results = [(f"d.{name}", _result(opened, name, gradients, unused)) for name in wrt]
+        names = _new_names(wrt, graph.output_names)
+        results = [(names[name], _result(opened, name, gradients, unused)) for name in wrt]
     notes: dict[Node, Note] = dict(graph.notes)
     return Graph(
         name=f"{graph.name}_joint",
@@ -52,6 +56,17 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         notes=notes,
         defaults=graph.defaults,
     )
+
+
+def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """``d.NAME`` for each name, with as many more ``d.`` as it takes to be new."""
+    known, new = set(taken), {}
+    for name in names:
+        new[name] = f"d.{name}"
+        while new[name] in known:
+            new[name] = f"d.{new[name]}"
+        known.add(new[name])
+    return new
 
 
 def open_composites(graph: Graph) -> Graph:
@@ -96,15 +111,21 @@ def _sweep(roots: Sequence[Node], contributions: dict[Node, list[Node]], needed:
             continue
         parts = contributions[node]
         dtype = tangent_dtype(node, parts)
-        total = converted(parts[0], dtype)
+        wide = dtype.compute if len(parts) > 2 else dtype  # 16-bit contributions add up in f32 and are rounded once
+        total = converted(parts[0], wide)
         for part in parts[1:]:
-            total = total + converted(part, dtype)
-        gradients[node] = total
+            total = total + converted(part, wide)
+        gradients[node] = total = converted(total, dtype)
         if not node.operands or not any(o in needed for o in node.operands):
             continue
         if node.op.vjp is None:
             raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp")
-        entries = node.op.vjp(total, node, *node.operands, **node.attrs)
+        try:
+            entries = node.op.vjp(total, node, *node.operands, **node.attrs)
+        except TypeRuleError as error:
+            if node.dtype.is_float:
+                raise
+            raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and passes no derivative: it computes in {node.dtype}") from error
         if len(entries) != len(node.operands):
             raise InternalError(f"the vjp of {node.op.name} gave {len(entries)} entries for {len(node.operands)} operands")
         for operand, entry in zip(node.operands, entries, strict=True):

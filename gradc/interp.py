@@ -19,6 +19,7 @@ from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
 from .ops.pointwise import convert
+from .ops.rules import summing
 
 Array = np.ndarray[Any, Any]
 
@@ -312,7 +313,7 @@ class _KernelRun:
             result = answer.reshape((*answer.shape, *(1 for _ in self.column_axes)))
         else:
             function = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[kind]
-            extra = {"dtype": array.dtype} if kind in ("sum", "prod") else {"initial": None} if False else {}
+            extra = {"dtype": summing(array.dtype) if kind == "sum" else array.dtype} if kind in ("sum", "prod") else {}
             if kind in ("max", "min") and 0 in [shape[a] for a in self.column_axes]:
                 result = np.zeros([1 if a in self.column_axes else n for a, n in enumerate(shape)], array.dtype)
             else:
@@ -330,7 +331,7 @@ class _KernelRun:
         places = [np.broadcast_to(self.full(self.place(i)), shape) for i in s.index]
         values = np.broadcast_to(self.full(value), shape)
         keep = np.ones(shape, bool) if where is None else np.broadcast_to(self.full(where), shape)
-        wide = np.zeros(array.shape, _widened(array[:0]).dtype if array.ndim else _widened(array.reshape(1)).dtype)
+        wide = np.zeros(array.shape, summing(_widened(array.reshape(-1)[:0]).dtype))
         np.add.at(wide, tuple(p[keep] for p in places), _widened(values[keep])) if places else wide.__iadd__(np.sum(_widened(values[keep]), dtype=wide.dtype))
         array[...] = round_to(wide, self.memory.program.buffer[s.buffer].type.dtype, self.memory.precise)
 

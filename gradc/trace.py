@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from .errors import TypeRuleError
-from .ir.dims import Assumption, Size, assuming, parse_assumption
+from .ir.dims import Assumption, Size, assuming
 from .ir.graph import Graph, check_name, input_node
 from .ir.node import Node, Note, listening
 from .ir.op import _CAPTURE
+from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
 
 _scopes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("scopes", default=())

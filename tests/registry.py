@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from gradc import ops
-from gradc.ir.dims import Dim, evaluate, parse_size, symbols
+from gradc.ir.dims import Dim, evaluate, symbols
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import REGISTRY, Node, make
 from gradc.ir.op import Op, Sample
+from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
 from gradc.ops.pointwise import convert
 
@@ -59,13 +60,26 @@ class Case:
 
     @property
     def floats(self) -> list[str]:
-        """The inputs that may be differentiated."""
-        return [f"x{k}" for k, type in enumerate(self.types) if type.dtype.is_float]
+        """The inputs that may be differentiated (the narrow floats stand for integers)."""
+        return [f"x{k}" for k, type in enumerate(self.types) if type.dtype.name in FLOATS]
+
+    @cached_property
+    def smooth(self) -> Graph:
+        """The graph with a float output: quantize's is cast, through which the gradient passes."""
+        (name, y), *_ = self.graph.outputs
+        straight = y.dtype.is_integer and self.op.surrogate is not None
+        return self.graph.with_outputs([(name, y.astype(self.dtype or "f32"))]) if straight else self.graph
 
     @property
     def differentiable(self) -> bool:
         """Whether a gradient can be asked for at all."""
-        return bool(self.floats) and all(n.dtype.is_float for _, n in self.graph.outputs)
+        return bool(self.floats) and all(n.dtype.is_float for _, n in self.smooth.outputs)
+
+    @property
+    def coarsest(self) -> str:
+        """The narrowest of the floats that take part: it bounds what can be asked of the result."""
+        names = [t.dtype.name for t in (*self.types, *(n.type for _, n in self.smooth.outputs)) if t.dtype.name in FLOATS]
+        return max(names, key=FLOATS.index, default="f64")
 
     def bindings(self, sizes: Iterable[int] = SIZES) -> Iterator[dict[str, int]]:
         """Values of the dims: the sample's own, else one of ``sizes`` (several dims get different ones)."""

@@ -112,7 +112,19 @@ def damage(data: bytes, how: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "how", ["empty", "torn", "truncated", "header only", "too long", "other version", "huge length", "payload bit", "checksum bit", "key bit"]
+    "how",
+    [
+        "empty",
+        "torn",
+        "truncated",
+        "header only",
+        "too long",
+        "other version",
+        "huge length",
+        "payload bit",
+        "checksum bit",
+        "key bit",
+    ],
 )
 def test_damaged_entry_is_dropped_and_rebuilt(tmp_path: Path, how: str) -> None:
     store = Cache(tmp_path / "c")
@@ -193,7 +205,9 @@ def test_directory_that_cannot_be_made(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-def test_failing_writes_warn_once_and_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_failing_writes_warn_once_and_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     store = Cache(tmp_path / "c")
 
     def fail(descriptor: int) -> None:
@@ -291,7 +305,9 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def script(tmp_path: Path, body: str) -> str:
     """A compiler that answers -v and then does as told."""
     path = tmp_path / "fake compiler"
-    path.write_text(f'#!/bin/sh\nif [ "$*" = "-v" ]; then echo "fake version 1.0"; echo "Target: fake-unknown"; exit 0; fi\n{body}\n')
+    path.write_text(
+        f'#!/bin/sh\nif [ "$*" = "-v" ]; then echo "fake version 1.0"; echo "Target: fake"; exit 0; fi\n{body}\n'
+    )
     path.chmod(0o755)
     return shlex.quote(str(path))
 
@@ -307,7 +323,7 @@ def test_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         toolchain.find_compiler()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
-    with knobs.CC.set(""), pytest.raises(CompilerMissing, match="gcc, clang and cc .* ziglang"):
+    with knobs.CC.set(""), pytest.raises(CompilerMissing, match=r"gcc, clang and cc .* ziglang"):
         toolchain.find_compiler()
 
 
@@ -325,7 +341,12 @@ def test_compiler_that_cannot_even_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [("echo internal compiler error; exit 4", "exit status 4"), ("kill -9 $$", "SIGKILL"), ("kill -SEGV $$", "SIGSEGV"), ("exec sleep 60", "too long")],
+    [
+        ("echo internal compiler error; exit 4", "exit status 4"),
+        ("kill -9 $$", "SIGKILL"),
+        ("kill -SEGV $$", "SIGSEGV"),
+        ("exec sleep 60", "too long"),
+    ],
 )
 def test_crashing_compiler(tmp_path: Path, body: str, message: str) -> None:
     start = time.monotonic()
@@ -351,7 +372,9 @@ def test_flag_that_a_compiler_does_not_take_is_dropped(tmp_path: Path) -> None:
 echo "error: unknown argument: '$flag'"; exit 1;; esac; done
 exec {shlex.join(real)} "$@\""""
     with knobs.CC.set(script(tmp_path, body)):
-        library = toolchain.load_library(toolchain.compile_c('__attribute__((visibility("default"))) int f(void) { return 7; }'), "seven")
+        library = toolchain.load_library(
+            toolchain.compile_c('__attribute__((visibility("default"))) int f(void) { return 7; }'), "seven"
+        )
     assert library.f() == 7
 
 
@@ -364,7 +387,10 @@ def test_libraries_loaded_one_after_another_are_different() -> None:
 
 
 def test_units_share_symbols_and_the_header() -> None:
-    first = '#include "runtime.h"\n#include <math.h>\nint two(void);\n__attribute__((visibility("default"))) double f(void) { return sqrt(two() * 2.0); }'
+    first = (
+        '#include "runtime.h"\n#include <math.h>\nint two(void);\n'
+        '__attribute__((visibility("default"))) double f(void) { return sqrt(two() * 2.0); }'
+    )
     library = toolchain.load_library(toolchain.compile_units([first, "int two(void) { return 2; }"]), "units")
     library.f.restype = ctypes.c_double
     assert library.f() == 2.0
@@ -372,7 +398,9 @@ def test_units_share_symbols_and_the_header() -> None:
 
 @pytest.mark.parametrize("command", ["clang", f"{sys.executable} -m ziglang cc"])
 def test_other_compilers_build_the_runtime(command: str) -> None:
-    if shutil.which(command.split()[0]) is None or ("ziglang" in command and importlib.util.find_spec("ziglang") is None):
+    if shutil.which(command.split()[0]) is None or (
+        "ziglang" in command and importlib.util.find_spec("ziglang") is None
+    ):
         pytest.skip(f"{command} is not installed")
     with knobs.CC.set(command):
         library = toolchain.load_library(toolchain.compile_c(read_template("cpu/runtime.c")), "other")
@@ -403,7 +431,9 @@ BODIES = r"""
 
 typedef struct { const gradc_ctx *ctx; int64_t *out; int64_t inner; } job;
 
-static void inner_body(const void *args, int64_t task) { __atomic_fetch_add((int64_t *)args, task + 1, __ATOMIC_RELAXED); }
+static void inner_body(const void *args, int64_t task) {
+  __atomic_fetch_add((int64_t *)args, task + 1, __ATOMIC_RELAXED);
+}
 
 static void body(const void *args, int64_t task) {
   const job *j = args;
@@ -433,7 +463,9 @@ static void slow_body(const void *args, int64_t task) {
   for (int64_t i = 0; i < *(const int64_t *)args; i++) x = x * 1.0000001 + 1;
 }
 
-EXPORT void slow(const gradc_ctx *ctx, int64_t tasks, int64_t steps) { ctx->parallel_for(ctx, tasks, slow_body, &steps); }
+EXPORT void slow(const gradc_ctx *ctx, int64_t tasks, int64_t steps) {
+  ctx->parallel_for(ctx, tasks, slow_body, &steps);
+}
 """
 
 
@@ -453,7 +485,9 @@ def two_threads(request: pytest.FixtureRequest, private_cache: None) -> Iterator
 
 def run(bodies: ctypes.CDLL, tasks: int, inner: int = 0) -> np.ndarray:
     out = np.zeros(max(tasks, 1), np.int64)
-    bodies.run(pool.new_context().pointer, ctypes.c_int64(tasks), ctypes.c_int64(inner), ctypes.c_void_p(out.ctypes.data))
+    bodies.run(
+        pool.new_context().pointer, ctypes.c_int64(tasks), ctypes.c_int64(inner), ctypes.c_void_p(out.ctypes.data)
+    )
     return out[:tasks]
 
 
@@ -484,9 +518,16 @@ def test_wrong_numbers_of_threads() -> None:
             pool.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("environment", "threads"), [({"GRADC_NUM_THREADS": "3", "OMP_NUM_THREADS": "4"}, "3"), ({"OMP_NUM_THREADS": "4,2"}, "4")])
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [({"GRADC_NUM_THREADS": "3", "OMP_NUM_THREADS": "4"}, "3"), ({"OMP_NUM_THREADS": "4,2"}, "4")],
+)
 def test_size_comes_from_the_environment(environment: dict[str, str], threads: str) -> None:
-    process = python("from gradc.runtime import pool; print(pool.num_threads())", GRADC_CACHE_DIR=knobs.CACHE_DIR.get(), **environment)
+    process = python(
+        "from gradc.runtime import pool; print(pool.num_threads())",
+        GRADC_CACHE_DIR=knobs.CACHE_DIR.get(),
+        **environment,
+    )
     assert process.communicate(timeout=60)[0].strip() == threads
 
 
@@ -672,7 +713,9 @@ def test_pool_gives_a_block_back_when_the_last_view_dies() -> None:
     mine = arrays.OutputPool()
     first = mine.empty((1000, 1000), "f4")
     address = first.ctypes.data
-    assert first.shape == (1000, 1000) and first.flags.c_contiguous and first.flags.writeable and address % (2 << 20) == 0
+    assert (
+        first.shape == (1000, 1000) and first.flags.c_contiguous and first.flags.writeable and address % (2 << 20) == 0
+    )
     view = first[10:20].T
     del first
     gc.collect()
@@ -760,7 +803,17 @@ def test_numbers_and_numpy_arrays() -> None:
         assert (array.dtype, array.shape, found) == (np.dtype(dtype), (), kind)
     assert arrays.to_numpy(x.astype(">f8"))[0].dtype.isnative
     assert arrays.to_numpy(np.zeros(3, ml_dtypes.int4))[0].dtype == ml_dtypes.int4
-    for wrong in ([1.0], "x", None, np.array(["a"]), np.array([object()]), np.ma.masked_array([1.0], [True]), 1 << 80, 1 << 63, 1j):
+    for wrong in (
+        [1.0],
+        "x",
+        None,
+        np.array(["a"]),
+        np.array([object()]),
+        np.ma.masked_array([1.0], [True]),
+        1 << 80,
+        1 << 63,
+        1j,
+    ):
         with pytest.raises(InvalidProblem):
             arrays.to_numpy(wrong)
 
@@ -805,7 +858,22 @@ def torch() -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "bool"],
+    [
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "int64",
+        "uint16",
+        "uint32",
+        "bool",
+    ],
 )
 def test_torch_goes_in_and_comes_out(torch: Any, name: str) -> None:
     tensor = torch.tensor([[0.0, 1.0, 2.0], [0.5, 4.0, 1.5]]).to(getattr(torch, name))
@@ -814,7 +882,11 @@ def test_torch_goes_in_and_comes_out(torch: Any, name: str) -> None:
         assert kind is arrays.Kind.TORCH and array.shape == tuple(given.shape)
         assert (array.astype("f8") == given.to(torch.float64).numpy()).all()
         back = arrays.from_numpy(array, kind)
-        assert back.dtype == given.dtype and back.shape == given.shape and (back.numel() == 0 or back.data_ptr() == given.data_ptr())
+        assert (
+            back.dtype == given.dtype
+            and back.shape == given.shape
+            and (back.numel() == 0 or back.data_ptr() == given.data_ptr())
+        )
 
 
 def test_torch_special_tensors(torch: Any) -> None:
@@ -848,5 +920,7 @@ def test_torch_holds_a_pooled_block(torch: Any) -> None:
 
 
 def test_torch_is_not_imported_by_us() -> None:
-    process = python("import sys, numpy as np; from gradc.runtime import arrays; arrays.to_numpy(np.ones(3)); print('torch' in sys.modules)")
+    process = python(
+        "import sys, numpy; import gradc.runtime.arrays as a; a.to_numpy(numpy.ones(3)); print('torch' in sys.modules)"
+    )
     assert process.communicate(timeout=60)[0].strip() == "False"

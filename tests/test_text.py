@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 
 import gradc.ops as ops
 from gradc.errors import GradcError, IRFormatError, TypeRuleError
-from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, parse_size, symbol
+from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
 from gradc.ir.node import REGISTRY, Note
+from gradc.ir.size_text import parse_size
 from gradc.ir.text import load, parse, parse_kernel, parse_program, save_graph
 from gradc.ir.types import BOOL, DTYPES, F32, I64, Type, parse_type
 from gradc.ir.verify import verify
@@ -165,7 +167,8 @@ def graphs(draw) -> Graph:  # type: ignore[no-untyped-def]
     """A random graph over a few square and vector values, with symbols, assumptions and notes."""
     rows = draw(st.sampled_from([N, 4, N * D, N + 1, symbol("inf")]))
     shape = (rows, draw(st.sampled_from([D, 3, 2 * D])))
-    values = [input_node(name, Type(F32, shape)) for name in draw(st.lists(st.sampled_from(["x", "w.a", "_", "d.x", "return", "f32"]), min_size=1, unique=True))]
+    names = draw(st.lists(st.sampled_from(["x", "w.a", "_", "d.x", "return", "f32"]), min_size=1, unique=True))
+    values = [input_node(name, Type(F32, shape)) for name in names]
     inputs = tuple(values)
     for _ in range(draw(st.integers(0, 12))):
         x, y = (draw(st.sampled_from(values)) for _ in range(2))
@@ -376,7 +379,7 @@ MISTAKES = [  # (what to replace, by what, message, the part under the carets)
     ("gradc-ir 1", "gradc-ir 2", "expected '1', found '2'", "2"),
     ("exp %0", "exp %\x000", "U+0000 may not stand", "?"),
     ("exp %0", "exp %0\u202e", "U+202E may not stand", "?"),
-    ("exp %0", "ехр %0", "U+0435 may not stand", "?"),
+    ("exp %0", "\u0435xp %0", "U+0435 may not stand", "?"),
     ("exp %0", "exp %0\x1b[31m", "U+001B may not stand", "?"),
     ("%1: f32[N,D] = exp %0", '%1: f32[N] = input {name="tokens"}', "inputs stand in the header", "input"),
 ]
@@ -451,7 +454,8 @@ def refused(text: str, seconds: float = 2.0, read=parse) -> GradcError:  # type:
 def test_large_garbage(read) -> None:  # type: ignore[no-untyped-def]
     head = "graph @f(%x: f32[4]) {\n" if read is parse else "program @f {\n" if read is parse_program else "kernel @k rows() cols() {\n"
     noise = random.Random(0).randbytes(20_000_000).decode("latin-1")
-    for text in (noise, head + noise, "a" * 20_000_000, head + "%" * 20_000_000, "\n" * 20_000_000, head + "{[(" * 5_000_000, " " * 20_000_000, "x" * (2**26 + 1)):
+    long = 20_000_000
+    for text in (noise, head + noise, "a" * long, head + "%" * long, "\n" * long, head + "{[(" * (long // 3), " " * long, "x" * (2**26 + 1)):
         with pytest.raises(IRFormatError):
             start = time.perf_counter()
             read(text)
@@ -466,14 +470,15 @@ def test_nesting_and_repetition(bracket: str) -> None:
     text = str(example_program())
     for place in ("tokens[n]", "[n, d*(-2) + 3]", "D*N", "3072", "segmented", "%g, %c"):
         start = time.perf_counter()
-        try:
+        with contextlib.suppress(GradcError):
             parse_program(text.replace(place, deep, 1))
-        except GradcError:
-            pass
         assert time.perf_counter() - start < 2
 
 
-@pytest.mark.parametrize("size", ["*".join(f"(a{i}+b{i})" for i in range(60)), "//".join(f"a{i}" for i in range(150)), "min(" * 30 + "N" + ",b)" * 30, "9" * 5000])
+EXPLODING = ("*".join(f"(a{i}+b{i})" for i in range(60)), "//".join(f"a{i}" for i in range(150)), "min(" * 30 + "N" + ",b)" * 30, "9" * 5000)
+
+
+@pytest.mark.parametrize("size", EXPLODING)
 def test_sizes_that_explode(size: str) -> None:
     refused(f"graph @f(%x: f32[{size}]) {{\nreturn y=%x\n}}")
 
@@ -528,7 +533,8 @@ def test_hostile_names(name: str) -> None:
 
 def mutations(text: str, count: int, seed: int):  # type: ignore[no-untyped-def]
     rng = random.Random(seed)
-    pieces = [*"[](){}<>%@=,:#\"\\/*+-. \n\t\0\r09aNf", "none", "nan", "inf", "1e999", "-1", "f64", "9" * 30, "%0", "%1", "{axis=0}", "\u202e", "max(", "return", "phase", "é"]
+    words = "none nan inf 1e999 -1 f64 99999999999999999999999999 %0 %1 {axis=0} max( return phase".split()
+    pieces = [*'[](){}<>%@=,:#"\\/*+-. \n\t\0\r09aNf', *words, "\u202e", "\xe9"]
     for _ in range(count):
         letters = text
         for _ in range(rng.randint(1, 4)):
@@ -600,7 +606,8 @@ def test_hostile_data() -> None:
     for broken in ({}, {**good, "format": "gradc-ir 2"}, {**good, "nodes": [{}]}, {**good, "inputs": None}, {**good, "assumptions": ["N >= 1)\nreturn"]}):
         with pytest.raises(IRFormatError):
             from_json(broken)
-    for value in ({"size": "N}"}, {"float": "1e5"}, {"code": "x"}, {"size": 3}, {"dtype": "f33"}, [[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]], "x", {}, {"a": 1, "b": 2}):
+    deep = json.loads("[" * 18 + "]" * 18)
+    for value in ({"size": "N}"}, {"float": "1e5"}, {"code": "x"}, {"size": 3}, {"dtype": "f33"}, deep, "x", {}, {"a": 1, "b": 2}):
         nodes = [{**good["nodes"][0], "attributes": {"axis": value}}, *good["nodes"][1:]]
         with pytest.raises((IRFormatError, TypeRuleError)):
             from_json({**good, "nodes": nodes})

@@ -31,4 +31,6 @@ def read_template(name: str) -> str:
     for directory in _template_dirs():
         if (directory / path).is_file():
             return (directory / path).read_text(encoding="utf-8")
-    raise InternalError(f"no template {name!r} in {', '.join(map(str, _template_dirs())) or 'the package or the checkout'}")
+    raise InternalError(
+        f"no template {name!r} in {', '.join(map(str, _template_dirs())) or 'the package or the checkout'}"
+    )

@@ -1,7 +1,7 @@
-"""English text that every CPython carries, as word numbers: the library reference's topics and the standard library's docstrings.
+"""English text that every CPython carries, as word numbers: the reference's topics and the library's docstrings.
 
-The text is read, never imported: ``pydoc_data/topics.py`` and each module's source go through ``ast``.  Which text it is
-depends on the Python version alone: parts of the library that some systems package apart are left out everywhere.
+The text is read, never imported: ``pydoc_data/topics.py`` and each module's source go through ``ast``.  Which text
+it is depends on the Python version alone: what some systems package apart from the library is left out everywhere.
 
 >>> corpus = load()
 >>> contexts, targets = corpus.examples("train", context=6)    # i64[M, 6], i64[M]
@@ -64,7 +64,7 @@ class Corpus:
 
 
 def load() -> Corpus:
-    """Read the corpus of the running Python: a second or two of work, the same result on every machine with this version."""
+    """Read the text of the running Python, in a second or two; the same on every machine with this version."""
     documents = {name: [tokenise(text) for text in texts] for name, texts in read_documents().items()}
     total = sum(len(tokens) for texts in documents.values() for tokens in texts)
     if total < LEAST_TOKENS:
@@ -144,23 +144,24 @@ def _library_sources() -> Iterator[tuple[str, str]]:
                 continue
             if info.name in ("test", "tests"):
                 continue
-            spec: ModuleSpec | None = info.module_finder.find_spec(info.name, None)  # type: ignore[call-arg]
-            if spec is None or spec.loader is None:
-                continue
             name = package + info.name
-            if spec.submodule_search_locations:
-                pending.append((f"{name}.", list(spec.submodule_search_locations)))
-            source = _source(spec)
+            source, inside = _source(info)
+            if inside:
+                pending.append((f"{name}.", inside))
             if source:
                 yield name, source
 
 
-def _source(spec: ModuleSpec) -> str | None:
-    get_source = getattr(spec.loader, "get_source", None)
+def _source(info: pkgutil.ModuleInfo) -> tuple[str, list[str]]:
+    """A module's source ("" where it has none that can be read) and the folders of its submodules."""
+    finder: Any = info.module_finder
     try:
-        return get_source(spec.name) if get_source else None
-    except (ImportError, OSError, SyntaxError, UnicodeDecodeError):
-        return None
+        spec: ModuleSpec | None = finder.find_spec(info.name, None)
+        get_source = getattr(spec and spec.loader, "get_source", None)
+        source = get_source(info.name) if get_source else None
+    except (ImportError, OSError, SyntaxError, UnicodeDecodeError):  # a zip file's finder compiles what it finds
+        return "", []
+    return source or "", list((spec and spec.submodule_search_locations) or ())
 
 
 def _library_paths() -> list[str]:

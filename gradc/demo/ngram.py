@@ -1,4 +1,4 @@
-"""Two baselines that count words: a unigram, and a trigram that backs off to bigram and unigram (interpolated Kneser-Ney).
+"""Two baselines that count words: a unigram, and a trigram that backs off to bigram and unigram (Kneser-Ney).
 
 Both are probability distributions over the whole vocabulary, so their perplexities stand beside a trained model's.
 Source: Chen and Goodman, "An empirical study of smoothing techniques for language modeling", 1999, section 2.7.
@@ -55,7 +55,7 @@ class Trigram:
 
 @dataclass(frozen=True)
 class _Level:
-    """Counts of one length of n-gram; a key is the n-gram read as a number in base V, its history the key without the last word."""
+    """Counts of one length of n-gram; a key is its words as digits in base V, its history the key less the last."""
 
     keys: Words
     counts: Words

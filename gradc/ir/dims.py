@@ -3,12 +3,6 @@
 A *size* is an ``int`` or a :class:`Dim`; arithmetic that comes out constant gives an ``int`` back, so ``N - N == 0`` and two
 sizes are equal iff ``==`` says so.  ``ceildiv(a, b)`` is stored as ``(a+b-1)//b`` and ``min(a, b)`` as ``a+b-max(a, b)``.
 Every symbol is an integer >= 0; :func:`assuming` adds facts such as ``N >= 1`` for the time of a block.
-
-Text::
-
-    size  ::= term (("+" | "-") term)*
-    term  ::= atom (("*" | "//") atom)*
-    atom  ::= INT | NAME | "(" size ")" | "-" atom | ("max" | "min" | "ceildiv") "(" size "," size ")"
 """
 
 from __future__ import annotations
@@ -22,13 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Union
 
-from ..errors import InvalidProblem, IRFormatError, TypeRuleError
+from ..errors import InvalidProblem, TypeRuleError
 
 Size = Union[int, "Dim"]
 Atom = Union[str, "FloorDiv", "Max"]
 Monomial = tuple[tuple[Atom, int], ...]  # (atom, power), sorted; () is the constant term
 LARGEST = 2**63 - 1
-_DEEPEST, _MOST_PARTS = 40, 1000
+DEEPEST, _MOST_PARTS = 40, 1000
 
 
 @dataclass(frozen=True)
@@ -159,8 +153,8 @@ def _build(terms: Mapping[Monomial, int]) -> Size:
     # constants last, larger monomials first: N*D+N-1
     size = Dim(tuple(sorted(kept, key=lambda item: (-sum(p for _, p in item[0]), str(item[0])))))
     parts, depth = size._extent
-    if parts > _MOST_PARTS or depth > _DEEPEST or any(abs(c) > LARGEST**2 for _, c in kept):
-        raise TypeRuleError(f"a size of {parts} parts, nested {depth} deep: {_MOST_PARTS} parts, {_DEEPEST} levels and factors of 2^126 are the most")
+    if parts > _MOST_PARTS or depth > DEEPEST or any(abs(c) > LARGEST**2 for _, c in kept):
+        raise TypeRuleError(f"a size of {parts} parts, nested {depth} deep: {_MOST_PARTS} parts, {DEEPEST} levels and factors of 2^126 are the most")
     return size
 
 
@@ -352,105 +346,6 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
         raise InvalidProblem(f"{size} with {dict(bindings)}: {error}") from None
     assert isinstance(value, int)
     return value
-
-
-# -- text -------------------------------------------------------------------------------------------------------------
-
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[-+*(),]))", re.ASCII)
-
-
-def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
-    """Read one size; IRFormatError says where it goes wrong."""
-    tokens: list[tuple[str, str, int]] = []
-    position, end = 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if not match:
-            raise IRFormatError(f"unexpected {text[position : position + 20]!r} in a size", line, column + position)
-        kind = "int" if match[1] else "name" if match[2] else "op"
-        tokens.append((kind, match[1] or match[2] or match[3], column + match.start(match.lastindex or 0)))
-        position = match.end()
-    tokens.append(("end", "", column + end))
-    here = 0
-
-    def fail(what: str) -> IRFormatError:
-        return IRFormatError(f"{what} in the size {text[:60]!r}", line, tokens[here][2])
-
-    def take(expected: str) -> None:
-        nonlocal here
-        if tokens[here][1] != expected:
-            raise fail(f"expected {expected!r}")
-        here += 1
-
-    def atom(depth: int) -> Size:
-        nonlocal here
-        kind, word, _ = tokens[here]
-        if depth > _DEEPEST:
-            raise fail("nesting too deep")
-        here += 1
-        if kind == "int":
-            if len(word) > 19 or int(word) > LARGEST:
-                here -= 1
-                raise fail("a number beyond 2^63")
-            return int(word)
-        if word == "-":
-            return -atom(depth + 1)
-        if word == "(":
-            inside = total(depth + 1)
-            take(")")
-            return inside
-        if kind == "name" and tokens[here][1] == "(":
-            functions = {"max": maximum, "min": minimum, "ceildiv": ceildiv}
-            if word not in functions:
-                raise fail(f"unknown function {word[:60]!r}")
-            take("(")
-            left = total(depth + 1)
-            take(",")
-            right = total(depth + 1)
-            take(")")
-            return functions[word](left, right)
-        if kind == "name":
-            return symbol(word)
-        here -= 1
-        raise fail("expected a number, a name or '('")
-
-    def term(depth: int) -> Size:
-        nonlocal here
-        value = atom(depth)
-        while tokens[here][1] in ("*", "//"):
-            operator = tokens[here][1]
-            here += 1
-            right = atom(depth)
-            value = value * right if operator == "*" else floordiv(value, right)
-        return value
-
-    def total(depth: int) -> Size:
-        nonlocal here
-        value = term(depth)
-        while tokens[here][1] in ("+", "-"):
-            sign = 1 if tokens[here][1] == "+" else -1
-            here += 1
-            value = value + sign * term(depth)
-        return value
-
-    if len(tokens) > 400:
-        raise fail("too long")
-    try:
-        value = total(0)
-    except TypeRuleError as error:
-        raise IRFormatError(str(error), line, column) from None
-    if tokens[here][0] != "end":
-        raise fail(f"unexpected {tokens[here][1][:60]!r}")
-    return value
-
-
-def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
-    """Read ``N >= 1`` or ``N == 4*M``."""
-    for relation in (">=", "=="):
-        left, found, right = text.partition(relation)
-        if found:
-            return Assumption(parse_size(left, line, column), relation, parse_size(right, line, column + len(left) + 2))
-    raise IRFormatError(f"an assumption reads 'N >= 1' or 'N == 4*M', not {text[:60]!r}", line, column)
 
 
 def check_count(shape: Iterable[Size], what: str = "a shape") -> None:

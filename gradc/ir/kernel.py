@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from .dims import Assumption, Size, product, substitute, symbols
+from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
 from .node import Note
 from .types import DType, Type
 
@@ -210,14 +210,30 @@ class Kernel:
     def strategies(self) -> Mapping[str, str]:
         return dict(self.strategy)
 
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """The buffers, in order of first appearance."""
+        return tuple(dict.fromkeys(s.buffer for s in self.body if s.buffer))
+
+    def canonical(self) -> Kernel:
+        """The same kernel over buffers b0, b1... and dims n0, n1...: what its source is made from, so that no user name reaches it."""
+        places = {b: f"b{i}" for i, b in enumerate(self.buffers)}
+        dims: Mapping[str, Size] = {d: symbol(f"n{i}") for i, d in enumerate(self.symbols)}
+        renamed = self.substitute(dims)
+        body = []
+        for s in renamed.body:
+            attrs = tuple((k, "" if k == "source" else v) for k, v in s.attrs)
+            body.append(replace(s, buffer=places.get(s.buffer, ""), attrs=attrs))
+        strategy = tuple((places[b], how) for b, how in self.strategy)
+        return replace(renamed, body=tuple(body), order=places.get(self.order, ""), strategy=strategy, note=Note())
+
     def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
-        """Named ``row_MEANING_hash``: equal kernels over other user names get equal names and so share one binary."""
+        """Named ``MEANING_hash``: equal kernels over other user names get equal names and so share one binary."""
         from .text import print_kernel
 
-        places = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(s.buffer for s in self.body if s.buffer))}
-        body = tuple(replace(s, buffer=places.get(s.buffer, "")) for s in self.body)
-        text = print_kernel(replace(self, name="k", body=body, order=places.get(self.order, ""), strategy=tuple((places[b], s) for b, s in self.strategy)))
-        text += ";".join(f"{p}:{types[b]}" for b, p in places.items() if b in types)
+        dims: Mapping[str, Size] = {d: symbol(f"n{i}") for i, d in enumerate(self.symbols)}
+        text = print_kernel(replace(self.canonical(), name="k"))
+        text += ";".join(str(types[b].substitute(dims)) for b in self.buffers if b in types)
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
 
     def substitute(self, values: Mapping[str, Size]) -> Kernel:
@@ -227,7 +243,10 @@ class Kernel:
         def of_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
             return tuple((a, substitute(s, values)) for a, s in axes)
 
-        body = tuple(replace(s, index=tuple(map(of_index, s.index))) for s in self.body)
+        def of_attrs(attrs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+            return tuple((k, substitute(v, values) if isinstance(v, Dim) else v) for k, v in attrs)
+
+        body = tuple(replace(s, index=tuple(map(of_index, s.index)), attrs=of_attrs(s.attrs)) for s in self.body)
         return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ but a declared rewrite pattern.
 from __future__ import annotations
 
 import inspect
+import re
 import types as _types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -290,14 +291,21 @@ class Op:
         return inspect.Signature(parameters)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Node:
-        if self.sugar is not None:
+        if self.sugar is None:
+            return self.plain(*positional, **keywords)
+        try:
             return self.sugar(*positional, **keywords)
-        return self.plain(*positional, **keywords)
+        except TypeRuleError as error:
+            raise _located(error, self.name, _node_types(positional)) from None
 
     def plain(self, *positional: Any, **keywords: Any) -> Node:
         """The call without comforts: operands, then attributes."""
         operands, attrs = self._bind(positional, keywords)
-        return self.apply(adopt(self.name, operands, broadcasting=self.broadcast), attrs)
+        try:
+            nodes = adopt(self.name, operands, broadcasting=self.broadcast)
+        except TypeRuleError as error:
+            raise _located(error, self.name, _node_types(operands)) from None
+        return self.apply(nodes, attrs)
 
     def _bind(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         if self.variadic:
@@ -350,9 +358,16 @@ class Op:
         return answer if isinstance(answer, tuple) else (answer, checked)
 
 
+def _node_types(operands: Iterable[Any]) -> list[Type]:
+    return [o.type for o in operands if isinstance(o, Node)]
+
+
 def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRuleError:
-    head = f"{name}({', '.join(map(str, types))}): "
-    return error if str(error).startswith(f"{name}(") else type(error)(head + str(error))
+    """The error with the op and its operand types in front, unless an op is named there."""
+    said, found = str(error), re.match(r"(\w+)[(:]", str(error))
+    if found and (found[1] == name or found[1] in REGISTRY) or said.startswith(f"{name} "):
+        return error
+    return type(error)(f"{name}({', '.join(map(str, types))}): {said}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import GradcError, IRFormatError, TypeRuleError
-from .dims import Assumption, Dim, Size, parse_assumption, parse_size
+from .dims import Assumption, Dim, Size
 from .node import Note
+from .size_text import parse_assumption, parse_size
 from .types import DTYPES, DType, Type, parse_type
 
 FORMAT = "gradc-ir 1"

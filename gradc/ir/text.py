@@ -20,7 +20,7 @@ Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank l
     value      ::= "%" name                                          # of an op: may begin with a digit
     name       ::= WORD ("." WORD)*                                  # words of letters, digits and _
     type       ::= dtype ["[" [size ("," size)*] "]"]
-    size       ::=                                                   # see gradc.ir.dims
+    size       ::=                                                   # see gradc.ir.size_text
     attributes ::= "{" [name "=" attribute ("," name "=" attribute)*] "}"
     attribute  ::= "true" | "false" | "none" | dtype | INT | float | STRING | "[" [attribute ("," attribute)*] "]" | size
     float      ::= DECIMAL | HEX | ["-"] "inf" | ["-"] "nan" | "nan(0x" 16 hex digits ")"
@@ -228,7 +228,7 @@ def same_attribute(stated: Any, canonical: Any) -> bool:
         return len(stated) == len(canonical) and all(map(same_attribute, stated, canonical))
     if isinstance(stated, Dim) or isinstance(canonical, Dim):
         return all(isinstance(v, Dim | int) and not isinstance(v, bool) for v in (stated, canonical)) and _same(stated, canonical)
-    return identity(stated) == identity(canonical)
+    return bool(identity(stated) == identity(canonical))
 
 
 def _outputs(reader: Reader, values: Mapping[str, Node]) -> tuple[tuple[str, Node], ...]:

@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import IRFormatError, TypeRuleError
-from .dims import Dim, Size, check_count, evaluate, parse_size, product, substitute, symbols
+from .dims import Dim, Size, check_count, evaluate, product, substitute, symbols
+from .size_text import parse_size
 
 
 @dataclass(frozen=True, eq=False)

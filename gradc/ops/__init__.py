@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.node import REGISTRY, Node
 from ..ir.op import Composite, Library, Op, Primitive
-from . import contract, indexing, movement, pointwise, reduce  # the records register themselves
+from . import contract, indexing, loss, movement, normalize, pointwise, quantization, reduce  # the records register themselves
 
 
 def __getattr__(name: str) -> Op:
@@ -18,4 +18,4 @@ def __dir__() -> list[str]:
     return sorted(REGISTRY)
 
 
-__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive", "contract", "indexing", "movement", "pointwise", "reduce"]
+__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive", "contract", "indexing", "loss", "movement", "normalize", "pointwise", "quantization", "reduce"]

@@ -12,7 +12,7 @@ from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Library, Sample, broadcast_shapes
 from ..ir.types import Type
-from .rules import floating, reshaped, spread
+from .rules import floating, reshaped, spread, summing
 
 
 def _matmul(x: Type, y: Type) -> Type:
@@ -62,7 +62,11 @@ def _matmul_map(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {0: (*batch, node.rank - 2, None), 1: (*batch, None, node.rank - 1)}
 
 
-matmul = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=np.matmul, axes=_matmul_axes, linear=_matmul_map,
+def _matmul_reference(x: Any, y: Any) -> Any:
+    return np.matmul(x.astype(summing(x.dtype)), y.astype(summing(y.dtype))).astype(x.dtype)
+
+
+matmul = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=_matmul_reference, axes=_matmul_axes, linear=_matmul_map,
     vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
     samples=(Sample(("F[3,4]", "F[4,N]")), Sample(("F[N,4]", "F[4,3]")), Sample(("F[2,N,4]", "F[2,4,3]")), Sample(("F[2,N,4]", "F[4,3]")), Sample(("F[4]", "F[4,3]")), Sample(("F[2,3,4]", "F[4]")), Sample(("F[4]", "F[4]")), Sample(("F[2,1,3,4]", "F[5,4,2]")), Sample(("F[3,N]", "F[N,2]"))),
     bad=(BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"), BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ"), BadSample(("f32[]", "f32[4,3]"), match="scalar"), BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float")),

@@ -14,7 +14,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
 from ..ir.types import DTYPES, I32, Type
 from .pointwise import mul
-from .rules import canonical_axis, converted, full, number, reshaped, spread
+from .rules import canonical_axis, converted, full, number, reshaped, spread, summing
 
 Bounds = Literal["error", "skip", "clamp", "wrap"]
 INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u8")
@@ -94,7 +94,7 @@ def _gather_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str
     if scale_grad_by_freq:
         ones = full(1, indices, I32)
         counts = scatter_add.plain(indices, ones, axis=0, size=size, oob=oob, padding_idx=padding_idx)
-        count = converted(gather.plain(counts, indices, axis=0, oob=oob), g.dtype.compute)
+        count = converted(call("maximum", gather.plain(counts, indices, axis=0, oob=oob), 1), g.dtype.compute)  # padding counts 0
         share = reshaped(full(1, count) / count, (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1))
         g = converted(mul(converted(g, share.dtype), spread(share, g.shape)), g.dtype)
     return scatter_add.plain(indices, g, axis=axis, size=size, oob=oob, padding_idx=padding_idx), DISCRETE
@@ -132,11 +132,11 @@ def _scatter_reference(indices: Any, updates: Any, *, axis: int, size: int, oob:
     if padding_idx is not None:
         counts = counts & (where != padding_idx)
     rank = indices.ndim
-    out = np.zeros((size, *updates.shape[:axis], *updates.shape[axis + rank :]), updates.dtype)
+    out = np.zeros((size, *updates.shape[:axis], *updates.shape[axis + rank :]), summing(updates.dtype))
     rows = np.moveaxis(updates, range(axis, axis + rank), range(rank)).reshape((where.size, *out.shape[1:]))
     keep = counts.reshape(-1)
     np.add.at(out, where.reshape(-1)[keep], rows[keep])
-    return np.moveaxis(out, 0, axis)
+    return np.moveaxis(out, 0, axis).astype(updates.dtype)
 
 
 def _scatter_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index], Any]:
@@ -218,11 +218,11 @@ def _put(indices: Type, updates: Type, *, axis: int, size: int | Dim, oob: Bound
 
 def _put_reference(indices: Any, updates: Any, *, axis: int, size: int, oob: str) -> Any:
     where, counts = resolve(indices, size, oob, "scatter_add_along_axis")
-    out = np.zeros([size if a == axis else n for a, n in enumerate(updates.shape)], updates.dtype)
+    out = np.zeros([size if a == axis else n for a, n in enumerate(updates.shape)], summing(updates.dtype))
     places = list(np.indices(updates.shape, sparse=False))
     places[axis] = where
     np.add.at(out, tuple(p[counts] for p in places), updates[counts])
-    return out
+    return out.astype(updates.dtype)
 
 
 def _put_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index], Any]:

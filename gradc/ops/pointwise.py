@@ -67,8 +67,10 @@ def _true_division(x: Type, y: Type) -> Type:
 
 
 def _nonzero_divisor(name: str, b: Node | Any) -> None:
-    value = b.attrs.get("value") if isinstance(b, Node) and b.op.name == "constant" else (b,) if isinstance(b, int) else None
-    if value == (0,) and not isinstance(value[0], float):
+    while isinstance(b, Node) and b.op.name in ("broadcast_to", "reshape"):
+        b = b.operands[0]
+    values = b.attrs["value"] if isinstance(b, Node) and b.op.name == "constant" else np.asarray(b).reshape(-1).tolist() if isinstance(b, int | list | tuple | np.ndarray) else ()
+    if any(v == 0 and not isinstance(v, float) for v in values):
         raise InvalidProblem(f"{name}: an integer is divided by the constant 0")
 
 
@@ -95,7 +97,7 @@ floordiv = Primitive("floordiv", infer=binary_number, reference=_divided(np.floo
     sugar=_floordiv, vjp=lambda g, y, a, b: (ZERO, ZERO),
     samples=(*(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")), Sample(("i32[N]",) * 2, draw=("int", "int"))),
     bad=MISMATCH, doc="a // b, rounded down; an integer divided by 0 gives 0")  # fmt: skip
-mod = Primitive("mod", infer=binary_number, reference=_divided(np.mod), lower=Expr("mod({0}, {1})", cost=4), broadcast=True, sugar=_mod,
+mod = Primitive("mod", infer=binary_number, reference=_divided(np.mod), lower=Expr("floormod({0}, {1})", cost=4), broadcast=True, sugar=_mod,
     vjp=lambda g, y, a, b: (g, -(g * floordiv(a, b))),
     samples=(*(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")), Sample(("i32[N]",) * 2, draw=("int", "int"))),
     bad=MISMATCH, doc="a - b*floor(a/b): the sign of b, as Python and NumPy")  # fmt: skip
@@ -174,7 +176,11 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def _reference_erf(x: Any) -> Any:
-    return _erf(x.astype(np.float64)).astype(x.dtype)
+    return np.asarray(_erf(x.astype(np.float64)), x.dtype)
+
+
+def _reference_rsqrt(x: Any) -> Any:
+    return np.asarray(1 / np.sqrt(x.astype(np.float64)), x.dtype)  # rounded once
 
 
 def _reference_sigmoid(x: Any) -> Any:
@@ -187,7 +193,7 @@ log = Primitive("log", infer=unary_float, reference=np.log, lower=Expr("log({0})
 log1p = Primitive("log1p", infer=unary_float, reference=np.log1p, lower=Expr("log1p({0})", cost=14), vjp=lambda g, y, x: (g / (x + 1),), samples=POSITIVE, bad=NOT_FLOAT, doc="log(1 + x)")  # fmt: skip
 expm1 = Primitive("expm1", infer=unary_float, reference=np.expm1, lower=Expr("expm1({0})", cost=14), vjp=lambda g, y, x: (g * (y + 1),), samples=UNARY, bad=NOT_FLOAT, doc="exp(x) - 1")  # fmt: skip
 sqrt = Primitive("sqrt", infer=unary_float, reference=np.sqrt, lower=Expr("sqrt({0})", cost=4), vjp=lambda g, y, x: (g / (y * 2),), samples=POSITIVE, bad=NOT_FLOAT, doc="square root; the derivative at 0 is inf")  # fmt: skip
-rsqrt = Primitive("rsqrt", infer=unary_float, reference=lambda x: 1 / np.sqrt(x), lower=Expr("rsqrt({0})", cost=8), vjp=lambda g, y, x: (g * y * y * y * -0.5,), samples=POSITIVE, bad=NOT_FLOAT, doc="1 / sqrt(x)")  # fmt: skip
+rsqrt = Primitive("rsqrt", infer=unary_float, reference=_reference_rsqrt, lower=Expr("rsqrt({0})", cost=8), vjp=lambda g, y, x: (g * y / (x * -2),), samples=POSITIVE, bad=NOT_FLOAT, doc="1 / sqrt(x)")  # fmt: skip
 tanh = Primitive("tanh", infer=unary_float, reference=np.tanh, lower=Expr("tanh({0})", cost=16), vjp=lambda g, y, x: (g * (1 - y * y),), samples=UNARY, bad=NOT_FLOAT, doc="hyperbolic tangent")  # fmt: skip
 sigmoid = Primitive("sigmoid", infer=unary_float, reference=_reference_sigmoid, lower=Expr("sigmoid({0})", cost=14), vjp=lambda g, y, x: (g * y * (1 - y),), samples=UNARY, bad=NOT_FLOAT, doc="1 / (1 + exp(-x))")  # fmt: skip
 erf = Primitive("erf", infer=unary_float, reference=_reference_erf, lower=Expr("erf({0})", cost=16), vjp=lambda g, y, x: (g * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), samples=UNARY, bad=NOT_FLOAT, doc="2/sqrt(pi) * integral of exp(-t^2) from 0 to x")  # fmt: skip
@@ -281,7 +287,7 @@ def _cast_vjp(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Any]:
 
 cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, dtype), lower=Expr("cast", cost=1), in_place_of_dtype=True, vjp=_cast_vjp, linear=_only(0),
     samples=(*(Sample(("F[2,N]",), {"dtype": d}) for d in ("f32", "f64", "bf16", "f16", "i32", "i8", "u8", "bool")), Sample(("i32[N]",), {"dtype": "f32"}, draw=("int",)), Sample(("bool[N]",), {"dtype": "f32"}, draw=("bool",)), Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",))),
-    bad=(BadSample(("f32[3]",), {"dtype": "float"}, match="not a dtype"),),
+    bad=(BadSample(("f32[3]",), {"dtype": "f31"}, match="not a dtype"),),
     doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values")  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Sample
 from ..ir.types import DTYPES, I64, Type
 from .pointwise import eq, exp, log, where
-from .rules import along, canonical_axes, canonical_axis, converted, floating, full, keeping, number, reshaped, without, zeros_like
+from .rules import along, canonical_axes, canonical_axis, converted, floating, full, keeping, number, reshaped, summing, without, zeros_like
 
 AXES = (
     Sample(("F[N]",)),
@@ -64,7 +64,7 @@ def _linear(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 def _sum_reference(x: Any, *, axis: Any) -> Any:
-    return np.sum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "biu" else None)
+    return np.sum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "biu" else summing(x.dtype)).astype(np.int64 if x.dtype.kind in "biu" else x.dtype)
 
 
 sum = Primitive("sum", infer=_sum_type, reference=_sum_reference, lower=Reduction("sum"), sugar=_reduce_call("sum"), linear=_linear,

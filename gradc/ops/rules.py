@@ -131,5 +131,10 @@ SHAPES = ("", "N", "3,N", "2,N,3", "2,1,N,3")
 """Ranks 0 to 4 with a symbolic dim: what pointwise ops are tried on."""
 
 
+def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which NumPy adds up: f64 for f32, so that the oracle's own sums are right to the last bit."""
+    return np.dtype(np.float64) if dtype == np.float32 else dtype
+
+
 def as_tuple(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return tuple(array.reshape(-1).tolist())

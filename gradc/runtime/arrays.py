@@ -1,7 +1,7 @@
-"""Arrays at the edge: what comes in becomes NumPy, what goes out is of the kind that came in, and outputs come from a pool.
+"""Arrays at the edge: what comes in becomes NumPy, what goes out is of its kind, and outputs come from a pool.
 
-Fresh memory is filled at a tenth of the speed of memory that was touched before, so blocks are kept and handed out again;
-a block is free when the last array that looks at it has died, whoever holds it.
+Fresh memory is filled at a tenth of the speed of memory that was touched before, so blocks are kept and handed out
+again; a block is free when the last array that looks at it has died, whoever holds it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ class _Lease:
 
     def __init__(self, pool: OutputPool, block: Array):
         self._pool, self._block = pool, block
-        self.__array_interface__ = {"shape": block.shape, "typestr": "|u1", "data": (block.ctypes.data, False), "version": 3}
+        self.__array_interface__ = {
+            "shape": block.shape,
+            "typestr": "|u1",
+            "data": (block.ctypes.data, False),
+            "version": 3,
+        }
 
     def __del__(self) -> None:
         self._pool._give_back(self._block)
@@ -148,7 +153,7 @@ class OutputPool:
 
 
 def _size_class(size: int) -> int:
-    """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more at most."""
+    """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more."""
     step = max(1 << max(0, (size - 1).bit_length() - 4), 4096)
     return -(-size // step) * step
 
@@ -252,14 +257,18 @@ def _from_torch(torch: Any, x: Any) -> Array:
     if x.device.type != "cpu":
         raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
     if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first")
+        raise InvalidProblem(
+            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
+        )
     try:
         # A lazy conjugate or minus sign is not in the memory.
         dense = x.detach().resolve_conj().resolve_neg()
         bits, meaning = _TORCH_BITS.get(str(x.dtype), (None, None))
         array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
     except (TypeError, RuntimeError) as error:
-        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}") from error
+        raise InvalidProblem(
+            f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}"
+        ) from error
     return array
 
 
@@ -270,7 +279,10 @@ def _from_protocol(x: Any) -> Array:
         number, index = device()
         if int(number) not in (1, 3, 11):  # CPU, and host memory that CUDA or ROCm pinned
             names = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
-            raise DeviceError(f"a {what} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} was given to a module for the CPU")
+            raise DeviceError(
+                f"a {what} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} "
+                "was given to a module for the CPU"
+            )
     elif hasattr(x, "__cuda_array_interface__"):
         raise DeviceError(f"a {what} on cuda was given to a module for the CPU")
     if hasattr(x, "__array_interface__") or hasattr(x, "__array_struct__"):
@@ -283,11 +295,13 @@ def _from_protocol(x: Any) -> Array:
                 raise InvalidProblem(f"a {what} cannot be read through DLPack: {error}") from error
     if hasattr(x, "__array__"):
         return _plain(np.asarray(x))
-    raise InvalidProblem(f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface")
+    raise InvalidProblem(
+        f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
+    )
 
 
 def from_numpy(array: Array, kind: Kind) -> Any:
-    """The array as the kind that :func:`to_numpy` named, over the same memory where it can be written and walked forwards.
+    """The array as the kind that :func:`to_numpy` named; the same memory if it is writable and its strides positive.
 
     Narrow integers (one to a byte) become torch's 8-bit integers, f4 its float32.
     """

@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def digest(*parts: bytes | str) -> str:
-    """The SHA-256 of the parts, each preceded by its length, so that ("ab", "c") and ("a", "bc") differ; 64 hex digits."""
+    """The SHA-256 of the parts, each preceded by its length: ("ab", "c") and ("a", "bc") differ; 64 hex digits."""
     hasher = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
@@ -62,8 +62,8 @@ class Counters:
 class Cache:
     """A map from key to bytes that survives the process.
 
-    :param directory: created with mode 0700; one that belongs to someone else, that others may write, or that cannot be
-        written is not used: entries then live in this process only, after one warning.  None: in this process, silently.
+    :param directory: created with mode 0700; one that belongs to someone else, that others may write, or that cannot
+        be written is not used: entries then live in this process only, after one warning.  None: so without warning.
     """
 
     def __init__(self, directory: Path | None = None):
@@ -125,7 +125,11 @@ class Cache:
         with _lock:
             first, self._warned = not self._warned, True
         if first:
-            warnings.warn(f"the kernel cache cannot be used, entries are kept in this process only: {reason}", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"the kernel cache cannot be used, entries are kept in this process only: {reason}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _sweep(self) -> None:
         """Delete the temporaries of processes that died in the middle of a put."""
@@ -136,7 +140,10 @@ class Cache:
         for entry in os.scandir(self.directory):
             # Young ones may belong to a live process.
             with contextlib.suppress(OSError):
-                if entry.name.startswith(_TEMPORARY) and entry.stat(follow_symlinks=False).st_mtime < time.time() - _STALE_SECONDS:
+                if (
+                    entry.name.startswith(_TEMPORARY)
+                    and entry.stat(follow_symlinks=False).st_mtime < time.time() - _STALE_SECONDS
+                ):
                     os.unlink(entry.path)
 
 

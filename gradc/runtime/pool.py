@@ -1,4 +1,4 @@
-"""The process's CPU pool: one set of threads and one matrix product, handed to every generated module as ``gradc_ctx``."""
+"""The process's CPU pool: its threads and its matrix product, handed to every generated module as ``gradc_ctx``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,13 @@ def _library() -> ctypes.CDLL:
             library = load_library(payload, "runtime")
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
             library.gradc_set_threads.restype = None
-            library.gradc_set_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3]
+            library.gradc_set_blas.argtypes = [
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_int,
+                ctypes.c_int,
+                *[ctypes.c_void_p] * 3,
+            ]
             library.gradc_set_blas.restype = None
             library.gradc_set_threads(_wanted_threads(), _cpus())
             _install(library, _own_is_better(library))
@@ -201,7 +207,7 @@ def _find_blas() -> _Blas | None:
 
 
 def _own_is_better(library: ctypes.CDLL) -> bool:
-    """Whether our kernel was built for wider vectors than the BLAS at hand uses (1.4 to 2 times faster where it was)."""
+    """Whether our kernel was built for wider vectors than the BLAS at hand uses (1.2 to 2 times faster if so)."""
     blas = _find_blas()
     narrow = ("haswell", "zen", "sandybridge", "nehalem", "core2", "prescott", "excavator", "generic")
     return blas is None or (library.gradc_vector_bytes() >= 64 and blas.core.lower() in narrow)
@@ -217,8 +223,16 @@ def _install(library: ctypes.CDLL, own: bool) -> None:
         library.gradc_set_blas(None, None, 0, _FIXED, None, None, None)
         _current = f"gradc ({8 * library.gradc_vector_bytes()}-bit)"
         return
-    pointers = [ctypes.cast(f, ctypes.c_void_p) if f is not None else None for f in (blas.get, blas.set, blas.set_local)]
-    library.gradc_set_blas(ctypes.cast(blas.sgemm, ctypes.c_void_p), ctypes.cast(blas.dgemm, ctypes.c_void_p), blas.wide, blas.count, *pointers)
+    pointers = [
+        ctypes.cast(f, ctypes.c_void_p) if f is not None else None for f in (blas.get, blas.set, blas.set_local)
+    ]
+    library.gradc_set_blas(
+        ctypes.cast(blas.sgemm, ctypes.c_void_p),
+        ctypes.cast(blas.dgemm, ctypes.c_void_p),
+        blas.wide,
+        blas.count,
+        *pointers,
+    )
     _current = blas.name
 
 
@@ -229,7 +243,7 @@ def blas_name() -> str:
 
 
 def use_blas(choice: bool | None) -> None:
-    """True: NumPy's BLAS where there is one; False: our own kernel; None: the faster by rule.  Not while calls are running.
+    """True: NumPy's BLAS where there is one; False: our own kernel; None: the faster by rule.  Not during calls.
 
     Operands that BLAS cannot take (no stride of 1) go to our kernel in any case.
     """
@@ -253,12 +267,20 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     """
     batch, m, n = out.shape
     k = a.shape[2]
-    if a.shape != (batch, m, k) or b.shape != (batch, k, n) or not a.dtype == b.dtype == out.dtype or out.dtype.char not in "fd" or not out.flags.c_contiguous:
+    if (
+        a.shape != (batch, m, k)
+        or b.shape != (batch, k, n)
+        or not a.dtype == b.dtype == out.dtype
+        or out.dtype.char not in "fd"
+        or not out.flags.c_contiguous
+    ):
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
     context = new_context()
     strides = [(ctypes.c_int64 * 3)(*(s // x.itemsize for s in x.strides)) for x in (a, b)]
     sizes = [ctypes.c_int64(x) for x in (batch, m, n, k)]
     a_data, b_data, out_data = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, out))
-    _library().gradc_matmul(context.pointer, out.itemsize * 8, *sizes, a_data, strides[0], b_data, strides[1], out_data, int(accumulate))
+    _library().gradc_matmul(
+        context.pointer, out.itemsize * 8, *sizes, a_data, strides[0], b_data, strides[1], out_data, int(accumulate)
+    )
     if context.code:
         raise MemoryError(f"matmul needs {context.error[3]} bytes for partial sums")

@@ -1,4 +1,4 @@
-"""From C text to a loaded library: find a compiler, run it so that it cannot hang, litter or take us down, load what it made."""
+"""From C text to a loaded library: a compiler is found, run so that it can neither hang nor litter, its work loaded."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _find(wanted: str, search: str) -> Compiler:
 
 
 def _ask(argv: tuple[str, ...]) -> Compiler:
-    """Version and target of a compiler; remembered on disk while its file is the same, because asking takes 5 to 300 ms."""
+    """Version and target of a compiler; remembered on disk while its file is the same: asking takes 5 to 300 ms."""
     stamp = _stamp(argv)
     key = digest("compiler", *argv, stamp)
     cache = default_cache()
@@ -121,7 +121,9 @@ def _ask(argv: tuple[str, ...]) -> Compiler:
     if code != 0:
         raise CompilerError(f"{shlex.join(argv)} -v {_ending(code)}: not a C compiler that works", log)
     lines = log.splitlines()
-    version = next((line.strip() for line in lines if re.search(r"\bversion \d", line)), lines[0].strip() if lines else "unknown")
+    version = next(
+        (line.strip() for line in lines if re.search(r"\bversion \d", line)), lines[0].strip() if lines else "unknown"
+    )
     target = next((line.partition(":")[2].strip() for line in lines if line.startswith("Target:")), platform.machine())
     if stamp:
         cache.put(key, f"{version}\n{target}".encode())
@@ -129,7 +131,7 @@ def _ask(argv: tuple[str, ...]) -> Compiler:
 
 
 def _stamp(argv: tuple[str, ...]) -> str:
-    """What changes when the compiler is replaced; "" where its file alone does not tell (scripts, launchers with arguments)."""
+    """What changes when the compiler is replaced; "" where its file alone does not tell (scripts, launchers)."""
     if argv[1:] == ("-m", "ziglang", "cc"):
         import importlib.metadata
 
@@ -141,7 +143,9 @@ def _stamp(argv: tuple[str, ...]) -> str:
     except OSError:
         return ""
     # ccache and the like are binaries too, and hide another one: their name is not that of a compiler.
-    plain = re.search(r"(^|-)(gcc|clang|cc)(-[\d.]+)?$", Path(argv[0]).name) and "ccache" not in os.path.realpath(argv[0])
+    plain = re.search(r"(^|-)(gcc|clang|cc)(-[\d.]+)?$", Path(argv[0]).name) and "ccache" not in os.path.realpath(
+        argv[0]
+    )
     if not binary or not plain or len(argv) > 1:
         return ""
     return f"{os.path.realpath(argv[0])} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
@@ -150,7 +154,19 @@ def _stamp(argv: tuple[str, ...]) -> str:
 @functools.cache
 def cpu_identity() -> str:
     """Model and features of this machine's CPU: a library made with ``-march=native`` belongs to it alone."""
-    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU part", "CPU variant", "Features", "isa")
+    wanted = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "model name",
+        "stepping",
+        "flags",
+        "CPU implementer",
+        "CPU part",
+        "CPU variant",
+        "Features",
+        "isa",
+    )
     found: dict[str, str] = {}
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -184,7 +200,13 @@ def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = 
         if len(texts) == 1:
             _compile(compiler, [(["-shared", "-o", "out.so", "unit0.c"], extra)], directory, texts, timeout)
         else:
-            _compile(compiler, [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], extra) for i in range(len(texts))], directory, texts, timeout)
+            _compile(
+                compiler,
+                [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], extra) for i in range(len(texts))],
+                directory,
+                texts,
+                timeout,
+            )
             objects = [f"unit{i}.o" for i in range(len(texts))]
             _compile(compiler, [(["-shared", "-o", "out.so", *objects], extra)], directory, [""], timeout)
         return (directory / "out.so").read_bytes()
@@ -209,12 +231,22 @@ def _flags(compiler: Compiler) -> list[str]:
     return flags
 
 
-def _compile(compiler: Compiler, jobs: list[tuple[list[str], Sequence[str]]], directory: Path, texts: Sequence[str], timeout: float) -> None:
+def _compile(
+    compiler: Compiler,
+    jobs: list[tuple[list[str], Sequence[str]]],
+    directory: Path,
+    texts: Sequence[str],
+    timeout: float,
+) -> None:
     """Run the jobs at once, a second time without a flag that the first time showed to be unknown."""
-    include = [word for path in template_dirs() for word in ("-iquote", str(path / "cpu"))]  # not -I: our math.h is not <math.h>
+    include = [
+        word for path in template_dirs() for word in ("-iquote", str(path / "cpu"))
+    ]  # not -I: our math.h is not <math.h>
     while True:
         flags = _flags(compiler)
-        done = _run_all([[*compiler.argv, *flags, *include, *job, *extra, "-lm"] for job, extra in jobs], directory, timeout)
+        done = _run_all(
+            [[*compiler.argv, *flags, *include, *job, *extra, "-lm"] for job, extra in jobs], directory, timeout
+        )
         failed = next(((i, code, log) for i, (code, log) in enumerate(done) if code != 0), None)
         if failed is None:
             return
@@ -228,7 +260,10 @@ def _compile(compiler: Compiler, jobs: list[tuple[list[str], Sequence[str]]], di
 
 def _complains(log: str, flag: str) -> bool:
     """Whether an error line of the log is about the flag itself."""
-    return any(flag in line and re.search(r"unrecogni[sz]ed|unknown|unsupported|not supported|invalid", line) for line in log.splitlines())
+    return any(
+        flag in line and re.search(r"unrecogni[sz]ed|unknown|unsupported|not supported|invalid", line)
+        for line in log.splitlines()
+    )
 
 
 def _ending(code: int | None) -> str:
@@ -258,7 +293,13 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                 i, command = waiting.pop()
                 with open(directory / f"log{i}", "wb") as log, _interrupts_wait():
                     process = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=directory, env=environment, start_new_session=True
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        cwd=directory,
+                        env=environment,
+                        start_new_session=True,
                     )
                     running.append((i, process, time.monotonic() + timeout))
             i, process, deadline = running.pop(0)
@@ -275,12 +316,15 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
         for _, process, _ in running:
             _kill(process)
     logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
-    return [(code, log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + "\n[...]") for code, log in zip(codes, logs, strict=True)]
+    return [
+        (code, log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + "\n[...]")
+        for code, log in zip(codes, logs, strict=True)
+    ]
 
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: one that comes while a process is being started would lose it, alive."""
+    """Hold Ctrl-C back until the block is done: in the middle of a start it would lose the process, alive."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

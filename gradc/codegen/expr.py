@@ -1,0 +1,133 @@
+"""Statements as C: the scalar vocabulary of ``templates/*/math.h``.
+
+A value in a register has a *carrier*: f32 for the storage floats (already rounded), f64 for f64, 32 bits for bool, the integer itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ..errors import InternalError
+from ..ir.kernel import Index, Stmt
+from ..ir.node import REGISTRY
+from ..ir.op import Expr
+from ..ir.types import BOOL, DType, Type
+from .index import flatten, index, literal, size
+
+_NARROW_INT = {"i2": "i8", "i4": "i8", "u2": "u8", "u4": "u8"}
+STORED = {"bool": "u8", "f16": "u16", "bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8", "f4e2m1": "u8", "e8m0": "u8", **_NARROW_INT}
+ROUNDED = ("f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1", "e8m0")
+
+
+def stored(dtype: DType) -> str:
+    """The C type of an element in memory."""
+    return STORED.get(dtype.name, dtype.name)
+
+
+def carrier(dtype: DType) -> str:
+    """The C type of a value in a register."""
+    if dtype is BOOL:
+        return "i32"
+    return "f32" if dtype.name in ROUNDED else _NARROW_INT.get(dtype.name, dtype.name)
+
+
+def variable(name: str) -> str:
+    return f"v{name[1:]}"
+
+
+def loaded(dtype: DType, element: str) -> str:
+    if dtype.name in ROUNDED:
+        return f"{dtype.name}_load({element})"
+    return f"(i32){element}" if dtype is BOOL else element
+
+
+def to_memory(dtype: DType, value: str) -> str:
+    if dtype.name in ROUNDED:
+        return f"{dtype.name}_store({value})"
+    return f"(u8)({value})" if dtype is BOOL else value
+
+
+def converted(value: str, source: DType, target: DType) -> str:
+    """A cast (contracts 3): float to int saturates, int to int wraps, to a storage float rounds."""
+    if source is target:
+        return value
+    if target is BOOL:
+        return f"({value} != 0)"
+    if target.is_float:
+        if target.name in ROUNDED:
+            return f"{target.name}_round((f32){value})"
+        return f"({target.name}){value}"
+    if source.is_float:
+        return f"sat_{target.name}_{carrier(source)}({value})"
+    return wrapped(value, target)
+
+
+def wrapped(value: str, dtype: DType) -> str:
+    """An integer expression brought into its type's range by wrapping."""
+    if dtype.name in _NARROW_INT:
+        mask = 2**dtype.bits - 1
+        if dtype.kind == "u":
+            return f"(u8)(({value}) & {mask})"
+        half = 2 ** (dtype.bits - 1)
+        return f"(i8)(((({value}) + {half}) & {mask}) - {half})"
+    return f"({dtype.name})({value})"
+
+
+class Scribe:
+    """Writes the statements of one kernel.
+
+    :param types: the type of each buffer, over the kernel's own dim names.
+    :param values: the dtype of each value.
+    """
+
+    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt]):
+        self.types = types
+        self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
+
+    def element(self, buffer: str, place: Sequence[Index]) -> str:
+        text = index(flatten(place, self.types[buffer].shape))
+        return f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
+
+    def value(self, s: Stmt) -> str:
+        """``const f32 v3 = v1 * v2;``"""
+        assert s.dtype is not None
+        return f"const {carrier(s.dtype)} {variable(s.name)} = {self.expression(s)};"
+
+    def expression(self, s: Stmt) -> str:
+        assert s.dtype is not None
+        args = [variable(a) for a in s.args]
+        if s.op == "load":
+            read = loaded(s.dtype, self.element(s.buffer, s.index))
+            if not s.where:
+                return read
+            return f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}"
+        if s.op == "const":
+            return literal(s.attr("value"), s.dtype)
+        if s.op == "size":
+            return size(s.attr("size"))
+        if s.op == "index":
+            return index(s.index[0])
+        if s.op == "inside":
+            at = index(s.index[0])
+            lo, hi = s.attr("lo"), s.attr("hi")
+            return f"(u64){at} < (u64){size(hi)}" if lo == 0 else f"{at} >= {size(lo)} && {at} < {size(hi)}"
+        if s.op == "bounded":
+            high = size(s.attr("size"))
+            if s.attr("oob") == "wrap":
+                return f"floormod_i64({args[0]}, maximum_i64({high}, 1))"
+            return f"maximum_i64(minimum_i64({args[0]}, {high} - 1), 0)"
+        if s.op == "cast":
+            return converted(args[0], self.values[s.args[0]], s.dtype)
+        lower = getattr(REGISTRY[s.op], "lower", None)
+        if not isinstance(lower, Expr):
+            raise InternalError(f"the statement {s.op} has no C expression")
+        first = self.values[s.args[0]]
+        text = lower.by_kind.get(first.kind, lower.text)
+        operand = self.values[s.args[-1]]
+        suffix = carrier(operand)
+        text = re.sub(r"\b([a-z]\w*)\(", rf"\1_{suffix}(", text)
+        for name, value in s.attrs:  # attributes that an expression names: {alpha}
+            text = text.replace("{" + name + "}", literal(value, s.dtype) if isinstance(value, int | float) else str(value))
+        text = text.format(*args)
+        return wrapped(text, s.dtype) if s.dtype.is_integer else text

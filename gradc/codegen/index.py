@@ -1,0 +1,87 @@
+"""Sizes, indices and literals as C text; shared by every target."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir.dims import FloorDiv, Max, Size
+from ..ir.kernel import Index
+from ..ir.types import DType
+
+
+def size(value: Size) -> str:
+    """A size over variables n0, n1..., in i64 arithmetic."""
+    if isinstance(value, int):
+        return str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-9223372036854775807LL - 1)"
+    parts = []
+    for monomial, coefficient in value.terms:
+        factors = []
+        for atom, power in monomial:
+            if isinstance(atom, str):
+                text = atom
+            elif isinstance(atom, FloorDiv):
+                text = f"floordiv_i64({size(atom.numerator)}, {size(atom.denominator)})"
+            else:
+                assert isinstance(atom, Max)
+                text = f"maximum_i64({size(atom.left)}, {size(atom.right)})"
+            factors += [text] * power
+        if coefficient != 1 or not factors:
+            factors.insert(0, size(coefficient))
+        parts.append(" * ".join(factors))
+    text = " + ".join(parts).replace("+ -", "- ")
+    return f"({text})" if len(parts) > 1 else text
+
+
+def _variable(name: str) -> str:
+    """``%3`` -> ``(i64)v3``; an axis is itself."""
+    return f"(i64)v{name[1:]}" if name.startswith("%") else name
+
+
+def index(value: Index) -> str:
+    """An affine index in i64."""
+    parts = [_variable(v) if c == 1 else f"{_variable(v)} * {_grouped(size(c))}" for v, c in value.terms]
+    if value.const != 0 or not parts:
+        parts.append(size(value.const))
+    text = " + ".join(parts)
+    return f"({text})" if len(parts) > 1 else text
+
+
+def _grouped(text: str) -> str:
+    return f"({text})" if " " in text and not text.startswith("(") or text.startswith("-") else text
+
+
+def strides(shape: Sequence[Size]) -> list[Size]:
+    """Row-major strides in elements."""
+    out: list[Size] = []
+    step: Size = 1
+    for s in reversed(shape):
+        out.insert(0, step)
+        step = step * s
+    return out
+
+
+def flatten(place: Sequence[Index], shape: Sequence[Size]) -> Index:
+    """One index into the elements of a row-major buffer."""
+    total = Index()
+    for entry, step in zip(place, strides(shape), strict=True):
+        total = total + entry * step
+    return total
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A constant of a carrier type: hex floats, bit patterns for nan and inf."""
+    if dtype.kind == "b":
+        return "1" if value else "0"
+    if dtype.is_float:
+        number = float(value)
+        if number != number or number in (float("inf"), float("-inf")):
+            if dtype.name == "f64":
+                return f"f64_of_bits(0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016x}ull)"
+            return f"f32_of_bits(0x{struct.unpack('<I', struct.pack('<f', number))[0]:08x}u)"
+        return number.hex() + ("" if dtype.name == "f64" else "f")
+    whole = int(value)
+    if whole == -(2**63):
+        return "(-9223372036854775807LL - 1)"
+    return f"{whole}LL" if abs(whole) >= 2**31 else str(whole)

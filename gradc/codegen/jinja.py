@@ -1,0 +1,28 @@
+"""The one Jinja environment: templates come from package data alone, an undefined name is an error."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jinja2
+
+from .text import template_dirs
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([str(d) for d in template_dirs()]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def render(template: str, **context: Any) -> str:
+    """A template filled in, empty lines dropped."""
+    text = environment().get_template(template).render(**context)
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"

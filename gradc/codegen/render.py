@@ -1,0 +1,310 @@
+"""Kernels and programs as C source for the CPU.
+
+Python writes single statements; the templates own loops, visiting order, ownership, partials, flush and finish.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import InternalError, Unsupported
+from ..ir.dims import Dim, Size, product, substitute, symbol
+from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Step, Stmt, alternatives
+from ..ir.types import DTYPES, F32, F64, DType, Type
+from ..passes.cost import Combine, combines
+from .expr import Scribe, carrier, stored, variable
+from .index import flatten, index, size
+from .jinja import render
+
+PER_UNIT = 8
+"""Kernels per translation unit: units compile side by side."""
+UNSUPPORTED = {"f4e2m1", "e8m0"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A program as C.
+
+    :param units: texts compiled apart and linked.  :param kernels: kernel name -> its own text.  :param sites: step number -> (op, source) of its check.
+    """
+
+    units: tuple[str, ...]
+    kernels: Mapping[str, str]
+    sites: Mapping[int, tuple[str, str]]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.units)
+
+
+def render_program(program: Program) -> Source:
+    """The C of a program: kernels in units of eight, and one entry that runs them."""
+    types = {b.name: b.type for b in program.buffers}
+    for name, type_ in types.items():
+        if type_.dtype.name in UNSUPPORTED:
+            raise Unsupported(f"the cpu target has no {type_.dtype} yet ({name}: {type_})")
+    dims = {name: f"n[{i}]" for i, name in enumerate(program.dims)}
+    roots = [b.name for b in program.buffers if not b.alias]
+    place = {b.name: roots.index(program.root(b.name)) for b in program.buffers}
+    texts: dict[str, str] = {}
+    steps: list[dict[str, Any]] = []
+    sites: dict[int, tuple[str, str]] = {}
+    for number, step in enumerate(program.steps):
+        before = ""
+        for when, item in step.cases if isinstance(step, Select) else [(None, next(alternatives(step)))]:
+            condition = f"{_over(when.left, dims)} {when.relation} {_over(when.right, dims)}" if when is not None else ""
+            guard = f"if ({condition})" if condition else ""
+            entry = _call_entry(item, program, dims, place) if isinstance(item, Call) else _kernel_entry(item, dims, place)
+            entry |= {"number": number, "guard_open": f"{before}{guard} {{" if before or guard else "", "guard_close": "}" if before or guard else ""}
+            before = "else " if guard else ""
+            steps.append(entry)
+            if isinstance(item, Kernel):
+                texts.setdefault(item.name, render_kernel(item, types))
+                for s in item.body:
+                    if s.op == "check":
+                        sites[number] = (s.attr("op"), s.attr("source"))
+    main = render("cpu/program.c.j2", kernels=list(texts), steps=steps)
+    names = list(texts)
+    parts = [names[i : i + PER_UNIT] for i in range(0, len(names), PER_UNIT)] or [[]]
+    # one unit needs no linkage between its functions; several share hidden symbols
+    shared = "static __attribute__((unused))" if len(parts) == 1 else '__attribute__((visibility("hidden")))'
+    units = []
+    for number, part in enumerate(parts):
+        body = [f'#include "math.h"\n#include "program.h"\n#define GRADC_SHARED {shared}\n', *(texts[n] for n in part)]
+        units.append("\n".join([*body, main] if number == len(parts) - 1 else body))
+    return Source(tuple(units), texts, sites)
+
+
+def _over(value: Size, dims: Mapping[str, str]) -> str:
+    """A size over the program's dims as C."""
+    names = {name: symbol(f"N{i}") for i, name in enumerate(dims)}
+    text = size(substitute(value, names)) if isinstance(value, Dim) else size(value)
+    for i, place in reversed(list(enumerate(dims.values()))):
+        text = text.replace(f"N{i}", place)
+    return text
+
+
+def _kernel_entry(kernel: Kernel, dims: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
+    return {"kind": "kernel", "name": kernel.name, "buffers": [f"buf[{place[b]}]" for b in kernel.buffers], "dims": [dims[d] for d in kernel.symbols]}
+
+
+def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
+    sizes = dict(call.axes)
+    out_axes = [i.variable for i in call.out.index]
+    inner = [a for a in sizes if a not in out_axes]
+    if len(inner) != 1 or any(a is None for a in out_axes):
+        raise InternalError(f"{call.name} is no matrix product")
+    batch, (m, n), (k,) = out_axes[:-2], out_axes[-2:], inner
+
+    def steps(which: int) -> tuple[dict[str, Size], Size]:
+        operand = call.args[which]
+        flat = flatten(operand.index, program.buffer[operand.buffer].type.shape)
+        return dict(flat.terms), flat.const
+
+    a, a_offset = steps(0)
+    b, b_offset = steps(1)
+    dtype = program.buffer[call.out.buffer].type.dtype
+    if dtype not in (F32, F64):
+        raise Unsupported(f"a matrix product in {dtype} on the cpu")
+
+    def c(value: Size) -> str:
+        return _over(value, dims)
+
+    return {
+        "kind": "call", "name": call.name, "dims": [], "width": dtype.bits, "buffers": [],
+        "a": place[call.args[0].buffer], "b": place[call.args[1].buffer], "c": place[call.out.buffer],
+        "batch": [{"size": c(sizes[str(x)]), "a": c(a.get(str(x), 0)), "b": c(b.get(str(x), 0))} for x in batch],
+        "m": c(sizes[str(m)]), "n": c(sizes[str(n)]), "k": c(sizes[k]),
+        "ar": c(a.get(str(m), 0)), "ac": c(a.get(k, 0)), "br": c(b.get(k, 0)), "bc": c(b.get(str(n), 0)),
+        "a_offset": c(a_offset), "b_offset": c(b_offset),
+    }  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> str:
+    return render("cpu/rows.c.j2", k=_Writer(kernel, dict(types)).context())
+
+
+def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
+    """One kernel's C, made from its canonical form: no name of the user's reaches it."""
+    dims: Mapping[str, Size] = {d: symbol(f"n{i}") for i, d in enumerate(kernel.symbols)}
+    own = tuple((f"b{i}", types[b].substitute(dims)) for i, b in enumerate(kernel.buffers))
+    return _rendered(replace(kernel.canonical(), name=kernel.name), own)
+
+
+class _Writer:
+    """What rows.c.j2 needs to know of a kernel, as lists of lines."""
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
+        self.k, self.types = kernel, types
+        self.scribe = Scribe(types, kernel.body)
+        self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
+        self.accum_number = {s.buffer: i for i, s in enumerate(kernel.accums)}
+        self.how = dict.fromkeys(self.accum_number, "privatized") | dict(kernel.strategies)
+        self.order = self.how.get(kernel.order, "")
+
+    def context(self) -> dict[str, Any]:
+        k = self.k
+        kept = [a for a in k.rows if self.order == "regular" and a[0] in self.parts[k.order].kept]
+        rest = [a for a in k.rows if a not in kept]
+        private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
+        passes = [self.one_pass(p) for p in k.passes]
+        checks = any(s.op == "check" for s in k.body)
+        plain = not k.accums and len(k.passes) == 1 and not passes[0]["reductions"] and len(k.cols) == 1
+        only = all(s.op == "accum" and self.how[s.buffer] == "segmented" for s in k.body if not s.name)
+        out = {
+            "name": k.name,
+            "comment": "\n".join(f" * {line}" for line in str(replace(k, name=k.name)).splitlines()),
+            "dims": list(k.symbols),
+            "buffers": [{"name": b, "ctype": stored(self.types[b].dtype), "written": b in k.writes} for b in k.buffers],
+            "rows": self.axes(k.rows), "cols": self.axes(k.cols), "kept": self.axes(kept), "rest": self.axes(rest),
+            "row_count": size(k.row_count), "col_count": size(k.col_count), "kept_count": size(product(s for _, s in kept)), "rest_count": size(product(s for _, s in rest)),
+            "order": self.order, "passes": passes, "accums": [self.accum(s) for s in k.accums], "checks": checks,
+            "strips": plain, "visit_all": not only, "private_size": size(self.most(private)) if private and any(s != 1 for s in private) else "",
+        }  # fmt: skip
+        if self.order == "segmented":
+            part = self.parts[k.order]
+            shape = self.types[k.order].shape[: part.leading]
+            out["keys"] = size(product(shape))
+            out["key_lines"] = [self.scribe.value(s) for s in self.slice_of([v for i in part.stmt.index[: part.leading] for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
+            at = index(flatten(part.stmt.index[: part.leading], shape))
+            out["key"] = f"{variable(part.stmt.where)} ? {at} : {size(product(shape))}" if part.stmt.where else at
+        return out
+
+    @staticmethod
+    def most(sizes: Sequence[Size]) -> Size:
+        """Something at least as large as each: their sum."""
+        total: Size = 0
+        for s in sizes:
+            total = total + s
+        return total
+
+    def axes(self, axes: Sequence[Axis]) -> list[dict[str, str]]:
+        return [{"name": a, "size": size(s), "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
+
+    def slice_of(self, values: Sequence[str]) -> list[Stmt]:
+        needed = {v for v in values if v}
+        for s in reversed(self.k.body):
+            if s.name in needed:
+                needed.update(s.uses)
+        return [s for s in self.k.body if s.name in needed]
+
+    def accum(self, s: Stmt) -> dict[str, Any]:
+        part, type_ = self.parts[s.buffer], self.types[s.buffer]
+        how = self.how[s.buffer]
+        ctype = stored(type_.dtype)
+        if type_.dtype.is_float and type_.dtype not in (F32, F64):
+            raise InternalError(f"an accum into {type_}: widen makes it f32")
+        out = {"number": self.accum_number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
+               "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "owned": [], "owned_at": ""}  # fmt: skip
+        if how == "regular":
+            kept = set(self.parts[self.k.order].kept)
+            entries, free = [], []
+            for i, extent in zip(s.index, type_.shape, strict=True):
+                if i.variable in kept:
+                    entries.append(i)
+                else:
+                    entries.append(Index.of(f"z{len(free)}"))
+                    free.append(size(extent))
+            out["owned"], out["owned_at"] = free, index(flatten(entries, type_.shape))
+        return out
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def one_pass(self, p: Pass) -> dict[str, Any]:
+        columns = bool(p.roots)
+        body, reductions, simd = [self.scribe.value(s) for s in p.body], [], True
+        clauses: dict[str, list[str]] = {}
+        innermost = self.k.cols[-1][0] if self.k.cols else "one"
+        for s in p.roots:
+            if s.op in REDUCTIONS:
+                entry = self.reduction(s, clauses)
+                simd &= entry.pop("simd")
+                body += entry.pop("lines")
+                reductions.append(entry)
+            else:
+                body += self.effect(s)
+                simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not any(v.startswith("%") and self.column_value(v) for i in s.index for v, _ in i.terms)
+        clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
+        row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
+        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "blocked": bool(reductions)}
+
+    def column_value(self, value: str) -> bool:
+        return bool(self.k.levels[value] & {a for a, _ in self.k.cols})
+
+    def reduction(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
+        """Block accumulators merged into totals: sums of f32 blocks add up in f64."""
+        assert s.dtype is not None
+        kind, value, name = REDUCTIONS[s.op], variable(s.args[0]), variable(s.name)
+        own = self.scribe.values[s.args[0]]
+        ctype = carrier(s.dtype)
+        if kind in ("sum", "prod"):
+            sign = "+" if kind == "sum" else "*"
+            clauses.setdefault(sign, []).append(f"b_{name}")
+            wide = "f64" if s.dtype.is_float and kind == "sum" else ctype
+            start = "0" if kind == "sum" else "1"
+            return {"total_type": wide, "total": f"t_{name}", "total_init": start, "block": f"{ctype} b_{name} = {start};", "simd": True,
+                    "lines": [f"b_{name} {sign}= {value};"], "merge": f"t_{name} {sign}= b_{name};", "result": f"const {ctype} {name} = ({ctype})t_{name};"}  # fmt: skip
+        if kind in ("max", "min"):
+            better = ">" if kind == "max" else "<"
+            worst = self.extreme(own, kind == "max")
+            clauses.setdefault(kind, []).append(f"b_{name}")
+            lines = [f"b_{name} = {value} {better} b_{name} ? {value} : b_{name};"]
+            block, merge = f"{ctype} b_{name} = {worst};", f"t_{name} = b_{name} {better} t_{name} ? b_{name} : t_{name};"
+            result = f"const {ctype} {name} = t_{name};"
+            if own.is_float:  # NaN wins: counted beside the comparison that loses it
+                clauses.setdefault("|", []).append(f"u_{name}")
+                lines.append(f"u_{name} |= {value} != {value};")
+                block += f" i32 u_{name} = 0;"
+                merge += f" if (u_{name}) t_{name} = {'f64' if own is F64 else 'f32'}_of_bits({'0x7ff8000000000000ull' if own is F64 else '0x7fc00000u'});"
+                merge = f"if (t_{name} == t_{name}) {{ {merge} }}"
+            return {"total_type": ctype, "total": f"t_{name}", "total_init": worst, "block": block, "lines": lines, "merge": merge, "result": result, "simd": True}
+        better = ">" if kind == "argmax" else "<"
+        own_c = carrier(own)
+        place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols])) if self.k.cols else "0"
+        lines = [f"if (t_{name} < 0 || {value} {better} m_{name} || ({value} != {value} && m_{name} == m_{name})) m_{name} = {value}, t_{name} = {place};"]
+        return {"total_type": "i64", "total": f"t_{name}", "total_init": f"-1; {own_c} m_{name} = 0", "block": "", "lines": lines, "merge": "", "simd": False,
+                "result": f"const i64 {name} = gradc_max(t_{name}, 0);"}  # fmt: skip
+
+    @staticmethod
+    def extreme(dtype: DType, lowest: bool) -> str:
+        if dtype.is_float:
+            wide = dtype is F64
+            bits = {(True, True): "0xfff0000000000000ull", (True, False): "0x7ff0000000000000ull", (False, True): "0xff800000u", (False, False): "0x7f800000u"}[wide, lowest]
+            return f"{'f64' if wide else 'f32'}_of_bits({bits})"
+        from .index import literal
+
+        low, high = dtype.range if dtype.is_integer else (0, 1)
+        return literal(low if lowest else high, dtype)
+
+    def effect(self, s: Stmt) -> list[str]:
+        value = variable(s.args[0])
+        if s.op == "check":
+            axes = (*self.k.rows, *self.k.cols)
+            at = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
+            bound = size(s.attr("bound"))
+            return [f"if ((u64){value} >= (u64){bound}) gradc_report(A->ctx, GRADC_INDEX_OUT_OF_RANGE, A->site, {at}, {value}, {bound});"]
+        if s.op == "store":
+            from .expr import to_memory
+
+            assert s.dtype is not None
+            return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
+        how, number, part = self.how[s.buffer], self.accum_number[s.buffer], self.parts[s.buffer]
+        ctype = stored(self.types[s.buffer].dtype)
+        guard = f"if ({variable(s.where)}) " if s.where else ""
+        if how == "segmented":
+            at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))
+            target = f"a{number}[{at}]"
+            return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"] if not self.is_tail(s) else [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
+        at = index(flatten(s.index, self.types[s.buffer].shape))
+        base = f"p{number}" if how == "privatized" else s.buffer
+        return [f"{guard}{base}[{at}] += {value};"]
+
+    def is_tail(self, s: Stmt) -> bool:
+        return self.parts[s.buffer].tail
+
+
+_ = (DTYPES, Step)

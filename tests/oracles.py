@@ -1,0 +1,229 @@
+"""What torch (or plain NumPy) says each op means: ``TORCH[name](*tensors, **attrs as the user wrote them)``.
+
+Ops that torch lacks stand in ``NUMPY`` with a function of arrays; their gradients are then compared with finite differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from gradc.ir.types import DTYPES, dtype
+
+DTYPE = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "bool": torch.bool}
+DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {f"u{n}": getattr(torch, f"uint{n}") for n in (8, 16, 32)}
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    kind = np.dtype(array.dtype)
+    if kind.kind not in "biuf" and kind != DTYPES["bf16"].np:  # narrow ints and f8: by value
+        array = array.astype(np.int8 if "int" in str(kind) else np.float32)
+    if array.dtype == DTYPES["bf16"].np:
+        return torch.from_numpy(np.array(array).view(np.uint16).astype(np.int32)).to(torch.uint16).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach()
+    return tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def _axes(x: torch.Tensor, axis: Any) -> tuple[int, ...]:
+    return tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+
+
+def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False, **more: Any) -> torch.Tensor:
+        return function(x, dim=_axes(x, axis), keepdim=keepdims, **more) if x.ndim else function(x.reshape(1), dim=(0,), **more)
+
+    return oracle
+
+
+def _prod(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
+    for a in sorted((a % x.ndim for a in _axes(x, axis)), reverse=True):
+        x = torch.prod(x, a, keepdim=keepdims)
+    return x
+
+
+def _first(function: Any) -> Callable[..., torch.Tensor]:
+    def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
+        if isinstance(axis, int):
+            return function(x, axis, keepdim=keepdims).values
+        return _reduction(torch.amax if function is torch.max else torch.amin)(x, axis, keepdims)
+
+    return oracle
+
+
+def _arg(function: Any) -> Callable[..., torch.Tensor]:
+    return lambda x, axis=None, keepdims=False: function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
+
+
+def _var(x: torch.Tensor, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> torch.Tensor:
+    axes = _axes(x, axis)
+    count = int(np.prod([x.shape[a] for a in axes]))  # by definition: torch.var wants ddof < count and a dim
+    centred = x - x.mean(axes, keepdim=True) if axes else x - x
+    return (centred * centred).sum(axes, keepdim=keepdims) / torch.tensor(float(count - ddof), dtype=x.dtype) if axes else centred / (1.0 - ddof)
+
+
+def positions(indices: torch.Tensor, size: int, oob: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where indices point under a rule for bounds, and which count."""
+    raw = indices.long()
+    if oob == "clamp":
+        return raw.clamp(0, size - 1), torch.ones_like(raw, dtype=torch.bool)
+    if oob == "wrap":
+        return raw % size, torch.ones_like(raw, dtype=torch.bool)
+    inside = (raw >= 0) & (raw < size)
+    return torch.where(inside, raw, 0), inside
+
+
+def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int = 0, oob: str = "error", padding_idx: int | None = None, scale_grad_by_freq: bool = False) -> torch.Tensor:
+    where, counts = positions(indices, x.shape[axis], oob)
+    rows = torch.index_select(x, axis, where.reshape(-1)).reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+    spread = (*(1,) * axis, *indices.shape, *(1,) * (x.ndim - axis - 1))
+    rows = torch.where(counts.reshape(spread), rows, torch.zeros((), dtype=x.dtype)) if oob == "skip" else rows
+    share = torch.ones(indices.shape, dtype=x.dtype)
+    if scale_grad_by_freq:
+        share = 1 / torch.bincount(where.reshape(-1), minlength=x.shape[axis])[where.reshape(-1)].reshape(indices.shape).to(x.dtype)
+    if padding_idx is not None:
+        share = torch.where(where == padding_idx % x.shape[axis], 0, share)
+    if padding_idx is None and not scale_grad_by_freq:
+        return rows
+    return rows.detach() + share.reshape(spread) * (rows - rows.detach())  # the value of rows, its derivative times share
+
+
+def _scatter(indices: torch.Tensor, updates: torch.Tensor, size: int, axis: int = 0, oob: str = "error", padding_idx: int | None = None) -> torch.Tensor:
+    where, counts = positions(indices, size, oob)
+    if padding_idx is not None:
+        counts = counts & (where != padding_idx % size)
+    rank = indices.ndim
+    flat = updates.reshape((*updates.shape[:axis], indices.numel(), *updates.shape[axis + rank :]))
+    keep = counts.reshape(-1)
+    out = torch.zeros(*updates.shape[:axis], size, *updates.shape[axis + rank :], dtype=updates.dtype)
+    return out.index_add(axis, where.reshape(-1)[keep], flat.index_select(axis, torch.nonzero(keep)[:, 0]))
+
+
+def _put(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob: str = "error") -> torch.Tensor:
+    shape = [size if a == axis % updates.ndim else n for a, n in enumerate(updates.shape)]
+    return torch.zeros(shape, dtype=updates.dtype).scatter_add(axis, indices.long(), updates)
+
+
+def _slice(x: torch.Tensor, start: Any, limit: Any, step: Any) -> torch.Tensor:
+    return x[tuple(slice(a, b, c) for a, b, c in zip(start, limit, step, strict=True))]
+
+
+def _pad(x: torch.Tensor, pad_width: Any, value: float = 0) -> torch.Tensor:
+    return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+
+
+def _cast(x: torch.Tensor, dtype: Any) -> torch.Tensor:
+    name = str(globals()["dtype"](dtype))
+    if x.dtype.is_floating_point and not DTYPE[name].is_floating_point and name != "bool":
+        low, high = DTYPES[name].range  # torch leaves overflow undefined
+        return x.nan_to_num(0.0, float("inf"), -float("inf")).double().trunc().clamp(low, high).to(DTYPE[name])
+    return x.to(DTYPE[name])
+
+
+def _divided(function: Any) -> Any:
+    def oracle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return function(a, b) if a.dtype.is_floating_point else torch.where(b == 0, 0, function(a, torch.where(b == 0, 1, b)))
+
+    return oracle
+
+
+def _over_blocks(parameter: Any, shape: Any, block: Any) -> Any:
+    """A parameter repeated over its blocks, in torch or NumPy."""
+    if parameter is None or parameter.ndim == 0:
+        return parameter
+    for axis, (n, b) in enumerate(zip(shape, block or shape, strict=True)):
+        take = np.arange(n) // max(min(b, n), 1)
+        parameter = parameter[(slice(None),) * axis + (take,)] if isinstance(parameter, np.ndarray) else parameter.index_select(axis, torch.from_numpy(take))
+    return parameter
+
+
+def _dequantize(q: torch.Tensor, scale: torch.Tensor, zero: Any = None, block: Any = None, out_dtype: str = "f32") -> torch.Tensor:
+    wide = torch.float64 if torch.float64 in (scale.dtype, DTYPE[out_dtype], None if zero is None else zero.dtype) else torch.float32
+    y = q.to(wide) if zero is None else q.to(wide) - _over_blocks(zero.to(wide), q.shape, block)
+    return (y * _over_blocks(scale.to(wide), q.shape, block)).to(DTYPE[out_dtype])
+
+
+def _quantize(x: Any, scale: Any, zero: Any = None, block: Any = None, dtype: str = "i8", quant_min: Any = None, quant_max: Any = None, **_: Any) -> np.ndarray:
+    low, high = DTYPES[dtype].range
+    low, high = low if quant_min is None else quant_min, high if quant_max is None else quant_max
+    q = np.rint(x / _over_blocks(scale, x.shape, block))
+    if zero is not None:
+        q = q + _over_blocks(_zero_point(zero, low, high), x.shape, block)
+    return np.clip(q, low, high).astype(np.int64)
+
+
+def _zero_point(zero: np.ndarray, low: int, high: int) -> np.ndarray:
+    return np.clip(np.rint(zero), low, high) if zero.dtype.kind == "f" else zero.astype(np.float64)
+
+
+def _fake_quantize(x: Any, scale: Any, zero: Any = None, block: Any = None, dtype: str = "i8", grad_factor: float = 1.0, quant_min: Any = None, quant_max: Any = None) -> np.ndarray:
+    q = _quantize(x, scale, zero, block, dtype, quant_min, quant_max)
+    low, high = DTYPES[dtype].range
+    whole = 0 if zero is None else _over_blocks(_zero_point(zero, low if quant_min is None else quant_min, high if quant_max is None else quant_max), x.shape, block)
+    return (q - whole) * _over_blocks(scale, x.shape, block)
+
+
+def _cross_entropy(x: torch.Tensor, target: torch.Tensor, weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0) -> torch.Tensor:
+    """By definition (torch's own does not differentiate the weight)."""
+    axis, classes = (0, x.shape[0]) if x.ndim == 1 else (1, x.shape[1])
+    log_p = torch.log_softmax(x, axis)
+    line = [classes if a == axis else 1 for a in range(x.ndim)]
+    w = torch.ones(line, dtype=x.dtype) if weight is None else weight.reshape(line)
+    if target.dtype.is_floating_point:
+        soft = target * (1 - label_smoothing) + label_smoothing / classes
+        each, norm = -(soft * w * log_p).sum(axis), torch.tensor(float(x.numel() // classes), dtype=x.dtype)
+    else:
+        target = target.long()
+        kept = target != ignore_index
+        hot = (target.unsqueeze(axis) == torch.arange(classes).reshape(line)).to(x.dtype)
+        own = (hot * w).sum(axis)
+        each = -(1 - label_smoothing) * (hot * w * log_p).sum(axis) - label_smoothing / classes * (w * log_p).sum(axis)
+        each, norm = torch.where(kept, each, 0), torch.where(kept, own, 0).sum()
+    return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / norm
+
+
+def _shape(normalized_shape: Any) -> tuple[int, ...]:
+    return normalized_shape if isinstance(normalized_shape, tuple) else (normalized_shape,)
+
+
+def _mse(x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
+
+
+TORCH: dict[str, Callable[..., Any]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg, "reciprocal": torch.reciprocal, "pow": torch.pow,
+    "floordiv": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")), "mod": _divided(torch.remainder), "maximum": torch.maximum, "minimum": torch.minimum,
+    "clamp": lambda x, min=None, max=None: torch.clamp(x, min, max),
+    **{name: getattr(torch, name) for name in "exp log log1p expm1 sqrt rsqrt tanh sigmoid erf sin cos abs sign floor round relu eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor where".split()},
+    "invert": torch.bitwise_not, "stop_gradient": lambda x: x.detach(), "cast": _cast,
+    "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate), "silu": F.silu,
+    "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
+    "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),
+    "dim": lambda size: torch.tensor(size), "iota": lambda shape, axis=0, dtype="i64": torch.arange(shape[axis], dtype=DTYPE[dtype]).reshape([-1 if a == axis else 1 for a in range(len(shape))]).expand(*shape),
+    "reshape": lambda x, shape: torch.reshape(x, shape) if x.numel() or -1 not in shape else x.flatten() if shape == (-1,) else x.reshape([0 if s == -1 else s for s in shape]),
+    "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.ndim))) if axes is None else axes),
+    "broadcast_to": lambda x, shape: torch.broadcast_to(x, shape), "slice": _slice, "pad": _pad, "concat": lambda *xs, axis=0: torch.cat(xs, axis),
+    "flip": lambda x, axis=None: torch.flip(x, _axes(x, axis)),
+    "sum": _reduction(torch.sum), "mean": _reduction(torch.mean), "prod": _prod, "amax": _reduction(torch.amax), "amin": _reduction(torch.amin),
+    "argmax": _arg(torch.argmax), "argmin": _arg(torch.argmin), "max": _first(torch.max), "min": _first(torch.min), "var": _var,
+    "logsumexp": _reduction(torch.logsumexp), "softmax": lambda x, axis=-1: torch.softmax(x, axis), "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
+    "gather": _gather, "embedding": lambda indices, weight, **attrs: _gather(weight, indices, **attrs), "scatter_add": _scatter, "scatter_add_along_axis": _put,
+    "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
+    "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,
+    "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(x, _shape(normalized_shape), weight, bias, eps),
+    "rms_norm": lambda x, weight=None, *, normalized_shape, eps=None: F.rms_norm(x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps),
+}  # fmt: skip
+
+NUMPY: dict[str, Callable[..., Any]] = {"quantize": _quantize, "fake_quantize": _fake_quantize}
+
+KINKED = frozenset(
+    "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor clamp eq floor floordiv ge gt invert le lt max maximum min minimum mod ne relu round sign".split()
+)
+"""Ops with kinks or jumps: the second order is not compared where torch's choice is its own."""
