@@ -1,0 +1,49 @@
+"""gradc: a forward tensor graph in, a module of fused forward and backward kernels out, readable at every stage.
+
+>>> import gradc
+>>> from gradc import ops
+>>> graph = gradc.trace(lambda x, w: ops.softmax(x @ w), x="f32[N,4]", w="f32[4,3]")
+>>> module = gradc.compile(graph, wrt=["w"])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "assume": "trace",
+    "compile": "api",
+    "differentiate": "autodiff",
+    "graph": "frontend",
+    "load": "api",
+    "load_module": "api",
+    "parse": "api",
+    "scope": "trace",
+    "trace": "trace",
+    "typeof": "ir.types",
+    "value_and_grad": "frontend",
+    "Executable": "runtime.executable",
+    "Gradients": "module",
+    "Graph": "ir.graph",
+    "Module": "module",
+    "Type": "ir.types",
+}
+__all__ = sorted([*_PUBLIC, "errors", "interp", "knobs", "ops"])
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # loaded on first use: importing gradc costs no more than the parts that are used
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    elif name in ("errors", "interp", "knobs", "ops"):
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"gradc has no {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

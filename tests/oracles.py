@@ -15,13 +15,15 @@ import torch.nn.functional as F
 from gradc.ir.types import DTYPES, dtype
 
 DTYPE = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "bool": torch.bool}
-DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {f"u{n}": getattr(torch, f"uint{n}") for n in (8, 16, 32)}
+DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {
+    f"u{n}": getattr(torch, f"uint{n}") for n in (8, 16, 32)
+}
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
-    kind = np.dtype(array.dtype)
-    if kind.kind not in "biuf" and kind != DTYPES["bf16"].np:  # narrow ints and f8: by value
-        array = array.astype(np.int8 if "int" in str(kind) else np.float32)
+    name = dtype(array.dtype).name
+    if name not in DTYPE:  # narrow ints and f8: by value
+        array = array.astype(np.int8 if name[0] in "iu" else np.float32)
     if array.dtype == DTYPES["bf16"].np:
         return torch.from_numpy(np.array(array).view(np.uint16).astype(np.int32)).to(torch.uint16).view(torch.bfloat16)
     return torch.from_numpy(np.array(array, order="C"))
@@ -29,7 +31,9 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach()
-    return tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    return (
+        tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    )
 
 
 def _axes(x: torch.Tensor, axis: Any) -> tuple[int, ...]:
@@ -38,7 +42,11 @@ def _axes(x: torch.Tensor, axis: Any) -> tuple[int, ...]:
 
 def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False, **more: Any) -> torch.Tensor:
-        return function(x, dim=_axes(x, axis), keepdim=keepdims, **more) if x.ndim else function(x.reshape(1), dim=(0,), **more)
+        return (
+            function(x, dim=_axes(x, axis), keepdim=keepdims, **more)
+            if x.ndim
+            else function(x.reshape(1), dim=(0,), **more)
+        )
 
     return oracle
 
@@ -59,14 +67,20 @@ def _first(function: Any) -> Callable[..., torch.Tensor]:
 
 
 def _arg(function: Any) -> Callable[..., torch.Tensor]:
-    return lambda x, axis=None, keepdims=False: function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
+    return lambda x, axis=None, keepdims=False: (
+        function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
+    )
 
 
 def _var(x: torch.Tensor, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> torch.Tensor:
     axes = _axes(x, axis)
     count = int(np.prod([x.shape[a] for a in axes]))  # by definition: torch.var wants ddof < count and a dim
     centred = x - x.mean(axes, keepdim=True) if axes else x - x
-    return (centred * centred).sum(axes, keepdim=keepdims) / torch.tensor(float(count - ddof), dtype=x.dtype) if axes else centred / (1.0 - ddof)
+    return (
+        (centred * centred).sum(axes, keepdim=keepdims) / torch.tensor(float(count - ddof), dtype=x.dtype)
+        if axes
+        else centred / (1.0 - ddof)
+    )
 
 
 def positions(indices: torch.Tensor, size: int, oob: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,22 +94,42 @@ def positions(indices: torch.Tensor, size: int, oob: str) -> tuple[torch.Tensor,
     return torch.where(inside, raw, 0), inside
 
 
-def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int = 0, oob: str = "error", padding_idx: int | None = None, scale_grad_by_freq: bool = False) -> torch.Tensor:
+def _gather(
+    x: torch.Tensor,
+    indices: torch.Tensor,
+    axis: int = 0,
+    oob: str = "error",
+    padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False,
+) -> torch.Tensor:
     where, counts = positions(indices, x.shape[axis], oob)
-    rows = torch.index_select(x, axis, where.reshape(-1)).reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+    rows = torch.index_select(x, axis, where.reshape(-1)).reshape(
+        (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    )
     spread = (*(1,) * axis, *indices.shape, *(1,) * (x.ndim - axis - 1))
     rows = torch.where(counts.reshape(spread), rows, torch.zeros((), dtype=x.dtype)) if oob == "skip" else rows
     share = torch.ones(indices.shape, dtype=x.dtype)
     if scale_grad_by_freq:
-        share = 1 / torch.bincount(where.reshape(-1), minlength=x.shape[axis])[where.reshape(-1)].reshape(indices.shape).to(x.dtype)
+        share = 1 / torch.bincount(where.reshape(-1), minlength=x.shape[axis])[where.reshape(-1)].reshape(
+            indices.shape
+        ).to(x.dtype)
     if padding_idx is not None:
         share = torch.where(where == padding_idx % x.shape[axis], 0, share)
     if padding_idx is None and not scale_grad_by_freq:
         return rows
-    return rows.detach() + share.reshape(spread) * (rows - rows.detach())  # the value of rows, its derivative times share
+    return rows.detach() + share.reshape(spread) * (
+        rows - rows.detach()
+    )  # the value of rows, its derivative times share
 
 
-def _scatter(indices: torch.Tensor, updates: torch.Tensor, size: int, axis: int = 0, oob: str = "error", padding_idx: int | None = None) -> torch.Tensor:
+def _scatter(
+    indices: torch.Tensor,
+    updates: torch.Tensor,
+    size: int,
+    axis: int = 0,
+    oob: str = "error",
+    padding_idx: int | None = None,
+) -> torch.Tensor:
     where, counts = positions(indices, size, oob)
     if padding_idx is not None:
         counts = counts & (where != padding_idx % size)
@@ -119,8 +153,8 @@ def _pad(x: torch.Tensor, pad_width: Any, value: float = 0) -> torch.Tensor:
     return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
 
 
-def _cast(x: torch.Tensor, dtype: Any) -> torch.Tensor:
-    name = str(globals()["dtype"](dtype))
+def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    name = dtype
     if x.dtype.is_floating_point and not DTYPE[name].is_floating_point and name != "bool":
         low, high = DTYPES[name].range  # torch leaves overflow undefined
         return x.nan_to_num(0.0, float("inf"), -float("inf")).double().trunc().clamp(low, high).to(DTYPE[name])
@@ -129,7 +163,11 @@ def _cast(x: torch.Tensor, dtype: Any) -> torch.Tensor:
 
 def _divided(function: Any) -> Any:
     def oracle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return function(a, b) if a.dtype.is_floating_point else torch.where(b == 0, 0, function(a, torch.where(b == 0, 1, b)))
+        return (
+            function(a, b)
+            if a.dtype.is_floating_point
+            else torch.where(b == 0, 0, function(a, torch.where(b == 0, 1, b)))
+        )
 
     return oracle
 
@@ -140,17 +178,36 @@ def _over_blocks(parameter: Any, shape: Any, block: Any) -> Any:
         return parameter
     for axis, (n, b) in enumerate(zip(shape, block or shape, strict=True)):
         take = np.arange(n) // max(min(b, n), 1)
-        parameter = parameter[(slice(None),) * axis + (take,)] if isinstance(parameter, np.ndarray) else parameter.index_select(axis, torch.from_numpy(take))
+        parameter = (
+            parameter[(slice(None),) * axis + (take,)]
+            if isinstance(parameter, np.ndarray)
+            else parameter.index_select(axis, torch.from_numpy(take))
+        )
     return parameter
 
 
-def _dequantize(q: torch.Tensor, scale: torch.Tensor, zero: Any = None, block: Any = None, out_dtype: str = "f32") -> torch.Tensor:
-    wide = torch.float64 if torch.float64 in (scale.dtype, DTYPE[out_dtype], None if zero is None else zero.dtype) else torch.float32
+def _dequantize(
+    q: torch.Tensor, scale: torch.Tensor, zero: Any = None, block: Any = None, out_dtype: str = "f32"
+) -> torch.Tensor:
+    wide = (
+        torch.float64
+        if torch.float64 in (scale.dtype, DTYPE[out_dtype], None if zero is None else zero.dtype)
+        else torch.float32
+    )
     y = q.to(wide) if zero is None else q.to(wide) - _over_blocks(zero.to(wide), q.shape, block)
     return (y * _over_blocks(scale.to(wide), q.shape, block)).to(DTYPE[out_dtype])
 
 
-def _quantize(x: Any, scale: Any, zero: Any = None, block: Any = None, dtype: str = "i8", quant_min: Any = None, quant_max: Any = None, **_: Any) -> np.ndarray:
+def _quantize(
+    x: Any,
+    scale: Any,
+    zero: Any = None,
+    block: Any = None,
+    dtype: str = "i8",
+    quant_min: Any = None,
+    quant_max: Any = None,
+    **_: Any,
+) -> np.ndarray:
     low, high = DTYPES[dtype].range
     low, high = low if quant_min is None else quant_min, high if quant_max is None else quant_max
     q = np.rint(x / _over_blocks(scale, x.shape, block))
@@ -163,14 +220,38 @@ def _zero_point(zero: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.clip(np.rint(zero), low, high) if zero.dtype.kind == "f" else zero.astype(np.float64)
 
 
-def _fake_quantize(x: Any, scale: Any, zero: Any = None, block: Any = None, dtype: str = "i8", grad_factor: float = 1.0, quant_min: Any = None, quant_max: Any = None) -> np.ndarray:
+def _fake_quantize(
+    x: Any,
+    scale: Any,
+    zero: Any = None,
+    block: Any = None,
+    dtype: str = "i8",
+    grad_factor: float = 1.0,
+    quant_min: Any = None,
+    quant_max: Any = None,
+) -> np.ndarray:
     q = _quantize(x, scale, zero, block, dtype, quant_min, quant_max)
     low, high = DTYPES[dtype].range
-    whole = 0 if zero is None else _over_blocks(_zero_point(zero, low if quant_min is None else quant_min, high if quant_max is None else quant_max), x.shape, block)
+    whole = (
+        0
+        if zero is None
+        else _over_blocks(
+            _zero_point(zero, low if quant_min is None else quant_min, high if quant_max is None else quant_max),
+            x.shape,
+            block,
+        )
+    )
     return (q - whole) * _over_blocks(scale, x.shape, block)
 
 
-def _cross_entropy(x: torch.Tensor, target: torch.Tensor, weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0) -> torch.Tensor:
+def _cross_entropy(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
     """By definition (torch's own does not differentiate the weight)."""
     axis, classes = (0, x.shape[0]) if x.ndim == 1 else (1, x.shape[1])
     log_p = torch.log_softmax(x, axis)

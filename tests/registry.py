@@ -78,7 +78,9 @@ class Case:
     @property
     def coarsest(self) -> str:
         """The narrowest of the floats that take part: it bounds what can be asked of the result."""
-        names = [t.dtype.name for t in (*self.types, *(n.type for _, n in self.smooth.outputs)) if t.dtype.name in FLOATS]
+        names = [
+            t.dtype.name for t in (*self.types, *(n.type for _, n in self.smooth.outputs)) if t.dtype.name in FLOATS
+        ]
         return max(names, key=FLOATS.index, default="f64")
 
     def bindings(self, sizes: Iterable[int] = SIZES) -> Iterator[dict[str, int]]:
@@ -103,8 +105,12 @@ class Case:
         """The inputs, drawn by the sample's words; the same values (rounded) at every float dtype."""
         out = {}
         for k, (word, type_) in enumerate(zip(self.words, self.types, strict=True)):
-            rng = np.random.default_rng([zlib.crc32(f"{self.op.name}{self.number}.{k}".encode()), seed, *bindings.values()])
-            out[f"x{k}"] = self.fixed[k] if k in self.fixed else draw(rng, word, type_.dtype, type_.concrete(bindings), bindings)
+            rng = np.random.default_rng(
+                [zlib.crc32(f"{self.op.name}{self.number}.{k}".encode()), seed, *bindings.values()]
+            )
+            out[f"x{k}"] = (
+                self.fixed[k] if k in self.fixed else draw(rng, word, type_.dtype, type_.concrete(bindings), bindings)
+            )
         return out
 
 
@@ -121,7 +127,9 @@ def _drawable(word: str, type_: Type, bindings: Mapping[str, int]) -> bool:
     return not bound or evaluate(parse_size(bound), bindings) > 0 or 0 in type_.concrete(bindings)
 
 
-def draw(rng: np.random.Generator, word: str, dtype: DType, shape: tuple[int, ...], bindings: Mapping[str, int]) -> np.ndarray:
+def draw(
+    rng: np.random.Generator, word: str, dtype: DType, shape: tuple[int, ...], bindings: Mapping[str, int]
+) -> np.ndarray:
     """An array of ``dtype`` by one of the words of :class:`Sample`."""
     count = int(np.prod(shape, dtype=np.int64))
     if word.startswith("index:"):
@@ -156,7 +164,9 @@ def _attrs(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
     out = {}
     for name, value in attrs.items():
         annotation = str(op.parameters[name].annotation) if name in op.parameters else ""
-        dims = isinstance(value, tuple) and "Literal" not in annotation or isinstance(value, str) and "Dim" in annotation
+        dims = (isinstance(value, tuple) and "Literal" not in annotation) or (
+            isinstance(value, str) and "Dim" in annotation
+        )
         out[name] = _sizes_from_text(value) if dims else value
     return out
 
@@ -176,7 +186,10 @@ def cases_of(op: Op, sample: Sample, number: int, dtypes: Iterable[str] = FLOATS
     is_open = any(t is not None and t.startswith("F[") for t in texts)
     for name in dtypes if is_open else ("",):
         fixed = {k: np.asarray(o) for k, o in enumerate(sample.operands) if not isinstance(o, str)}
-        types = tuple(parse_type(name + t[1:] if t.startswith("F[") else t) if t is not None else typeof(fixed[k]) for k, t in enumerate(texts))
+        types = tuple(
+            parse_type(name + t[1:] if t.startswith("F[") else t) if t is not None else typeof(fixed[k])
+            for k, t in enumerate(texts)
+        )
         yield Case(op, sample, number, name, types, fixed, _attrs(op, sample.attrs))
 
 
@@ -193,4 +206,19 @@ def unregistered(op: Op, **changes: Any) -> Op:
         REGISTRY[op.name] = op
 
 
-__all__ = ["DTYPES", "FLOATS", "SIZES", "Case", "Dim", "call", "cases", "cases_of", "draw", "ops", "symbols", "tested_ops", "unregistered", "with_op"]
+__all__ = [
+    "DTYPES",
+    "FLOATS",
+    "SIZES",
+    "Case",
+    "Dim",
+    "call",
+    "cases",
+    "cases_of",
+    "draw",
+    "ops",
+    "symbols",
+    "tested_ops",
+    "unregistered",
+    "with_op",
+]

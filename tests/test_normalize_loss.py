@@ -36,11 +36,25 @@ def joint_of(fn: Callable[..., Node], arrays: Arrays, wrt: list[str]) -> Graph:
     return differentiate(tracing.trace(fn, **{k: registry.typeof(v) for k, v in arrays.items()}), wrt)
 
 
-def torch_gradients(fn: Callable[..., torch.Tensor], arrays: Arrays, wrt: list[str], g: np.ndarray | None, dtype: torch.dtype = torch.float64) -> dict[str, np.ndarray]:
-    ts = {k: torch.tensor(v.astype(np.float64)).to(dtype).requires_grad_(k in wrt) if v.dtype.kind not in "iu" else torch.tensor(v.astype(np.int64)) for k, v in arrays.items()}
+def torch_gradients(
+    fn: Callable[..., torch.Tensor],
+    arrays: Arrays,
+    wrt: list[str],
+    g: np.ndarray | None,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, np.ndarray]:
+    ts = {
+        k: torch.tensor(v.astype(np.float64)).to(dtype).requires_grad_(k in wrt)
+        if v.dtype.kind not in "iu"
+        else torch.tensor(v.astype(np.int64))
+        for k, v in arrays.items()
+    }
     y = fn(**ts)
     y.backward(torch.ones_like(y) if g is None else torch.tensor(g).to(dtype))
-    return {"y": y.detach().numpy(), **{f"d.{k}": np.zeros(ts[k].shape) if ts[k].grad is None else ts[k].grad.numpy() for k in wrt}}  # type: ignore[union-attr]
+    return {
+        "y": y.detach().numpy(),
+        **{f"d.{k}": np.zeros(ts[k].shape) if ts[k].grad is None else ts[k].grad.numpy() for k in wrt},
+    }  # type: ignore[union-attr]
 
 
 def close(got: np.ndarray, want: np.ndarray, rtol: float = 1e-10) -> None:
@@ -75,15 +89,23 @@ def check_f32(fn: Callable[..., Node], reference: Callable[..., torch.Tensor], a
         assert error(out[key], want) <= max(4 * U32, error(peer[key], want)), key
 
 
-def second_order(fn: Callable[..., Node], reference: Callable[..., torch.Tensor], arrays: Arrays, wrt: list[str]) -> None:
+def second_order(
+    fn: Callable[..., Node], reference: Callable[..., torch.Tensor], arrays: Arrays, wrt: list[str]
+) -> None:
     """The gradient of a random combination of value and gradients, cotangent included."""
     first = joint_of(fn, arrays, wrt)
     names = {"d.y": "g"}
-    new: dict[Node, Node] = {n: input_node(names.get(first.input_name(n), first.input_name(n)), n.type) for n in first.inputs}
+    new: dict[Node, Node] = {
+        n: input_node(names.get(first.input_name(n), first.input_name(n)), n.type) for n in first.inputs
+    }
     for node in first.nodes:
         if node not in new:
             new[node] = node.op.apply(tuple(new[o] for o in node.operands), node.attrs)
-    again = Graph("first", tuple(new[n] for n in first.inputs), tuple((k.replace("d.", "grad_"), new[n]) for k, n in first.outputs))
+    again = Graph(
+        "first",
+        tuple(new[n] for n in first.inputs),
+        tuple((k.replace("d.", "grad_"), new[n]) for k, n in first.outputs),
+    )
     second = differentiate(again, [*wrt, "g"])
     g = rng.standard_normal(first.output("y").type.concrete({}))
     mix = {k: rng.standard_normal(n.type.concrete({})) for k, n in again.outputs}
@@ -91,7 +113,15 @@ def second_order(fn: Callable[..., Node], reference: Callable[..., torch.Tensor]
     ts = {k: torch.tensor(v).requires_grad_(k in wrt) for k, v in arrays.items()}
     cotangent = torch.tensor(g).requires_grad_()
     y = reference(**ts)
-    values = {"y": y, **{f"grad_{k}": t for k, t in zip(wrt, torch.autograd.grad(y, [ts[k] for k in wrt], cotangent, create_graph=True), strict=True)}}
+    values = {
+        "y": y,
+        **{
+            f"grad_{k}": t
+            for k, t in zip(
+                wrt, torch.autograd.grad(y, [ts[k] for k in wrt], cotangent, create_graph=True), strict=True
+            )
+        },
+    }
     total = torch.stack([(torch.tensor(mix[k]) * v).sum() for k, v in values.items()]).sum()
     for key, want in zip((*wrt, "g"), torch.autograd.grad(total, [*(ts[k] for k in wrt), cotangent]), strict=True):
         close(out[f"d.{key}"], want.numpy(), 1e-9)
@@ -119,20 +149,47 @@ def count(graph: Graph, op: str) -> int:
 
 # -- layer_norm, rms_norm ----------------------------------------------------------------------------------------------
 
-SHAPES = [((5,), (5,)), ((3, 5), (5,)), ((3, 5), (3, 5)), ((2, 3, 5), (5,)), ((2, 3, 5), (3, 5)), ((2, 3, 4, 5), (4, 5)), ((0, 5), (5,)), ((3, 1), (1,))]
+SHAPES = [
+    ((5,), (5,)),
+    ((3, 5), (5,)),
+    ((3, 5), (3, 5)),
+    ((2, 3, 5), (5,)),
+    ((2, 3, 5), (3, 5)),
+    ((2, 3, 4, 5), (4, 5)),
+    ((0, 5), (5,)),
+    ((3, 1), (1,)),
+]
 
 
-def norm_case(kind: str, shape: tuple, sizes: tuple, parameters: int, eps: float | None) -> tuple[Any, Any, dict[str, np.ndarray], list[str]]:
+def norm_case(
+    kind: str, shape: tuple, sizes: tuple, parameters: int, eps: float | None
+) -> tuple[Any, Any, dict[str, np.ndarray], list[str]]:
     names = ["x", "w", "b"][: parameters + 1]
     arrays = {"x": rng.standard_normal(shape) * 2 + 1, "w": rng.standard_normal(sizes), "b": rng.standard_normal(sizes)}
     arrays = {k: arrays[k] for k in names}
     if kind == "layer_norm":
         extra = {} if eps is None else {"eps": eps}
-        return (lambda x, w=None, b=None: ops.layer_norm(x, sizes, w, b, **extra), lambda x, w=None, b=None: F.layer_norm(x, sizes, w, b, **extra), arrays, names)
-    return lambda x, w=None: ops.rms_norm(x, sizes, w, eps), lambda x, w=None: F.rms_norm(x, sizes, w, eps), arrays, names
+        return (
+            lambda x, w=None, b=None: ops.layer_norm(x, sizes, w, b, **extra),
+            lambda x, w=None, b=None: F.layer_norm(x, sizes, w, b, **extra),
+            arrays,
+            names,
+        )
+    return (
+        lambda x, w=None: ops.rms_norm(x, sizes, w, eps),
+        lambda x, w=None: F.rms_norm(x, sizes, w, eps),
+        arrays,
+        names,
+    )
 
 
-CASES = [(k, *s, p, e) for k in ("layer_norm", "rms_norm") for s in SHAPES for p in ((0, 1, 2) if k == "layer_norm" else (0, 1)) for e in (None, 0.1)]
+CASES = [
+    (k, *s, p, e)
+    for k in ("layer_norm", "rms_norm")
+    for s in SHAPES
+    for p in ((0, 1, 2) if k == "layer_norm" else (0, 1))
+    for e in (None, 0.1)
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -145,7 +202,16 @@ def test_norms_second_order(case: tuple) -> None:
     second_order(*norm_case(*case))
 
 
-@pytest.mark.parametrize("case", [("layer_norm", (33, 200), (200,), 2, None), ("layer_norm", (8, 4, 64), (4, 64), 1, None), ("rms_norm", (33, 200), (200,), 1, None), ("rms_norm", (8, 4, 64), (64,), 0, None)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("layer_norm", (33, 200), (200,), 2, None),
+        ("layer_norm", (8, 4, 64), (4, 64), 1, None),
+        ("rms_norm", (33, 200), (200,), 1, None),
+        ("rms_norm", (8, 4, 64), (64,), 0, None),
+    ],
+    ids=str,
+)
 def test_norms_f32(case: tuple) -> None:
     check_f32(*norm_case(*case))
 
@@ -193,10 +259,21 @@ LOGITS = [(5,), (4, 5), (2, 5, 3), (2, 5, 3, 2), (0, 5), (1, 1)]
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def entropy_case(shape: tuple, probabilities: bool, weighted: bool, ignored: bool, reduction: str, smoothing: float, index: str = "int64") -> tuple[Any, Any, dict[str, np.ndarray], list[str]]:
+def entropy_case(
+    shape: tuple,
+    probabilities: bool,
+    weighted: bool,
+    ignored: bool,
+    reduction: str,
+    smoothing: float,
+    index: str = "int64",
+) -> tuple[Any, Any, dict[str, np.ndarray], list[str]]:
     axis = 0 if len(shape) == 1 else 1
     c, positions = shape[axis], (*shape[:axis], *shape[axis + 1 :])
-    arrays = {"x": rng.standard_normal(shape) * 3, "t": rng.uniform(0, 1, shape) if probabilities else np.asarray(rng.integers(0, c, positions)).astype(index)}
+    arrays = {
+        "x": rng.standard_normal(shape) * 3,
+        "t": rng.uniform(0, 1, shape) if probabilities else np.asarray(rng.integers(0, c, positions)).astype(index),
+    }
     attrs: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
     if ignored and not probabilities:
         attrs["ignore_index"] = -1 if index != "uint8" else 1
@@ -206,7 +283,7 @@ def entropy_case(shape: tuple, probabilities: bool, weighted: bool, ignored: boo
     if weighted:
         arrays["w"] = rng.uniform(0.2, 2, c)
         wrt += ["w"] if probabilities else []
-    fn = lambda x, t, w=None: ops.cross_entropy(x, t, w, **attrs)  # noqa: E731
+    fn = lambda x, t, w=None: ops.cross_entropy(x, t, w, **attrs)
     return fn, lambda x, t, w=None: F.cross_entropy(x, t, w, **attrs), arrays, wrt
 
 
@@ -244,12 +321,27 @@ def test_cross_entropy_weight_gradient_of_indices(shape: tuple, reduction: str, 
         hot = torch.movedim(F.one_hot(t.clamp(min=0), shape[axis]).double(), -1, axis)
         line = w.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
         each = -((hot * (1 - smoothing) + smoothing / shape[axis]) * line * x.log_softmax(axis)).sum(axis) * kept
-        return each if reduction == "none" else each.sum() / ((hot * line).sum(axis) * kept).sum() if reduction == "mean" else each.sum()
+        return (
+            each
+            if reduction == "none"
+            else each.sum() / ((hot * line).sum(axis) * kept).sum()
+            if reduction == "mean"
+            else each.sum()
+        )
 
     check(fn, reference, arrays, ["x", "w"])
 
 
-@pytest.mark.parametrize("case", [((64, 300), False, False, True, "mean", 0.0), ((64, 300), False, True, True, "sum", 0.1), ((8, 30, 20), True, True, False, "none", 0.1), ((8, 30, 20), False, True, False, "mean", 0.0)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        ((64, 300), False, False, True, "mean", 0.0),
+        ((64, 300), False, True, True, "sum", 0.1),
+        ((8, 30, 20), True, True, False, "none", 0.1),
+        ((8, 30, 20), False, True, False, "mean", 0.0),
+    ],
+    ids=str,
+)
 def test_cross_entropy_f32(case: tuple) -> None:
     check_f32(*entropy_case(*case))
 
@@ -291,7 +383,9 @@ def test_an_ignored_row_is_never_read() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_an_index_outside_the_classes(bad: int, weighted: bool) -> None:
     arrays = {"x": np.zeros((3, 5)), "t": np.array([0, -100, bad])} | ({"w": np.ones(5)} if weighted else {})
-    graph = tracing.trace(lambda x, t, w=None: ops.cross_entropy(x, t, w), **{k: registry.typeof(v) for k, v in arrays.items()})
+    graph = tracing.trace(
+        lambda x, t, w=None: ops.cross_entropy(x, t, w), **{k: registry.typeof(v) for k, v in arrays.items()}
+    )
     with pytest.raises(IndexOutOfRange) as caught:
         interp.run(graph, arrays)
     assert caught.value.value == bad and caught.value.position == 2 and caught.value.bound == 5
@@ -311,7 +405,7 @@ def test_the_gradient_is_no_scatter() -> None:
     names = [n.op.name for n in joint.nodes]
     assert not {"scatter_add", "scatter_add_along_axis"} & set(names)
     assert names.count("exp") == 1 and names.count("amax") == 1 and names.count("take_along_axis") == 1
-    big = [n for n in joint.nodes if n.op.name == "take_along_axis"][0]
+    (big,) = [n for n in joint.nodes if n.op.name == "take_along_axis"]
     assert big.operands[0] is joint.input("x")  # the logits themselves are read, not their logarithm
 
 
@@ -323,7 +417,15 @@ def test_the_target_has_no_gradient() -> None:
 
 # -- mse_loss ----------------------------------------------------------------------------------------------------------
 
-PAIRS = [((), ()), ((5,), (5,)), ((3, 5), (5,)), ((2, 1, 4), (3, 4)), ((3, 1), (1, 4)), ((0, 3), (0, 3)), ((2, 3, 4, 2), (2, 3, 4, 2))]
+PAIRS = [
+    ((), ()),
+    ((5,), (5,)),
+    ((3, 5), (5,)),
+    ((2, 1, 4), (3, 4)),
+    ((3, 1), (1, 4)),
+    ((0, 3), (0, 3)),
+    ((2, 3, 4, 2), (2, 3, 4, 2)),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore::RuntimeWarning")
@@ -332,20 +434,35 @@ PAIRS = [((), ()), ((5,), (5,)), ((3, 5), (5,)), ((2, 1, 4), (3, 4)), ((3, 1), (
 def test_mse_loss(pair: tuple, reduction: str) -> None:
     arrays = {"x": rng.standard_normal(pair[0]), "t": rng.standard_normal(pair[1])}
     arrays = {k: np.asarray(v) for k, v in arrays.items()}
-    case = (lambda x, t: ops.mse_loss(x, t, reduction=reduction)), (lambda x, t: F.mse_loss(x, t, reduction=reduction)), arrays, ["x", "t"]
+    case = (
+        (lambda x, t: ops.mse_loss(x, t, reduction=reduction)),
+        (lambda x, t: F.mse_loss(x, t, reduction=reduction)),
+        arrays,
+        ["x", "t"],
+    )
     check(*case)
     if 0 not in pair[0]:
         second_order(*case)
 
 
 def test_mse_loss_f32() -> None:
-    check_f32(lambda x, t: ops.mse_loss(x, t), lambda x, t: F.mse_loss(x, t), {"x": rng.standard_normal((50, 60)), "t": rng.standard_normal((50, 60))}, ["x", "t"])
+    check_f32(
+        lambda x, t: ops.mse_loss(x, t),
+        lambda x, t: F.mse_loss(x, t),
+        {"x": rng.standard_normal((50, 60)), "t": rng.standard_normal((50, 60))},
+        ["x", "t"],
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_mse_loss_of_16_bit_floats_is_summed_in_f32(dtype: Any) -> None:
     arrays = {"x": np.ones(5000, dtype), "t": np.zeros(5000, dtype)}
-    assert interp.run(tracing.trace(lambda x, t: ops.mse_loss(x, t, reduction="sum"), **{k: registry.typeof(v) for k, v in arrays.items()}), arrays)["y"] == np.asarray(5000, dtype)
+    assert interp.run(
+        tracing.trace(
+            lambda x, t: ops.mse_loss(x, t, reduction="sum"), **{k: registry.typeof(v) for k, v in arrays.items()}
+        ),
+        arrays,
+    )["y"] == np.asarray(5000, dtype)
 
 
 # -- the records' own samples ------------------------------------------------------------------------------------------
@@ -362,7 +479,9 @@ def test_samples(case: registry.Case) -> None:
             assert out[name].shape == node.type.concrete(dims) and out[name].dtype == node.dtype.np
 
 
-@pytest.mark.parametrize("op,bad", [(ops.REGISTRY[n], b) for n in NAMES for b in ops.REGISTRY[n].bad], ids=lambda v: getattr(v, "match", ""))
+@pytest.mark.parametrize(
+    "op,bad", [(ops.REGISTRY[n], b) for n in NAMES for b in ops.REGISTRY[n].bad], ids=lambda v: getattr(v, "match", "")
+)
 def test_refused(op: Any, bad: Any) -> None:
     operands = [input_node(f"x{k}", parse_type(t)) for k, t in enumerate(bad.operands)]
     with pytest.raises(TypeRuleError) as caught:

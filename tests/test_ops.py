@@ -7,6 +7,7 @@ A target is tested by the same code through ``RUNNERS``.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,16 +23,18 @@ from oracles import KINKED, NUMPY, TORCH, to_numpy, to_torch  # noqa: E402
 from registry import Case, cases, tested_ops  # noqa: E402
 
 from gradc import interp, ops  # noqa: E402
-from gradc.autodiff import differentiate  # noqa: E402
+from gradc.autodiff import differentiate, open_composites  # noqa: E402
 from gradc.errors import IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError  # noqa: E402
 from gradc.ir.dims import Dim, evaluate  # noqa: E402
-from gradc.ir.graph import Graph, input_node  # noqa: E402
+from gradc.ir.graph import Graph, again, input_node  # noqa: E402
 from gradc.ir.node import REGISTRY  # noqa: E402
 from gradc.ir.op import Composite, Op  # noqa: E402
 from gradc.ir.text import parse  # noqa: E402
 from gradc.ir.types import DTYPES, parse_type  # noqa: E402
 from gradc.ops.pointwise import convert  # noqa: E402
-from gradc.ops.rules import converted  # noqa: E402
+from gradc.passes.decompose import decompose  # noqa: E402
+from gradc.passes.simplify import simplify  # noqa: E402
+from gradc.passes.widen import widen  # noqa: E402
 from gradc.trace import trace  # noqa: E402
 
 torch.set_num_threads(1)
@@ -61,7 +64,13 @@ def attrs_of(case: Case, dims: Mapping[str, int]) -> dict[str, Any]:
     """The attributes as the user wrote them, sizes in numbers."""
 
     def number(value: Any) -> Any:
-        return tuple(number(v) for v in value) if isinstance(value, tuple) else evaluate(value, dims) if isinstance(value, Dim) else value
+        return (
+            tuple(number(v) for v in value)
+            if isinstance(value, tuple)
+            else evaluate(value, dims)
+            if isinstance(value, Dim)
+            else value
+        )
 
     return {name: number(value) for name, value in case.attrs.items()}
 
@@ -71,8 +80,19 @@ def tolerance(case: Case, rtol: float) -> float:
     return rtol if case.coarsest == "f64" else 8 * UNIT[case.coarsest]
 
 
+@pytest.mark.parametrize("case", [c for c in F64 if c.op.name == "cross_entropy"], ids=str)
+def test_the_oracle_of_cross_entropy_is_torchs(case: Case) -> None:
+    for dims in case.bindings((7, 1)):
+        arrays = list(map(to_torch, case.arrays(dims).values()))
+        target = arrays[1] if arrays[1].dtype.is_floating_point else arrays[1].long()
+        want = torch.nn.functional.cross_entropy(arrays[0], target, *arrays[2:], **attrs_of(case, dims))
+        close(to_numpy(torch_value(case, case.arrays(dims), dims)), to_numpy(want), 1e-12, f"{case} {dims}")
+
+
 def random_like(array: np.ndarray, seed: int) -> np.ndarray:
-    return convert(np.asarray(np.random.default_rng(seed).standard_normal(array.shape)), DTYPES[str(registry.typeof(array).dtype)])
+    return convert(
+        np.asarray(np.random.default_rng(seed).standard_normal(array.shape)), DTYPES[str(registry.typeof(array).dtype)]
+    )
 
 
 def torch_value(case: Case, arrays: Arrays, dims: Mapping[str, int]) -> Any:
@@ -160,7 +180,9 @@ def test_type_rule_agrees_with_the_reference(case: Case) -> None:
             with np.errstate(all="ignore"):
                 raw = np.asarray(node.op.reference(*(values[o] for o in node.operands), **attrs))
             if all(o.dtype.compute is o.dtype for o in node.operands):
-                assert raw.dtype == node.dtype.np and raw.shape == value.shape, f"the reference of {node!r} gives {raw.dtype}{raw.shape}"
+                assert raw.dtype == node.dtype.np and raw.shape == value.shape, (
+                    f"the reference of {node!r} gives {raw.dtype}{raw.shape}"
+                )
 
 
 @pytest.mark.parametrize("case", [c for c in F64 if c.op.name in TORCH], ids=str)
@@ -168,7 +190,9 @@ def test_meaning_is_torchs(case: Case, runner: Runner) -> None:
     run = runner(case.graph)
     for dims in case.bindings():
         arrays = case.arrays(dims)
-        close(run(arrays, dims)["y"], to_numpy(torch_value(case, arrays, dims)), tolerance(case, 1e-12), f"{case} {dims}")
+        close(
+            run(arrays, dims)["y"], to_numpy(torch_value(case, arrays, dims)), tolerance(case, 1e-12), f"{case} {dims}"
+        )
 
 
 @pytest.mark.parametrize("case", [c for c in F64 if c.op.name in NUMPY], ids=str)
@@ -196,13 +220,17 @@ def test_bad_sample_is_refused(op: Op, bad: Any) -> None:
     operands = [input_node(f"x{k}", parse_type(o)) if isinstance(o, str) else o for k, o in enumerate(bad.operands)]
     with pytest.raises(bad.error, match=re.escape(bad.match)) as caught:
         registry.call(op, operands, bad.attrs)
-    assert re.match(r"\w+\(.*\): |\w+", str(caught.value))[0].split("(")[0] in REGISTRY, f"no op is named: {caught.value}"
+    assert re.match(r"\w+\(.*\): |\w+", str(caught.value))[0].split("(")[0] in REGISTRY, (
+        f"no op is named: {caught.value}"
+    )
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def check_vjp(case: Case, runner: Runner = RUNNERS["numpy"], op: Op | None = None, sizes: tuple[int, ...] = (7, 0, 1)) -> None:
+def check_vjp(
+    case: Case, runner: Runner = RUNNERS["numpy"], op: Op | None = None, sizes: tuple[int, ...] = (7, 0, 1)
+) -> None:
     """The gradients of a case against the oracle; ``op`` stands for the case's op (the mutation test)."""
     graph = case.smooth if op is None else registry.with_op(case.smooth, case.op, op)
     gradients = joint(graph, case.floats)
@@ -222,18 +250,29 @@ def check_vjp(case: Case, runner: Runner = RUNNERS["numpy"], op: Op | None = Non
             check_differences(case, arrays, dims, cotangent, got)
 
 
-def check_adjoint(case: Case, arrays: Arrays, dims: Mapping[str, int], cotangent: np.ndarray, got: list[np.ndarray]) -> None:
+def check_adjoint(
+    case: Case, arrays: Arrays, dims: Mapping[str, int], cotangent: np.ndarray, got: list[np.ndarray]
+) -> None:
     """<g, J v> = <J^T g, v> with J v by torch's forward mode."""
     function, floats = torch_function(case, arrays, dims)
     tangents = tuple(to_torch(random_like(arrays[name], 23 + k)) for k, name in enumerate(case.floats))
     _, jv = torch.func.jvp(function, floats, tangents)
     left = cotangent * to_numpy(jv)
     right = [g * to_numpy(t) for g, t in zip(got, tangents, strict=True)]
+    if not np.isfinite(left).all():  # a mean over nothing
+        return
     size = np.abs(left).sum() + sum(np.abs(r).sum() for r in right)
     assert abs(left.sum() - sum(r.sum() for r in right)) <= 1e-12 * size, f"{case} {dims}: the adjoint identity fails"
 
 
-def check_differences(case: Case, arrays: Arrays, dims: Mapping[str, int], cotangent: np.ndarray, got: list[np.ndarray], step: float = 2e-3) -> None:
+def check_differences(
+    case: Case,
+    arrays: Arrays,
+    dims: Mapping[str, int],
+    cotangent: np.ndarray,
+    got: list[np.ndarray],
+    step: float = 2e-3,
+) -> None:
     """Along random directions, d<g, f(x + t v)>/dt at 0 by Richardson's extrapolation of central differences."""
     graph, frozen = surrogate(case, arrays, dims)
     if not cotangent.size:
@@ -254,7 +293,9 @@ def check_differences(case: Case, arrays: Arrays, dims: Mapping[str, int], cotan
         parts = [g * tangents[name] for g, name in zip(got, case.floats, strict=True)]
         size = max(sum(float(np.abs(p).sum()) for p in parts), abs(want), 1e-3)
         have = sum(float(p.sum()) for p in parts)
-        assert abs(want - have) <= tolerance(case, 1e-7) * size, f"{case} {dims}: differences say {want}, the vjp {have}"
+        assert abs(want - have) <= tolerance(case, 1e-7) * size, (
+            f"{case} {dims}: differences say {want}, the vjp {have}"
+        )
 
 
 def wide(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -267,18 +308,22 @@ def surrogate(case: Case, arrays: Arrays, dims: Mapping[str, int]) -> tuple[Grap
     types = [t.with_dtype(DTYPES["f64"]) if t.dtype.name in UNIT else t for t in case.types]
     inputs = tuple(input_node(f"x{k}", t) for k, t in enumerate(types))
     attrs = case.graph.output("y").attrs
-    y = case.op.apply(inputs, {**attrs, **({"out_dtype": "f64"} if "out_dtype" in attrs else {})}) if case.op.surrogate is None else case.op.surrogate(*inputs, **attrs)
-    graph = Graph(case.op.name, inputs, (("y", y),))
-    frozen: dict[Any, Any] = {}
+    y = (
+        case.op.apply(inputs, {**attrs, **({"out_dtype": "f64"} if "out_dtype" in attrs else {})})
+        if case.op.surrogate is None
+        else case.op.surrogate(*inputs, **attrs)
+    )
+    graph = open_composites(Graph(case.op.name, inputs, (("y", y),)))
+    y = graph.output("y")
     values = interp.evaluate_graph(graph, wide(arrays), dims)
-
-    def freeze(node: Any, operands: Any) -> Any:
+    frozen: dict[Any, Any] = {}
+    new: dict[Any, Any] = {}
+    for node in graph.nodes:
         if node.op.name == "stop_gradient":
-            return frozen.setdefault(node, input_node(f"frozen{len(frozen)}", node.type))
-        return None
-
-    rewritten = graph.rewrite(freeze)
-    held = Graph(graph.name, (*inputs, *frozen.values()), rewritten.outputs)
+            new[node] = frozen[node] = input_node(f"frozen{len(frozen)}", node.type)
+        else:
+            new[node] = again(node, tuple(new[o] for o in node.operands))
+    held = Graph(graph.name, (*inputs, *frozen.values()), (("y", new[y]),))
     return held, {input.attrs["name"]: values[node] for node, input in frozen.items()}
 
 
@@ -291,7 +336,14 @@ def test_vjp(case: Case, runner: Runner) -> None:
     check_vjp(case, runner)
 
 
-SMOOTH = [c for c in DIFFERENTIABLE if c.coarsest == 'f64' and c.op.name in TORCH and c.op.name not in KINKED and (c.op.vjp or isinstance(c.op, Composite))]
+SMOOTH = [
+    c
+    for c in DIFFERENTIABLE
+    if c.coarsest == "f64"
+    and c.op.name in TORCH
+    and c.op.name not in KINKED
+    and (c.op.vjp or isinstance(c.op, Composite))
+]
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
@@ -327,12 +379,11 @@ def test_joint_graph_can_be_differentiated_again() -> None:
     assert len(set(twice.input_names)) == len(twice.input_names) == 4
     x = np.linspace(-2, 2, 7)
     t = np.tanh(x)
-    got = interp.run(twice, dict(zip(twice.input_names, (x, np.float64(1.5), np.float64(0.5), np.linspace(1, 2, 7)), strict=True)))
+    got = interp.run(
+        twice, dict(zip(twice.input_names, (x, np.float64(1.5), np.float64(0.5), np.linspace(1, 2, 7)), strict=True))
+    )
     want = 0.5 * (1 - t * t) + np.linspace(1, 2, 7) * 1.5 * -2 * t * (1 - t * t)
     close(got[twice.output_names[-1]], want, 1e-12, "d.x of the joint graph")
-
-
-MUTANTS = [(op, k) for op in tested_ops() if op.vjp for k in range(4)]
 
 
 def entries(op: Op) -> list[int]:
@@ -343,7 +394,7 @@ def entries(op: Op) -> list[int]:
         if node is None or not node.dtype.is_float or case.op.name == "cast":
             continue
         answer = op.vjp(input_node("g", node.type), node, *node.operands, **node.attrs)
-        found |= {k for k, e in enumerate(answer) if isinstance(e, registry.ops.Node) and node.operands[k].dtype.is_float}
+        found |= {k for k, e in enumerate(answer) if isinstance(e, ops.Node) and node.operands[k].dtype.name in UNIT}
     return sorted(found)
 
 
@@ -352,7 +403,10 @@ def test_a_wrong_vjp_is_caught(op: Op) -> None:
     for k in entries(op):
 
         def wrong(g: Any, y: Any, *operands: Any, k: int = k, **attrs: Any) -> tuple[Any, ...]:
-            return tuple(e * 1.01 if i == k and isinstance(e, registry.ops.Node) else e for i, e in enumerate(op.vjp(g, y, *operands, **attrs)))
+            return tuple(
+                e * 1.01 if i == k and isinstance(e, ops.Node) else e
+                for i, e in enumerate(op.vjp(g, y, *operands, **attrs))
+            )
 
         mutant = registry.unregistered(op, vjp=wrong)
         caught = False
@@ -371,28 +425,36 @@ def test_a_wrong_vjp_is_caught(op: Op) -> None:
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [c for c in ALL if c.dtype in ("f32", "f16", "bf16") and c.graph.outputs[0][1].dtype.is_float], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in ALL if c.dtype in ("f32", "f16", "bf16") and c.graph.outputs[0][1].dtype.is_float], ids=str
+)
 def test_error_is_torchs_at_most(case: Case, runner: Runner) -> None:
     """Against f64 on the same inputs: at most 4 units in the last place of the largest element, or torch's own error.
 
-    Where more than 4 units are lost (cancellation), the loss is a matter of luck: then the largest of eight draws is compared with
-    torch's largest, and half as much again is allowed.
+    Where more than 4 units are lost (cancellation), the loss is a matter of luck: then the largest of sixteen draws is compared with
+    torch's largest, and half as much again is allowed.  Gradients of 16-bit floats are taken as they are compiled: computed in
+    f32, rounded once.
     """
     graphs = {"value": case.graph}
     if case.differentiable and case.op.surrogate is None and (case.op.vjp or isinstance(case.op, Composite)):
-        graphs["gradient"] = joint(case.graph, case.floats)
+        gradient = joint(case.graph, case.floats)
+        graphs["gradient"] = gradient if case.dtype == "f32" else simplify(widen(decompose(gradient)))
     runs = {kind: runner(graph) for kind, graph in graphs.items()}
     for dims in case.bindings((7, 64)):
         for kind, graph in graphs.items():
             ours, _ = _errors(case, graph, runs[kind], kind, dims, 0, torchs=False)
             if any(o > 4 for o in ours):
-                draws = [_errors(case, graph, runs[kind], kind, dims, seed, torchs=True) for seed in range(8)]
+                draws = [_errors(case, graph, runs[kind], kind, dims, seed, torchs=True) for seed in range(16)]
                 for k, name in enumerate(graph.output_names):
                     worst, theirs = max(o[k] for o, _ in draws), max((t[k] for _, t in draws if t), default=0.0)
-                    assert worst <= max(4, 1.5 * theirs), f"{case} {dims} {name}: error {worst:.1f} u, torch {theirs:.1f} u"
+                    assert worst <= max(4, 1.5 * theirs), (
+                        f"{case} {dims} {name}: error {worst:.1f} u, torch {theirs:.1f} u"
+                    )
 
 
-def _errors(case: Case, graph: Graph, run: Any, kind: str, dims: Mapping[str, int], seed: int, torchs: bool) -> tuple[list[float], list[float] | None]:
+def _errors(
+    case: Case, graph: Graph, run: Any, kind: str, dims: Mapping[str, int], seed: int, torchs: bool
+) -> tuple[list[float], list[float] | None]:
     """The errors of ours and torch's outputs, in units of the output's dtype."""
     arrays = case.arrays(dims, seed)
     scale = max((float(np.max(np.abs(arrays[n].astype(np.float64)), initial=0)) for n in case.floats), default=1.0)
@@ -404,7 +466,9 @@ def _errors(case: Case, graph: Graph, run: Any, kind: str, dims: Mapping[str, in
     def errors(values: list[np.ndarray]) -> list[float]:
         out = []
         for (name, node), value in zip(graph.outputs, values, strict=True):
-            out.append(error_of(value, _rounding_overflow(exact[name], str(node.dtype)), 1e-3 * scale) / UNIT[str(node.dtype)])
+            out.append(
+                error_of(value, _rounding_overflow(exact[name], str(node.dtype)), 1e-3 * scale) / UNIT[str(node.dtype)]
+            )
         return out
 
     theirs = _torch_or_none(case, arrays, dims, cotangent if kind == "gradient" else None) if torchs else None
@@ -416,11 +480,17 @@ def _rounding_overflow(exact: np.ndarray, dtype: str) -> np.ndarray:
     return np.where(np.abs(exact) > torch.finfo(oracles.DTYPE[dtype]).max, np.copysign(np.inf, exact), exact)
 
 
-def _torch_or_none(case: Case, arrays: Arrays, dims: Mapping[str, int], cotangent: np.ndarray | None) -> list[np.ndarray] | None:
+def _torch_or_none(
+    case: Case, arrays: Arrays, dims: Mapping[str, int], cotangent: np.ndarray | None
+) -> list[np.ndarray] | None:
     if case.op.name not in TORCH:
         return None
     try:
-        return [to_numpy(torch_value(case, arrays, dims))] if cotangent is None else torch_gradients(case, arrays, dims, cotangent)
+        return (
+            [to_numpy(torch_value(case, arrays, dims))]
+            if cotangent is None
+            else torch_gradients(case, arrays, dims, cotangent)
+        )
     except (RuntimeError, NotImplementedError):  # torch has no kernel for the dtype
         return None
 
@@ -434,10 +504,22 @@ def test_gradients_of_narrow_floats_accumulate_in_f32(dtype: str) -> None:
     ways: dict[str, Graph] = {
         "broadcast": trace(lambda x: ops.broadcast_to(x, (1000,)), x=f"{dtype}[]"),
         "gather": trace(lambda x: ops.gather(ops.reshape(x, (1,)), ops.iota(shape=(1000,)) * 0), x=f"{dtype}[]"),
-        "take": trace(lambda x: ops.take_along_axis(ops.reshape(x, (1,)), ops.iota(shape=(1000,)) * 0, axis=0), x=f"{dtype}[]"),
-        "matmul": trace(lambda x: ops.reshape(ops.broadcast_to(one, (1000, 1)) @ ops.reshape(x, (1, 1)), (1000,)), x=f"{dtype}[]"),
-        "bias": trace(lambda x: ops.reshape(ops.linear(ops.broadcast_to(one, (1000, 1)), ops.reshape(one, (1, 1)), ops.reshape(x, (1,))), (1000,)), x=f"{dtype}[]"),
-        "users": trace(lambda x: ops.concat(*[ops.pad(ops.reshape(x, (1,)), ((k, 999 - k),))[k : k + 1] for k in range(1000)]), x=f"{dtype}[]"),
+        "take": trace(
+            lambda x: ops.take_along_axis(ops.reshape(x, (1,)), ops.iota(shape=(1000,)) * 0, axis=0), x=f"{dtype}[]"
+        ),
+        "matmul": trace(
+            lambda x: ops.reshape(ops.broadcast_to(one, (1000, 1)) @ ops.reshape(x, (1, 1)), (1000,)), x=f"{dtype}[]"
+        ),
+        "bias": trace(
+            lambda x: ops.reshape(
+                ops.linear(ops.broadcast_to(one, (1000, 1)), ops.reshape(one, (1, 1)), ops.reshape(x, (1,))), (1000,)
+            ),
+            x=f"{dtype}[]",
+        ),
+        "users": trace(
+            lambda x: ops.concat(*[ops.pad(ops.reshape(x, (1,)), ((k, 999 - k),))[k : k + 1] for k in range(1000)]),
+            x=f"{dtype}[]",
+        ),
     }
     for way, graph in ways.items():
         got = interp.run(joint(graph, ["x"]), {"x": np.asarray(1, kind.np), "d.y": ones})
@@ -449,11 +531,21 @@ def test_gradients_of_narrow_floats_accumulate_in_f32(dtype: str) -> None:
 inf, nan = np.inf, np.nan
 
 
+def calling(fn: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """``fn`` under a signature with these names, as trace wants it."""
+
+    def function(**operands: Any) -> Any:
+        return fn(*operands.values())
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    function.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
+    return function
+
+
 def gradient_at(fn: Callable[..., Any], *points: Any, g: Any = None, dtype: str = "f64") -> list[np.ndarray]:
     arrays = {f"x{k}": np.asarray(p, DTYPES[dtype].np) for k, p in enumerate(points)}
     types = {name: f"{dtype}[{','.join(map(str, a.shape))}]" for name, a in arrays.items()}
-    names = ", ".join(arrays)
-    graph = trace(eval(f"lambda {names}: fn({names})", {"fn": fn}), **types)
+    graph = trace(calling(fn, list(arrays)), **types)
     gradients = joint(graph, list(arrays))
     y = interp.run(graph, arrays)["y"]
     cotangent = np.asarray(np.full(y.shape, 3.0) if g is None else g, y.dtype)
@@ -509,7 +601,7 @@ def test_a_mask_selects() -> None:
 def value_at(fn: Callable[..., Any], *arrays: Any) -> np.ndarray:
     arrays = tuple(map(np.asarray, arrays))
     names = [f"x{k}" for k in range(len(arrays))]
-    graph = trace(eval(f"lambda {', '.join(names)}: fn({', '.join(names)})", {"fn": fn}), **dict(zip(names, arrays, strict=True)))
+    graph = trace(calling(fn, names), **dict(zip(names, arrays, strict=True)))
     return interp.run(graph, dict(zip(names, arrays, strict=True)))["y"]
 
 
@@ -520,8 +612,12 @@ def test_nan_propagates_through_extrema() -> None:
     assert np.isnan(value_at(lambda x: ops.clamp(x, -1, 1), np.array([nan]))).all()
     x = np.array([1.0, nan, 3.0, nan])
     for name in ("amax", "amin", "max", "min"):
-        assert np.isnan(value_at(getattr(ops, name), x)) and np.isnan(value_at(lambda v, name=name: getattr(ops, name)(v, axis=0), x))
-    assert value_at(lambda v: ops.argmax(v, 0), x) == 1 and value_at(lambda v: ops.argmin(v, 0), x) == 1  # the first NaN
+        assert np.isnan(value_at(getattr(ops, name), x)) and np.isnan(
+            value_at(lambda v, name=name: getattr(ops, name)(v, axis=0), x)
+        )
+    assert (
+        value_at(lambda v: ops.argmax(v, 0), x) == 1 and value_at(lambda v: ops.argmin(v, 0), x) == 1
+    )  # the first NaN
     assert value_at(lambda v: ops.argmax(v, 0), np.array([2.0, 5.0, 5.0])) == 1
     assert np.isnan(value_at(ops.sign, np.array([nan]))).all()
 
@@ -536,7 +632,9 @@ def test_empty_reductions() -> None:
             trace(lambda x, name=name: getattr(ops, name)(x, 1), x="f32[3,0]")
     for name in ("amax", "argmax"):  # a symbol that turns out 0
         with pytest.raises((InvalidProblem, ValueError)):
-            interp.run(trace(lambda x, name=name: getattr(ops, name)(x, 1), x="f32[3,N]"), x=np.zeros((3, 0), np.float32))
+            interp.run(
+                trace(lambda x, name=name: getattr(ops, name)(x, 1), x="f32[3,N]"), x=np.zeros((3, 0), np.float32)
+            )
 
 
 def test_casts_saturate() -> None:
@@ -548,13 +646,32 @@ def test_casts_saturate() -> None:
             want = [0, high, low, high, low, min(300, high), max(-300, low), 0, 0]
             assert got.tolist() == want, f"{source.__name__} -> {name}: {got.tolist()}"
     edge = np.array([2.0**31, 2.0**31 - 1, -(2.0**31), 2.0**63, -(2.0**63), 2.0**32])
-    assert value_at(lambda v: ops.cast(v, "i32"), edge).tolist() == [2**31 - 1, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 2**31 - 1]
-    assert value_at(lambda v: ops.cast(v, "i64"), edge).tolist() == [2**31, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32]
+    assert value_at(lambda v: ops.cast(v, "i32"), edge).tolist() == [
+        2**31 - 1,
+        2**31 - 1,
+        -(2**31),
+        2**31 - 1,
+        -(2**31),
+        2**31 - 1,
+    ]
+    assert value_at(lambda v: ops.cast(v, "i64"), edge).tolist() == [
+        2**31,
+        2**31 - 1,
+        -(2**31),
+        2**63 - 1,
+        -(2**63),
+        2**32,
+    ]
     f8 = value_at(lambda v: ops.cast(v, "f8e4m3"), np.array([500.0, -1e9, inf, nan], np.float32)).astype(np.float32)
     assert f8[:2].tolist() == [448, -448] and np.isnan(f8[2:]).all()
     f8 = value_at(lambda v: ops.cast(v, "f8e5m2"), np.array([1e9, -1e9, inf, nan], np.float32)).astype(np.float32)
     assert f8[:3].tolist() == [57344, -57344, inf] and np.isnan(f8[3])
-    assert value_at(lambda v: ops.cast(v, "bool"), np.array([0.0, -0.0, nan, 0.1])).tolist() == [False, False, True, True]
+    assert value_at(lambda v: ops.cast(v, "bool"), np.array([0.0, -0.0, nan, 0.1])).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_integers_wrap() -> None:
@@ -566,9 +683,15 @@ def test_integers_wrap() -> None:
     assert value_at(lambda v: ops.cast(v, "i8"), np.array([128, 255, -129], np.int32)).tolist() == [-128, -1, 127]
     assert value_at(lambda v: ops.cast(v, "u4"), np.array([16, -1, 9], np.int32)).astype(int).tolist() == [0, 15, 9]
     assert value_at(lambda v: ops.sum(v), np.full(3, 2**31 - 1, np.int32)) == 3 * (2**31 - 1)
-    assert value_at(lambda a, b: ops.floordiv(a, b), np.array([7, -7, 5], np.int32), np.array([2, 2, 0], np.int32)).tolist() == [3, -4, 0]
-    assert value_at(lambda a, b: ops.mod(a, b), np.array([7, -7, 5], np.int32), np.array([-2, 2, 0], np.int32)).tolist() == [-1, 1, 0]
-    assert value_at(lambda a, b: ops.pow(a, b), np.array([2, -1, 3, 1], np.int32), np.array([5, -3, -1, -2], np.int32)).tolist() == [32, -1, 0, 1]
+    assert value_at(
+        lambda a, b: ops.floordiv(a, b), np.array([7, -7, 5], np.int32), np.array([2, 2, 0], np.int32)
+    ).tolist() == [3, -4, 0]
+    assert value_at(
+        lambda a, b: ops.mod(a, b), np.array([7, -7, 5], np.int32), np.array([-2, 2, 0], np.int32)
+    ).tolist() == [-1, 1, 0]
+    assert value_at(
+        lambda a, b: ops.pow(a, b), np.array([2, -1, 3, 1], np.int32), np.array([5, -3, -1, -2], np.int32)
+    ).tolist() == [32, -1, 0, 1]
 
 
 @pytest.mark.parametrize("name", ["floordiv", "mod"])
@@ -593,7 +716,7 @@ def test_index_out_of_range_names_the_place() -> None:
 
 def test_wrt_is_checked() -> None:
     graph = trace(lambda x, y: x * y, x="f32[3]", y="f32[3]")
-    with pytest.raises(InvalidProblem, match="'z'.*x, y"):
+    with pytest.raises(InvalidProblem, match=r"'z'.*x, y"):
         differentiate(graph, ["z"])
     with pytest.raises(InvalidProblem, match="twice"):
         differentiate(graph, ["x", "x"])
@@ -616,7 +739,9 @@ def test_not_differentiable_names_the_op() -> None:
         differentiate(trace(lambda x: ops.gt(x, 0.0), x="f32[3]"), ["x"])
     with pytest.raises(NotDifferentiable, match=r"depends on 'y'"):
         differentiate(trace(lambda x, y: x * 2.0, x="f32[3]", y="f32[3]"), ["y"])
-    assert differentiate(trace(lambda x, y: ops.cast(ops.argmax(y, 1), "f32") * x, x="f32[3]", y="f32[3,4]"), ["x"])  # argmax is on no wanted path
+    assert differentiate(
+        trace(lambda x, y: ops.cast(ops.argmax(y, 1), "f32") * x, x="f32[3]", y="f32[3,4]"), ["x"]
+    )  # argmax is on no wanted path
 
 
 def test_unused_gives_zeros() -> None:
@@ -634,7 +759,7 @@ def test_integer_values_pass_the_gradient_straight_through(compute: str, tangent
     """q: i8 -> gather -> where -> cast: movement and casts of ints pass it on, in f32 or f64 (contracts 4)."""
 
     def fn(q: Any, i: Any, m: Any, s: Any) -> Any:
-        rows = ops.where(m, ops.reshape(ops.transpose(ops.gather(q, i), (1, 0)), (3, 4)), ops.cast(0, "i8") if False else ops.constant(value=(0,), dtype="i8", shape=()))
+        rows = ops.where(m, ops.reshape(ops.transpose(ops.gather(q, i), (1, 0)), (3, 4)), 0)
         return ops.cast(rows, compute) * s
 
     graph = trace(fn, q="i8[5,3]", i="i64[4]", m="bool[3,4]", s=f"{compute}[]")
@@ -669,8 +794,10 @@ def test_cast_passes_the_gradient_in_the_operands_dtype() -> None:
             if source == target:
                 continue
             both = differentiate(trace(lambda x, target=target: ops.cast(x, target), x=f"{source}[3]"), ["x"])
-            got = interp.run(both, {"x": np.ones(3, DTYPES[source].np), "d.y": np.array([1, 2, -3], DTYPES[target].np)} if "x" in both.input_names else {})
+            got = interp.run(
+                both,
+                {"x": np.ones(3, DTYPES[source].np), "d.y": np.array([1, 2, -3], DTYPES[target].np)}
+                if "x" in both.input_names
+                else {},
+            )
             assert got["d.x"].dtype == DTYPES[source].np and got["d.x"].astype(float).tolist() == [1, 2, -3]
-
-
-_ = (converted, oracles)

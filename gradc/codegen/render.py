@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
-from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Step, Stmt, alternatives
-from ..ir.types import DTYPES, F32, F64, DType, Type
+from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Stmt, alternatives
+from ..ir.types import F32, F64, DType, Type
 from ..passes.cost import Combine, combines
 from .expr import Scribe, carrier, stored, variable
 from .index import flatten, index, size
@@ -151,7 +151,7 @@ class _Writer:
         kept = [a for a in k.rows if self.order == "regular" and a[0] in self.parts[k.order].kept]
         rest = [a for a in k.rows if a not in kept]
         private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
-        passes = [self.one_pass(p) for p in k.passes]
+        passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
         checks = any(s.op == "check" for s in k.body)
         plain = not k.accums and len(k.passes) == 1 and not passes[0]["reductions"] and len(k.cols) == 1
         only = all(s.op == "accum" and self.how[s.buffer] == "segmented" for s in k.body if not s.name)
@@ -214,9 +214,27 @@ class _Writer:
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def one_pass(self, p: Pass) -> dict[str, Any]:
+    def reloaded(self, p: Pass, number: int) -> list[Stmt]:
+        """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""
+        stored_at = {}
+        for earlier in self.k.passes[:number]:
+            stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
+        needed = {u for s in p.roots for u in s.uses}
+        out: list[Stmt] = []
+        for s in reversed(p.body):
+            if s.name not in needed:
+                continue
+            if s.name in stored_at and s.op != "load":
+                kept = stored_at[s.name]
+                out.append(replace(s, op="load", args=(), buffer=kept.buffer, index=kept.index, where="", attrs=()))
+            else:
+                needed.update(s.uses)
+                out.append(s)
+        return out[::-1]
+
+    def one_pass(self, p: Pass, number: int) -> dict[str, Any]:
         columns = bool(p.roots)
-        body, reductions, simd = [self.scribe.value(s) for s in p.body], [], True
+        body, reductions, simd = [self.scribe.value(s) for s in self.reloaded(p, number)], [], True
         clauses: dict[str, list[str]] = {}
         innermost = self.k.cols[-1][0] if self.k.cols else "one"
         for s in p.roots:
@@ -298,13 +316,7 @@ class _Writer:
         if how == "segmented":
             at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))
             target = f"a{number}[{at}]"
-            return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"] if not self.is_tail(s) else [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
+            return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
         at = index(flatten(s.index, self.types[s.buffer].shape))
         base = f"p{number}" if how == "privatized" else s.buffer
         return [f"{guard}{base}[{at}] += {value};"]
-
-    def is_tail(self, s: Stmt) -> bool:
-        return self.parts[s.buffer].tail
-
-
-_ = (DTYPES, Step)

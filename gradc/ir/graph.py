@@ -66,7 +66,7 @@ class Graph:
         for output, _ in self.outputs:
             check_name(output)
         known = set(self.inputs)
-        for node in self.nodes:
+        for node in topological(node for _, node in self.outputs):
             if node.op.name == "input" and node not in known:
                 raise TypeRuleError(f"graph {self.name}: {node!r} is used but is not an input of the graph")
 

@@ -323,7 +323,7 @@ class Buffer:
     """Memory of a type.
 
     :param kind: ``input``, ``output``, ``temp`` or ``const``.  :param alias: the buffer whose bytes these are (reshape).
-    :param value: the elements of a const, in row-major order.
+    :param value: the elements of a const, in row-major order.  :param slot: the part of the workspace a temp lies in; plan_buffers fills it in.
     """
 
     name: str
@@ -331,6 +331,7 @@ class Buffer:
     kind: str = "temp"
     alias: str = ""
     value: tuple[int | float | bool, ...] = ()
+    slot: int = -1
 
 
 @dataclass(frozen=True)

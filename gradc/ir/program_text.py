@@ -30,7 +30,7 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
 
     file      ::= ["gradc-ir 1" LINE] program
     program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
-    buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] LINE
+    buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] ["slot" INT] LINE
                 | "const" name ":" type ["of" name] "=" "[" [attribute ("," attribute)*] "]" LINE
     step      ::= kernel | call | select
     kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"] ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
@@ -141,7 +141,7 @@ def print_step(step: Step) -> str:
 def format_buffer(b: Buffer) -> str:
     """One buffer's line."""
     value = f" = {format_value(b.value, exact=True)}" if b.kind == "const" else ""
-    return f"{b.kind} {b.name}: {b.type}{f' of {b.alias}' if b.alias else ''}{value}"
+    return f"{b.kind} {b.name}: {b.type}{f' of {b.alias}' if b.alias else ''}{f' slot {b.slot}' if b.slot >= 0 else ''}{value}"
 
 
 def print_program(program: Program) -> str:
@@ -234,6 +234,13 @@ def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
     alias = reader.name("the buffer it is an alias of") if reader.maybe("of") else ""
     if alias and alias not in known:
         raise reader.fail(f"{name} is an alias of {alias}, which is not defined above it", reader.at - len(alias), reader.at)
+    slot = -1
+    if reader.maybe("slot"):
+        reader.at_end()
+        start, number = reader.at, reader.value()
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise reader.fail("a slot is a number", start, reader.at)
+        slot = number
     value: Any = ()
     if kind == "const":
         reader.expect("=")
@@ -242,7 +249,7 @@ def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
         if not isinstance(value, tuple) or not all(isinstance(v, bool | int | float) for v in value):
             raise reader.fail("a constant's elements are a list of numbers", start, reader.at)
     reader.finish()
-    buffer = known[name] = Buffer(name, type_, kind, alias, value)
+    buffer = known[name] = Buffer(name, type_, kind, alias, value, slot)
     return buffer
 
 

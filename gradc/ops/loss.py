@@ -11,10 +11,11 @@ from ..ir.dims import Size, product, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.types import I64, DType, Type
+from .blocks import text_of
 from .indexing import INDEX_DTYPES, gather, take_along_axis
 from .pointwise import eq, log, ne, where
 from .reduce import _count, _shifted, softmax, sum
-from .rules import along, alike, converted, floating, full, keeping, reshaped, spread, without, zeros_like
+from .rules import alike, along, converted, floating, full, keeping, reshaped, spread, without, zeros_like
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -29,7 +30,15 @@ def _same_shape(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
     return len(a) == len(b) and all(same(n, m) for n, m in zip(a, b, strict=True))
 
 
-def _cross_entropy(input: Type, target: Type, weight: Type | None = None, *, ignore_index: int = -100, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> Any:
+def _cross_entropy(
+    input: Type,
+    target: Type,
+    weight: Type | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
     if floating(input).rank == 0:
         raise TypeRuleError("the input has no class axis: [C], [N,C] or [N,C,d1...]")
     axis = _class_axis(input)
@@ -41,9 +50,13 @@ def _cross_entropy(input: Type, target: Type, weight: Type | None = None, *, ign
         if ignore_index >= 0:
             raise TypeRuleError(f"ignore_index={ignore_index} with a target of probabilities; it is for class indices")
     elif target.dtype.name not in INDEX_DTYPES:
-        raise TypeRuleError(f"the target is {target.dtype}; class indices may be {' '.join(INDEX_DTYPES)}, probabilities {input.dtype}")
+        raise TypeRuleError(
+            f"the target is {target.dtype}; class indices may be {' '.join(INDEX_DTYPES)}, probabilities {input.dtype}"
+        )
     elif not _same_shape(target.shape, positions):
-        raise TypeRuleError(f"class indices of shape [{','.join(map(str, target.shape))}] for {input}: [{','.join(map(str, positions))}] is needed")
+        raise TypeRuleError(
+            f"class indices of shape {text_of(target.shape)} for {input}: {text_of(positions)} is needed"
+        )
     if weight is not None and (weight.dtype is not input.dtype or not _same_shape(weight.shape, (classes,))):
         raise TypeRuleError(f"weight {weight} for {input}: {input.dtype}[{classes}] is needed")
     if not 0.0 <= label_smoothing <= 1.0:
@@ -199,7 +212,7 @@ class _Entropy:
 
     @cached_property
     def loss(self) -> Node:
-        return _reduced(self.each, self.reduction, self.norm) if self.reduction == "mean" else _reduced(self.each, self.reduction)
+        return _reduced(self.each, self.reduction, self.norm if self.reduction == "mean" else None)
 
     def cotangent(self, g: Node) -> Node:
         """What reaches each position's loss."""
@@ -225,7 +238,9 @@ def _cross_entropy_value(input: Node, target: Node, weight: Node | None = None, 
     return converted(_Entropy(input, target, weight, **attrs).loss, input.dtype)
 
 
-def _cross_entropy_vjp(g: Node, y: Node, input: Node, target: Node, weight: Node | None = None, **attrs: Any) -> tuple[Any, ...]:
+def _cross_entropy_vjp(
+    g: Node, y: Node, input: Node, target: Node, weight: Node | None = None, **attrs: Any
+) -> tuple[Any, ...]:
     # d(-sum_c a_c log p_c)/dx = mass p - a, with mass = sum_c a_c
     e = _Entropy(input, target, weight, **attrs)
     each = e.over_classes(e.cotangent(g))
@@ -261,21 +276,49 @@ def _weight_gradient(e: _Entropy, each: Node) -> Node:
 
 
 _CLASS = ("normal", "index:5", "positive")
-cross_entropy = Composite("cross_entropy", infer=_cross_entropy, decompose=_cross_entropy_value, vjp=_cross_entropy_vjp,
+cross_entropy = Composite(
+    "cross_entropy",
+    infer=_cross_entropy,
+    decompose=_cross_entropy_value,
+    vjp=_cross_entropy_vjp,
     samples=(
-        Sample(("F[N,5]", "i64[N]"), draw=_CLASS), Sample(("F[5]", "i64[]"), draw=_CLASS), Sample(("F[N,5]", "i32[N]", "F[5]"), {"reduction": "sum", "ignore_index": 2}, draw=_CLASS),
-        Sample(("F[2,5,N]", "i64[2,N]", "F[5]"), {"label_smoothing": 0.1, "ignore_index": 1}, draw=_CLASS, dims={"N": 6}), Sample(("F[2,5,3,N]", "u8[2,3,N]"), {"reduction": "none"}, draw=_CLASS),
-        Sample(("F[N,5]", "i8[N]"), {"reduction": "none", "label_smoothing": 0.3, "ignore_index": 0}, draw=_CLASS), Sample(("F[3,N]", "i64[3]"), {"label_smoothing": 0.2}, draw=("normal", "index:N"), dims={"N": 6}),
-        Sample(("F[N,5]", "F[N,5]"), draw=("normal", "unit")), Sample(("F[5]", "F[5]", "F[5]"), {"reduction": "sum"}, draw=("normal", "unit", "positive")),
-        Sample(("F[2,5,N]", "F[2,5,N]", "F[5]"), {"label_smoothing": 0.1, "reduction": "none"}, draw=("normal", "unit", "positive")), Sample(("F[2,5,N]", "F[2,5,N]"), {"label_smoothing": 0.4}, draw=("normal", "unit")),
+        Sample(("F[N,5]", "i64[N]"), draw=_CLASS),
+        Sample(("F[5]", "i64[]"), draw=_CLASS),
+        Sample(("F[N,5]", "i32[N]", "F[5]"), {"reduction": "sum", "ignore_index": 2}, draw=_CLASS),
+        Sample(
+            ("F[2,5,N]", "i64[2,N]", "F[5]"), {"label_smoothing": 0.1, "ignore_index": 1}, draw=_CLASS, dims={"N": 6}
+        ),
+        Sample(("F[2,5,3,N]", "u8[2,3,N]"), {"reduction": "none"}, draw=_CLASS),
+        Sample(("F[N,5]", "i8[N]"), {"reduction": "none", "label_smoothing": 0.3, "ignore_index": 0}, draw=_CLASS),
+        Sample(("F[3,N]", "i64[3]"), {"label_smoothing": 0.2}, draw=("normal", "index:N"), dims={"N": 6}),
+        Sample(("F[N,5]", "F[N,5]"), draw=("normal", "unit")),
+        Sample(("F[5]", "F[5]", "F[5]"), {"reduction": "sum"}, draw=("normal", "unit", "positive")),
+        Sample(
+            ("F[2,5,N]", "F[2,5,N]", "F[5]"),
+            {"label_smoothing": 0.1, "reduction": "none"},
+            draw=("normal", "unit", "positive"),
+        ),
+        Sample(("F[2,5,N]", "F[2,5,N]"), {"label_smoothing": 0.4}, draw=("normal", "unit")),
     ),
-    bad=(BadSample(("f32[]", "i64[]"), match="no class axis"), BadSample(("f32[4,5]", "i64[5]"), match="class indices of shape [5] for f32[4,5]: [4] is needed"), BadSample(("f32[4,5]", "f32[4]"), match="shapes differ"),
-         BadSample(("f32[4,5]", "f64[4,5]"), match="dtypes differ"), BadSample(("f32[4,5]", "bool[4]"), match="the target is bool"), BadSample(("f32[4,5]", "i64[4]", "f32[4]"), match="weight f32[4] for f32[4,5]: f32[5]"),
-         BadSample(("f32[4,5]", "i64[4]"), {"label_smoothing": 1.5}, match="label_smoothing=1.5"), BadSample(("f32[4,5]", "i64[4]"), {"reduction": "max"}, match="reduction='max'"),
-         BadSample(("f32[4,5]", "f32[4,5]"), {"ignore_index": 1}, match="ignore_index=1 with a target of probabilities"), BadSample(("f32[4,0]", "i64[4]"), match="0 classes"), BadSample(("i32[4,5]", "i64[4]"), match="i32 is no float")),
-    doc="-log softmax(input) at the target: class indices [N, d1...] or probabilities of the input's shape, the classes on axis 1 (0 of rank 1); positions with ignore_index "
-    "have no loss and no gradient and are not counted by mean; an index outside the classes is an error",
-    source="torch.nn.functional.cross_entropy; label smoothing: Szegedy et al. 2016")  # fmt: skip
+    bad=(
+        BadSample(("f32[]", "i64[]"), match="no class axis"),
+        BadSample(("f32[4,5]", "i64[5]"), match="class indices of shape [5] for f32[4,5]: [4] is needed"),
+        BadSample(("f32[4,5]", "f32[4]"), match="shapes differ"),
+        BadSample(("f32[4,5]", "f64[4,5]"), match="dtypes differ"),
+        BadSample(("f32[4,5]", "bool[4]"), match="the target is bool"),
+        BadSample(("f32[4,5]", "i64[4]", "f32[4]"), match="weight f32[4] for f32[4,5]: f32[5]"),
+        BadSample(("f32[4,5]", "i64[4]"), {"label_smoothing": 1.5}, match="label_smoothing=1.5"),
+        BadSample(("f32[4,5]", "i64[4]"), {"reduction": "max"}, match="reduction='max'"),
+        BadSample(("f32[4,5]", "f32[4,5]"), {"ignore_index": 1}, match="ignore_index=1 with a target of probabilities"),
+        BadSample(("f32[4,0]", "i64[4]"), match="0 classes"),
+        BadSample(("i32[4,5]", "i64[4]"), match="i32 is no float"),
+    ),
+    doc="-log softmax(input) at the target: class indices [N, d1...] or probabilities of the "
+    "input's shape, the classes on axis 1 (0 of rank 1); positions "
+    "with ignore_index have no loss and no gradient and are not counted by "
+    "mean; an index outside the classes is an error",
+    source="torch.nn.functional.cross_entropy; label smoothing: Szegedy et al. 2016",
+)
 
 # -- mse_loss ----------------------------------------------------------------------------------------------------------
 
@@ -303,7 +346,25 @@ def _mse_vjp(g: Node, y: Node, input: Node, target: Node, *, reduction: str) -> 
     return converted(dx, input.dtype), converted(-dx, input.dtype)
 
 
-mse_loss = Composite("mse_loss", infer=_mse_loss, decompose=_mse_value, vjp=_mse_vjp, broadcast=True,
-    samples=(Sample(("F[N,4]", "F[N,4]")), Sample(("F[]", "F[]")), Sample(("F[N,4]", "F[4]"), {"reduction": "sum"}), Sample(("F[2,1,N]", "F[3,N]"), {"reduction": "none"}), Sample(("F[2,3,N,2]", "F[2,3,N,2]"))),
-    bad=(BadSample(("f32[3]", "f32[4]"), match="do not broadcast: 3 and 4"), BadSample(("f32[3]", "f64[3]"), match="dtypes differ"), BadSample(("i32[3]", "i32[3]"), match="i32 is no float"), BadSample(("f32[3]", "f32[3]"), {"reduction": "max"}, match="reduction='max'")),
-    doc="(input - target)^2, its mean, or its sum", source="torch.nn.functional.mse_loss")  # fmt: skip
+mse_loss = Composite(
+    "mse_loss",
+    infer=_mse_loss,
+    decompose=_mse_value,
+    vjp=_mse_vjp,
+    broadcast=True,
+    samples=(
+        Sample(("F[N,4]", "F[N,4]")),
+        Sample(("F[]", "F[]")),
+        Sample(("F[N,4]", "F[4]"), {"reduction": "sum"}),
+        Sample(("F[2,1,N]", "F[3,N]"), {"reduction": "none"}),
+        Sample(("F[2,3,N,2]", "F[2,3,N,2]")),
+    ),
+    bad=(
+        BadSample(("f32[3]", "f32[4]"), match="do not broadcast: 3 and 4"),
+        BadSample(("f32[3]", "f64[3]"), match="dtypes differ"),
+        BadSample(("i32[3]", "i32[3]"), match="i32 is no float"),
+        BadSample(("f32[3]", "f32[3]"), {"reduction": "max"}, match="reduction='max'"),
+    ),
+    doc="(input - target)^2, its mean, or its sum",
+    source="torch.nn.functional.mse_loss",
+)

@@ -21,7 +21,11 @@ SizeLike = int | Dim
 def _trailing(input: Type, normalized_shape: Any, **parameters: Type | None) -> tuple[Size, ...]:
     """The trailing sizes as a tuple; input and parameters end in them."""
     sizes: tuple[Size, ...] = normalized_shape if isinstance(normalized_shape, tuple) else (normalized_shape,)
-    if not sizes or len(sizes) > input.rank or not all(same(n, m) for n, m in zip(input.shape[input.rank - len(sizes) :], sizes, strict=True)):
+    if (
+        not sizes
+        or len(sizes) > input.rank
+        or not all(same(n, m) for n, m in zip(input.shape[input.rank - len(sizes) :], sizes, strict=True))
+    ):
         raise TypeRuleError(f"normalized_shape {list(sizes)} is not how {floating(input)} ends")
     for name, parameter in parameters.items():
         if parameter is None:
@@ -50,8 +54,18 @@ def _scaled(xhat: Node, weight: Node | None) -> Node:
 # -- layer_norm --------------------------------------------------------------------------------------------------------
 
 
-def _layer_norm(input: Type, weight: Type | None = None, bias: Type | None = None, *, normalized_shape: int | Dim | tuple[SizeLike, ...], eps: float = 1e-5) -> Any:
-    return floating(input), {"normalized_shape": _trailing(input, normalized_shape, weight=weight, bias=bias), "eps": eps}
+def _layer_norm(
+    input: Type,
+    weight: Type | None = None,
+    bias: Type | None = None,
+    *,
+    normalized_shape: int | Dim | tuple[SizeLike, ...],
+    eps: float = 1e-5,
+) -> Any:
+    return floating(input), {
+        "normalized_shape": _trailing(input, normalized_shape, weight=weight, bias=bias),
+        "eps": eps,
+    }
 
 
 def _centred_rows(input: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node]:
@@ -63,13 +77,24 @@ def _centred_rows(input: Node, axes: tuple[int, ...], eps: float) -> tuple[Node,
     return centred * along(rstd, wide.shape, axes), rstd
 
 
-def _layer_norm_value(input: Node, weight: Node | None = None, bias: Node | None = None, *, normalized_shape: tuple[Size, ...], eps: float) -> Node:
+def _layer_norm_value(
+    input: Node, weight: Node | None = None, bias: Node | None = None, *, normalized_shape: tuple[Size, ...], eps: float
+) -> Node:
     xhat, _ = _centred_rows(input, _axes(input, normalized_shape), eps)
     y = _scaled(xhat, weight)
     return converted(y if bias is None else y + spread(converted(bias, y.dtype), y.shape), input.dtype)
 
 
-def _layer_norm_vjp(g: Node, y: Node, input: Node, weight: Node | None = None, bias: Node | None = None, *, normalized_shape: tuple[Size, ...], eps: float) -> tuple[Node, ...]:
+def _layer_norm_vjp(
+    g: Node,
+    y: Node,
+    input: Node,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    *,
+    normalized_shape: tuple[Size, ...],
+    eps: float,
+) -> tuple[Node, ...]:
     # dx = rstd (h - mean(h) - xhat mean(h xhat)) with h = g w
     axes = _axes(input, normalized_shape)
     xhat, rstd = _centred_rows(input, axes, eps)
@@ -84,23 +109,50 @@ def _layer_norm_vjp(g: Node, y: Node, input: Node, weight: Node | None = None, b
     return tuple(gradients)
 
 
-layer_norm = Composite("layer_norm", infer=_layer_norm, decompose=_layer_norm_value, vjp=_layer_norm_vjp, order=("input", "normalized_shape", "weight", "bias", "eps"),
+layer_norm = Composite(
+    "layer_norm",
+    infer=_layer_norm,
+    decompose=_layer_norm_value,
+    vjp=_layer_norm_vjp,
+    order=("input", "normalized_shape", "weight", "bias", "eps"),
     samples=(
-        Sample(("F[N,5]", "F[5]", "F[5]"), {"normalized_shape": (5,)}), Sample(("F[5]",), {"normalized_shape": 5}), Sample(("F[2,N,5]", "F[5]"), {"normalized_shape": (5,), "eps": 0.1}),
-        Sample(("F[N,3,4]", "F[3,4]", "F[3,4]"), {"normalized_shape": (3, 4)}), Sample(("F[2,3,N,4]", "F[3,N,4]", "F[3,N,4]"), {"normalized_shape": (3, "N", 4)}, dims={"N": 5}), Sample(("F[3,N]",), {"normalized_shape": ("N",)}, dims={"N": 6}),
+        Sample(("F[N,5]", "F[5]", "F[5]"), {"normalized_shape": (5,)}),
+        Sample(("F[5]",), {"normalized_shape": 5}),
+        Sample(("F[2,N,5]", "F[5]"), {"normalized_shape": (5,), "eps": 0.1}),
+        Sample(("F[N,3,4]", "F[3,4]", "F[3,4]"), {"normalized_shape": (3, 4)}),
+        Sample(("F[2,3,N,4]", "F[3,N,4]", "F[3,N,4]"), {"normalized_shape": (3, "N", 4)}, dims={"N": 5}),
+        Sample(("F[3,N]",), {"normalized_shape": ("N",)}, dims={"N": 6}),
     ),
-    bad=(BadSample(("f32[2,3]",), {"normalized_shape": (2,)}, match="normalized_shape [2] is not how f32[2,3] ends"), BadSample(("f32[3]",), {"normalized_shape": ()}, match="normalized_shape []"),
-         BadSample(("f32[3]",), {"normalized_shape": (2, 3)}, match="is not how"), BadSample(("f32[2,3]", "f32[2]"), {"normalized_shape": (3,)}, match="weight f32[2] for normalized_shape [3]"),
-         BadSample(("f32[2,3]", "f32[3]", "f64[3]"), {"normalized_shape": (3,)}, match="dtypes differ: f32 and bias f64"), BadSample(("i32[2,3]",), {"normalized_shape": (3,)}, match="i32 is no float")),
-    doc="(x - mean) / sqrt(variance + eps) over the trailing normalized_shape, times weight plus bias; statistics in f32 for 16-bit types; a bias needs a weight",
-    source="Ba et al. 2016; torch.nn.functional.layer_norm")  # fmt: skip
+    bad=(
+        BadSample(("f32[2,3]",), {"normalized_shape": (2,)}, match="normalized_shape [2] is not how f32[2,3] ends"),
+        BadSample(("f32[3]",), {"normalized_shape": ()}, match="normalized_shape []"),
+        BadSample(("f32[3]",), {"normalized_shape": (2, 3)}, match="is not how"),
+        BadSample(("f32[2,3]", "f32[2]"), {"normalized_shape": (3,)}, match="weight f32[2] for normalized_shape [3]"),
+        BadSample(
+            ("f32[2,3]", "f32[3]", "f64[3]"), {"normalized_shape": (3,)}, match="dtypes differ: f32 and bias f64"
+        ),
+        BadSample(("i32[2,3]",), {"normalized_shape": (3,)}, match="i32 is no float"),
+    ),
+    doc="(x - mean) / sqrt(variance + eps) over the trailing normalized_shape, times weight plus bias; "
+    "statistics in f32 for 16-bit types; a bias needs a weight",
+    source="Ba et al. 2016; torch.nn.functional.layer_norm",
+)
 
 # -- rms_norm ----------------------------------------------------------------------------------------------------------
 
 
-def _rms_norm(input: Type, weight: Type | None = None, *, normalized_shape: int | Dim | tuple[SizeLike, ...], eps: float | None = None) -> Any:
+def _rms_norm(
+    input: Type,
+    weight: Type | None = None,
+    *,
+    normalized_shape: int | Dim | tuple[SizeLike, ...],
+    eps: float | None = None,
+) -> Any:
     sizes = _trailing(input, normalized_shape, weight=weight)
-    return floating(input), {"normalized_shape": sizes, "eps": float(np.finfo(input.dtype.compute.np).eps) if eps is None else eps}
+    return floating(input), {
+        "normalized_shape": sizes,
+        "eps": float(np.finfo(input.dtype.compute.np).eps) if eps is None else eps,
+    }
 
 
 def _scaled_rows(input: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node]:
@@ -115,7 +167,9 @@ def _rms_norm_value(input: Node, weight: Node | None = None, *, normalized_shape
     return converted(_scaled(xhat, weight), input.dtype)
 
 
-def _rms_norm_vjp(g: Node, y: Node, input: Node, weight: Node | None = None, *, normalized_shape: tuple[Size, ...], eps: float) -> tuple[Node, ...]:
+def _rms_norm_vjp(
+    g: Node, y: Node, input: Node, weight: Node | None = None, *, normalized_shape: tuple[Size, ...], eps: float
+) -> tuple[Node, ...]:
     # dx = rstd (h - xhat mean(h xhat)) with h = g w
     axes = _axes(input, normalized_shape)
     xhat, rstd = _scaled_rows(input, axes, eps)
@@ -126,12 +180,27 @@ def _rms_norm_vjp(g: Node, y: Node, input: Node, weight: Node | None = None, *, 
     return (dx,) if weight is None else (dx, _lead(g * xhat, weight))
 
 
-rms_norm = Composite("rms_norm", infer=_rms_norm, decompose=_rms_norm_value, vjp=_rms_norm_vjp, order=("input", "normalized_shape", "weight", "eps"),
+rms_norm = Composite(
+    "rms_norm",
+    infer=_rms_norm,
+    decompose=_rms_norm_value,
+    vjp=_rms_norm_vjp,
+    order=("input", "normalized_shape", "weight", "eps"),
     samples=(
-        Sample(("F[N,5]", "F[5]"), {"normalized_shape": (5,)}), Sample(("F[5]",), {"normalized_shape": 5}), Sample(("F[2,N,5]", "F[5]"), {"normalized_shape": (5,), "eps": 0.1}),
-        Sample(("F[N,3,4]", "F[3,4]"), {"normalized_shape": (3, 4)}), Sample(("F[2,3,N,4]", "F[3,N,4]"), {"normalized_shape": (3, "N", 4), "eps": 1e-6}, dims={"N": 5}), Sample(("F[3,N]",), {"normalized_shape": ("N",)}, dims={"N": 6}),
+        Sample(("F[N,5]", "F[5]"), {"normalized_shape": (5,)}),
+        Sample(("F[5]",), {"normalized_shape": 5}),
+        Sample(("F[2,N,5]", "F[5]"), {"normalized_shape": (5,), "eps": 0.1}),
+        Sample(("F[N,3,4]", "F[3,4]"), {"normalized_shape": (3, 4)}),
+        Sample(("F[2,3,N,4]", "F[3,N,4]"), {"normalized_shape": (3, "N", 4), "eps": 1e-6}, dims={"N": 5}),
+        Sample(("F[3,N]",), {"normalized_shape": ("N",)}, dims={"N": 6}),
     ),
-    bad=(BadSample(("f32[2,3]",), {"normalized_shape": (2,)}, match="normalized_shape [2] is not how f32[2,3] ends"), BadSample(("f32[2,3]", "f32[2]"), {"normalized_shape": (3,)}, match="weight f32[2]"),
-         BadSample(("i32[2,3]",), {"normalized_shape": (3,)}, match="i32 is no float"), BadSample(("f32[2,3]",), {"normalized_shape": (3,), "eps": "small"}, match="eps='small'")),
-    doc="x / sqrt(mean(x^2) + eps) over the trailing normalized_shape, times weight; without eps, the epsilon of the dtype it is computed in",
-    source="Zhang and Sennrich 2019; torch.nn.functional.rms_norm")  # fmt: skip
+    bad=(
+        BadSample(("f32[2,3]",), {"normalized_shape": (2,)}, match="normalized_shape [2] is not how f32[2,3] ends"),
+        BadSample(("f32[2,3]", "f32[2]"), {"normalized_shape": (3,)}, match="weight f32[2]"),
+        BadSample(("i32[2,3]",), {"normalized_shape": (3,)}, match="i32 is no float"),
+        BadSample(("f32[2,3]",), {"normalized_shape": (3,), "eps": "small"}, match="eps='small'"),
+    ),
+    doc="x / sqrt(mean(x^2) + eps) over the trailing normalized_shape, times weight; without eps, "
+    "the epsilon of the dtype it is computed in",
+    source="Zhang and Sennrich 2019; torch.nn.functional.rms_norm",
+)

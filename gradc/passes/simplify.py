@@ -119,15 +119,16 @@ def _unit_sum(node: Node) -> Node | None:
 def simplify(graph: Graph, *, numerics: str = "real") -> Graph:
     """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict"."""
     rules = BITS + (REAL if numerics != "strict" else [])
+    structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         current = node if operands == node.operands else again(node, operands)
         for _ in range(20):
             new = apply_rules(rules, current)
-            moved = _moved(new) or _unit_sum(new) or (_summed_broadcast(new) if numerics != "strict" else None)
-            if moved is None and new is current:
+            moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)
+            if moved is current:
                 return current
-            current = moved if moved is not None else new
+            current = moved
         return current
 
     return graph.rewrite(rule)

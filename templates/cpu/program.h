@@ -32,7 +32,7 @@ static inline __attribute__((unused)) i64 gradc_chunk_private(i64 rows, i64 cols
 /* Stable counting sort of rows by key in [0, keys]; key == keys is nowhere and comes last.
  * start[k] is the first position of key k, start[keys] the number of rows that go somewhere. */
 static __attribute__((unused)) void gradc_sort(const i32 *key, i64 rows, i64 keys, i32 *start, i32 *perm) {
-  __builtin_memset(start, 0, sizeof(i32) * (size_t)(keys + 2));
+  __builtin_memset(start, 0, sizeof(i32) * (unsigned long)(keys + 2));
   for (i64 r = 0; r < rows; r++) start[key[r] + 1]++;
   for (i64 k = 0; k < keys + 1; k++) start[k + 1] += start[k];
   for (i64 r = 0; r < rows; r++) perm[start[key[r]]++] = (i32)r;

@@ -1,0 +1,267 @@
+"""compile(): the compiler on one page."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradc.ops as ops
+
+from . import knobs
+from .autodiff import differentiate
+from .errors import IRFormatError, InvalidProblem, Unsupported
+from .ir.graph import Graph
+from .ir.kernel import Program
+from .ir.program_text import parse_program
+from .ir.text import load as load_graph
+from .ir.text import parse as parse_graph
+from .module import Module
+from .passes.choose_reduction import choose_reduction
+from .passes.decompose import decompose
+from .passes.fold import fold
+from .passes.manager import Pipeline
+from .passes.partition import Partition, Residual, partition
+from .passes.plan_buffers import plan_buffers
+from .passes.schedule import schedule
+from .passes.sink_dequant import prepare, sink_dequant
+from .passes.simplify import simplify
+from .passes.widen import widen
+from .trace import trace
+
+VERSION = "0.1.0"
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": ()}
+
+
+def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
+    """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
+    graph = pipeline.start("forward", graph)
+    graph = pipeline.run(prepare, graph, numerics=options["numerics"])
+    joint = pipeline.keep("joint", graph, lambda: differentiate(graph, wrt, unused=options["unused"])) if wrt else graph
+    joint = optimise(joint, options, pipeline)
+    return partition(joint, graph.output_names, save=options["save"], dims=options["dims"]) if wrt else Partition(joint, joint, ())
+
+
+def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
+    """The Graph -> Graph passes, in order."""
+    numerics = options["numerics"]
+    graph = pipeline.run(decompose, graph)
+    graph = pipeline.run(widen, graph)
+    graph = pipeline.run(simplify, graph, numerics=numerics)
+    graph = pipeline.run(fold, graph)
+    graph = pipeline.run(sink_dequant, graph, numerics=numerics)
+    return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
+
+
+def kernels(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline, what: str) -> Program:
+    """Graph -> Program, ready to render."""
+    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"]))
+    program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"]))
+    return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
+
+
+def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), target: str | None = None, **options: Any) -> Module:
+    """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
+
+    :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
+    :param target: ``"cpu"`` or ``"numpy"``; None takes the best there is.
+    :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
+    :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
+    :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
+    :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice.
+    :param donate: inputs whose memory outputs may take.
+    :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
+    """
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join(DEFAULTS)}")
+    if not isinstance(graph, Graph):
+        graph = getattr(graph, "graph", None) or trace(graph)
+    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros"))):
+        if option in options and options[option] not in known:
+            raise InvalidProblem(f"{option}={options[option]!r}; there are {', '.join(known)}")
+    target = target or "cpu"
+    if target not in ("cpu", "numpy"):
+        raise Unsupported(f"the target {target!r}; there are cpu and numpy, cuda is to come")
+    settings = {**DEFAULTS, **options}
+    names = expand(graph, [wrt] if isinstance(wrt, str) else wrt)
+    return cached(graph, names, target, settings)
+
+
+def expand(graph: Graph, wrt: Sequence[str]) -> list[str]:
+    """Names of inputs; ``params`` stands for ``params.l1.w``, ``params.l1.b``..."""
+    out: list[str] = []
+    for name in wrt:
+        below = [n for n in graph.input_names if n.startswith(name + ".")]
+        out += [name] if name in graph.input_names or not below else below
+    return out
+
+
+def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
+    """Run every pass."""
+    pipeline = Pipeline()
+    parts = lower(graph, wrt, options, pipeline)
+    programs = {"forward": kernels(parts.forward, options, pipeline, "forward")}
+    if wrt:
+        programs["backward"] = kernels(parts.backward, options, pipeline, "backward")
+    return pipeline, programs, parts.residuals
+
+
+def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) -> Program:
+    """Value and gradients in one program, with nothing kept between."""
+    pipeline = Pipeline()
+    ready = pipeline.run(prepare, pipeline.start("forward", graph), numerics=options["numerics"])
+    joint = pipeline.keep("joint", ready, lambda: differentiate(ready, wrt, unused=options["unused"]))
+    return kernels(optimise(joint, options, pipeline), options, pipeline, "joint")
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def fingerprint() -> str:
+    """What of gradc itself decides a module: version, and every byte of templates and of the package's code."""
+    from .codegen.text import template_dirs
+    from .runtime.cache import digest
+
+    files = sorted(p for d in (*template_dirs(), Path(__file__).parent) for p in d.rglob("*") if p.suffix in (".py", ".j2", ".h", ".c"))
+    return digest(VERSION, *(f"{p.name}:{p.stat().st_size}:{p.stat().st_mtime_ns}" for p in files))
+
+
+def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
+    """The module from the cache, or built and put there."""
+    from .runtime.cache import default_cache, digest
+    from .runtime.toolchain import cpu_identity, find_compiler
+
+    pipeline: list[Pipeline] = []
+
+    def stages() -> Pipeline:
+        if not pipeline:
+            pipeline.append(build(graph, wrt, options)[0])
+        return pipeline[0]
+
+    if target != "cpu" or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
+        made, programs, residuals = build(graph, wrt, options)
+        module = Module(graph, wrt, target, programs, residuals, options, lambda: made)
+        if knobs.DUMP.get():
+            from .explain import dump_module
+
+            dump_module(module, Path(knobs.DUMP.get()))
+        return module
+    key = digest(str(graph), json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]), fingerprint(), find_compiler().identity, cpu_identity())
+    cache = default_cache()
+    payload = cache.get(key)
+    if payload is not None:
+        try:
+            return _from_parts(graph, wrt, target, options, unpack(payload), stages)
+        except (IRFormatError, ValueError, KeyError):
+            payload = None  # written by a broken build of ours: build again
+    made, programs, residuals = build(graph, wrt, options)
+    pipeline.append(made)
+    module = Module(graph, wrt, target, programs, residuals, options, stages)
+    cache.put(key, pack(_parts(module)))
+    return module
+
+
+def _parts(module: Module) -> dict[str, bytes]:
+    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+    for name, executable in module.executables.items():
+        parts[name] = str(executable.program).encode()
+        parts[f"{name}.so"] = executable.native.payload
+        parts[f"{name}.sites"] = executable.native.sites_json().encode()
+    return parts
+
+
+def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], parts: Mapping[str, bytes], stages: Callable[[], Pipeline]) -> Module:
+    from .ir.graph import input_node
+    from .ir.types import parse_type
+
+    programs: dict[str, Any] = {}
+    for name in ("forward", "backward"):
+        if name in parts:
+            programs[name] = parse_program(parts[name].decode())
+            if f"{name}.so" in parts:
+                programs[f"{name}.so"] = parts[f"{name}.so"]
+                programs[f"{name}.sites"] = {int(k): tuple(v) for k, v in json.loads(parts[f"{name}.sites"]).items()}
+    residuals = [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in json.loads(parts["residuals"])]
+    return Module(graph, wrt, target, programs, residuals, options, stages)
+
+
+def pack(parts: Mapping[str, bytes]) -> bytes:
+    """Named parts as one block: a line of JSON with their lengths, then their bytes."""
+    head = json.dumps({name: len(data) for name, data in parts.items()}).encode()
+    return len(head).to_bytes(8, "little") + head + b"".join(parts.values())
+
+
+def unpack(payload: bytes) -> dict[str, bytes]:
+    """What :func:`pack` made; ValueError if lengths do not add up."""
+    size = int.from_bytes(payload[:8], "little")
+    lengths = json.loads(payload[8 : 8 + size])
+    at, out = 8 + size, {}
+    if at + sum(lengths.values()) != len(payload) or any(n < 0 for n in lengths.values()):
+        raise ValueError("the parts do not fill the block")
+    for name, length in lengths.items():
+        out[name] = payload[at : at + length]
+        at += length
+    return out
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> Graph:
+    """A graph from its text form; IRFormatError says where it is wrong."""
+    assert ops.REGISTRY
+    return parse_graph(text)
+
+
+def load(path: Any) -> Graph:
+    """A graph from a file that ``graph.save`` wrote."""
+    return load_graph(path)
+
+
+def save_module(module: Module, folder: Any) -> None:
+    """Everything needed to run again: ``graph.gir``, ``module.json`` and ``module.bin`` (programs and machine code)."""
+    from .runtime.cache import digest
+    from .runtime.toolchain import cpu_identity
+
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    module.graph.save(path / "graph.gir")
+    parts = _parts(module) if module.target == "cpu" else {k: v for k, v in _plain_parts(module).items()}
+    block = pack(parts)
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
+    description = {"format": 1, "version": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options, "machine": cpu_identity(), "sha256": digest(block)}
+    (path / "module.bin").write_bytes(block)
+    (path / "module.json").write_text(json.dumps(description, indent=1) + "\n")
+
+
+def _plain_parts(module: Module) -> dict[str, bytes]:
+    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+    return parts | {name: str(e.program).encode() for name, e in module.executables.items()}
+
+
+def load_module(folder: Any) -> Module:
+    """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
+
+    :raises InvalidProblem: the folder holds no module, or a damaged one.
+    """
+    from .runtime.cache import digest
+    from .runtime.toolchain import cpu_identity
+
+    path = Path(folder)
+    try:
+        description = json.loads((path / "module.json").read_text())
+        block = (path / "module.bin").read_bytes()
+        if description["format"] != 1 or digest(block) != description["sha256"]:
+            raise ValueError("its parts do not belong together")
+        parts = unpack(block)
+        wrt, target, options, machine = description["wrt"], description["target"], {**DEFAULTS, **description["options"]}, description["machine"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidProblem(f"{path} holds no module of gradc: {error}") from error
+    graph = load_graph(path / "graph.gir")
+    if machine != cpu_identity():
+        parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
+    return _from_parts(graph, wrt, target, options, parts, lambda: build(graph, wrt, options)[0])

@@ -1,0 +1,102 @@
+"""What a module is, in words and tables; and its dump as files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .ir.dims import evaluate
+from .ir.kernel import Call, Kernel, Select, alternatives
+from .passes.choose_reduction import decisions
+from .passes.cost import floor_bytes, kernel_bytes, nominal
+
+if TYPE_CHECKING:
+    from .module import Module
+
+
+def _human(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _bindings(module: Module, dims: Mapping[str, int]) -> dict[str, int]:
+    sizes = [s for e in module.executables.values() for b in e.program.buffers for s in b.type.shape]
+    return {**nominal(sizes, {**module.forward.fixed_dims, **dims})}
+
+
+def _step_bytes(item: Kernel | Call, program: Any, bound: Mapping[str, int]) -> int:
+    types = {b.name: b.type for b in program.buffers}
+    if isinstance(item, Kernel):
+        return kernel_bytes(item, types, bound)
+    return sum(evaluate(types[b].nbytes, bound) for b in {*item.reads, *item.writes})
+
+
+def summary(module: Module) -> str:
+    """One line per kernel: name, bytes, share of the bytes, strategy, why."""
+    bound = _bindings(module, {})
+    rows = []
+    for what, executable in module.executables.items():
+        program = executable.program
+        for step in program.steps:
+            item = next(alternatives(step))
+            how = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
+            if isinstance(step, Select):
+                how += f" when {step.cases[0][0]}".replace("assume", "")
+            rows.append((what, item.name, _step_bytes(item, program, bound), how, str(item.note)))
+    total = sum(r[2] for r in rows) or 1
+    symbols = ", ".join(f"{k}={v}" for k, v in bound.items())
+    lines = [f"module {module.graph.name} on {module.target}: {len(rows)} steps, wrt {', '.join(module.wrt) or 'nothing'}{f' (bytes at {symbols})' if symbols else ''}"]
+    lines += [f"  {what:<8} {name:<38} {_human(size):>9} {size / total:>4.0%}  {how:<34} {note}".rstrip() for what, name, size, how, note in rows]
+    return "\n".join(lines)
+
+
+def explain(module: Module, dims: Mapping[str, int]) -> str:
+    """The summary, then the floor, every choice of reduction with its estimates, the residuals and the passes."""
+    bound = _bindings(module, dims)
+    lines = [summary(module), ""]
+    for what, executable in module.executables.items():
+        program = executable.program
+        moved = sum(_step_bytes(next(alternatives(s)), program, bound) for s in program.steps)
+        lines.append(f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is {_human(floor_bytes(program, bound))}")
+        lines += reduction_table(program, bound)
+    lines += ["", "residuals:"]
+    for r in module.residuals:
+        size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
+        lines.append(f"  {r.name:<24} {r.node.type!s:<20} {_human(size):>9}  {r.why}")
+    lines += ["", "passes:"]
+    lines += [f"  {stage.name:<28} {stage.size:>5} {'nodes' if hasattr(stage.result, 'nodes') else 'steps'}  {stage.seconds * 1e3:7.1f} ms" for stage in module.stages]
+    return "\n".join(lines)
+
+
+def reduction_table(program: Any, dims: Mapping[str, int]) -> list[str]:
+    """choose_reduction's table: each strategy's predicted bytes and time, and the pick."""
+    lines = []
+    for kernel, buffer, pick, table in decisions(program, dims):
+        lines.append(f"  combine into {buffer} by {kernel}:")
+        for e in table:
+            mark = "->" if e.strategy == pick else "  "  # type: ignore[attr-defined]
+            lines.append(f"   {mark} {e.strategy:<11} {_human(e.bytes):>9}  {e.seconds * 1e6:10.1f} us  {e.why}")  # type: ignore[attr-defined]
+    return lines
+
+
+def dump_module(module: Module, folder: Path) -> None:
+    """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
+    import html
+
+    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    for name, kernel in module.kernels.items():
+        (folder / "kernels" / f"{name}.c").write_text(kernel.source)
+    text = explain(module, {})
+    (folder / "explain.txt").write_text(text + "\n")
+    stages = sorted(p.name for p in folder.glob("*.gir"))
+    parts = [f"<h1>{html.escape(module.graph.name)}</h1>", f"<pre>{html.escape(text)}</pre>"]
+    for name in stages:
+        parts.append(f"<details><summary>{html.escape(name)}</summary><pre>{html.escape((folder / name).read_text())}</pre></details>")
+    for name, kernel in module.kernels.items():
+        parts.append(f"<details><summary>{html.escape(name)}.c</summary><pre>{html.escape(kernel.source)}</pre></details>")
+    style = "body{font:15px system-ui;margin:2em;max-width:120em}pre{font:12px ui-monospace,monospace;overflow-x:auto}summary{cursor:pointer}"
+    (folder / "index.html").write_text(f"<!doctype html><meta charset=utf-8><title>{html.escape(module.graph.name)}</title><style>{style}</style>{''.join(parts)}\n")

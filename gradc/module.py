@@ -1,0 +1,282 @@
+"""Module: a forward and a backward Executable and the residuals between them; Gradients: what backward gives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import knobs
+from .errors import InvalidProblem, NotDifferentiable
+from .ir.graph import Graph
+from .passes.manager import Pipeline, Stage
+from .passes.partition import Residual
+from .runtime.arrays import to_numpy
+from .runtime.executable import Executable, Precision
+from .trace import unflatten
+
+Array = np.ndarray[Any, Any]
+
+
+class Gradients(MutableMapping[str, Any]):
+    """Name -> gradient, in the order of ``wrt``."""
+
+    def __init__(self, arrays: Mapping[str, Any], structure: Any = None):
+        self._arrays = dict(arrays)
+        self._structure = structure
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._arrays[name]
+        except KeyError:
+            raise KeyError(f"no gradient of {name!r}; there are {', '.join(self._arrays) or 'none'}") from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._arrays[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        del self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def replace(self, name: str, gradient: Any) -> None:
+        """Overwrite the gradient of ``name``, or insert it where there is none."""
+        self._arrays[name] = gradient
+
+    def accumulate(self, other: Mapping[str, Any]) -> None:
+        """Add another set of gradients; names that are new are inserted.
+
+        :raises InvalidProblem: shapes or dtypes differ; then nothing was added.
+        """
+        for name, value in other.items():
+            mine = self._arrays.get(name)
+            if mine is not None and (tuple(mine.shape) != tuple(value.shape) or str(mine.dtype) != str(value.dtype)):
+                raise InvalidProblem(f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {value.dtype}{list(value.shape)}")
+        for name, value in other.items():
+            self._arrays[name] = self._arrays[name] + value if name in self._arrays else value
+
+    @property
+    def tree(self) -> Any:
+        """The gradients in the shape of the traced function's parameters."""
+        return unflatten(self._structure, self._arrays) if self._structure is not None else dict(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"Gradients({', '.join(f'{n}: {g.dtype}{list(g.shape)}' for n, g in self._arrays.items())})"
+
+
+class Residuals:
+    """What forward keeps for backward: arrays by name, and the forward's dims."""
+
+    def __init__(self, arrays: Mapping[str, Any], inputs: Mapping[str, Any], dims: Mapping[str, int], cotangent_types: Mapping[str, Any]):
+        self.arrays, self.inputs, self.dims = dict(arrays), dict(inputs), dict(dims)
+        self.cotangent_types = cotangent_types
+        self._sums = {n: _checksum(a) for n, a in self.arrays.items() if n in inputs} if knobs.CHECK_RESIDUALS.get() else {}
+
+    def inner(self, name: str) -> Any:
+        """The plain value of an input, untouched."""
+        if name not in self.inputs:
+            raise KeyError(f"no input {name!r}; there are {', '.join(self.inputs)}")
+        return self.inputs[name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held beyond the inputs."""
+        return sum(to_numpy(a)[0].nbytes for n, a in self.arrays.items() if n not in self.inputs)
+
+    def unchanged(self) -> None:
+        """InvalidProblem if an input was changed since forward (checked under GRADC_CHECK_RESIDUALS)."""
+        for name, before in self._sums.items():
+            if _checksum(self.arrays[name]) != before:
+                raise InvalidProblem(f"the input {name!r} was changed between forward and backward; residuals borrow inputs")
+
+    def __repr__(self) -> str:
+        return f"Residuals({', '.join(self.arrays)})"
+
+
+def _checksum(value: Any) -> str:
+    import hashlib
+
+    return hashlib.sha256(np.ascontiguousarray(to_numpy(value)[0]).tobytes()).hexdigest()
+
+
+class Forward(Executable):
+    """``module.forward(**inputs)`` -> (value, residuals); a value is one array, or a dict of several by name."""
+
+    module: Module
+
+    def __call__(self, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> Any:  # type: ignore[override]
+        inputs = self.module.flat(inputs)
+        results = self.run(out=out, workspace=workspace, stream=stream, dims=dims, **inputs)
+        values = {name: results[name] for name in self.module.graph.output_names}
+        given = {**self.defaults, **inputs}
+        bound = self.prepare(inputs, out, dims=dims, allocate=False).dims if self.program.dims else {}
+        kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
+        types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
+        return _single(values), Residuals(kept, given, bound, types)
+
+
+class Backward(Executable):
+    """``module.backward(residuals, *cotangents)`` -> Gradients; None for a cotangent means zero."""
+
+    module: Module
+
+    def __call__(self, residuals: Residuals, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
+        residuals.unchanged()
+        names = list(residuals.cotangent_types)
+        if len(cotangents) > len(names):
+            raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
+        given = dict(zip(names, cotangents, strict=False))
+        if given.keys() & named.keys() or named.keys() - set(names):
+            raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
+        given |= named
+        inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
+        for name, type_ in residuals.cotangent_types.items():
+            if f"d.{name}" not in self.inputs:
+                continue
+            value = given.get(name)
+            if value is None:
+                if name not in given and len(names) == 1:
+                    raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
+                value = np.zeros(type_.concrete(residuals.dims), type_.dtype.np)
+            inputs[f"d.{name}"] = value
+        renamed = {f"d.{n}": a for n, a in (out or {}).items()}
+        adding = accumulate if isinstance(accumulate, bool) else {f"d.{n}" for n in accumulate}
+        own = {d: v for d, v in {**residuals.dims, **(dims or {})}.items() if d in self.program.dims}
+        results = self.run(out=renamed or None, accumulate=adding, stream=stream, workspace=workspace, dims=own, **inputs)
+        return Gradients({n: results[f"d.{n}"] for n in self.module.wrt}, self.module.structure)
+
+
+class Module:
+    """A compiled graph.
+
+    :ivar graph: what was compiled.  :ivar wrt: the inputs with a gradient.  :ivar stages: each pass's result, by name or in order.
+    :ivar residuals: what forward keeps: name, node, why.
+    """
+
+    def __init__(self, graph: Graph, wrt: Sequence[str], target: str, programs: Mapping[str, Any], residuals: Sequence[Residual], options: Mapping[str, Any], build: Any):
+        self.graph, self.wrt, self.target = graph, tuple(wrt), target
+        self.residuals, self.options = tuple(residuals), dict(options)
+        self.structure: Any = None
+        self._build = build
+        self._pipeline: Pipeline | None = None
+        self._grad: Executable | None = None
+        dims = options.get("dims") or {}
+        donate = options.get("donate") or ()
+        self.forward = Forward(programs["forward"], target, defaults=graph.defaults, dims=dims, donate=donate, payload=programs.get("forward.so"), sites=programs.get("forward.sites"))
+        self.forward.module = self
+        self._backward: Backward | None = None
+        if "backward" in programs:
+            self._backward = Backward(programs["backward"], target, defaults=graph.defaults, dims=dims, payload=programs.get("backward.so"), sites=programs.get("backward.sites"))
+            self._backward.module = self
+
+    @property
+    def backward(self) -> Backward:
+        if self._backward is None:
+            raise NotDifferentiable(f"{self.graph.name} was compiled without wrt=[...]: it has no backward")
+        return self._backward
+
+    @property
+    def executables(self) -> dict[str, Executable]:
+        found: dict[str, Executable] = {"forward": self.forward}
+        if self._backward is not None:
+            found["backward"] = self._backward
+        return found
+
+    @property
+    def stages(self) -> Pipeline:
+        """Every stage of the compilation; recomputed on first access if the module came from the cache."""
+        if self._pipeline is None:
+            self._pipeline = self._build()
+        return self._pipeline
+
+    def stage(self, name: str) -> Stage:
+        return self.stages[name]
+
+    def flat(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Nested parameters by their dotted names."""
+        from .trace import flatten
+
+        known = set(self.graph.input_names)
+        out: dict[str, Any] = {}
+        for name, value in inputs.items():
+            out |= {name: value} if name in known else flatten(value, name)
+        return out
+
+    def __call__(self, *, out: Mapping[str, Any] | None = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> Any:
+        """The value alone."""
+        results = self.forward.run(out=out, dims=dims, **self.flat(inputs))
+        return _single({name: results[name] for name in self.graph.output_names})
+
+    def value_and_grad(self, *, dims: Mapping[str, int] | None = None, **inputs: Any) -> tuple[Any, Gradients]:
+        """The value of a scalar output and its gradients, in one program (compiled on first use)."""
+        if self._grad is None:
+            outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
+            if len(outputs) != 1 or outputs[0][1].type.count != 1:
+                raise InvalidProblem(f"value_and_grad needs one scalar float output; {self.graph.name} has {', '.join(f'{n}: {v.type}' for n, v in self.graph.outputs)}")
+            from .api import joint_program
+
+            program = joint_program(self.graph, self.wrt, self.options)
+            self._grad = Executable(program, self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
+        name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
+        one = np.ones([1] * node.rank, node.dtype.np)
+        given = self.flat(inputs)
+        seed = {f"d.{name}": one} if f"d.{name}" in self._grad.inputs else {}
+        results = self._grad.run(dims=dims, **given, **seed)
+        return _single({n: results[n] for n in self.graph.output_names}), Gradients({n: results[f"d.{n}"] for n in self.wrt}, self.structure)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def kernels(self) -> dict[str, Any]:
+        return {name: k for e in self.executables.values() for name, k in e.kernels.items()}
+
+    def source(self) -> str:
+        """The C of forward and backward."""
+        return "\n".join(f"/* ---- {name} ---- */\n{e.source}" for name, e in self.executables.items())
+
+    @property
+    def precision(self) -> Precision:
+        each = [e.precision for e in self.executables.values()]
+        return Precision(
+            tuple(sorted({m for p in each for m in p.math})), tuple(sorted({a for p in each for a in p.accumulator})), all(p.deterministic for p in each), all(p.bit_stable for p in each)
+        )
+
+    def workspace_size(self, **dims: int) -> int:
+        """Bytes that the wider of forward and backward needs."""
+        return max(e.workspace_size(**{k: v for k, v in dims.items() if k in e.program.dims}) for e in self.executables.values())
+
+    def can_implement(self, **inputs: Any) -> Exception | None:
+        return self.forward.can_implement(**self.flat(inputs))
+
+    def sku(self, **dims: int) -> str:
+        return self.forward.sku(**dims)
+
+    def synchronize(self) -> None:
+        """Wait for everything asked for; the CPU never leaves anything waiting."""
+
+    def explain(self, **dims: int) -> str:
+        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in words."""
+        from .explain import explain
+
+        return explain(self, dims)
+
+    def save(self, folder: Any) -> None:
+        """Write everything needed to run again without compiling: graph, programs, machine code."""
+        from .api import save_module
+
+        save_module(self, folder)
+
+    def __str__(self) -> str:
+        from .explain import summary
+
+        return summary(self)
+
+
+def _single(values: dict[str, Any]) -> Any:
+    return next(iter(values.values())) if len(values) == 1 else values

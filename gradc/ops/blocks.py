@@ -1,0 +1,109 @@
+"""A shape cut into blocks, each with one value of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..errors import TypeRuleError
+from ..ir.dims import Size, ceildiv, known_nonnegative, same
+from ..ir.node import Node, call
+from .movement import broadcast_axes
+from .reduce import sum
+from .rules import reshaped, spread
+
+
+def text_of(sizes: Sequence[Size]) -> str:
+    return f"[{','.join(map(str, sizes))}]"
+
+
+def canonical_block(shape: Sequence[Size], block: Sequence[Size] | None) -> tuple[Size, ...]:
+    """One size per axis; whatever covers a whole axis is that axis's size."""
+    if block is None:
+        return tuple(shape)
+    if len(block) != len(shape):
+        raise TypeRuleError(f"block {text_of(block)} has {len(block)} sizes for rank {len(shape)}")
+    answer: list[Size] = []
+    for axis, (n, b) in enumerate(zip(shape, block, strict=True)):
+        if isinstance(b, int) and b < 1 and n != b:
+            raise TypeRuleError(f"a block of {b} on axis {axis}: 1 at least")
+        covers = b != 1 and n != 0 and (same(b, n) or known_nonnegative(b - n))
+        answer.append(n if covers else b)
+    return tuple(answer)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A shape cut into blocks, and the view of it in which blocks are axes.
+
+    An axis whose blocks are single elements or the whole axis stays one axis of the view; any other becomes two:
+    [number of blocks, block].
+    """
+
+    shape: tuple[Size, ...]
+    block: tuple[Size, ...]
+
+    @cached_property
+    def counts(self) -> tuple[Size, ...]:
+        """The shape of a parameter: ceil(shape / block)."""
+        return tuple(
+            n if b == 1 else 1 if b == n else ceildiv(n, b) for n, b in zip(self.shape, self.block, strict=True)
+        )
+
+    def fit(self, parameter: Sequence[Size]) -> bool:
+        """Whether a parameter has this shape; where there is one block, a scalar will do."""
+        if not parameter and all(c == 1 for c in self.counts):
+            return True
+        return len(parameter) == len(self.counts) and all(map(same, parameter, self.counts))
+
+    @cached_property
+    def split(self) -> tuple[bool, ...]:
+        return tuple(b != 1 and b != n for n, b in zip(self.shape, self.block, strict=True))
+
+    @cached_property
+    def view(self) -> tuple[Size, ...]:
+        """The shape in which blocks are axes of their own."""
+        return self._axes(lambda n, c, b: (c, b), lambda n, c: n)
+
+    @cached_property
+    def parameter(self) -> tuple[Size, ...]:
+        """A parameter's shape within the view: 1 along each block."""
+        return self._axes(lambda n, c, b: (c, 1), lambda n, c: c)
+
+    def _axes(self, two: Any, one: Any) -> tuple[Size, ...]:
+        answer: list[Size] = []
+        for n, c, b, split in zip(self.shape, self.counts, self.block, self.split, strict=True):
+            answer += two(n, c, b) if split else (one(n, c),)
+        return tuple(answer)
+
+    @property
+    def padded(self) -> tuple[Size, ...]:
+        return tuple(
+            c * b if s else n for n, c, b, s in zip(self.shape, self.counts, self.block, self.split, strict=True)
+        )
+
+    def enter(self, x: Node, fill: float = 0.0) -> Node:
+        """A value in the view, with ``fill`` where the last block stands out."""
+        if not any(self.split):
+            return x
+        return reshaped(
+            call("pad", x, tuple((0, m - n) for n, m in zip(self.shape, self.padded, strict=True)), fill), self.view
+        )
+
+    def leave(self, x: Node) -> Node:
+        """Back from the view."""
+        if not any(self.split):
+            return x
+        x, rank = reshaped(x, self.padded), len(self.shape)
+        return x if x.shape == self.shape else call("slice", x, start=(0,) * rank, limit=self.shape, step=(1,) * rank)
+
+    def spread(self, parameter: Node) -> Node:
+        """A parameter repeated over its blocks, in the view."""
+        return spread(parameter if parameter.rank == 0 else reshaped(parameter, self.parameter), self.view)
+
+    def total(self, x: Node, like: Node) -> Node:
+        """The sum over each block: the adjoint of spread."""
+        axes = broadcast_axes(self.parameter, self.view)
+        return reshaped(sum.plain(x, axis=axes) if axes else x, like.shape)

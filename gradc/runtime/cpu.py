@@ -1,0 +1,124 @@
+"""Running a Program on the CPU: one C function, bound once per set of sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..codegen.render import Source, render_program
+from ..errors import IndexOutOfRange, InternalError, OutOfMemory
+from ..ir.dims import evaluate
+from ..ir.kernel import Program
+from ..passes.plan_buffers import slot_sizes
+from . import pool
+from .arrays import empty
+from .toolchain import compile_units, load_library
+
+Array = np.ndarray[Any, Any]
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a call needs to know once its sizes are numbers.
+
+    :param workspace: bytes of the one workspace: slots of temps, then the scratch of the widest kernel.
+    """
+
+    dims: Any
+    offsets: tuple[tuple[int, int], ...]  # (place in the pointer table, byte offset) of each temp
+    scratch: int
+    workspace: int
+
+
+class CpuProgram:
+    """A compiled Program.
+
+    :param payload: the shared object of an earlier compilation, or None to compile now.
+    """
+
+    def __init__(self, program: Program, payload: bytes | None = None, sites: Mapping[int, tuple[str, str]] | None = None):
+        self.program = program
+        self._source: Source | None = None
+        if payload is None:
+            payload = compile_units(list(self.source.units))
+        self.payload = payload
+        self.sites = dict(sites) if sites is not None else dict(self.source.sites)
+        self.library = load_library(payload, program.name)
+        self.entry = self.library.gradc_run
+        self.entry.restype = ctypes.c_int
+        self.entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        self.library.gradc_scratch.restype = ctypes.c_int64
+        self.library.gradc_scratch.argtypes = [ctypes.c_void_p]
+        self.roots = [b for b in program.buffers if not b.alias]
+        self.place = {b.name: i for i, b in enumerate(self.roots)}
+        self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
+        self._bindings: dict[tuple[int, ...], Binding] = {}
+        self._local = threading.local()
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            self._source = render_program(self.program)
+        return self._source
+
+    def bind(self, dims: Mapping[str, int]) -> Binding:
+        """Offsets and sizes for these dims, kept for the next call."""
+        key = tuple(dims[name] for name in self.program.dims)
+        found = self._bindings.get(key)
+        if found is None:
+            values = (ctypes.c_int64 * max(len(key), 1))(*key)
+            starts, total = [], 0
+            for size in slot_sizes(self.program):
+                starts.append(total)
+                total += -(-evaluate(size, dims) // ALIGN) * ALIGN
+            offsets = tuple((self.place[b.name], starts[b.slot]) for b in self.roots if b.slot >= 0)
+            scratch = int(self.library.gradc_scratch(values))
+            found = Binding(values, offsets, total, total + scratch)
+            if len(self._bindings) > 256:
+                self._bindings.clear()
+            self._bindings[key] = found
+        return found
+
+    def run(self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1) -> None:
+        """Run every step (or one) on contiguous arrays, by buffer name; outputs are written in place.
+
+        :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
+        """
+        if workspace is None:
+            workspace = empty((binding.workspace,), np.uint8) if binding.workspace else None
+        base = workspace.ctypes.data if workspace is not None else 0
+        table = (ctypes.c_void_p * max(len(self.roots), 1))()
+        place = self.place
+        for name, array in arrays.items():
+            table[place[name]] = array.ctypes.data
+        for name, array in self.constants.items():
+            table[place[name]] = array.ctypes.data
+        for at, offset in binding.offsets:
+            table[at] = base + offset
+        context = getattr(self._local, "context", None)
+        if context is None:
+            context = self._local.context = pool.new_context()
+        code = self.entry(context.pointer, table, binding.dims, base + binding.scratch, only)
+        if code or context.code:
+            error = context.error
+            context.clear()
+            self._raise(error)
+
+    def _raise(self, error: tuple[int, int, int, int, int]) -> None:
+        code, site, position, value, bound = error
+        if code == 1:
+            op, source = self.sites.get(site, ("index", "?"))
+            raise IndexOutOfRange(op, source, position, value, bound)
+        if code == 2:
+            raise OutOfMemory(f"a step of {self.program.name} could not have its scratch memory")
+        raise InternalError(f"{self.program.name} reported code {code}")
+
+    def sites_json(self) -> str:
+        return json.dumps({str(k): list(v) for k, v in self.sites.items()})

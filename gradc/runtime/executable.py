@@ -1,0 +1,332 @@
+"""Executable: a Program on a target, and everything that is checked before it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import BufferTooSmall, GradcError, InvalidProblem, MisalignedOperand, OverlappingOperands, TypeRuleError, Unsupported, WorkspaceTooSmall
+from ..interp import bind_dims, run_program
+from ..ir.dims import Size, evaluate
+from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
+from ..ir.types import Type
+from ..passes.cost import floor_bytes
+from ..passes.plan_buffers import donations
+from .arrays import Kind, empty, from_numpy, overlap, to_numpy
+
+Array = np.ndarray[Any, Any]
+TARGETS = ("cpu", "numpy")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Derived from the kernels, never typed in.
+
+    :param math: dtypes arithmetic happens in.  :param accumulator: dtypes sums are kept in.  :param deterministic: same inputs, same bits.
+    :param bit_stable: the bits do not depend on the number of threads.
+    """
+
+    math: tuple[str, ...]
+    accumulator: tuple[str, ...]
+    deterministic: bool
+    bit_stable: bool
+
+
+@dataclass
+class Prepared:
+    """A call whose arguments have been found right."""
+
+    arrays: dict[str, Array]
+    outputs: dict[str, Array]
+    dims: dict[str, int]
+    kind: Kind
+    given: dict[str, Any]
+    add_to: dict[str, Array]
+
+
+class Executable:
+    """A compiled program: ``run(**inputs)`` gives its outputs by name.
+
+    :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
+    :param defaults: arrays for inputs that the caller need not give.  :param dims: values of symbols that nothing binds.
+    :param donate: inputs whose memory an output may take.
+    """
+
+    def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None):
+        if target not in TARGETS:
+            raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
+        self.program, self.target = program, target
+        self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
+        self.inputs: dict[str, Type] = {b.name: b.type for b in program.of_kind("input") if not b.alias}
+        self.output_buffers = dict(program.outputs)
+        self.outputs: dict[str, Type] = {name: program.buffer[b].type for name, b in program.outputs}
+        unknown = set(donate) - self.inputs.keys()
+        if unknown:
+            raise InvalidProblem(f"donate names {min(unknown)!r}; the inputs are {', '.join(self.inputs)}")
+        self.donated = donations(program, dict.fromkeys(donate))
+        self._payload, self._sites = payload, sites
+        self._native: Any = None
+        self._lock = threading.Lock()
+        self._shapes: dict[Any, dict[str, int]] = {}
+
+    # -- the machine code ----------------------------------------------------------------------------------------------
+
+    @property
+    def native(self) -> Any:
+        """The compiled C, built on first use."""
+        if self._native is None:
+            with self._lock:
+                if self._native is None:
+                    from .cpu import CpuProgram
+
+                    self._native = CpuProgram(self.program, self._payload, self._sites)
+        return self._native
+
+    # -- checking ------------------------------------------------------------------------------------------------------
+
+    def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, allocate: bool = True) -> Prepared:
+        """Everything about a call that can be wrong is found here, before anything runs or is written."""
+        name = self.program.name
+        extra = inputs.keys() - self.inputs.keys()
+        if extra:
+            raise InvalidProblem(f"{name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
+        arrays, kinds, shapes = {}, [], []
+        for key, type_ in self.inputs.items():
+            if key in inputs:
+                value = inputs[key]
+            elif key in self.defaults:
+                value = self.defaults[key]
+            else:
+                raise InvalidProblem(f"{name} needs the input {key!r}: {type_}")
+            array, kind = to_numpy(value)
+            if array.dtype != type_.dtype.np:
+                array = self._adopt(key, array, type_, kind)
+            arrays[key] = array
+            shapes.append(array.shape)
+            kinds.append(kind)
+        bound = self._bind(tuple(shapes), arrays, out, dims)
+        for key, array in arrays.items():
+            if not array.flags.c_contiguous or not array.flags.aligned:
+                packed = empty(array.shape, array.dtype)
+                packed[...] = array
+                arrays[key] = packed
+        kind = Kind.TORCH if Kind.TORCH in kinds else Kind.NUMPY
+        return self._with_outputs(arrays, bound, kind, dict(inputs), out or {}, accumulate, allocate)
+
+    def _adopt(self, key: str, array: Array, type_: Type, kind: Kind) -> Array:
+        """Python numbers take the input's dtype; one-byte integers are taken as the narrow type they hold."""
+        if kind is Kind.SCALAR and not (array.dtype.kind == "f" and not type_.dtype.is_float) and not (array.dtype.kind == "b" and type_.dtype.kind != "b"):
+            return array.astype(type_.dtype.np)
+        if type_.dtype.is_integer and type_.dtype.bits < 8 and array.dtype in (np.dtype(np.int8), np.dtype(np.uint8)):
+            low, high = type_.dtype.range
+            if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
+                raise InvalidProblem(f"{key} is {type_}: a value of {int(array.min())} or {int(array.max())} is outside {low} to {high}")
+            return array.astype(type_.dtype.np)
+        raise InvalidProblem(f"{key} is {type_}, got an array of {array.dtype}{list(array.shape)}; convert it first")
+
+    def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> dict[str, int]:
+        key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, tuple(a.shape)) for n, a in out.items()) if out else ())
+        found = self._shapes.get(key)
+        if found is not None:
+            return found
+        given = {**self.fixed_dims, **(dims or {})}
+        bound = bind_dims(self.inputs, {n: a.shape for n, a in arrays.items()}, given)
+        if out:
+            known = {n: self.outputs[n] for n in out if n in self.outputs}
+            bound = bind_dims(known, {n: tuple(out[n].shape) for n in known}, bound)
+        unbound = [d for d in self.program.dims if d not in bound]
+        if unbound:
+            raise InvalidProblem(f"{self.program.name}: nothing binds the dim {unbound[0]}; give dims={{{unbound[0]!r}: ...}} to compile or to the call")
+        for fact in self.program.assumptions:
+            if not fact.holds(bound):
+                raise InvalidProblem(f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}")
+        for buffer in self.program.buffers:
+            for size in buffer.type.shape:
+                if evaluate(size, bound) < 0:
+                    raise InvalidProblem(f"{self.program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
+        if len(self._shapes) > 256:
+            self._shapes.clear()
+        self._shapes[key] = bound
+        return bound
+
+    def _with_outputs(self, arrays: dict[str, Array], bound: dict[str, int], kind: Kind, given: dict[str, Any], out: Mapping[str, Any], accumulate: bool | Collection[str], allocate: bool) -> Prepared:
+        name = self.program.name
+        unknown = out.keys() - self.outputs.keys()
+        if unknown:
+            raise InvalidProblem(f"{name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}")
+        adding = set(self.outputs) & set(out) if accumulate is True else set(accumulate or ())
+        if adding - out.keys():
+            raise InvalidProblem(f"accumulate names {min(adding - out.keys())!r}, for which out= gives no array")
+        outputs, add_to, taken = {}, {}, []
+        for key, value in out.items():
+            array, _ = to_numpy(value)
+            type_ = self.outputs[key]
+            shape = type_.concrete(bound)
+            if array.dtype != type_.dtype.np:
+                raise InvalidProblem(f"out[{key!r}] is {array.dtype}, the output is {type_}")
+            if array.nbytes < int(np.prod(shape, dtype=np.int64)) * array.itemsize:
+                raise BufferTooSmall(int(np.prod(shape, dtype=np.int64)) * array.itemsize, array.nbytes, key)
+            if array.shape != shape:
+                raise InvalidProblem(f"out[{key!r}] has shape {array.shape}, the output {shape}")
+            if not array.flags.c_contiguous or not array.flags.aligned:
+                raise MisalignedOperand(f"out[{key!r}] is not contiguous and aligned (strides {array.strides})")
+            if not array.flags.writeable:
+                raise InvalidProblem(f"out[{key!r}] is read-only")
+            for other, source in (*((f"the input {n}", a) for n, a in arrays.items()), *taken):
+                if overlap(array, source):
+                    raise OverlappingOperands(f"out[{key!r}] shares memory with {other}; donate=[...] allows a donated input's memory")
+            taken.append((f"out[{key!r}]", array))
+            if key in adding:
+                add_to[key] = array
+            else:
+                outputs[key] = array
+        roots: dict[str, Array] = {}
+        if allocate:
+            for key, type_ in self.outputs.items():
+                if key in outputs:
+                    continue
+                buffer = self.output_buffers[key]
+                donor = self.donated.get(buffer)
+                if donor is not None and arrays[donor].flags.writeable and key not in adding:
+                    outputs[key] = arrays[donor]
+                else:
+                    outputs[key] = empty(type_.concrete(bound), type_.dtype.np)
+        _ = roots
+        return Prepared(arrays, outputs, bound, kind, given, add_to)
+
+    def can_implement(self, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, workspace: Any = None, **inputs: Any) -> GradcError | None:
+        """None if the call is right, else the error it would raise, before anything runs.
+
+        Dtypes, shapes, strides, lengths, alignment and aliasing are checked; values are not.
+        """
+        try:
+            prepared = self.prepare(inputs, out, accumulate, dims, allocate=False)
+            self._workspace(workspace, prepared.dims)
+        except GradcError as error:
+            return error
+        return None
+
+    def _workspace(self, workspace: Any, bound: Mapping[str, int]) -> Array | None:
+        if workspace is None:
+            return None
+        array, _ = to_numpy(workspace)
+        needed = self.workspace_size(**bound)
+        if array.nbytes < needed:
+            raise WorkspaceTooSmall(needed, array.nbytes)
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise MisalignedOperand("the workspace is not contiguous, writable memory")
+        return array.reshape(-1).view(np.uint8)
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> dict[str, Any]:
+        """The outputs, by name; arrays are of the kind that went in.
+
+        :param out: arrays to write outputs into.  :param accumulate: True, or the names of ``out`` that are added to instead of written.
+        :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param stream: for accelerators; the CPU has none.
+        :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
+        :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
+        """
+        if stream is not None and self.target in ("cpu", "numpy"):
+            raise Unsupported("stream=: the CPU has no streams")
+        prepared = self.prepare(inputs, out, accumulate, dims)
+        space = self._workspace(workspace, prepared.dims)
+        self.launch(prepared, space)
+        results = {}
+        for key in self.outputs:
+            if key in prepared.add_to:
+                total = prepared.add_to[key]
+                np.add(total, prepared.outputs[key], out=total)
+                results[key] = out[key] if out else total
+            elif out and key in out:
+                results[key] = out[key]
+            else:
+                results[key] = from_numpy(prepared.outputs[key], prepared.kind)
+        return results
+
+    __call__ = run
+
+    def launch(self, prepared: Prepared, workspace: Array | None = None) -> None:
+        """Run on prepared arrays; outputs are filled."""
+        if self.target == "numpy":
+            for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
+                prepared.outputs[key][...] = value
+            return
+        native = self.native
+        arrays = dict(prepared.arrays)
+        for key, array in prepared.outputs.items():
+            arrays[self.program.root(self.output_buffers[key])] = array
+        native.run(arrays, native.bind(prepared.dims), workspace)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def workspace_size(self, **dims: int) -> int:
+        """Bytes of workspace for these dims (those given to compile need not be repeated)."""
+        bound = {**self.fixed_dims, **dims}
+        missing = [d for d in self.program.dims if d not in bound]
+        if missing:
+            raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
+        return 0 if self.target == "numpy" else int(self.native.bind(bound).workspace)
+
+    def sku(self, **dims: int) -> str:
+        """One name for what this is: program, target, dtypes and sizes."""
+        sizes = "_".join(f"{k}{v}" for k, v in {**self.fixed_dims, **dims}.items())
+        dtypes = "_".join(dict.fromkeys(str(t.dtype) for t in self.inputs.values()))
+        return ".".join(part for part in (self.program.name, self.target, dtypes, sizes) if part)
+
+    @property
+    def precision(self) -> Precision:
+        math, sums = set(), set()
+        for kernel in self.program.kernels:
+            for s in kernel.body:
+                if s.dtype is not None and s.dtype.is_float:
+                    if s.op in ("accum", "sum_cols", "prod_cols"):
+                        sums.add(s.dtype.name)
+                    elif s.op not in ("load", "store", "const", "cast"):
+                        math.add(s.dtype.name)
+        for step in self.program.steps:
+            if isinstance(step, Call):
+                name = self.program.buffer[step.out.buffer].type.dtype.name
+                math.add(name)
+                sums.add(name)
+        return Precision(tuple(sorted(math)), tuple(sorted(sums)), True, True)
+
+    @property
+    def source(self) -> str:
+        """The C text."""
+        from ..codegen.render import render_program
+
+        return render_program(self.program).text
+
+    @property
+    def kernels(self) -> dict[str, Any]:
+        """Every kernel by name, each printable, runnable and timeable alone."""
+        from .kernel import KernelHandle
+
+        return {k.name: KernelHandle(k, self) for k in self.program.kernels}
+
+    def floor(self, **dims: int) -> int:
+        """Bytes that any implementation must move."""
+        return floor_bytes(self.program, {**self.fixed_dims, **dims})
+
+    def __str__(self) -> str:
+        lines = [f"{self.program.name} on {self.target}: {len(self.program.steps)} steps"]
+        for step in self.program.steps:
+            for item in alternatives(step):
+                how = ", ".join(f"{b} {s}" for b, s in item.strategy) if isinstance(item, Kernel) else "library"
+                lines.append(f"  {item.name:<40} {how}")
+        return "\n".join(lines)
+
+
+def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:
+    """A program of one step."""
+    kinds = {b: "output" if b in outputs else "input" for b in buffers}
+    kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
+    return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))
+
+
+_ = (Size, TypeRuleError)

@@ -1,0 +1,111 @@
+"""One kernel, taken out: looked at, run and timed alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InvalidProblem
+from ..ir.dims import evaluate, symbols
+from ..ir.kernel import Kernel
+from ..ir.types import Type
+from ..passes.cost import kernel_bytes
+
+if TYPE_CHECKING:
+    from .executable import Executable
+
+Array = np.ndarray[Any, Any]
+
+
+class KernelHandle:
+    """A kernel of an executable: ``.ir``, ``.source``, ``.bytes(**dims)``, ``.run(**buffers)``, ``.time(**dims)``."""
+
+    def __init__(self, kernel: Kernel, owner: Executable):
+        self.kernel, self.owner = kernel, owner
+        self.name = kernel.name
+        self.types: dict[str, Type] = {b: owner.program.buffer[b].type for b in kernel.buffers}
+
+    @property
+    def ir(self) -> str:
+        """Its statements."""
+        return str(self.kernel)
+
+    @property
+    def source(self) -> str:
+        """Its C text."""
+        from ..codegen.render import render_kernel
+
+        return render_kernel(self.kernel, self.types)
+
+    def bytes(self, **dims: int) -> int:
+        """Bytes it must move for these dims."""
+        return kernel_bytes(self.kernel, self.types, {**self.owner.fixed_dims, **dims})
+
+    @cached_property
+    def executable(self) -> Executable:
+        """The kernel as a program of its own: what it reads are inputs, what it writes are outputs."""
+        from .executable import Executable, as_program
+
+        buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
+        program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
+        return Executable(program, self.owner.target, dims=self.owner.fixed_dims)
+
+    def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
+        """What it writes, by buffer name."""
+        return self.executable.run(dims=dims, **buffers)
+
+    def sample(self, seed: int = 0, **dims: int) -> dict[str, Array]:
+        """Random contents for every buffer it reads; integers that serve as indices stay in range."""
+        bound = {**self.owner.fixed_dims, **dims}
+        missing = sorted({s for t in self.types.values() for size in t.shape for s in symbols(size)} - bound.keys())
+        if missing:
+            raise InvalidProblem(f"{self.name} needs a value for {', '.join(missing)}")
+        random = np.random.default_rng(seed)
+        limits = self._limits(bound)
+        out: dict[str, Array] = {}
+        for name in self.executable.inputs:
+            type_ = self.types[name]
+            shape = type_.concrete(bound)
+            if type_.dtype.is_float:
+                out[name] = random.standard_normal(shape).astype(type_.dtype.np)
+            else:
+                high = limits.get(name, 2 if type_.dtype.kind == "b" else min(type_.dtype.range[1], 100) + 1)
+                out[name] = random.integers(0, max(high, 1), shape).astype(type_.dtype.np)
+        return out
+
+    def _limits(self, bound: Mapping[str, int]) -> dict[str, int]:
+        """For each buffer whose values are used as an index, the smallest size they index."""
+        came_from: dict[str, set[str]] = {}
+        limits: dict[str, int] = {}
+        for s in self.kernel.body:
+            came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | ({s.buffer} if s.op == "load" else set())
+            if s.op == "check":
+                for b in came_from.get(s.args[0], ()):
+                    limits[b] = min(limits.get(b, 2**62), evaluate(s.attr("bound"), bound))
+            for i, size in zip(s.index, self.types[s.buffer].shape if s.buffer else (), strict=False):
+                for v, _ in i.terms:
+                    for b in came_from.get(v, ()) if v.startswith("%") else ():
+                        limits[b] = min(limits.get(b, 2**62), evaluate(size, bound))
+        return limits
+
+    def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
+        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given."""
+        executable = self.executable
+        inputs = dict(buffers) if buffers is not None else self.sample(**dims)
+        times = []
+        for _ in range(repeat + 1):
+            prepared = executable.prepare(inputs, dims={**dims})
+            began = time.perf_counter()
+            executable.launch(prepared)
+            times.append(time.perf_counter() - began)
+        return float(np.median(times[1:]))
+
+    def __str__(self) -> str:
+        return self.ir
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
