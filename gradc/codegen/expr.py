@@ -39,6 +39,8 @@ def variable(name: str) -> str:
 def loaded(dtype: DType, element: str) -> str:
     if dtype.name in ROUNDED:
         return f"{dtype.name}_load({element})"
+    if dtype.name in _NARROW_INT:  # only the low bits of the byte are the value
+        return wrapped(element, dtype)
     return f"(i32){element}" if dtype is BOOL else element
 
 

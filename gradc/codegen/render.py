@@ -57,7 +57,7 @@ def render_program(program: Program) -> Source:
         for when, item in step.cases if isinstance(step, Select) else [(None, next(alternatives(step)))]:
             condition = f"{_over(when.left, dims)} {when.relation} {_over(when.right, dims)}" if when is not None else ""
             guard = f"if ({condition})" if condition else ""
-            entry = _call_entry(item, program, dims, place) if isinstance(item, Call) else _kernel_entry(item, dims, place)
+            entry = _call_entry(item, program, dims, place) if isinstance(item, Call) else _kernel_entry(item, types, dims, place)
             entry |= {"number": number, "guard_open": f"{before}{guard} {{" if before or guard else "", "guard_close": "}" if before or guard else ""}
             before = "else " if guard else ""
             steps.append(entry)
@@ -87,8 +87,8 @@ def _over(value: Size, dims: Mapping[str, str]) -> str:
     return text
 
 
-def _kernel_entry(kernel: Kernel, dims: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
-    return {"kind": "kernel", "name": kernel.name, "buffers": [f"buf[{place[b]}]" for b in kernel.buffers], "dims": [dims[d] for d in kernel.symbols]}
+def _kernel_entry(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
+    return {"kind": "kernel", "name": kernel.name, "buffers": [f"buf[{place[b]}]" for b in kernel.buffers], "dims": [dims[d] for d in kernel.dims(types)]}
 
 
 def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
@@ -130,9 +130,8 @@ def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> str:
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
     """One kernel's C, made from its canonical form: no name of the user's reaches it."""
-    dims: Mapping[str, Size] = {d: symbol(f"n{i}") for i, d in enumerate(kernel.symbols)}
-    own = tuple((f"b{i}", types[b].substitute(dims)) for i, b in enumerate(kernel.buffers))
-    return _rendered(replace(kernel.canonical(), name=kernel.name), own)
+    plain, own = kernel.canonical(types)
+    return _rendered(replace(plain, name=kernel.name), tuple(own.items()))
 
 
 class _Writer:
@@ -158,7 +157,7 @@ class _Writer:
         out = {
             "name": k.name,
             "comment": "\n".join(f" * {line}" for line in str(replace(k, name=k.name)).splitlines()),
-            "dims": list(k.symbols),
+            "dims": list(k.dims(self.types)),
             "buffers": [{"name": b, "ctype": stored(self.types[b].dtype), "written": b in k.writes} for b in k.buffers],
             "rows": self.axes(k.rows), "cols": self.axes(k.cols), "kept": self.axes(kept), "rest": self.axes(rest),
             "row_count": size(k.row_count), "col_count": size(k.col_count), "kept_count": size(product(s for _, s in kept)), "rest_count": size(product(s for _, s in rest)),
@@ -168,7 +167,7 @@ class _Writer:
         if self.order == "segmented":
             part = self.parts[k.order]
             shape = self.types[k.order].shape[: part.leading]
-            out["keys"] = size(product(shape))
+            out["key_count"] = size(product(shape))
             out["key_lines"] = [self.scribe.value(s) for s in self.slice_of([v for i in part.stmt.index[: part.leading] for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
             at = index(flatten(part.stmt.index[: part.leading], shape))
             out["key"] = f"{variable(part.stmt.where)} ? {at} : {size(product(shape))}" if part.stmt.where else at

@@ -215,25 +215,29 @@ class Kernel:
         """The buffers, in order of first appearance."""
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.buffer))
 
-    def canonical(self) -> Kernel:
-        """The same kernel over buffers b0, b1... and dims n0, n1...: what its source is made from, so that no user name reaches it."""
+    def dims(self, types: Mapping[str, Type]) -> tuple[str, ...]:
+        """The symbols of its text and of its buffers' types, sorted: what its source needs to be given."""
+        return tuple(sorted(frozenset(self.symbols).union(*(types[b].symbols for b in self.buffers))))
+
+    def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
+        """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its source is made from, so that no user name reaches it."""
         places = {b: f"b{i}" for i, b in enumerate(self.buffers)}
-        dims: Mapping[str, Size] = {d: symbol(f"n{i}") for i, d in enumerate(self.symbols)}
+        dims: Mapping[str, Size] = {d: symbol(f"n{i:02d}" if i > 9 else f"n{i}") for i, d in enumerate(self.dims(types))}
         renamed = self.substitute(dims)
         body = []
         for s in renamed.body:
             attrs = tuple((k, "" if k == "source" else v) for k, v in s.attrs)
             body.append(replace(s, buffer=places.get(s.buffer, ""), attrs=attrs))
         strategy = tuple((places[b], how) for b, how in self.strategy)
-        return replace(renamed, body=tuple(body), order=places.get(self.order, ""), strategy=strategy, note=Note())
+        plain = replace(renamed, body=tuple(body), order=places.get(self.order, ""), strategy=strategy, note=Note())
+        return plain, {places[b]: types[b].substitute(dims) for b in self.buffers}
 
     def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
         """Named ``MEANING_hash``: equal kernels over other user names get equal names and so share one binary."""
         from .text import print_kernel
 
-        dims: Mapping[str, Size] = {d: symbol(f"n{i}") for i, d in enumerate(self.symbols)}
-        text = print_kernel(replace(self.canonical(), name="k"))
-        text += ";".join(str(types[b].substitute(dims)) for b in self.buffers if b in types)
+        plain, own = self.canonical(types)
+        text = print_kernel(replace(plain, name="k")) + ";".join(map(str, own.values()))
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
 
     def substitute(self, values: Mapping[str, Size]) -> Kernel:

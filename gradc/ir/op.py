@@ -201,6 +201,10 @@ def _canonical(annotation: Any, value: Any) -> Any:
     return annotation(value) if annotation in (int, bool, float) else value
 
 
+Resized = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
+"""Per operand the axis to be replaced, or the shape it is brought to; and the attributes."""
+
+
 # -- the records -------------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +216,12 @@ class Op:
         operands, its annotated keyword-only parameters are the attributes.
     :param vjp: ``(g, y, *operands, **attrs)`` -> one node, ``ZERO`` or ``DISCRETE`` per operand.
     :param linear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of the operand's axes
-        which result axis it becomes, or None where it is mixed (summed, gathered).
+        which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each of them by itself (mul),
+        unless ``additive``.
+    :param additive: linear in those operands together, not in each (add, where, concat): a scale passes only if the others are zero.
+    :param resized: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with ``axis`` replaced by axes of
+        ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it does not vary along it, the shape it is brought to.
+        None where that axis is not one axis of the operands.  Pointwise primitives need none.
     :param broadcast: operands are first brought to one shape, as NumPy does.
     :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
@@ -227,6 +236,8 @@ class Op:
     samples: Sequence[Sample] = field(default=(), kw_only=True)
     bad: Sequence[BadSample] = field(default=(), kw_only=True)
     linear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
+    additive: bool = field(default=False, kw_only=True)
+    resized: Callable[[Node, int, tuple[Size, ...]], Resized | None] | None = field(default=None, kw_only=True)
     broadcast: bool = field(default=False, kw_only=True)
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)

@@ -13,6 +13,7 @@ from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import ZERO, Alias, BadSample, Movement, Primitive, Sample, broadcast_shapes
 from ..ir.types import BOOL, DType, I64, Type
+from .axes import axis_groups, reshape_axes, resized_broadcast, resized_pad, resized_reshape, resized_slice, resized_transpose
 from .rules import canonical_axes, canonical_axis, keeping, reshaped, spread
 
 SizeLike = int | Dim
@@ -93,25 +94,6 @@ def _reshape_call(x: Node, shape: Any) -> Node:
     return node.operands[0] if node.operands[0].shape == node.shape else node
 
 
-def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
-    """The axes of two shapes in the smallest runs with equal products: [2,3,N] and [6,N] give (0-1, 0) and (2, 1)."""
-    groups, i, j = [], 0, 0
-    while i < len(before) or j < len(after):
-        found = None
-        for total in range(1, len(before) + len(after) - i - j + 1):
-            for di in range(max(0, total - len(after) + j), min(total, len(before) - i) + 1):
-                if same(product(before[i : i + di]), product(after[j : j + total - di])):
-                    found = (di, total - di)
-                    break
-            if found:
-                break
-        if found is None:
-            raise TypeRuleError(f"shapes {before} and {after} have no common runs")
-        groups.append((range(i, i + found[0]), range(j, j + found[1])))
-        i, j = i + found[0], j + found[1]
-    return groups
-
-
 def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     before, after = node.operands[0].shape, node.shape
     where = [Index()] * len(before)
@@ -130,21 +112,10 @@ def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 reshape = Primitive("reshape", infer=_reshape, reference=lambda x, *, shape: np.reshape(x, shape), lower=Alias(_reshape_at), sugar=_reshape_call, **_MOVES,
-    vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),), linear=lambda node: {0: reshape_axes(node)},
+    vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),), linear=lambda node: {0: reshape_axes(node)}, resized=resized_reshape,
     samples=(Sample(("F[6]",), {"shape": (2, 3)}), Sample(("F[N,4]",), {"shape": (-1,)}), Sample(("F[2,3,N]",), {"shape": (6, -1)}), Sample(("F[N]",), {"shape": (1, -1, 1)}), Sample(("F[]",), {"shape": (1, 1)})),
     bad=(BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"), BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements")),
     doc="the same elements in row-major order under another shape; -1 is what is left")  # fmt: skip
-
-
-def reshape_axes(node: Node) -> tuple[int | None, ...]:
-    """For each operand axis of a reshape the result axis that is it, or None where it is split or merged."""
-    before, after = node.operands[0].shape, node.shape
-    answer: list[int | None] = [None] * len(before)
-    for old, new in axis_groups(before, after):
-        kept_old, kept_new = [a for a in old if before[a] != 1], [a for a in new if after[a] != 1]
-        if len(kept_old) == 1 and len(kept_new) == 1:
-            answer[kept_old[0]] = kept_new[0]
-    return tuple(answer)
 
 
 # -- transpose, broadcast ----------------------------------------------------------------------------------------------
@@ -172,7 +143,7 @@ def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
 
 transpose = Primitive("transpose", infer=_transpose, reference=lambda x, *, axes: np.transpose(x, axes), sugar=_transpose_call, **_MOVES,
     lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])),
-    vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),), linear=lambda node: {0: _inverse(node.attrs["axes"])},
+    vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),), linear=lambda node: {0: _inverse(node.attrs["axes"])}, resized=resized_transpose,
     samples=(Sample(("F[2,N]",), {"axes": (1, 0)}), Sample(("F[2,3,N]",), {"axes": (2, 0, 1)}), Sample(("F[2,3,N,2]",)), Sample(("F[]",))),
     bad=(BadSample(("f32[2,3]",), {"axes": (0, 0)}, match="no permutation"), BadSample(("f32[2,3]",), {"axes": (0, 2)}, match="axes=2")),
     doc="axes reordered; without axes, reversed")  # fmt: skip
@@ -218,7 +189,7 @@ def _broadcast_call(x: Any, shape: Any) -> Node:
 
 
 broadcast_to = Primitive("broadcast_to", infer=_broadcast_to, reference=lambda x, *, shape: np.broadcast_to(x, shape), lower=Movement(_broadcast_at), sugar=_broadcast_call, **_MOVES,
-    vjp=_broadcast_vjp, linear=_broadcast_map,
+    vjp=_broadcast_vjp, linear=_broadcast_map, resized=resized_broadcast,
     samples=(Sample(("F[]",), {"shape": (3,)}), Sample(("F[1,N]",), {"shape": (4, "N")}, dims={"N": 5}), Sample(("F[3,1]",), {"shape": (2, 3, 4)}), Sample(("F[2]",), {"shape": (2,)})),
     bad=(BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"), BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2")),
     doc="repeated along new axes and axes of size 1")  # fmt: skip
@@ -268,7 +239,7 @@ def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
 slice = Primitive("slice", infer=_slice, **_MOVES,
     reference=lambda x, *, start, limit, step: x[tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))],
     lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * s + a for i, a, s in zip(index, node.attrs["start"], node.attrs["step"], strict=True)])),
-    vjp=_slice_vjp, linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
+    vjp=_slice_vjp, resized=resized_slice, linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
     samples=(Sample(("F[5]",), {"start": (1,), "limit": (4,), "step": (1,)}), Sample(("F[7,3]",), {"start": (1, 0), "limit": (7, 2), "step": (2, 1)}), Sample(("F[7,8]",), {"start": (0, 1), "limit": (7, 8), "step": (3, 2)})),
     bad=(BadSample(("f32[5]",), {"start": (0,), "limit": (6,), "step": (1,)}, match="limit of 6 of a size of 5"), BadSample(("f32[5]",), {"start": (0,), "limit": (5,), "step": (0,)}, match="step of 0")),
     doc="x[start:limit:step] on every axis")  # fmt: skip
@@ -308,6 +279,7 @@ pad = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, **_
     reference=lambda x, *, pad_width, value: np.pad(x, pad_width, constant_values=np.asarray(value).astype(x.dtype)) if x.ndim else x,
     vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
     linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
+    resized=resized_pad,
     samples=(Sample(("F[N]",), {"pad_width": ((1, 2),)}), Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5})),
     bad=(BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"), BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs")),
     doc="a constant border")  # fmt: skip
@@ -363,7 +335,7 @@ def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
 
 
 concat = Primitive("concat", infer=_concat, reference=lambda *xs, axis: np.concatenate(xs, axis), lower=Movement(_concat_at), vjp=_concat_vjp, **_MOVES,
-    linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))},
+    linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))}, additive=True,
     samples=(Sample(("F[N]", "F[3]")), Sample(("F[2,N]", "F[2,3]", "F[2,1]"), {"axis": -1}), Sample(("F[2,N]",), {"axis": 1})),
     bad=(BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"), BadSample(("f32[2]", "f64[2]"), match="does not join")),
     doc="joined along an axis")  # fmt: skip

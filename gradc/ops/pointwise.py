@@ -48,9 +48,9 @@ NOT_FLOAT = (BadSample(("i32[3]",), match="i32 is no float"),)
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
-add = Primitive("add", infer=binary_number, reference=np.add, lower=Expr("{0} + {1}"), broadcast=True, linear=_same_map(2),
+add = Primitive("add", infer=binary_number, reference=np.add, lower=Expr("{0} + {1}"), broadcast=True, linear=_same_map(2), additive=True,
     vjp=lambda g, y, a, b: (g, g), samples=NUMBERS, bad=(*MISMATCH, BadSample(("bool[3]", "bool[3]"), match="no arithmetic")), doc="a + b")  # fmt: skip
-sub = Primitive("sub", infer=binary_number, reference=np.subtract, lower=Expr("{0} - {1}"), broadcast=True, linear=_same_map(2),
+sub = Primitive("sub", infer=binary_number, reference=np.subtract, lower=Expr("{0} - {1}"), broadcast=True, linear=_same_map(2), additive=True,
     vjp=lambda g, y, a, b: (g, -g), samples=NUMBERS, bad=MISMATCH, doc="a - b")  # fmt: skip
 mul = Primitive("mul", infer=binary_number, reference=np.multiply, lower=Expr("{0} * {1}"), broadcast=True, linear=_same_map(2),
     vjp=lambda g, y, a, b: (g * b, g * a), samples=NUMBERS, bad=MISMATCH, doc="a * b")  # fmt: skip
@@ -267,7 +267,7 @@ def _where_call(condition: Any, x: Any, y: Any) -> Node:
 
 
 where = Primitive("where", infer=_where, reference=np.where, lower=Expr("{0} ? {1} : {2}"), broadcast=True, in_place_of_dtype=True, sugar=_where_call, vjp=_where_vjp,
-    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))},
+    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))}, additive=True,
     samples=tuple(Sample((f"bool[{s}]", f"F[{s}]", f"F[{s}]"), draw=("bool", "normal", "normal")) for s in SHAPES),
     bad=(BadSample(("f32[3]", "f32[3]", "f32[3]"), match="not bool"), BadSample(("bool[3]", "f32[3]", "f64[3]"), match="dtypes differ")),
     doc="x where the condition holds, else y")  # fmt: skip

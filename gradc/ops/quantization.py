@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size
 from ..ir.node import Node
-from ..ir.op import DISCRETE, BadSample, Composite, Sample
+from ..ir.op import DISCRETE, BadSample, Composite, Resized, Sample
 from ..ir.types import DTYPES, F32, F64, DType, Type
 from .blocks import Blocks, canonical_block, text_of
 from .pointwise import ge, le, logical_and, maximum, minimum, round, stop_gradient, where
@@ -61,6 +61,20 @@ def _tangent(node: Node, compute: DType) -> DType:
 def _scale_gradient(gradient: Node, scale: Node) -> Any:
     # powers of two are not moved by a gradient
     return DISCRETE if scale.dtype.name == "e8m0" else converted(gradient, scale.dtype)
+
+
+def _resized(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+    """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter varies."""
+    block, whole = node.attrs["block"], node.operands[0].shape[axis]
+    if block[axis] not in (1, whole):
+        return None
+    alone = block[axis] == 1
+
+    def parameter(shape: tuple[Size, ...]) -> int | tuple[Size, ...]:
+        return axis if alone and shape else (*shape[:axis], *(1,) * len(sizes), *shape[axis + 1 :]) if shape else ()
+
+    operands = (axis, *(parameter(o.shape) for o in node.operands[1:]))
+    return operands, {**node.attrs, "block": (*block[:axis], *((1,) * len(sizes) if alone else sizes), *block[axis + 1 :])}
 
 
 # -- dequantize --------------------------------------------------------------------------------------------------------
@@ -131,6 +145,7 @@ dequantize = Composite(
     "dequantize",
     infer=_dequantize,
     decompose=_dequantize_value,
+    resized=_resized,
     vjp=_dequantize_vjp,
     samples=(
         Sample(("i8[N,4]", "F[1,1]"), draw=_Q),
@@ -310,6 +325,7 @@ quantize = Composite(
     "quantize",
     infer=_quantize,
     decompose=_quantize_value,
+    resized=_resized,
     vjp=_quantize_vjp,
     surrogate=_quantize_surrogate,
     samples=(
@@ -396,6 +412,7 @@ fake_quantize = Composite(
     "fake_quantize",
     infer=_fake_quantize,
     decompose=_fake_value,
+    resized=_resized,
     vjp=_fake_vjp,
     surrogate=_fake_surrogate,
     samples=(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import product
+from ..ir.dims import Size, product
 from ..ir.node import Node, call
-from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Sample
+from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Resized, Sample
 from ..ir.types import DTYPES, I64, Type
 from .pointwise import eq, exp, log, where
 from .rules import along, canonical_axes, canonical_axis, converted, floating, full, keeping, number, reshaped, summing, without, zeros_like
@@ -63,11 +63,17 @@ def _linear(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {0: tuple(None if a in node.attrs["axis"] else next(kept) for a in range(node.operands[0].rank))}
 
 
+def _sum_resized(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
+    gone = node.attrs["axis"]
+    own = [a for a in range(node.operands[0].rank) if a not in gone][axis]
+    return (own,), {"axis": tuple(a if a < own else a + len(sizes) - 1 for a in gone)}
+
+
 def _sum_reference(x: Any, *, axis: Any) -> Any:
     return np.sum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "biu" else summing(x.dtype)).astype(np.int64 if x.dtype.kind in "biu" else x.dtype)
 
 
-sum = Primitive("sum", infer=_sum_type, reference=_sum_reference, lower=Reduction("sum"), sugar=_reduce_call("sum"), linear=_linear,
+sum = Primitive("sum", infer=_sum_type, reference=_sum_reference, lower=Reduction("sum"), sugar=_reduce_call("sum"), linear=_linear, resized=_sum_resized,
     vjp=lambda g, y, x, *, axis: (along(g, x.shape, axis),), samples=(*AXES, Sample(("i32[N,3]",), {"axis": 0}, draw=("int",)), Sample(("bool[N]",), draw=("bool",))),
     bad=BAD_AXIS, doc="the sum over axes; ints and bool sum to i64; the empty sum is 0")  # fmt: skip
 

@@ -7,7 +7,7 @@ kernel can be written, and no group would wait for itself (reachability in the g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import networkx as nx
@@ -16,8 +16,9 @@ from ..errors import InternalError
 from ..ir.dims import Size, assuming, product, same
 from ..ir.graph import Graph
 from ..ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Step
-from ..ir.node import Node, Note
+from ..ir.node import Node, Note, topological
 from ..ir.op import Alias, Expr, Library, Movement, Reduction, Scatter
+from ..ir.types import Type
 from .lower import Builder, CannotInline, Domain
 
 MOST_BUFFERS = 24
@@ -415,6 +416,8 @@ class _Emission:
     def program(self) -> Program:
         needed = set().union(*self.s.loads.values()) if self.s.loads else set()
         needed |= {n for _, n in self.graph.outputs}
+        for index, _, _ in self.checked():
+            needed |= set(self.check(index, 0, "", "", lambda n: "b" if n in self.s.in_memory else None)[1])
         owners: dict[Node, str] = {}
         for name, node in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
             base = node
@@ -468,11 +471,14 @@ class _Emission:
         group = Group(-1, node.shape, None)
         builder = Builder(group.domain, lambda n: source if n is node else None)
         builder.store(target, node, group.place(node.shape, "element"))
-        steps.append(builder.kernel("copy").named_by_structure("copy", {b.name: b.type for b in self.buffers}))
+        steps.append(builder.kernel("copy").named_by_structure("copy", self.types))
         return target
 
+    @property
+    def types(self) -> dict[str, Type]:
+        return {b.name: b.type for b in self.buffers} | {name: n.type for n, name in self.s.constants.items()}
+
     def steps(self, used: set[Node]) -> list[Step]:
-        types = {b.name: b.type for b in self.buffers}
         steps: list[Step] = []
         checks = self.checks()
         ready: set[Node] = set(self.graph.inputs)
@@ -482,7 +488,7 @@ class _Emission:
             for check in list(checks):
                 kernel, reads = check
                 if reads <= ready:
-                    steps.append(kernel.named_by_structure("check", types))
+                    steps.append(kernel.named_by_structure("check", self.types))
                     checks.remove(check)
 
         flush()
@@ -493,7 +499,7 @@ class _Emission:
             else:
                 kernel = self.kernel(group, used)
                 if kernel.writes:
-                    steps.append(kernel.named_by_structure(meaning(group), types))
+                    steps.append(kernel.named_by_structure(meaning(group), self.types))
             ready |= set(group.placed)
             ready |= {n for n in self.names if isinstance(lowering(n), Alias) and n.operands[0] in ready}
             flush()
@@ -520,30 +526,28 @@ class _Emission:
         name = f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}" if all(isinstance(s, int) for s in node.shape) else node.op.name
         return Call(name, node.op.name, tuple(axes), Operand(self.names[node], tuple(out)), tuple(args), self.graph.notes.get(node, Note()))
 
-    def checks(self) -> list[tuple[Kernel, set[Node]]]:
-        """A kernel for each data-dependent index that must lie in range, run as soon as the index is known."""
-        found: dict[tuple[Node, Any], tuple[Kernel, set[Node]]] = {}
+    def checked(self) -> list[tuple[Node, Size, str]]:
+        """The data-dependent indices that must lie in range: (index, bound, op)."""
+        found: dict[tuple[Node, Size], str] = {}
         for node in self.graph.nodes:
-            if node.attrs.get("oob") != "error":
-                continue
-            for operand, bound in node.op.indices.items():
-                index = node.operands[operand]
-                key = (index, bound(node))
-                if key in found:
-                    continue
-                group = Group(-1, index.shape, ())
-                builder = Builder(Domain(index.shape, None), lambda n: self.names.get(n) if n in self.s.in_memory else None, self.s.constant_buffer)
-                source = self.names.get(index) or next((self.names[o] for o in _ancestors(index) if o in self.names), node.op.name)
-                builder.check(index, bound(node), node.op.name, source)
-                found[key] = (builder.kernel("check"), set(builder.loaded.values()))
-                _ = group
-        return list(found.values())
+            if node.attrs.get("oob") == "error":
+                for operand, bound in node.op.indices.items():
+                    found.setdefault((node.operands[operand], bound(node)), node.op.name)
+        return [(index, bound, op) for (index, bound), op in found.items()]
 
+    def check(self, index: Node, bound: Size, op: str, source: str, buffer_of: Callable[[Node], str | None]) -> tuple[Kernel, list[Node]]:
+        builder = Builder(Domain(index.shape, None), buffer_of, self.s.constant_buffer)
+        builder.check(index, bound, op, source)
+        return builder.kernel("check"), list(builder.loaded.values())
 
-def _ancestors(node: Node) -> list[Node]:
-    from ..ir.node import topological
-
-    return topological([node])
+    def checks(self) -> list[tuple[Kernel, set[Node]]]:
+        """A kernel for each checked index, to run as soon as the index is known."""
+        found = []
+        for index, bound, op in self.checked():
+            source = self.names.get(index) or next((self.names[o] for o in reversed(topological([index])) if o in self.names), op)
+            kernel, reads = self.check(index, bound, op, source, lambda n: self.names.get(n) if n in self.s.in_memory else None)
+            found.append((kernel, set(reads)))
+        return found
 
 
 def meaning(group: Group) -> str:

@@ -1,18 +1,9 @@
-"""Being written: prepare and sink_dequant as identities."""
-
+"""stub"""
 from __future__ import annotations
-
 from ..ir.graph import Graph
 from .manager import graph_pass
-
-
-@graph_pass("BITS")
-def prepare(graph: Graph, *, numerics: str = "real") -> Graph:
-    """graph  ->  graph"""
-    return graph
-
-
+from .prepare import prepare
 @graph_pass("REAL")
 def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
-    """graph  ->  graph"""
+    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u))"""
     return graph

@@ -1,0 +1,78 @@
+"""Where the axes of a movement op's operand go, and the same movement with one axis of its result replaced (``Op.resized``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import TypeRuleError
+from ..ir.dims import Size, product, same
+from ..ir.node import Node
+from ..ir.op import Resized
+
+
+def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
+    """The axes of two shapes in the smallest runs with equal products: [2,3,N] and [6,N] give (0-1, 0) and (2, 1)."""
+    groups, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        found = None
+        for total in range(1, len(before) + len(after) - i - j + 1):
+            for di in range(max(0, total - len(after) + j), min(total, len(before) - i) + 1):
+                if same(product(before[i : i + di]), product(after[j : j + total - di])):
+                    found = (di, total - di)
+                    break
+            if found:
+                break
+        if found is None:
+            raise TypeRuleError(f"shapes {before} and {after} have no common runs")
+        groups.append((range(i, i + found[0]), range(j, j + found[1])))
+        i, j = i + found[0], j + found[1]
+    return groups
+
+
+def reshape_axes(node: Node) -> tuple[int | None, ...]:
+    """For each operand axis of a reshape the result axis that is it, or None where it is split or merged."""
+    before, after = node.operands[0].shape, node.shape
+    answer: list[int | None] = [None] * len(before)
+    for old, new in axis_groups(before, after):
+        kept_old, kept_new = [a for a in old if before[a] != 1], [a for a in new if after[a] != 1]
+        if len(kept_old) == 1 and len(kept_new) == 1:
+            answer[kept_old[0]] = kept_new[0]
+    return tuple(answer)
+
+
+def replaced(shape: Sequence[Any], axis: int, sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """The tuple with the entry of one axis replaced by several."""
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
+
+
+def resized_reshape(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+    maps = reshape_axes(node)
+    if axis not in maps:
+        return None
+    return (maps.index(axis),), {"shape": replaced(node.shape, axis, sizes)}
+
+
+def resized_transpose(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
+    moved = node.attrs["axes"][axis]
+    after = [[moved + i for i in range(len(sizes))] if a == moved else [a if a < moved else a + len(sizes) - 1] for a in node.attrs["axes"]]
+    return (moved,), {"axes": tuple(a for run in after for a in run)}
+
+
+def resized_broadcast(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
+    before, lead = node.operands[0].shape, node.rank - node.operands[0].rank
+    own = axis - lead
+    operand = before if own < 0 else own if before[own] != 1 else replaced(before, own, (1,) * len(sizes))
+    return (operand,), {"shape": replaced(node.shape, axis, sizes)}
+
+
+def resized_slice(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+    if node.shape[axis] != node.operands[0].shape[axis]:
+        return None
+    fresh = {"start": (0,) * len(sizes), "limit": sizes, "step": (1,) * len(sizes)}
+    return (axis,), {name: replaced(node.attrs[name], axis, part) for name, part in fresh.items()}
+
+
+def resized_pad(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+    width = node.attrs["pad_width"]
+    return ((axis,), {**node.attrs, "pad_width": replaced(width, axis, ((0, 0),) * len(sizes))}) if width[axis] == (0, 0) else None
