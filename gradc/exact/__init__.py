@@ -4,7 +4,8 @@ Floats are residues modulo the prime p = 2^61 - 1, so that sums and products hav
 
 - A dyadic rational is itself.  ``a / b`` is ``a * b^-1``; 1/0 and constants that are not finite are *tagged*: no operation removes the tag,
   so ``x * 0 -> 0`` is caught.
-- Residues are ordered as signed numbers after a shift by 20 bits: small dyadic rationals stand in their own order.
+- Residues are ordered as signed numbers after a shift by 40 bits: small dyadic rationals (inputs, f32 constants, their sums and
+  products) stand in their own order.
 - Transcendental functions, floor, round and float -> int casts are hashes of their operands.
 - Under ``BITS`` the results of f16, bf16 and f8 nodes, and casts to a type that is not known to hold the value, are hashes too; every
   value carries the types known to hold it, so rounding twice is rounding once.  Under ``REAL`` rounding changes nothing.

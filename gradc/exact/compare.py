@@ -27,7 +27,8 @@ _DRAWN = {"f64": (10, 2), "f32": (8, 2), "f16": (6, 2), "bf16": (6, 2), "f8e4m3"
 def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """Inputs: small dyadic rationals that the dtype holds; ints that are valid where they are indices, else small."""
     bounds = _index_bounds(graph, dims)
-    out = {}
+    out: dict[str, Array] = {}
+    array: Array
     for node in graph.inputs:
         name, dtype, shape = graph.input_name(node), node.dtype, node.type.concrete(dims)
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
@@ -71,8 +72,10 @@ def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) ->
     facts = [fact for g in graphs for fact in g.assumptions]
     nodes = list(dict.fromkeys(n for g in graphs for n in opened(g).nodes))
     orders = [_SIZES[i % 4 :] + _SIZES[: i % 4] for i in range(len(names))]
-    for sizes in itertools.islice(itertools.product(*orders), 20000):
+    for different, sizes in ((d, s) for d in (True, False) for s in itertools.islice(itertools.product(*orders), 10000)):
         bound = {**given, **dict(zip(names, sizes, strict=True))}
+        if different and len(set(sizes)) < min(len(sizes), len(_SIZES)):
+            continue
         if all(fact.holds(bound) for fact in facts) and all(_fits(n, bound) for n in nodes):
             return bound
     raise InvalidProblem(f"no small sizes fit {graphs[0].name}<{','.join(names)}>; give dims=")

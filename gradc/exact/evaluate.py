@@ -228,7 +228,10 @@ class _Evaluation:
             signed = name in ("neg", "abs", "sign")
             return ExactArray(wide, *CHOICES[name](*operands), kept & set(FRACTION) if signed else kept)
         if name in ARITHMETIC:
-            return ExactArray(wide, *ARITHMETIC[name](*operands), held)
+            value, tag = ARITHMETIC[name](*operands)
+            for x in operands:  # x / 1 is x: whatever holds that
+                held |= x.held if np.array_equal(x.value, value) and np.array_equal(x.tag, tag) else held
+            return ExactArray(wide, value, tag, held)
         if self.real and name in OVER_THE_REALS:
             return ExactArray(wide, *OVER_THE_REALS[name](*operands), held)
         if isinstance(lower, Reduction):
@@ -250,12 +253,13 @@ class _Evaluation:
     def reduction(self, node: Node, x: ExactArray, held: frozenset[str]) -> ExactArray:
         axis, combine = node.attrs["axis"], node.op.lower.combine
         axes = axis if isinstance(axis, tuple) else (axis,)
-        tag = x.tag.any(axes)
+        tag = np.asarray(x.tag.any(axes))
         if combine in ("sum", "prod"):
             return ExactArray(node.dtype.compute, (total if combine == "sum" else product)(x.value, axes), tag, held)
         high = combine.endswith("max")
         key = last(x.key(1 if high else -1), axes)
-        place = (key.argmax(-1) if high else key.argmin(-1))[..., None] if key.shape[-1] else np.zeros((*key.shape[:-1], 1), np.int64)
+        found = np.zeros(key.shape[:-1], np.int64) if not key.shape[-1] else np.asarray(key.argmax(-1) if high else key.argmin(-1))
+        place = found[..., None]
         if combine.startswith("arg"):
             return concrete(place[..., 0], node.dtype)
         value, tags = (np.take_along_axis(last(a, axes), place, -1)[..., 0] for a in (x.value, x.tag))
@@ -277,4 +281,5 @@ class _Evaluation:
         if not node.dtype.is_float:
             return concrete(convert(value.astype(np.int64), node.dtype), node.dtype, derived=True)
         tags = [x.tag for x in operands if x.shape == shape]
-        return ExactArray(node.dtype.compute, value, np.logical_or.reduce(tags) if tags else np.zeros(shape, bool), HOLDERS[node.dtype.compute.name])
+        tag = np.asarray(np.logical_or.reduce(tags)) if tags else np.zeros(shape, bool)
+        return ExactArray(node.dtype.compute, value, tag, HOLDERS[node.dtype.compute.name])

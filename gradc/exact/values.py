@@ -13,7 +13,7 @@ from ..ops.pointwise import convert
 from .field import Array, P, U, inverse, mixed, multiply, negative, reduced, shifted
 
 INFINITY, NAN = 0x1234567_89ABCDE, 0xFEDCBA9_8765432  # residues that stand for 1/0 and NaN
-_ORDER = 20
+_ORDER, _SHOWN = 40, 20  # fractional bits: of what stands in its own order, of what is shown as a number
 
 FRACTION = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7, "f8e4m3": 3, "f8e5m2": 2, "f4e2m1": 1, "e8m0": 0}
 _EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8, "f8e4m3": 4, "f8e5m2": 5, "f4e2m1": 2, "e8m0": 8}
@@ -74,14 +74,22 @@ class ExactArray:
         return np.asarray(self.tag & (self.value == U(NAN)))
 
 
+    @property
+    def numbers(self) -> Array:
+        """The elements as f64; NaN where one is no small dyadic rational."""
+        if not self.dtype.is_float:
+            return self.value.astype(np.float64)
+        turned = shifted(self.value, _SHOWN).astype(np.int64)
+        turned = np.where(turned > P // 2, turned - P, turned)
+        return np.where((np.abs(turned) < 2**45) & ~self.tag, turned / 2.0**_SHOWN, np.nan)
+
     def shown(self, place: tuple[int, ...]) -> str:
-        """One element for a message: a number where it is a small dyadic rational."""
+        """One element for a message."""
         if not self.dtype.is_float:
             return str(self.value[place])
-        turned = int(shifted(self.value[place], _ORDER))
-        turned -= P if turned > P // 2 else 0
-        number = str(turned / 2**_ORDER) if abs(turned) < 2**45 else f"the residue {int(self.value[place]):#x}"
-        return f"{number} (tagged)" if self.tag[place] else number
+        number = replace(self, tag=np.zeros_like(self.tag)).numbers[place]
+        text = f"the residue {int(self.value[place]):#x}" if np.isnan(number) else str(number)
+        return f"{text} (tagged)" if self.tag[place] else text
 
 
 def embed(array: Array, dtype: DType, held: frozenset[str] | None = None) -> ExactArray:
@@ -203,7 +211,7 @@ def _values(x: ExactArray) -> Values:
 
 
 def _hash(name: str) -> Callable[[ExactArray], ExactArray]:
-    return lambda x: replace(x, value=mixed(name, x.value, x.tag), constant=None)
+    return lambda x: replace(x, value=mixed(name, "", "", x.value, x.tag), constant=None)
 
 
 _exp, _log, _sqrt = _hash("exp"), _hash("log"), _hash("sqrt")

@@ -17,12 +17,12 @@ from ..interp import apply
 from ..ir.dims import Size, known_nonnegative, product
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call, topological
-from ..ir.op import Alias, Composite, Expr, Movement, Primitive
+from ..ir.op import Composite, Expr
 from ..ir.pattern import Var, match, op, splat
 from ..ir.types import DTYPES
 from ..ops.rules import converted, full, reshaped, spread
 from .manager import graph_pass
-from .resize import computes, nbytes, resize
+from .resize import computes, moves, nbytes, resize
 
 GATHER = op("gather", Var("table"), Var("indices"))
 
@@ -63,10 +63,6 @@ def as_gather(node: Node) -> Node | None:
     return node if match(GATHER, node, {}) else None
 
 
-def _moves(node: Node) -> bool:
-    return isinstance(node.op, Primitive) and isinstance(node.op.lower, Movement | Alias) and node.op.resized is not None
-
-
 def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node]) -> set[Node]:
     """The values that are made element by element and have no other use, direct or through such values, than as the table of a gather."""
     outputs = {node for _, node in graph.outputs}
@@ -77,7 +73,7 @@ def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node])
         return read is not None and read.operands[0] is node and read.operands[1] is not node
 
     for node in reversed(graph.nodes):
-        if node in outputs or node in refused or not (_moves(node) or computes(node)):
+        if node in outputs or node in refused or not (moves(node) or computes(node)):
             continue
         users = graph.users[node]
         if users and all(u in inside or gathers(u, node) for u in users):
@@ -131,7 +127,7 @@ class Taken:
         def opens(node: Node) -> bool:
             if node in self.inside and computes(node):
                 self.works = True
-            return node in self.inside or _moves(node)
+            return node in self.inside or moves(node)
 
         return resize(self.table, self.axis, self.indices.shape, leaf, opens, stays)
 
@@ -225,6 +221,6 @@ def _scalar(node: Node, operands: list[np.ndarray[tuple[int, ...], np.dtype[np.g
         return None
     if isinstance(node.op.lower, Expr):
         return apply(node, known, {})
-    if _moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]:  # a pad may hold another value
+    if moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]:  # a pad may hold another value
         return known[0]
     return None

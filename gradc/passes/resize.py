@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from ..errors import TypeRuleError
 from ..ir.dims import Size, evaluate
 from ..ir.node import Node
-from ..ir.op import Composite, Expr, Primitive, Resized
-from ..ir.pattern import splat
+from ..ir.op import Alias, Composite, Expr, Movement, Primitive, Resized
+from ..ir.pattern import Var, match, op, splat
 from ..ops.rules import reshaped
 from .cost import nominal
+
+RESHAPES = (op("reshape", Var("x")), op("broadcast_to", Var("x")))  # what is nothing if the shape stays
 
 
 def count(node: Node) -> int:
@@ -34,6 +36,11 @@ def computes(node: Node) -> bool:
         return isinstance(node.op, Composite)
     inner = node.op.decompose(*node.operands, **node.attrs)
     return all(n in node.operands or splat(n) is not None or (n.shape == node.shape and computes(n)) for n in _within(inner, node.operands))
+
+
+def moves(node: Node) -> bool:
+    """Whether an op only says where each element of its one operand stands."""
+    return isinstance(node.op, Primitive) and isinstance(node.op.lower, Movement | Alias) and node.op.resized is not None
 
 
 def _within(root: Node, stop: Sequence[Node]) -> list[Node]:
@@ -91,7 +98,8 @@ def resize(
             pending += reversed(lacking)
             continue
         operands = [done[o, a] if isinstance(a, int) else reshaped(fixed(o), a) for o, a in zip(node.operands, how[0], strict=True)]
-        done[key] = node.op.apply(operands, how[1])
+        made = node.op.apply(operands, how[1])
+        done[key] = operands[0] if any(match(p, node, {}) for p in RESHAPES) and made.shape == operands[0].shape else made
     return done[root, axis]
 
 

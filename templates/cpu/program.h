@@ -17,10 +17,11 @@ static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b
 static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
 static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return (bytes + 63) & ~(i64)63; }
 
-/* Rows per task: the unit of determinism, so a function of the shape and nothing else.  At least 4096 elements of work. */
+/* Rows per task: the unit of determinism, so a function of the shape and nothing else.  Short rows come by more: a task is some work,
+ * but no chain of additions grows long. */
 static inline __attribute__((unused)) i64 gradc_chunk(i64 rows, i64 cols) {
   const i64 wanted = gradc_max(8, gradc_min(rows / 256, 64));
-  return gradc_max(wanted, gradc_chunks(4096, gradc_max(cols, 1)));
+  return gradc_max(wanted, gradc_min(128, gradc_chunks(4096, gradc_max(cols, 1))));
 }
 
 /* Rows per task where each task holds a whole partial result of `size` elements: at most 4 Mi elements of partials. */
