@@ -31,7 +31,10 @@ LICENCES = ("BITS", "REAL")
 
 def test_field_arithmetic_against_pythons_integers() -> None:
     rng = np.random.default_rng(0)
-    a, b = (np.concatenate([rng.integers(0, P, 300, dtype=np.uint64), np.array([0, 1, P - 1, 2**31, 2**60], np.uint64)]) for _ in "ab")
+    a, b = (
+        np.concatenate([rng.integers(0, P, 300, dtype=np.uint64), np.array([0, 1, P - 1, 2**31, 2**60], np.uint64)])
+        for _ in "ab"
+    )
     assert multiply(a, b).tolist() == [int(x) * int(y) % P for x, y in zip(a, b, strict=True)]
     assert inverse(a).tolist() == [pow(int(x), P - 2, P) for x in a]
     assert int(total(a, (0,))) == sum(map(int, a)) % P
@@ -49,7 +52,12 @@ def residue(value: Fraction) -> int:
 
 
 def test_rationals_are_fractions() -> None:
-    graph = trace(lambda a, b, c: (a * b + c / b) / (a - 1.5) - ops.reciprocal(c) * 0.375 + b**3, a="f64[N]", b="f64[N]", c="f64[N]")
+    graph = trace(
+        lambda a, b, c: (a * b + c / b) / (a - 1.5) - ops.reciprocal(c) * 0.375 + b**3,
+        a="f64[N]",
+        b="f64[N]",
+        c="f64[N]",
+    )
     inputs = draw(graph, {"N": 64}, 3)
     got = evaluate(graph, inputs, {"N": 64})["y"]
     for i in range(64):
@@ -237,7 +245,10 @@ def test_fallacy_is_caught(name: str) -> None:
 
 def test_the_error_says_where() -> None:
     before, after = pair(lambda x: {"y": x * 2.0, "z": x + 1.0}, lambda x: {"y": x * 2.0, "z": x + 1.5}, x="f32[N,3]")
-    with pytest.raises(InternalError, match=r"after no longer means the same under REAL: the output z differs at \[0,0\] \(15 of 15\): it was .* and is .* \(N=5, seed 4\)"):
+    with pytest.raises(
+        InternalError,
+        match=r"after no longer means the same under REAL: the output z differs at \[0,0\] \(15 of 15\): it was .* and is .* \(N=5, seed 4\)",
+    ):
         equal(before, after, licence="REAL", seed=4)
     equal(before, after, licence="FAST")
     with pytest.raises(InternalError, match="lost the output z"):
@@ -249,7 +260,12 @@ def test_the_error_says_where() -> None:
 
 
 def test_sizes_are_found() -> None:
-    graph = trace(lambda x, y: ops.reshape(x, (x.shape[0] // 4, 4)) * 1.0, x="f32[N]", y="f32[M,N]", assume=["N == 4*(N//4)", "M >= 3"])
+    graph = trace(
+        lambda x, y: ops.reshape(x, (x.shape[0] // 4, 4)) * 1.0,
+        x="f32[N]",
+        y="f32[M,N]",
+        assume=["N == 4*(N//4)", "M >= 3"],
+    )
     bound = bindings([graph])
     assert bound["N"] % 4 == 0 and bound["M"] >= 3 and bound["M"] != bound["N"]
     assert bindings([graph], {"N": 12})["N"] == 12
@@ -276,7 +292,7 @@ def jungle(seed: int, size: int, mutate: int = -1, dtype: str = "f32") -> Graph:
     def fn(a: Any, b: Any, s: Any, i: Any) -> Any:
         values, used = [a, b, a * s], set()
         for k in range(size):
-            pick = lambda: rng.choice(values[-8:])  # noqa: E731
+            pick = lambda: rng.choice(values[-8:])
             kind, x, y = rng.randrange(8), pick(), pick()
             first, second = rng.sample(PAIRS[:5], 2), rng.sample(SINGLE[:5], 2)
             wrong = k == mutate
@@ -295,7 +311,9 @@ def jungle(seed: int, size: int, mutate: int = -1, dtype: str = "f32") -> Graph:
             values.append(value)
             used |= {x, y}
         rest = [v for v in values if v not in used]
-        return {f"y{k}": v for k, v in enumerate(dict.fromkeys([*rest, values[-1]]))} | {"all": ops.concat(*[ops.reshape(v, (1, *v.shape)) for v in values])}
+        return {f"y{k}": v for k, v in enumerate(dict.fromkeys([*rest, values[-1]]))} | {
+            "all": ops.concat(*[ops.reshape(v, (1, *v.shape)) for v in values])
+        }
 
     return trace(fn, name="jungle", a=f"{dtype}[D,D]", b=f"{dtype}[D,D]", s=f"{dtype}[D,1]", i="i64[D]")
 
@@ -310,18 +328,20 @@ def test_jungle_survives_the_passes_and_no_mutation(seed: int) -> None:
             equal(before, wide, "BITS")
             equal(wide, simplify(wide, numerics="strict"), "BITS")
             equal(wide, fold(simplify(wide)), "REAL")
-    graph, missed = jungle(seed, 40), []
+    graph = jungle(seed, 40)
     for k in range(40):
         other = jungle(seed, 40, mutate=k)
-        if other == graph:
+        one, two = (g.with_outputs([("all", g.output("all"))]) for g in (graph, other))
+        if one == two:
             continue
-        only = [("all", graph.output("all"))], [("all", other.output("all"))]
         try:
-            equal(graph.with_outputs(only[0]), other.with_outputs(only[1]), "REAL")
-            missed.append((k, str(graph), str(other)))
+            equal(one, two, "REAL")
         except InternalError as error:
             assert "differs at" in str(error)
-    assert not missed
+            continue
+        inputs = draw(one, {"D": 5}, seed=1)  # missed: then it is no mutation (relu of an abs)
+        left, right = (interp.run(g, inputs, dims={"D": 5}, precision="f64")["all"] for g in (one, two))
+        assert np.array_equal(left, right, equal_nan=True), f"op {k} was another one and nobody saw it"
 
 
 def test_many_uses_of_one_value_are_fast() -> None:

@@ -20,7 +20,15 @@ from .field import Array
 from .values import ExactArray
 
 _SIZES = (5, 4, 6, 3, 7, 2, 8, 1, 12, 16)
-_DRAWN = {"f64": (10, 2), "f32": (8, 2), "f16": (6, 2), "bf16": (6, 2), "f8e4m3": (2, 4), "f8e5m2": (1, 4), "f4e2m1": (1, 2)}
+_DRAWN = {
+    "f64": (10, 2),
+    "f32": (8, 2),
+    "f16": (6, 2),
+    "bf16": (6, 2),
+    "f8e4m3": (2, 4),
+    "f8e5m2": (1, 4),
+    "f4e2m1": (1, 2),
+}
 """Fractional bits and the bound of what is drawn for a dtype."""
 
 
@@ -72,7 +80,9 @@ def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) ->
     facts = [fact for g in graphs for fact in g.assumptions]
     nodes = list(dict.fromkeys(n for g in graphs for n in opened(g).nodes))
     orders = [_SIZES[i % 4 :] + _SIZES[: i % 4] for i in range(len(names))]
-    for different, sizes in ((d, s) for d in (True, False) for s in itertools.islice(itertools.product(*orders), 10000)):
+    for different, sizes in (
+        (d, s) for d in (True, False) for s in itertools.islice(itertools.product(*orders), 10000)
+    ):
         bound = {**given, **dict(zip(names, sizes, strict=True))}
         if different and len(set(sizes)) < min(len(sizes), len(_SIZES)):
             continue
@@ -85,13 +95,17 @@ def _fits(node: Node, dims: Mapping[str, int]) -> bool:
     """Whether a node's shape exists under these sizes, and holds its operand's elements if it is a view of them."""
     try:
         shape = node.type.concrete(dims)
-        same = not isinstance(getattr(node.op, "lower", None), Alias) or math.prod(shape) == math.prod(node.operands[0].type.concrete(dims))
+        same = not isinstance(getattr(node.op, "lower", None), Alias) or math.prod(shape) == math.prod(
+            node.operands[0].type.concrete(dims)
+        )
     except GradcError:
         return False
     return same and min(shape, default=0) >= 0
 
 
-def equal(before: Graph, after: Graph, licence: str = "BITS", seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
+def equal(
+    before: Graph, after: Graph, licence: str = "BITS", seed: int = 0, dims: Mapping[str, int] | None = None
+) -> None:
     """Requires that two graphs mean the same: equal outputs in exact algebra on random inputs.
 
     :param licence: what a pass may lose: nothing (``BITS``), roundings (``REAL``), anything (``FAST``: not compared).
@@ -105,16 +119,22 @@ def equal(before: Graph, after: Graph, licence: str = "BITS", seed: int = 0, dim
     inputs = draw(before, bound, seed)
     wrong = ""
     for folding in (True, False):
-        one, other = (_evaluated(g, {n: inputs[n] for n in g.input_names}, bound, licence, folding) for g in (before, after))
+        one, other = (
+            _evaluated(g, {n: inputs[n] for n in g.input_names}, bound, licence, folding) for g in (before, after)
+        )
         found = _first_difference(before, one, other)
         if not found:
             return
         wrong = wrong or found
     sizes = ", ".join(f"{k}={v}" for k, v in bound.items())
-    raise InternalError(f"{after.name} no longer means the same under {licence}: {wrong} ({sizes + ', ' if sizes else ''}seed {seed})")
+    raise InternalError(
+        f"{after.name} no longer means the same under {licence}: {wrong} ({sizes + ', ' if sizes else ''}seed {seed})"
+    )
 
 
-def _evaluated(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], licence: str, folding: bool) -> dict[str, ExactArray]:
+def _evaluated(
+    graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], licence: str, folding: bool
+) -> dict[str, ExactArray]:
     try:
         return evaluate(graph, inputs, dims, licence, folding=folding)
     except GradcError as error:
@@ -125,7 +145,9 @@ def _same_interface(before: Graph, after: Graph) -> None:
     known = {before.input_name(n): n.type for n in before.inputs}
     for node in after.inputs:
         if known.get(after.input_name(node)) != node.type:
-            raise InternalError(f"{after.name} has an input {after.input_name(node)}: {node.type} that {before.name} has not")
+            raise InternalError(
+                f"{after.name} has an input {after.input_name(node)}: {node.type} that {before.name} has not"
+            )
     for name, node in before.outputs:
         if name not in after.output_names:
             raise InternalError(f"{after.name} has lost the output {name}")

@@ -61,7 +61,14 @@ def opened(graph: Graph) -> Graph:
     return graph.renamed(new)
 
 
-def evaluate(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, licence: str = "BITS", *, folding: bool = True) -> dict[str, ExactArray]:
+def evaluate(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    dims: Mapping[str, int] | None = None,
+    licence: str = "BITS",
+    *,
+    folding: bool = True,
+) -> dict[str, ExactArray]:
     """The outputs of a graph in exact algebra.
 
     :param inputs: NumPy arrays; floats are taken as the dyadic rationals they are.  :param licence: ``BITS`` or ``REAL``.
@@ -77,7 +84,9 @@ class _Evaluation:
     def __init__(self, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], licence: str, folding: bool):
         self.inputs, self.real, self.folding = inputs, licence == "REAL", folding
         self.graph = opened(graph)
-        self.dims = interp.bind_dims({graph.input_name(n): n.type for n in graph.inputs}, {n: np.shape(a) for n, a in inputs.items()}, dims)
+        self.dims = interp.bind_dims(
+            {graph.input_name(n): n.type for n in graph.inputs}, {n: np.shape(a) for n, a in inputs.items()}, dims
+        )
         self.values: dict[Node, ExactArray] = {}
         self.concrete: dict[Node, Array] = {}
 
@@ -155,13 +164,17 @@ class _Evaluation:
             return replace(x, dtype=dtype)
         if self.real:
             return replace(x, dtype=dtype, held=HOLDERS[dtype.name])
-        return replace(x, dtype=dtype, value=mixed("round", dtype.name, x.value), held=HOLDERS[dtype.name], constant=None)
+        return replace(
+            x, dtype=dtype, value=mixed("round", dtype.name, x.value), held=HOLDERS[dtype.name], constant=None
+        )
 
     def cast(self, x: ExactArray, dtype: DType) -> ExactArray:
         if not x.dtype.is_float:
             if self.real or dtype.name in HOLDERS[x.dtype.name]:
                 residue = np.mod(x.value.astype(np.int64), P).astype(U)
-                return ExactArray(dtype, residue, np.zeros(residue.shape, bool), HOLDERS[x.dtype.name] | HOLDERS[dtype.name])
+                return ExactArray(
+                    dtype, residue, np.zeros(residue.shape, bool), HOLDERS[x.dtype.name] | HOLDERS[dtype.name]
+                )
             return embed(convert(x.value, dtype), dtype)
         if dtype.is_float:
             return self.rounded(x, dtype)
@@ -202,7 +215,13 @@ class _Evaluation:
             array = np.asarray(interp.apply(node, [], self.dims))
             if not dtype.is_float:
                 return concrete(array, dtype)
-            return embed(array, dtype, frozenset.intersection(HOLDERS["bool"], *(holders(float(v), dtype) for v in set(array.reshape(-1).tolist()))))
+            return embed(
+                array,
+                dtype,
+                frozenset.intersection(
+                    HOLDERS["bool"], *(holders(float(v), dtype) for v in set(array.reshape(-1).tolist()))
+                ),
+            )
         data = [k for k in range(len(operands)) if k not in node.op.indices]
         if not dtype.is_float and any(operands[k].dtype.is_float for k in data):
             return self.rounded(self.unknown(node, operands), dtype)
@@ -258,7 +277,9 @@ class _Evaluation:
             return ExactArray(node.dtype.compute, (total if combine == "sum" else product)(x.value, axes), tag, held)
         high = combine.endswith("max")
         key = last(x.key(1 if high else -1), axes)
-        found = np.zeros(key.shape[:-1], np.int64) if not key.shape[-1] else np.asarray(key.argmax(-1) if high else key.argmin(-1))
+        found: Array = np.zeros(key.shape[:-1], np.int64)
+        if key.shape[-1]:
+            found = np.asarray(key.argmax(-1) if high else key.argmin(-1))
         place = found[..., None]
         if combine.startswith("arg"):
             return concrete(place[..., 0], node.dtype)
@@ -267,7 +288,11 @@ class _Evaluation:
 
     def unknown(self, node: Node, operands: list[ExactArray]) -> ExactArray:
         """A hash: element by element for a pointwise op, of everything for another."""
-        wide = "" if self.real else max((x.dtype.compute.name for x in operands if x.dtype.is_float), default=node.dtype.name)
+        wide = (
+            ""
+            if self.real
+            else max((x.dtype.compute.name for x in operands if x.dtype.is_float), default=node.dtype.name)
+        )
         attrs = "".join(f"{n}={interp._concrete(v, self.dims)} " for n, v in node.attrs.items())
         parts: list[Any] = [node.op.name, wide, attrs]
         shape = node.type.concrete(self.dims)
@@ -275,7 +300,9 @@ class _Evaluation:
             for x in operands:
                 parts += [x.value.astype(np.int64), x.tag]
         else:
-            everything = "".join(f"{x.shape}" for x in operands).encode() + b"".join(x.value.tobytes() + x.tag.tobytes() for x in operands)
+            everything = "".join(f"{x.shape}" for x in operands).encode() + b"".join(
+                x.value.tobytes() + x.tag.tobytes() for x in operands
+            )
             parts += [zlib.crc32(everything), zlib.adler32(everything), np.arange(math.prod(shape)).reshape(shape)]
         value = np.broadcast_to(mixed(*parts), shape)
         if not node.dtype.is_float:

@@ -13,6 +13,7 @@ Array = np.ndarray[Any, Any]
 U = np.uint64
 P = (1 << 61) - 1
 
+
 def reduced(x: Array) -> Array:
     """x mod p, for any uint64."""
     x = (x & U(P)) + (x >> U(61))

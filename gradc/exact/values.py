@@ -73,7 +73,6 @@ class ExactArray:
     def is_nan(self) -> Array:
         return np.asarray(self.tag & (self.value == U(NAN)))
 
-
     @property
     def numbers(self) -> Array:
         """The elements as f64; NaN where one is no small dyadic rational."""
@@ -100,7 +99,9 @@ def embed(array: Array, dtype: DType, held: frozenset[str] | None = None) -> Exa
     digits = np.abs(np.ldexp(fraction, 53)).astype(U)
     residue = shifted(digits, exponent.astype(np.int64) - 53)
     residue = np.where(wide < 0, negative(residue), residue)
-    residue = np.where(finite, residue, np.where(np.isnan(wide), U(NAN), np.where(wide > 0, U(INFINITY), U(P - INFINITY))))
+    residue = np.where(
+        finite, residue, np.where(np.isnan(wide), U(NAN), np.where(wide > 0, U(INFINITY), U(P - INFINITY)))
+    )
     return ExactArray(dtype, residue, ~finite, HOLDERS[dtype.name] if held is None else held)
 
 
@@ -114,7 +115,9 @@ def holders(number: float, dtype: DType) -> frozenset[str]:
     """The types that hold a number of that type."""
     wide = np.asarray(number)
     with np.errstate(all="ignore"):
-        return HOLDERS[dtype.name] | {n for n in (*EXACT_INTS, *FRACTION) if convert(wide, DTYPES[n]).astype(np.float64) == wide}
+        return HOLDERS[dtype.name] | {
+            n for n in (*EXACT_INTS, *FRACTION) if convert(wide, DTYPES[n]).astype(np.float64) == wide
+        }
 
 
 # -- pointwise ops -----------------------------------------------------------------------------------------------------

@@ -50,9 +50,11 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
     :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads), ``"none"`` (only what must not be computed twice), or names of values.
     """
     cotangents = {n for n in joint.inputs if joint.input_name(n).startswith("d.") and joint.input_name(n)[2:] in values}
-    late: set[Node] = set(cotangents)  # depends on a cotangent
+    early = _needed(joint.output(name) for name in values)
+    # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
+    late: set[Node] = set(cotangents)
     for node in joint.nodes:
-        if any(o in late for o in node.operands):
+        if any(o in late for o in node.operands) or (node not in early and node.op.name != "input" and not _constant(node)):
             late.add(node)
     gradients = [(name, node) for name, node in joint.outputs if name not in values]
     needed = _needed(node for _, node in gradients)

@@ -6,10 +6,11 @@ gathered along the axis what a gather of its result would read.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import TypeRuleError
-from ..ir.dims import Size, evaluate
+from ..ir.dims import Size, evaluate, product
 from ..ir.node import Node
 from ..ir.op import Alias, Composite, Expr, Movement, Primitive, Resized
 from ..ir.pattern import Var, match, op, splat
@@ -21,7 +22,13 @@ RESHAPES = (op("reshape", Var("x")), op("broadcast_to", Var("x")))  # what is no
 
 def count(node: Node) -> int:
     """Elements, unknown sizes taken as nominal."""
-    return evaluate(node.type.count, nominal(node.shape))
+    return elements(node.shape)
+
+
+@functools.lru_cache(4096)
+def elements(shape: tuple[Size, ...]) -> int:
+    """The product of sizes, unknown ones taken as nominal."""
+    return evaluate(product(shape), nominal(shape))
 
 
 def nbytes(node: Node) -> int:

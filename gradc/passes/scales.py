@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir.dims import evaluate, product
+from ..errors import TypeRuleError
 from ..ir.graph import Graph, again
 from ..ir.node import Node, Note, call
 from ..ir.op import Expr, Library, Scatter
 from ..ir.pattern import Var, match, op, splat
 from ..ir.types import DType
 from ..ops.rules import converted, spread
-from .cost import nominal
-from .resize import Variation, count, moves, nbytes, placed
+from .resize import Variation, count, elements, moves, nbytes, placed
 
 MUL, DIV, NEG, CAST = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("cast", Var("x"))
 SCATTER = op("scatter_add", Var("indices"), Var("updates"))
@@ -47,7 +46,10 @@ def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
     """
     if node.op.linear is None or not node.dtype.is_float or not node.operands[operand].dtype.is_float:
         return None
-    maps: Mapping[int, tuple[int | None, ...]] = node.op.linear(node)
+    try:
+        maps: Mapping[int, tuple[int | None, ...]] = node.op.linear(node)
+    except TypeRuleError:  # a reshape of no elements has no axes to follow
+        return None
     if operand not in maps or (node.op.additive and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)):
         return None
     if match(CAST, node, {}) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(node.dtype.name, 0):
@@ -289,7 +291,7 @@ def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node
     """Rule (c), inwards, where reading the scale once per row moves fewer bytes than another pass over the result."""
     indices = scatter.operands[0]
     at, wider = scatter.attrs["axis"], indices.rank - 1
-    rows = evaluate(product(indices.shape), nominal(indices.shape)) if at in axes.values() else 1
+    rows = elements(indices.shape) if at in axes.values() else 1
     if rows * scatter.dtype.itemsize >= 2 * nbytes(scatter):
         return None
     return _Place(-1, (*path, (scatter, 1)), {a: i if i <= at else i + wider for a, i in axes.items()}, scatter if at in axes.values() else None)

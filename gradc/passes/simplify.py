@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..ir.dims import product
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call
 from ..ir.op import Alias, Movement
-from ..ir.pattern import Rule, Var, apply_rules, op, splat
+from ..ir.pattern import Rule, Var, apply_rules, match, op, splat
 from ..ir.types import DType
 from ..ops.movement import broadcast_axes
 from ..ops.rules import converted, full, reshaped, spread
@@ -115,10 +115,27 @@ def _unit_sum(node: Node) -> Node | None:
     return call("sum", inner, axis=axes) if axes else inner
 
 
+def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library writes it that way round at once"""
+    pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
+
+    def rewrite(old: Node, new: Node) -> Node | None:
+        found: dict[str, Node] = {}
+        if not match(pattern, new, found) or graph.users.get(old.operands[0], ()) != (old,):
+            return None
+        rank = new.rank
+        if new.attrs["axes"] != (*range(rank - 2), rank - 1, rank - 2):
+            return None
+        return call("matmul", found["y"].T, found["x"].T)
+
+    return rewrite
+
+
 @graph_pass("REAL")
 def simplify(graph: Graph, *, numerics: str = "real") -> Graph:
     """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict"."""
     rules = BITS + (REAL if numerics != "strict" else [])
+    transposed = _product_transposed(graph)
     structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
@@ -127,7 +144,8 @@ def simplify(graph: Graph, *, numerics: str = "real") -> Graph:
             new = apply_rules(rules, current)
             moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)
             if moved is current:
-                return current
+                turned = transposed(node, current) if numerics != "strict" else None
+                return current if turned is None else turned
             current = moved
         return current
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.dims import evaluate, product, symbols
+from ..ir.dims import symbols
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call
 from ..ir.op import Expr, Primitive, Reduction
-from ..ir.pattern import match, splat
-from .cost import nominal
+from ..ir.pattern import Var, match, op, splat
 from .manager import graph_pass
 from .prepare import GATHER, prepare
-from .resize import Variation, moves, nbytes, resize
-from .scales import MUL, SCATTER, Uses, carry, homogeneous, sink
+from .resize import Variation, elements, moves, nbytes, resize
+from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, carry, homogeneous, sink
 
-ROUNDS, DEEPEST = 4, 16
+SUM = op("sum", Var("x"))
+ROUNDS = 4
 
 
 @graph_pass("REAL")
@@ -46,45 +46,78 @@ def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
 class _Chain:
     """A scatter below a reduction, through ops that are linear in it and keep its scattered axis.
 
-    :param axis: the scattered axis as an axis of the reduction's result.
+    :param root: the reduction over kept axes.  :param axis: the scattered axis as an axis of root's result.
+    :param path: from the reduction down to the scatter.  :param outer: the graph's reduction, if that sums the scattered axis too.
     """
 
     root: Node
     scatter: Node
-    path: frozenset[Node]
+    path: tuple[Node, ...]
     axis: int
+    outer: Node
 
 
 def _reduce_before_scatter(graph: Graph) -> Graph:
     """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u))"""
     uses = Uses(graph)
+    chains = _dissolving([chain for node in graph.nodes for chain in _scatters_below(node)], uses)
+    if not chains:
+        return graph
     new: dict[Node, Node] = {}
     for node in graph.nodes:
         operands = tuple(new[o] for o in node.operands)
-        chain = _scatter_below(node, uses)
-        result = None if chain is None else _scattered_last(chain, uses, new)
+        result = _scattered_last(chains[node], uses, new) if node in chains else None
         new[node] = result if result is not None else node if operands == node.operands else again(node, operands)
     return graph.renamed(new)
 
 
-def _scatter_below(root: Node, uses: Uses) -> _Chain | None:
+def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:
+    """One chain per reduction; those of which every value is gone once all of them are rewritten."""
+    while True:
+        gone = {(node, user) for chain in chains for user, node in zip((chain.outer, *chain.path[1:]), chain.path[1:], strict=False)}
+        kept = [c for c in chains if not any(n in uses.outputs or any((n, user) not in gone for user in uses.of[n]) for n in c.path[1:])]
+        first: dict[Node, _Chain] = {}
+        for chain in kept:
+            first.setdefault(chain.outer, chain)
+        if len(first) == len(chains):
+            return first
+        chains = list(first.values())
+
+
+def _scatters_below(root: Node) -> list[_Chain]:
     if not isinstance(getattr(root.op, "lower", None), Reduction) or root.op.linear is None or root.op.resized is None:
-        return None
+        return []
+    found, visits = [], 0
     pending: list[tuple[Node, ...]] = [(root,)]
-    while pending:
-        path = pending.pop()
+    while pending and visits < MOST:
+        path, visits = pending.pop(), visits + 1
         node = path[-1]
-        if node is not root and not uses.single(node):
-            continue
-        if match(SCATTER, node, {}):
-            axis: int | None = int(node.attrs["axis"])
-            for below, above in zip(reversed(path), reversed(path[:-1]), strict=False):
-                known = homogeneous(above, above.operands.index(below))
-                axis = None if known is None or axis is None else known[axis]
-            return None if axis is None else _Chain(root, node, frozenset(path), axis)
-        if len(path) < DEEPEST:
-            pending += [(*path, o) for k, o in reversed(tuple(enumerate(node.operands))) if o.dtype.is_float and homogeneous(node, k) is not None]
-    return None
+        if match(SCATTER, node, {}) and node is not root:
+            chain = _chain(path)
+            found += [chain] if chain is not None else []
+        elif len(path) < DEEPEST:
+            inner = [o for k, o in enumerate(node.operands) if node.operands.count(o) == 1 and homogeneous(node, k) is not None]
+            pending += [(*path, o) for o in reversed(inner)]
+    return found
+
+
+def _chain(path: tuple[Node, ...]) -> _Chain | None:
+    root, scatter = path[0], path[-1]
+    axis: int | None = int(scatter.attrs["axis"])
+    for below, above in zip(reversed(path), reversed(path[1:-1]), strict=False):
+        known = homogeneous(above, above.operands.index(below))
+        axis = None if known is None or axis is None else known[axis]
+    if axis is None:
+        return None
+    if match(SUM, root, {}) and axis in root.attrs["axis"]:  # the columns first, then what is left of the scattered axis
+        columns = tuple(a for a in root.attrs["axis"] if a != axis)
+        if not columns:
+            return None
+        inner = call("sum", *root.operands, axis=columns)
+        return _Chain(inner, scatter, (inner, *path[1:]), axis - sum(c < axis for c in columns), root)
+    known = homogeneous(root, root.operands.index(path[1]))
+    kept = None if known is None else known[axis]
+    return None if kept is None else _Chain(root, scatter, path, kept, root)
 
 
 def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | None:
@@ -103,13 +136,21 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
             return node is not chain.scatter
         if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr):
             return False
-        return splat(node) is not None or uses.single(node) or sum(nbytes(o) for o in node.operands if splat(o) is None) < nbytes(node)
+        return splat(node) is not None or uses.single(node) or sum(nbytes(_stored(o)) for o in node.operands) < nbytes(node)
 
     reduced = resize(chain.root, chain.axis, indices.shape, leaf, opens, lambda node: new[node])
     known = not any(symbols(size) for size in (*indices.shape, attrs["size"]))
     if known and sum(nbytes(n) for n in read.values()) > 2 * nbytes(chain.scatter) + sum(nbytes(n) for n in read):
         return None  # so many rows are added that reading the table's rows for each costs more than the dense sum
-    return call("scatter_add", new[indices], reduced, **{**attrs, "axis": chain.axis})
+    whole = call("scatter_add", new[indices], reduced, **{**attrs, "axis": chain.axis})
+    return whole if chain.outer is chain.root else call("sum", whole, axis=chain.axis)
+
+
+def _stored(node: Node) -> Node:
+    """Where the value is read from, if it is only moved and converted."""
+    while moves(node) or match(CAST, node, {}):
+        (node,) = node.operands
+    return node
 
 
 # -- (c), outwards; inwards is part of sink ----------------------------------------------------------------------------
@@ -124,7 +165,7 @@ def _scale_after_scatter(graph: Graph) -> Graph:
             return None
         indices, updates = operands
         found: dict[str, Node] = {}
-        if not match(MUL, updates, found) or 2 * nbytes(node) >= evaluate(product(indices.shape), nominal(indices.shape)) * node.dtype.itemsize:
+        if not match(MUL, updates, found) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
             return None
         axis = node.attrs["axis"]
         for scale, rest in ((found["y"], found["x"]), (found["x"], found["y"])):
