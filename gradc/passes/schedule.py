@@ -7,18 +7,18 @@ kernel can be written, and no group would wait for itself (reachability in the g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import networkx as nx
 
 from ..errors import InternalError
-from ..ir.dims import Size, assuming, product, same
+from ..ir.dims import Size, assuming
 from ..ir.graph import Graph
-from ..ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Step
-from ..ir.node import Node, Note, topological
+from ..ir.kernel import Index, Program
+from ..ir.node import Node
 from ..ir.op import Alias, Expr, Library, Movement, Reduction, Scatter
-from ..ir.types import Type
+from .emit import emit
+from .groups import Group, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
 
 MOST_BUFFERS = 24
@@ -31,7 +31,7 @@ def schedule(graph: Graph, *, fuse: bool = True) -> Program:
     with assuming(graph.assumptions):
         for _ in range(2 * len(graph.nodes) + 2):
             try:
-                return _Scheduler(graph, fuse, forced).run()
+                return Scheduler(graph, fuse, forced).run()
             except CannotInline as reason:  # this node needs memory after all: again, with that known
                 if reason.node in forced:
                     raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason
@@ -39,46 +39,7 @@ def schedule(graph: Graph, *, fuse: bool = True) -> Program:
     raise InternalError(f"scheduling of {graph.name} does not end")
 
 
-def lowering(node: Node) -> Any:
-    return getattr(node.op, "lower", None)
-
-
-def real(shape: Sequence[Size]) -> tuple[Size, ...]:
-    """The sizes that are not the literal 1."""
-    return tuple(s for s in shape if s != 1)
-
-
-def alike(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
-class Group:
-    """Nodes that share one kernel."""
-
-    def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
-        self.key = key
-        self.domain = Domain(tuple(shape), cols)
-        self.placed: dict[Node, str] = {}  # node -> element | row | accum
-        self.scatter: Node | None = None
-        self.builder: Builder
-
-    @property
-    def real(self) -> tuple[Size, ...]:
-        return real(self.domain.shape)
-
-    @property
-    def rows(self) -> tuple[Size, ...]:
-        columns = set(self.domain.columns)
-        return tuple(s for d, s in enumerate(self.domain.shape) if s != 1 and d not in columns)
-
-    def place(self, shape: Sequence[Size], level: str) -> tuple[Index, ...]:
-        """The index of a value of ``shape`` at a level: its real sizes are, in order, the kernel's (row) axes."""
-        columns = set(self.domain.columns) if level == "row" else set()
-        axes = iter([d for d in self.domain.real if d not in columns])
-        return tuple(Index() if size == 1 else Index.of(f"i{next(axes)}") for size in shape)
-
-
-class _Scheduler:
+class Scheduler:
     def __init__(self, graph: Graph, fuse: bool, forced: set[Node]):
         self.graph, self.fuse = graph, fuse
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
@@ -107,7 +68,7 @@ class _Scheduler:
                 self.place(node)
             else:
                 self.inline.add(node)
-        return _Emission(self).program()
+        return emit(self)
 
     def force(self, node: Node) -> None:
         if node not in self.in_memory:
@@ -125,14 +86,14 @@ class _Scheduler:
             at = pending.pop()
             inner = lowering(at)
             if at is not node and (at in self.in_memory or at in self.group_of):
-                leaves += _bytes(at)
+                leaves += nbytes(at)
                 continue
             cost += inner.cost if isinstance(inner, Expr) else 0
             fresh = [o for o in at.operands if o not in seen]
             seen.update(fresh)
             pending += fresh
         users = self.users[node]
-        return cost <= CHEAP and (leaves <= 1.05 * _bytes(node) or len(users) <= 1)
+        return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(users) <= 1)
 
     # -- library calls -------------------------------------------------------------------------------------------------
 
@@ -210,8 +171,8 @@ class _Scheduler:
             seen.update(fresh)
             pending += fresh
         producers = {g.key for leaf in leaves if (g := self.group_of.get(leaf)) is not None}
-        size = _bytes(self.source(node))
-        sharers = {g.key for g in self.groups for leaf in leaves if leaf in self.loads[g.key] and _bytes(leaf) * 2 >= size}
+        size = nbytes(self.source(node))
+        sharers = {g.key for g in self.groups for leaf in leaves if leaf in self.loads[g.key] and nbytes(leaf) * 2 >= size}
         ranked = [*sorted(producers, reverse=True), *sorted(sharers - producers, reverse=True)]
         return [self.groups[key] for key in ranked if "library" not in self.groups[key].placed.values()]
 
@@ -359,199 +320,3 @@ class _Scheduler:
                 builder.store(buffer, node, at)
             else:
                 builder.read(node, at)
-
-
-class View:
-    """Follows ops that only move data to the value in memory behind them: what a library call can read through strides."""
-
-    def __init__(self, scheduler: _Scheduler):
-        self.scheduler = scheduler
-
-    def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> tuple[Node, tuple[Index, ...]]:
-        lower = lowering(node)
-        if where is not None:
-            raise CannotInline(node, "a mask")
-        if node in self.scheduler.in_memory and not (isinstance(lower, Alias) and node not in self.scheduler.forced):
-            return node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True))
-        if isinstance(lower, Movement | Alias):
-            found = lower.at(index, node, self)
-            if found is not None:
-                return found  # type: ignore[no-any-return]
-        raise CannotInline(node, "no view of memory")
-
-    def __getattr__(self, name: str) -> Any:
-        raise CannotInline(self.scheduler.graph.nodes[0], f"no view of memory: {name}")
-
-
-def _bytes(node: Node) -> float:
-    """Bytes of a value; a symbol counts as 1024."""
-    total = product(node.shape)
-    if isinstance(total, int):
-        return float(total * node.dtype.itemsize)
-    from ..ir.dims import evaluate, symbols
-
-    return float(evaluate(total, dict.fromkeys(symbols(total), 1024)) * node.dtype.itemsize)
-
-
-class _Emission:
-    """From groups to a Program: buffers, names, order."""
-
-    def __init__(self, scheduler: _Scheduler):
-        self.s = scheduler
-        self.graph = scheduler.graph
-        self.names: dict[Node, str] = {n: self.graph.input_name(n) for n in self.graph.inputs}
-        self.buffers: list[Buffer] = [Buffer(self.graph.input_name(n), n.type, "input") for n in self.graph.inputs]
-        self.used = set(self.names.values())
-        self.outputs: list[tuple[str, str]] = []
-        self.copies: list[tuple[int, Step]] = []
-
-    def unique(self, wish: str) -> str:
-        name, k = wish, 1
-        while name in self.used:
-            k += 1
-            name = f"{wish}.{k}"
-        self.used.add(name)
-        return name
-
-    def program(self) -> Program:
-        needed = set().union(*self.s.loads.values()) if self.s.loads else set()
-        needed |= {n for _, n in self.graph.outputs}
-        for index, _, _ in self.checked():
-            needed |= set(self.check(index, 0, "", "", lambda n: "b" if n in self.s.in_memory else None)[1])
-        owners: dict[Node, str] = {}
-        for name, node in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
-            base = node
-            while isinstance(lowering(base), Alias) and base in self.s.in_memory:
-                (base,) = base.operands
-            if base.op.name != "input" and base not in owners and base in self.s.group_of:
-                owners[base] = name
-        used: set[Node] = set()
-        for node in needed:
-            while isinstance(lowering(node), Alias) and node not in self.s.group_of and node.op.name != "input":
-                used.add(node)
-                (node,) = node.operands
-            used.add(node)
-        for node in self.graph.nodes:
-            if node in self.names or node not in used:
-                continue
-            wish = owners.get(node) or next((n for n, o in self.graph.outputs if o is node), "") or self.wish(node)
-            if isinstance(lowering(node), Alias) and node not in self.s.group_of:
-                source = self.names[node.operands[0]]
-                kind = next(b.kind for b in self.buffers if b.name == source)
-                self.names[node] = self.unique(wish if wish not in self.used else f"{source}.view")
-                self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
-            else:
-                self.names[node] = self.unique(f"{wish}.base" if node in owners and not any(o is node for _, o in self.graph.outputs) else wish)
-                self.buffers.append(Buffer(self.names[node], node.type, "output" if node in owners else "temp"))
-        steps = self.steps(used)
-        taken: set[str] = set()
-        for name, node in self.graph.outputs:
-            base = node
-            while isinstance(lowering(base), Alias) and base in self.s.in_memory and base not in self.s.group_of:
-                (base,) = base.operands
-            root = self.names[base]
-            if base.op.name == "input" or root in taken:
-                self.outputs.append((name, self.copy(name, node, steps)))
-            else:
-                taken.add(root)
-                self.outputs.append((name, self.names[node]))
-        self.buffers += [Buffer(name, n.type, "const", value=n.attrs["value"]) for n, name in self.s.constants.items()]
-        notes = {self.names[n]: note for n, note in self.graph.notes.items() if n in self.names}
-        return Program(self.graph.name, tuple(self.buffers), tuple(steps), self.graph.assumptions, tuple(self.outputs), notes)
-
-    def wish(self, node: Node) -> str:
-        note = self.graph.notes.get(node)
-        return f"{note.name}" if note and note.name and note.name.isidentifier() else f"t{len(self.buffers)}"
-
-    def copy(self, name: str, node: Node, steps: list[Step]) -> str:
-        """An output whose bytes belong to an input or to another output is copied."""
-        source = self.names[node]
-        target = self.unique(name)
-        self.buffers.append(Buffer(target, node.type, "output"))
-        group = Group(-1, node.shape, None)
-        builder = Builder(group.domain, lambda n: source if n is node else None)
-        builder.store(target, node, group.place(node.shape, "element"))
-        steps.append(builder.kernel("copy").named_by_structure("copy", self.types))
-        return target
-
-    @property
-    def types(self) -> dict[str, Type]:
-        return {b.name: b.type for b in self.buffers} | {name: n.type for n, name in self.s.constants.items()}
-
-    def steps(self, used: set[Node]) -> list[Step]:
-        steps: list[Step] = []
-        checks = self.checks()
-        ready: set[Node] = set(self.graph.inputs)
-        order = list(nx.lexicographical_topological_sort(self.s.order, key=lambda k: k))
-
-        def flush() -> None:
-            for check in list(checks):
-                kernel, reads = check
-                if reads <= ready:
-                    steps.append(kernel.named_by_structure("check", self.types))
-                    checks.remove(check)
-
-        flush()
-        for key in order:
-            group = self.s.groups[key]
-            if "library" in group.placed.values():
-                steps.append(self.call(next(iter(group.placed))))
-            else:
-                kernel = self.kernel(group, used)
-                if kernel.writes:
-                    steps.append(kernel.named_by_structure(meaning(group), self.types))
-            ready |= set(group.placed)
-            ready |= {n for n in self.names if isinstance(lowering(n), Alias) and n.operands[0] in ready}
-            flush()
-        return steps
-
-    def kernel(self, group: Group, used: set[Node]) -> Kernel:
-        builder = Builder(group.domain, lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None, self.s.constant_buffer)
-        for node, level in group.placed.items():
-            if level != "accum":
-                builder.homes[node] = group.place(node.shape, level)
-        for node, level in group.placed.items():
-            if node in used:
-                self.s.write(node, group, builder, level, self.names[node])
-        note = next((self.graph.notes[n] for n in reversed(group.placed) if n in self.graph.notes), Note())
-        kernel = builder.kernel("kernel")
-        return Kernel(kernel.name, kernel.rows, kernel.cols, kernel.body, note=note)
-
-    def call(self, node: Node) -> Call:
-        axes, operands, out = node.op.axes(node)
-        args = []
-        for operand, index in zip(node.operands, operands, strict=True):
-            base, at = View(self.s).read(operand, index)
-            args.append(Operand(self.names[base], at))
-        name = f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}" if all(isinstance(s, int) for s in node.shape) else node.op.name
-        return Call(name, node.op.name, tuple(axes), Operand(self.names[node], tuple(out)), tuple(args), self.graph.notes.get(node, Note()))
-
-    def checked(self) -> list[tuple[Node, Size, str]]:
-        """The data-dependent indices that must lie in range: (index, bound, op)."""
-        found: dict[tuple[Node, Size], str] = {}
-        for node in self.graph.nodes:
-            if node.attrs.get("oob") == "error":
-                for operand, bound in node.op.indices.items():
-                    found.setdefault((node.operands[operand], bound(node)), node.op.name)
-        return [(index, bound, op) for (index, bound), op in found.items()]
-
-    def check(self, index: Node, bound: Size, op: str, source: str, buffer_of: Callable[[Node], str | None]) -> tuple[Kernel, list[Node]]:
-        builder = Builder(Domain(index.shape, None), buffer_of, self.s.constant_buffer)
-        builder.check(index, bound, op, source)
-        return builder.kernel("check"), list(builder.loaded.values())
-
-    def checks(self) -> list[tuple[Kernel, set[Node]]]:
-        """A kernel for each checked index, to run as soon as the index is known."""
-        found = []
-        for index, bound, op in self.checked():
-            source = self.names.get(index) or next((self.names[o] for o in reversed(topological([index])) if o in self.names), op)
-            kernel, reads = self.check(index, bound, op, source, lambda n: self.names.get(n) if n in self.s.in_memory else None)
-            found.append((kernel, set(reads)))
-        return found
-
-
-def meaning(group: Group) -> str:
-    """A kernel's name: what it combines, else what it computes."""
-    ops = [n.op.name for n in group.placed if not isinstance(lowering(n), Expr | Movement | Alias)]
-    ops += [n.op.name for n in reversed(group.placed) if isinstance(lowering(n), Expr | Movement)]
-    return "_".join(dict.fromkeys(ops[:3])) or "copy"

@@ -1,0 +1,90 @@
+"""Groups: nodes that share one kernel, and views of memory that a library call can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..ir.dims import Size, evaluate, product, same, symbols
+from ..ir.graph import Graph
+from ..ir.kernel import Index
+from ..ir.node import Node
+from ..ir.op import Alias, Movement
+from .lower import Builder, CannotInline, Domain
+
+
+def lowering(node: Node) -> Any:
+    return getattr(node.op, "lower", None)
+
+
+def real(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The sizes that are not the literal 1."""
+    return tuple(s for s in shape if s != 1)
+
+
+def alike(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+class Group:
+    """Nodes that share one kernel."""
+
+    def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
+        self.key = key
+        self.domain = Domain(tuple(shape), cols)
+        self.placed: dict[Node, str] = {}  # node -> element | row | accum
+        self.scatter: Node | None = None
+        self.builder: Builder
+
+    @property
+    def real(self) -> tuple[Size, ...]:
+        return real(self.domain.shape)
+
+    @property
+    def rows(self) -> tuple[Size, ...]:
+        columns = set(self.domain.columns)
+        return tuple(s for d, s in enumerate(self.domain.shape) if s != 1 and d not in columns)
+
+    def place(self, shape: Sequence[Size], level: str) -> tuple[Index, ...]:
+        """The index of a value of ``shape`` at a level: its real sizes are, in order, the kernel's (row) axes."""
+        columns = set(self.domain.columns) if level == "row" else set()
+        axes = iter([d for d in self.domain.real if d not in columns])
+        return tuple(Index() if size == 1 else Index.of(f"i{next(axes)}") for size in shape)
+
+
+class Memory(Protocol):
+    """What a scheduler knows of memory."""
+
+    graph: Graph
+    in_memory: set[Node]
+    forced: set[Node]
+
+
+class View:
+    """Follows ops that only move data to the value in memory behind them: what a library call can read through strides."""
+
+    def __init__(self, memory: Memory):
+        self.memory = memory
+
+    def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> tuple[Node, tuple[Index, ...]]:
+        lower = lowering(node)
+        if where is not None:
+            raise CannotInline(node, "a mask")
+        if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
+            return node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True))
+        if isinstance(lower, Movement | Alias):
+            found = lower.at(index, node, self)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
+        raise CannotInline(node, "no view of memory")
+
+    def __getattr__(self, name: str) -> Any:
+        raise CannotInline(self.memory.graph.nodes[0], f"no view of memory: {name}")
+
+
+def nbytes(node: Node) -> float:
+    """Bytes of a value; a symbol counts as 1024."""
+    total = product(node.shape)
+    if isinstance(total, int):
+        return float(total * node.dtype.itemsize)
+    return float(evaluate(total, dict.fromkeys(symbols(total), 1024)) * node.dtype.itemsize)
