@@ -12,7 +12,7 @@ import gradc.ops as ops
 
 from . import knobs
 from .autodiff import differentiate
-from .errors import IRFormatError, InvalidProblem, Unsupported
+from .errors import InvalidProblem, IRFormatError, Unsupported
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .ir.program_text import parse_program
@@ -26,8 +26,8 @@ from .passes.manager import Pipeline
 from .passes.partition import Partition, Residual, partition
 from .passes.plan_buffers import plan_buffers
 from .passes.schedule import schedule
-from .passes.sink_dequant import prepare, sink_dequant
 from .passes.simplify import simplify
+from .passes.sink_dequant import prepare, sink_dequant
 from .passes.widen import widen
 from .trace import trace
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from .errors import TypeRuleError
 from .ir.graph import Graph
-from .ir.types import DTYPES, Type
+from .ir.types import DTYPES, Type, typeof
 from .module import Gradients, Module
 from .trace import flatten, trace
-from .ir.types import typeof
 
 
 class TracedFunction:

@@ -208,7 +208,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
     batch = order[:-2]
     for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True):
         array = memory.read(operand.buffer)[tuple(np.asarray(place(i)) for i in operand.index)] if operand.index else memory.read(operand.buffer)
-        full = np.broadcast_to(array, np.broadcast_shapes(array.shape, *[1 * len(sizes)] and [tuple(1 for _ in sizes)]))
+        full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1,) * len(sizes)))
         keep = [list(sizes).index(a) for a in own if a]
         drop = tuple(i for i in range(len(sizes)) if i not in keep)
         full = full[tuple(0 if i in drop else slice(None) for i in range(len(sizes)))]
@@ -312,8 +312,8 @@ class _KernelRun:
             answer = getattr(np, kind)(flat, -1) if flat.shape[-1] else np.zeros(flat.shape[:-1], np.int64)
             result = answer.reshape((*answer.shape, *(1 for _ in self.column_axes)))
         else:
-            function = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[kind]
-            extra = {"dtype": summing(array.dtype) if kind == "sum" else array.dtype} if kind in ("sum", "prod") else {}
+            function: Any = getattr(np, kind)
+            extra: Any = {"dtype": summing(array.dtype) if kind == "sum" else array.dtype} if kind in ("sum", "prod") else {}
             if kind in ("max", "min") and 0 in [shape[a] for a in self.column_axes]:
                 result = np.zeros([1 if a in self.column_axes else n for a, n in enumerate(shape)], array.dtype)
             else:

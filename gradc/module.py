@@ -226,8 +226,9 @@ class Module:
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         one = np.ones([1] * node.rank, node.dtype.np)
         given = self.flat(inputs)
-        seed = {f"d.{name}": one} if f"d.{name}" in self._grad.inputs else {}
-        results = self._grad.run(dims=dims, **given, **seed)
+        if f"d.{name}" in self._grad.inputs:
+            given[f"d.{name}"] = one
+        results = self._grad.run(dims=dims, **given)
         return _single({n: results[n] for n in self.graph.output_names}), Gradients({n: results[f"d.{n}"] for n in self.wrt}, self.structure)
 
     # -- looking -------------------------------------------------------------------------------------------------------

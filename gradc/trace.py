@@ -19,7 +19,7 @@ from .errors import TypeRuleError
 from .ir.dims import Assumption, Size, assuming
 from .ir.graph import Graph, check_name, input_node
 from .ir.node import Node, Note, listening
-from .ir.op import _CAPTURE
+from .ir.operands import CAPTURE
 from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
 
@@ -67,7 +67,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     """The shape of ``tree`` filled with ``leaves``."""
-    join = lambda key: f"{prefix}.{key}" if prefix else str(key)  # noqa: E731
+    join = lambda key: f"{prefix}.{key}" if prefix else str(key)
     if isinstance(tree, Mapping):
         return {k: unflatten(v, leaves, join(k)) for k, v in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Type):
@@ -98,7 +98,8 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     """
     signature = inspect.signature(fn)
     facts = [parse_assumption(text) for text in assume]
-    arguments, inputs = {}, []
+    arguments: dict[str, Any] = {}
+    inputs: list[Node] = []
     for parameter, tree in types.items():
         if parameter.split(".")[0] in ("d", "r"):
             raise TypeRuleError(f"{parameter!r}: names that begin with 'd.' and 'r.' belong to cotangents and residuals")
@@ -161,7 +162,7 @@ class _Recorder:
 
     def __enter__(self) -> _Recorder:
         self.stack.enter_context(listening(self.heard))
-        _CAPTURE.append(self.capture)
+        CAPTURE.append(self.capture)
         self.previous = sys.getprofile()
         if self.previous is None and self.code is not None:
             sys.setprofile(self.profile)
@@ -170,7 +171,7 @@ class _Recorder:
     def __exit__(self, *exc: Any) -> None:
         if self.previous is None:
             sys.setprofile(None)
-        _CAPTURE.pop()
+        CAPTURE.pop()
         self.stack.close()
 
     def heard(self, node: Node) -> None:

@@ -27,9 +27,10 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
+    ("explain",),
     ("module",),
     ("api",),
-    ("frontends", "interop", "report", "plans"),
+    ("frontend", "frontends", "interop", "report", "plans"),
     ("demo",),
     ("cli", "__main__"),
 ]
@@ -100,7 +101,7 @@ def _forbidden(found: Import) -> str | None:
         return f"only {' and '.join(ONLY_IN[top])} may import {top}"
     if top in LAZY_ONLY_IN and (found.part not in LAZY_ONLY_IN[top] or not found.lazy):
         return f"{top} is imported inside functions of {' and '.join(LAZY_ONLY_IN[top])} alone"
-    if top != "gradc" or found.part == "__init__":
+    if top != "gradc" or found.part not in RANK:  # the public names, and what has no place yet
         return None
     target = _part(found.target)
     if target not in RANK:  # `from gradc import compile`: the public names are for users

@@ -1,5 +1,6 @@
 """Exact algebra: it agrees with fractions and with f64, accepts what is equal and catches what is not."""
 
+# ruff: noqa: E501  (tables, one entry a line)
 from __future__ import annotations
 
 import random

@@ -49,7 +49,7 @@ def index(value: Index) -> str:
 
 
 def _grouped(text: str) -> str:
-    return f"({text})" if " " in text and not text.startswith("(") or text.startswith("-") else text
+    return f"({text})" if (" " in text and not text.startswith("(")) or text.startswith("-") else text
 
 
 def strides(shape: Sequence[Size]) -> list[Size]:

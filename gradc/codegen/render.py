@@ -201,7 +201,8 @@ class _Writer:
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "owned": [], "owned_at": ""}  # fmt: skip
         if how == "regular":
             kept = set(self.parts[self.k.order].kept)
-            entries, free = [], []
+            entries: list[Index] = []
+            free: list[str] = []
             for i, extent in zip(s.index, type_.shape, strict=True):
                 if i.variable in kept:
                     entries.append(i)
@@ -215,7 +216,7 @@ class _Writer:
 
     def reloaded(self, p: Pass, number: int) -> list[Stmt]:
         """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""
-        stored_at = {}
+        stored_at: dict[str, Stmt] = {}
         for earlier in self.k.passes[:number]:
             stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
         needed = {u for s in p.roots for u in s.uses}

@@ -265,7 +265,7 @@ class _Evaluation:
             return ExactArray(wide, joined(parts[0], parts[1]), parts[2] > 0, held)
         if name == "matmul":
             a, b = operands
-            tag = a.tag.any(-1)[..., None] | b.tag.any(-2)[..., None, :]
+            tag = np.asarray(a.tag.any(-1))[..., None] | np.asarray(b.tag.any(-2))[..., None, :]
             return ExactArray(wide, matmul(a.value, b.value), tag, held)
         return self.unknown(node, operands)
 

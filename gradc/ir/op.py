@@ -20,9 +20,10 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
-from .dims import Dim, Size, same, symbols
+from .dims import Dim, Size
 from .node import REGISTRY, Node, make
-from .types import DTYPES, DType, Type, dtype, typeof
+from .operands import adopt
+from .types import DTYPES, DType, Type, dtype
 
 
 class _Mark:
@@ -288,7 +289,7 @@ class Op:
     def __signature__(self) -> inspect.Signature:
         if self.sugar is not None:
             return inspect.signature(self.sugar)
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = []
         given = inspect.signature(self._rule()).parameters
         if self.variadic:
@@ -376,7 +377,7 @@ def _node_types(operands: Iterable[Any]) -> list[Type]:
 def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRuleError:
     """The error with the op and its operand types in front, unless an op is named there."""
     said, found = str(error), re.match(r"(\w+)[(:]", str(error))
-    if found and (found[1] == name or found[1] in REGISTRY) or said.startswith(f"{name} "):
+    if (found and (found[1] == name or found[1] in REGISTRY)) or said.startswith(f"{name} "):
         return error
     return type(error)(f"{name}({', '.join(map(str, types))}): {said}")
 
@@ -385,8 +386,8 @@ def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRule
 class Primitive(Op):
     """An op with a NumPy meaning ``reference(*arrays, **attrs)`` and a lowering to kernel statements."""
 
-    reference: Callable[..., Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    lower: Lowering = field(default=None, kw_only=True)  # type: ignore[assignment]
+    reference: Any = field(default=None, kw_only=True)
+    lower: Any = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)  # computes in its own dtype: widen leaves it alone (cast, where, movement)
 
 
@@ -394,7 +395,7 @@ class Primitive(Op):
 class Composite(Op):
     """An op that means other ops: ``decompose(*nodes, **attrs) -> node``."""
 
-    decompose: Callable[..., Node] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    decompose: Any = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -404,69 +405,6 @@ class Library(Op):
     :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call as an einsum over named axes.
     """
 
-    reference: Callable[..., Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
-    axes: Callable[[Node], Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    reference: Any = field(default=None, kw_only=True)
+    axes: Any = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)
-
-
-# -- operands: scalars adopt a dtype, arrays become constants or inputs, shapes are made equal --------------------------
-
-_CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
-
-
-def adopt(name: str, operands: Sequence[Any], broadcasting: bool) -> list[Node]:
-    """Operands as nodes of one dtype (Python scalars take it from the nodes) and, for pointwise ops, of one shape."""
-    nodes = [o for o in operands if isinstance(o, Node)]
-    arrays = [o for o in operands if not isinstance(o, Node | bool | int | float | Dim)]
-    like = next((n.dtype for n in nodes if n.dtype.kind != "b"), nodes[0].dtype if nodes else None)
-    if like is None and arrays:
-        like = typeof(arrays[0]).dtype
-    adopted = [o if isinstance(o, Node) else _lift(name, o, like) for o in operands]
-    return broadcast(adopted) if broadcasting else adopted
-
-
-def _lift(name: str, value: Any, like: DType | None) -> Node:
-    constant = REGISTRY["constant"]
-    if isinstance(value, Dim):
-        node = REGISTRY["dim"](size=value)
-        return REGISTRY["cast"](node, like) if like and like is not node.dtype else node  # type: ignore[no-any-return]
-    if isinstance(value, bool | int | float):
-        kind = like or typeof(value).dtype
-        if kind.is_integer and isinstance(value, float):
-            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or an int")
-        if kind.is_integer and not kind.range[0] <= value <= kind.range[1]:
-            raise TypeRuleError(f"{name}: the scalar {value} does not fit {kind}, which holds {kind.range[0]} to {kind.range[1]}")
-        return constant(value=(bool(value) if kind.kind == "b" else float(value) if kind.is_float else int(value),), dtype=kind, shape=())  # type: ignore[no-any-return]
-    if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
-        raise TypeRuleError(f"{name}: {_short(value)} is neither a traced value, a number nor an array")
-    array = np.asarray(value)
-    kind = typeof(array).dtype
-    if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
-        array, kind = array.astype(like.np), like
-    if array.size > 64:
-        if not _CAPTURE:
-            raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")
-        return _CAPTURE[-1](array)
-    flat = array.reshape(-1)
-    items = [float(v) for v in flat] if kind.is_float else [bool(v) for v in flat] if kind.kind == "b" else [int(v) for v in flat]
-    return constant(value=tuple(items), dtype=kind, shape=tuple(array.shape))  # type: ignore[no-any-return]
-
-
-def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
-    """NumPy's common shape; only the literal 1 broadcasts, never a symbol that may happen to be 1."""
-    rank = max((len(s) for s in shapes), default=0)
-    result: list[Size] = [1] * rank
-    for shape in shapes:
-        for axis, size in enumerate(shape, rank - len(shape)):
-            if result[axis] == 1:
-                result[axis] = size
-            elif size != 1 and not same(size, result[axis]):
-                hint = "; assume(...) can state that they are equal" if symbols(size) | symbols(result[axis]) else ""
-                raise TypeRuleError(f"shapes do not broadcast: {result[axis]} and {size} on axis {axis - rank}{hint}")
-    return tuple(result)
-
-
-def broadcast(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes brought to their common shape by explicit ``broadcast_to``."""
-    shape = broadcast_shapes([n.shape for n in nodes])
-    return [n if n.shape == shape else REGISTRY["broadcast_to"](n, shape) for n in nodes]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from ..ir.node import REGISTRY, Node
 from ..ir.op import Composite, Library, Op, Primitive
-from . import contract, indexing, loss, movement, normalize, pointwise, quantization, reduce  # the records register themselves
+from . import (  # the records register themselves
+    contract,
+    indexing,
+    loss,
+    movement,
+    normalize,
+    pointwise,
+    quantization,
+    reduce,
+)
 
 
 def __getattr__(name: str) -> Op:

@@ -10,7 +10,8 @@ from ..errors import TypeRuleError
 from ..ir.dims import product, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
-from ..ir.op import BadSample, Composite, Library, Sample, broadcast_shapes
+from ..ir.op import BadSample, Composite, Library, Sample
+from ..ir.operands import adopt, broadcast_shapes
 from ..ir.types import Type
 from .rules import floating, reshaped, spread, summing
 
@@ -29,8 +30,6 @@ def _matmul(x: Type, y: Type) -> Type:
 
 
 def _matmul_call(x: Any, y: Any) -> Node:
-    from ..ir.op import adopt
-
     x, y = adopt("matmul", [x, y], broadcasting=False)
     if x.rank == 0 or y.rank == 0:
         raise TypeRuleError(f"matmul({x.type}, {y.type}): a scalar operand; * multiplies by it")
@@ -66,7 +65,7 @@ def _matmul_reference(x: Any, y: Any) -> Any:
     return np.matmul(x.astype(summing(x.dtype)), y.astype(summing(y.dtype))).astype(x.dtype)
 
 
-matmul = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=_matmul_reference, axes=_matmul_axes, linear=_matmul_map,
+matmul: Library = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=_matmul_reference, axes=_matmul_axes, linear=_matmul_map,
     vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
     samples=(Sample(("F[3,4]", "F[4,N]")), Sample(("F[N,4]", "F[4,3]")), Sample(("F[2,N,4]", "F[2,4,3]")), Sample(("F[2,N,4]", "F[4,3]")), Sample(("F[4]", "F[4,3]")), Sample(("F[2,3,4]", "F[4]")), Sample(("F[4]", "F[4]")), Sample(("F[2,1,3,4]", "F[5,4,2]")), Sample(("F[3,N]", "F[N,2]"))),
     bad=(BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"), BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ"), BadSample(("f32[]", "f32[4,3]"), match="scalar"), BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float")),

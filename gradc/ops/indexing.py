@@ -237,7 +237,7 @@ take_along_axis = Primitive("take_along_axis", infer=_take, reference=_take_refe
     samples=(Sample(("F[5,3]", "i64[N,3]"), {"axis": 0}, draw=("normal", "index:5")), Sample(("F[N,5]", "i64[N,1]"), {"axis": -1}, draw=("normal", "index:5")), Sample(("F[2,5,3]", "i32[2,4,3]"), {"axis": 1}, draw=("normal", "index:5"))),
     bad=(BadSample(("f32[5,3]", "i64[2]"), {"axis": 0}, match="rank 1"), BadSample(("f32[5,3]", "i64[2,4]"), {"axis": 0}, match="3 and the indices 4")),
     doc="one element per index along an axis (numpy.take_along_axis)")  # fmt: skip
-scatter_add_along_axis = Primitive("scatter_add_along_axis", infer=_put, reference=_put_reference, lower=Scatter(_put_at, updates=1), indices={0: lambda node: node.attrs["size"]},
+scatter_add_along_axis: Primitive = Primitive("scatter_add_along_axis", infer=_put, reference=_put_reference, lower=Scatter(_put_at, updates=1), indices={0: lambda node: node.attrs["size"]},
     vjp=lambda g, y, indices, updates, *, axis, size, oob: (DISCRETE, take_along_axis.plain(g, indices, axis=axis, oob=oob)),
     linear=lambda node: {1: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("i64[N,3]", "F[N,3]"), {"axis": 0, "size": 5}, draw=("index:5", "normal")), Sample(("i64[N,2]", "F[N,2]"), {"axis": 1, "size": 5}, draw=("index:5", "normal"))),

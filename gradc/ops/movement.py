@@ -11,14 +11,22 @@ from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size, ceildiv, floordiv, known_nonnegative, maximum, product, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
-from ..ir.op import ZERO, Alias, BadSample, Movement, Primitive, Sample, broadcast_shapes
-from ..ir.types import BOOL, DType, I64, Type
-from .axes import axis_groups, reshape_axes, resized_broadcast, resized_pad, resized_reshape, resized_slice, resized_transpose
-from .rules import canonical_axes, canonical_axis, keeping, reshaped, spread
+from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
+from ..ir.operands import adopt
+from ..ir.types import I64, DType, Type
+from .axes import (
+    axis_groups,
+    reshape_axes,
+    resized_broadcast,
+    resized_pad,
+    resized_reshape,
+    resized_slice,
+    resized_transpose,
+)
+from .rules import canonical_axes, canonical_axis, reshaped
 
 SizeLike = int | Dim
-_range = slice  # Python's own; ``slice`` is an op below
-_MOVES = {"in_place_of_dtype": True}
+_range: Any = slice  # Python's own; ``slice`` is an op below
 
 # -- values without operands -------------------------------------------------------------------------------------------
 
@@ -27,7 +35,7 @@ def _input(*, name: str) -> Type:
     raise TypeRuleError("inputs are made by gradc.trace or a graph's header")
 
 
-input = Primitive("input", infer=_input, reference=None, lower=None, **_MOVES, doc="an argument of the graph")  # type: ignore[arg-type]
+input = Primitive("input", infer=_input, reference=None, lower=None, in_place_of_dtype=True, doc="an argument of the graph")
 
 
 def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tuple[int, ...] = ()) -> Any:
@@ -42,7 +50,7 @@ def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tup
     return Type(dtype, tuple(shape)), {"value": tuple(exact), "dtype": dtype, "shape": tuple(shape)}
 
 
-constant = Primitive("constant", infer=_constant, lower=Movement(lambda index, node, kernel: kernel.constant(node, index)), **_MOVES,
+constant = Primitive("constant", infer=_constant, lower=Movement(lambda index, node, kernel: kernel.constant(node, index)), in_place_of_dtype=True,
     reference=lambda *, value, dtype, shape: np.asarray(value, dtype=np.float64 if dtype.is_float else None).astype(dtype.np).reshape(shape),
     vjp=lambda g, y, **attrs: (), samples=(Sample((), {"value": (2.5,), "dtype": "f32", "shape": ()}), Sample((), {"value": (1, -2), "dtype": "i8", "shape": (2,)})),
     bad=(BadSample((), {"value": (1, 2), "dtype": "f32", "shape": (3,)}, match="2 values"),), doc="up to 64 elements, printed exactly")  # fmt: skip
@@ -111,7 +119,7 @@ def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.read(node.operands[0], where)
 
 
-reshape = Primitive("reshape", infer=_reshape, reference=lambda x, *, shape: np.reshape(x, shape), lower=Alias(_reshape_at), sugar=_reshape_call, **_MOVES,
+reshape = Primitive("reshape", infer=_reshape, reference=lambda x, *, shape: np.reshape(x, shape), lower=Alias(_reshape_at), sugar=_reshape_call, in_place_of_dtype=True,
     vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),), linear=lambda node: {0: reshape_axes(node)}, resized=resized_reshape,
     samples=(Sample(("F[6]",), {"shape": (2, 3)}), Sample(("F[N,4]",), {"shape": (-1,)}), Sample(("F[2,3,N]",), {"shape": (6, -1)}), Sample(("F[N]",), {"shape": (1, -1, 1)}), Sample(("F[]",), {"shape": (1, 1)})),
     bad=(BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"), BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements")),
@@ -141,7 +149,7 @@ def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argsort(axes))
 
 
-transpose = Primitive("transpose", infer=_transpose, reference=lambda x, *, axes: np.transpose(x, axes), sugar=_transpose_call, **_MOVES,
+transpose: Primitive = Primitive("transpose", infer=_transpose, reference=lambda x, *, axes: np.transpose(x, axes), sugar=_transpose_call, in_place_of_dtype=True,
     lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])),
     vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),), linear=lambda node: {0: _inverse(node.attrs["axes"])}, resized=resized_transpose,
     samples=(Sample(("F[2,N]",), {"axes": (1, 0)}), Sample(("F[2,3,N]",), {"axes": (2, 0, 1)}), Sample(("F[2,3,N,2]",)), Sample(("F[]",))),
@@ -181,14 +189,12 @@ def _broadcast_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _broadcast_call(x: Any, shape: Any) -> Node:
-    from ..ir.op import adopt
-
     (node,) = adopt("broadcast_to", [x], broadcasting=False)
     shape = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
     return broadcast_to.plain(node, shape=shape) if node.shape != shape else node
 
 
-broadcast_to = Primitive("broadcast_to", infer=_broadcast_to, reference=lambda x, *, shape: np.broadcast_to(x, shape), lower=Movement(_broadcast_at), sugar=_broadcast_call, **_MOVES,
+broadcast_to = Primitive("broadcast_to", infer=_broadcast_to, reference=lambda x, *, shape: np.broadcast_to(x, shape), lower=Movement(_broadcast_at), sugar=_broadcast_call, in_place_of_dtype=True,
     vjp=_broadcast_vjp, linear=_broadcast_map, resized=resized_broadcast,
     samples=(Sample(("F[]",), {"shape": (3,)}), Sample(("F[1,N]",), {"shape": (4, "N")}, dims={"N": 5}), Sample(("F[3,1]",), {"shape": (2, 3, 4)}), Sample(("F[2]",), {"shape": (2,)})),
     bad=(BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"), BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2")),
@@ -207,7 +213,8 @@ def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...],
             raise TypeRuleError(f"a step of {stride}: 1 at least (flip reverses)")
         if isinstance(low, int) and low < 0:
             raise TypeRuleError(f"a start of {low}: 0 at least")
-        if isinstance(high - size, int) and high - size > 0:
+        over = high - size
+        if isinstance(over, int) and over > 0:
             raise TypeRuleError(f"a limit of {high} of a size of {size}")
         shape.append(maximum(ceildiv(high - low, stride), 0))
     return x.with_shape(*shape)
@@ -236,7 +243,7 @@ def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
     return pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, g.shape, strict=True)), 0)
 
 
-slice = Primitive("slice", infer=_slice, **_MOVES,
+slice: Primitive = Primitive("slice", infer=_slice, in_place_of_dtype=True,
     reference=lambda x, *, start, limit, step: x[tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))],
     lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * s + a for i, a, s in zip(index, node.attrs["start"], node.attrs["step"], strict=True)])),
     vjp=_slice_vjp, resized=resized_slice, linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
@@ -268,14 +275,14 @@ def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     (x,) = node.operands
     where, moved = None, []
     for i, size, (low, high) in zip(index, x.shape, node.attrs["pad_width"], strict=True):
-        i = i + (-low if not isinstance(low, int) else -low)
+        i = i + -low
         if low != 0 or high != 0:
             where = kernel.both(where, kernel.inside(i, 0, size))
         moved.append(i)
     return kernel.read(x, moved, where=where, other=node.attrs["value"])
 
 
-pad = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, **_MOVES,
+pad: Primitive = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, in_place_of_dtype=True,
     reference=lambda x, *, pad_width, value: np.pad(x, pad_width, constant_values=np.asarray(value).astype(x.dtype)) if x.ndim else x,
     vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
     linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
@@ -293,7 +300,7 @@ def _flip_call(x: Node, axis: Any = None) -> Node:
     return flip.plain(x, axis=canonical_axes(axis, x.rank))
 
 
-flip = Primitive("flip", infer=_flip, reference=lambda x, *, axis: np.flip(x, axis), sugar=_flip_call, **_MOVES,
+flip: Primitive = Primitive("flip", infer=_flip, reference=lambda x, *, axis: np.flip(x, axis), sugar=_flip_call, in_place_of_dtype=True,
     lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * -1 + (n - 1) if a in node.attrs["axis"] else i for a, (i, n) in enumerate(zip(index, node.shape, strict=True))])),
     vjp=lambda g, y, x, *, axis: (flip.plain(g, axis=axis),), linear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})), bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),), doc="reversed along axes")  # fmt: skip
@@ -326,7 +333,8 @@ def _concat_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
-    parts, start = [], 0
+    parts: list[Node] = []
+    start: Size = 0
     for x in xs:
         low = tuple(start if a == axis else 0 for a in range(x.rank))
         parts.append(slice.plain(g, start=low, limit=tuple(a + n for a, n in zip(low, x.shape, strict=True)), step=(1,) * x.rank))
@@ -334,7 +342,7 @@ def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
     return tuple(parts)
 
 
-concat = Primitive("concat", infer=_concat, reference=lambda *xs, axis: np.concatenate(xs, axis), lower=Movement(_concat_at), vjp=_concat_vjp, **_MOVES,
+concat = Primitive("concat", infer=_concat, reference=lambda *xs, axis: np.concatenate(xs, axis), lower=Movement(_concat_at), vjp=_concat_vjp, in_place_of_dtype=True,
     linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))}, additive=True,
     samples=(Sample(("F[N]", "F[3]")), Sample(("F[2,N]", "F[2,3]", "F[2,1]"), {"axis": -1}), Sample(("F[2,N]",), {"axis": 1})),
     bad=(BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"), BadSample(("f32[2]", "f64[2]"), match="does not join")),
@@ -355,7 +363,12 @@ def _getitem(x: Node, key: Any) -> Node:
         raise TypeRuleError(f"getitem: {used} indices for {x.type}")
     at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[at : at + 1] = [_range(None)] * (x.rank - used)
-    start, limit, step, flips, shape, axis = [], [], [], [], [], 0
+    start: list[Size] = []
+    limit: list[Size] = []
+    shape: list[Size] = []
+    step: list[int] = []
+    flips: list[int] = []
+    axis = 0
     for k in keys:
         if k is None:
             shape.append(1)
@@ -405,5 +418,4 @@ def _bound(bound: Any, default: Size, size: Size, clip: bool = True) -> Size:
     return value if known_nonnegative(size - value) else size - maximum(size - value, 0)
 
 
-getitem = Primitive("getitem", infer=lambda x: x, reference=None, lower=None, sugar=_getitem, doc="x[...] written as slice, flip, reshape and gather")  # type: ignore[arg-type]
-_ = (BOOL, ZERO, broadcast_shapes, keeping, spread)
+getitem = Primitive("getitem", infer=lambda x: x, reference=None, lower=None, sugar=_getitem, doc="x[...] written as slice, flip, reshape and gather")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
-from ..ir.node import Node, call
+from ..ir.node import Node
 from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
+from ..ir.operands import adopt, broadcast
 from ..ir.types import BOOL, DType, Type
 from .rules import (
     SHAPES,
@@ -198,9 +199,9 @@ tanh = Primitive("tanh", infer=unary_float, reference=np.tanh, lower=Expr("tanh(
 sigmoid = Primitive("sigmoid", infer=unary_float, reference=_reference_sigmoid, lower=Expr("sigmoid({0})", cost=14), vjp=lambda g, y, x: (g * y * (1 - y),), samples=UNARY, bad=NOT_FLOAT, doc="1 / (1 + exp(-x))")  # fmt: skip
 erf = Primitive("erf", infer=unary_float, reference=_reference_erf, lower=Expr("erf({0})", cost=16), vjp=lambda g, y, x: (g * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), samples=UNARY, bad=NOT_FLOAT, doc="2/sqrt(pi) * integral of exp(-t^2) from 0 to x")  # fmt: skip
 sin = Primitive("sin", infer=unary_float, reference=np.sin, lower=Expr("sin({0})", cost=16), vjp=lambda g, y, x: (g * cos(x),), samples=UNARY, bad=NOT_FLOAT, doc="sine, radians")  # fmt: skip
-cos = Primitive("cos", infer=unary_float, reference=np.cos, lower=Expr("cos({0})", cost=16), vjp=lambda g, y, x: (-(g * sin(x)),), samples=UNARY, bad=NOT_FLOAT, doc="cosine, radians")  # fmt: skip
+cos: Primitive = Primitive("cos", infer=unary_float, reference=np.cos, lower=Expr("cos({0})", cost=16), vjp=lambda g, y, x: (-(g * sin(x)),), samples=UNARY, bad=NOT_FLOAT, doc="cosine, radians")  # fmt: skip
 abs = Primitive("abs", infer=unary_number, reference=np.abs, lower=Expr("abs({0})"), vjp=lambda g, y, x: (g * sign(x),), samples=(*UNARY, *cases("N", dtype="i32", draw="int")), doc="|x|; the derivative at 0 is 0")  # fmt: skip
-sign = Primitive("sign", infer=unary_number, reference=np.sign, lower=Expr("sign({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, doc="-1, 0 or 1; NaN stays")  # fmt: skip
+sign: Primitive = Primitive("sign", infer=unary_number, reference=np.sign, lower=Expr("sign({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, doc="-1, 0 or 1; NaN stays")  # fmt: skip
 floor = Primitive("floor", infer=unary_float, reference=np.floor, lower=Expr("floor({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, bad=NOT_FLOAT, doc="rounded down")  # fmt: skip
 round = Primitive("round", infer=unary_float, reference=np.rint, lower=Expr("round({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, bad=NOT_FLOAT, doc="to the nearest integer, half to even")  # fmt: skip
 
@@ -212,9 +213,12 @@ def _compare(name: str, function: Any, text: str) -> Primitive:
         vjp=lambda g, y, a, b: (ZERO, ZERO), samples=(*cases(*SHAPES, arity=2), *cases("N", arity=2, dtype="i32", draw="int")), bad=MISMATCH, doc=f"a {text} b")  # fmt: skip
 
 
-eq, ne = _compare("eq", np.equal, "=="), _compare("ne", np.not_equal, "!=")
-lt, le = _compare("lt", np.less, "<"), _compare("le", np.less_equal, "<=")
-gt, ge = _compare("gt", np.greater, ">"), _compare("ge", np.greater_equal, ">=")
+eq: Primitive = _compare("eq", np.equal, "==")
+ne: Primitive = _compare("ne", np.not_equal, "!=")
+lt: Primitive = _compare("lt", np.less, "<")
+le: Primitive = _compare("le", np.less_equal, "<=")
+gt: Primitive = _compare("gt", np.greater, ">")
+ge: Primitive = _compare("ge", np.greater_equal, ">=")
 
 
 def _bits(x: Type, y: Type) -> Type:
@@ -259,8 +263,6 @@ def _where_vjp(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[Any
 
 def _where_call(condition: Any, x: Any, y: Any) -> Node:
     # scalars adopt the dtype of the other branch, never the condition's
-    from ..ir.op import adopt, broadcast
-
     x, y = adopt("where", [x, y], broadcasting=False)
     (condition,) = adopt("where", [condition], broadcasting=False)
     return where.apply(broadcast([condition, x, y]), {})
@@ -394,4 +396,3 @@ softplus = Composite("softplus", infer=_softplus, decompose=_softplus_value, vjp
     samples=(*cases(*SHAPES), Sample(("F[N]",), {"beta": 2.0, "threshold": 1.0})), bad=(BadSample(("f32[3]",), {"beta": 0.0}, match="not above 0"), *NOT_FLOAT),
     doc="log(1 + exp(beta*x)) / beta; x itself above the threshold")  # fmt: skip
 
-_ = call

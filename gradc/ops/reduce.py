@@ -12,7 +12,20 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Resized, Sample
 from ..ir.types import DTYPES, I64, Type
 from .pointwise import eq, exp, log, where
-from .rules import along, canonical_axes, canonical_axis, converted, floating, full, keeping, number, reshaped, summing, without, zeros_like
+from .rules import (
+    along,
+    canonical_axes,
+    canonical_axis,
+    converted,
+    floating,
+    full,
+    keeping,
+    number,
+    reshaped,
+    summing,
+    without,
+    zeros_like,
+)
 
 AXES = (
     Sample(("F[N]",)),

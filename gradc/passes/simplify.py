@@ -29,7 +29,7 @@ def holds(inner: DType, outer: DType) -> bool:
     if inner.is_integer and outer.is_integer:
         return outer.range[0] <= inner.range[0] and inner.range[1] <= outer.range[1]
     if inner.is_integer and outer.is_float and outer.name in fraction:
-        return inner.bits <= fraction[outer.name] + 1 and outer.name not in ("f8e4m3", "f8e5m2", "f16", "f4e2m1") or (outer.name == "f16" and inner.bits <= 8)
+        return (inner.bits <= fraction[outer.name] + 1 and outer.name not in ("f8e4m3", "f8e5m2", "f16", "f4e2m1")) or (outer.name == "f16" and inner.bits <= 8)
     return False
 
 
@@ -50,7 +50,7 @@ BITS = [
     Rule(x / 1, x),
     Rule(x - 0.0, x),
     Rule(x + -0.0, x),
-    Rule(-(-x), x),
+    Rule(op("neg", op("neg", x)), x),
     Rule(op("stop_gradient", x), x),
     Rule(op("where", z, x, x), x),
     Rule(op("where", Var("c", lambda c: splat(c) is True), x, y), x),

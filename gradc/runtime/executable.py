@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BufferTooSmall, GradcError, InvalidProblem, MisalignedOperand, OverlappingOperands, TypeRuleError, Unsupported, WorkspaceTooSmall
+from ..errors import (
+    BufferTooSmall,
+    GradcError,
+    InvalidProblem,
+    MisalignedOperand,
+    OverlappingOperands,
+    Unsupported,
+    WorkspaceTooSmall,
+)
 from ..interp import bind_dims, run_program
-from ..ir.dims import Size, evaluate
+from ..ir.dims import evaluate
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes
@@ -161,7 +169,9 @@ class Executable:
         adding = set(self.outputs) & set(out) if accumulate is True else set(accumulate or ())
         if adding - out.keys():
             raise InvalidProblem(f"accumulate names {min(adding - out.keys())!r}, for which out= gives no array")
-        outputs, add_to, taken = {}, {}, []
+        outputs: dict[str, Array] = {}
+        add_to: dict[str, Array] = {}
+        taken: list[tuple[str, Array]] = []
         for key, value in out.items():
             array, _ = to_numpy(value)
             type_ = self.outputs[key]
@@ -184,7 +194,6 @@ class Executable:
                 add_to[key] = array
             else:
                 outputs[key] = array
-        roots: dict[str, Array] = {}
         if allocate:
             for key, type_ in self.outputs.items():
                 if key in outputs:
@@ -195,7 +204,6 @@ class Executable:
                     outputs[key] = arrays[donor]
                 else:
                     outputs[key] = empty(type_.concrete(bound), type_.dtype.np)
-        _ = roots
         return Prepared(arrays, outputs, bound, kind, given, add_to)
 
     def can_implement(self, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, workspace: Any = None, **inputs: Any) -> GradcError | None:
@@ -327,6 +335,3 @@ def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Col
     kinds = {b: "output" if b in outputs else "input" for b in buffers}
     kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
     return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))
-
-
-_ = (Size, TypeRuleError)

@@ -1,0 +1,73 @@
+"""Operands of a call: scalars adopt a dtype, arrays become constants or inputs, shapes are made equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from .dims import Dim, Size, same, symbols
+from .node import REGISTRY, Node
+from .types import DType, typeof
+
+CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
+
+
+def adopt(name: str, operands: Sequence[Any], broadcasting: bool) -> list[Node]:
+    """Operands as nodes of one dtype (Python scalars take it from the nodes) and, for pointwise ops, of one shape."""
+    nodes = [o for o in operands if isinstance(o, Node)]
+    arrays = [o for o in operands if not isinstance(o, Node | bool | int | float | Dim)]
+    like = next((n.dtype for n in nodes if n.dtype.kind != "b"), nodes[0].dtype if nodes else None)
+    if like is None and arrays:
+        like = typeof(arrays[0]).dtype
+    adopted = [o if isinstance(o, Node) else _lift(name, o, like) for o in operands]
+    return broadcast(adopted) if broadcasting else adopted
+
+
+def _lift(name: str, value: Any, like: DType | None) -> Node:
+    constant = REGISTRY["constant"]
+    if isinstance(value, Dim):
+        node = REGISTRY["dim"](size=value)
+        return REGISTRY["cast"](node, like) if like and like is not node.dtype else node  # type: ignore[no-any-return]
+    if isinstance(value, bool | int | float):
+        kind = like or typeof(value).dtype
+        if kind.is_integer and isinstance(value, float):
+            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or an int")
+        if kind.is_integer and not kind.range[0] <= value <= kind.range[1]:
+            raise TypeRuleError(f"{name}: the scalar {value} does not fit {kind}, which holds {kind.range[0]} to {kind.range[1]}")
+        return constant(value=(bool(value) if kind.kind == "b" else float(value) if kind.is_float else int(value),), dtype=kind, shape=())  # type: ignore[no-any-return]
+    if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
+        raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
+    array = np.asarray(value)
+    kind = typeof(array).dtype
+    if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
+        array, kind = array.astype(like.np), like
+    if array.size > 64:
+        if not CAPTURE:
+            raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")
+        return CAPTURE[-1](array)
+    flat = array.reshape(-1)
+    items = [float(v) for v in flat] if kind.is_float else [bool(v) for v in flat] if kind.kind == "b" else [int(v) for v in flat]
+    return constant(value=tuple(items), dtype=kind, shape=tuple(array.shape))  # type: ignore[no-any-return]
+
+
+def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
+    """NumPy's common shape; only the literal 1 broadcasts, never a symbol that may happen to be 1."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Size] = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if result[axis] == 1:
+                result[axis] = size
+            elif size != 1 and not same(size, result[axis]):
+                hint = "; assume(...) can state that they are equal" if symbols(size) | symbols(result[axis]) else ""
+                raise TypeRuleError(f"shapes do not broadcast: {result[axis]} and {size} on axis {axis - rank}{hint}")
+    return tuple(result)
+
+
+def broadcast(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes brought to their common shape by explicit ``broadcast_to``."""
+    shape = broadcast_shapes([n.shape for n in nodes])
+    return [n if n.shape == shape else REGISTRY["broadcast_to"](n, shape) for n in nodes]
