@@ -18,7 +18,7 @@ from .ir.kernel import Program
 from .ir.program_text import parse_program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
-from .module import Module
+from .module import Module, Recipe
 from .passes.choose_reduction import choose_reduction
 from .passes.decompose import decompose
 from .passes.fold import fold
@@ -142,9 +142,11 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
             pipeline.append(build(graph, wrt, options)[0])
         return pipeline[0]
 
+    recipe = Recipe(stages, lambda: joint_program(graph, wrt, options), save_module)
     if target != "cpu" or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
         made, programs, residuals = build(graph, wrt, options)
-        module = Module(graph, wrt, target, programs, residuals, options, lambda: made)
+        pipeline.append(made)
+        module = Module(graph, wrt, target, programs, residuals, options, recipe)
         if knobs.DUMP.get():
             from .explain import dump_module
 
@@ -155,14 +157,24 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
     payload = cache.get(key)
     if payload is not None:
         try:
-            return _from_parts(graph, wrt, target, options, unpack(payload), stages)
+            return _from_parts(graph, wrt, target, options, unpack(payload), recipe)
         except (IRFormatError, ValueError, KeyError):
             payload = None  # written by a broken build of ours: build again
     made, programs, residuals = build(graph, wrt, options)
     pipeline.append(made)
-    module = Module(graph, wrt, target, programs, residuals, options, stages)
+    module = Module(graph, wrt, target, programs, residuals, options, recipe)
+    compile_natives(module)
     cache.put(key, pack(_parts(module)))
     return module
+
+
+def compile_natives(module: Module) -> None:
+    """Forward and backward compiled side by side."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as threads:
+        for task in [threads.submit(lambda e=e: e.native) for e in module.executables.values()]:  # type: ignore[misc]
+            task.result()
 
 
 def _parts(module: Module) -> dict[str, bytes]:
@@ -174,7 +186,7 @@ def _parts(module: Module) -> dict[str, bytes]:
     return parts
 
 
-def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], parts: Mapping[str, bytes], stages: Callable[[], Pipeline]) -> Module:
+def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], parts: Mapping[str, bytes], recipe: Recipe) -> Module:
     from .ir.graph import input_node
     from .ir.types import parse_type
 
@@ -186,7 +198,7 @@ def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[
                 programs[f"{name}.so"] = parts[f"{name}.so"]
                 programs[f"{name}.sites"] = {int(k): tuple(v) for k, v in json.loads(parts[f"{name}.sites"]).items()}
     residuals = [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in json.loads(parts["residuals"])]
-    return Module(graph, wrt, target, programs, residuals, options, stages)
+    return Module(graph, wrt, target, programs, residuals, options, recipe)
 
 
 def pack(parts: Mapping[str, bytes]) -> bytes:
@@ -264,4 +276,5 @@ def load_module(folder: Any) -> Module:
     graph = load_graph(path / "graph.gir")
     if machine != cpu_identity():
         parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
-    return _from_parts(graph, wrt, target, options, parts, lambda: build(graph, wrt, options)[0])
+    recipe = Recipe(lambda: build(graph, wrt, options)[0], lambda: joint_program(graph, wrt, options), save_module)
+    return _from_parts(graph, wrt, target, options, parts, recipe)

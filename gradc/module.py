@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from . import knobs
 from .errors import InvalidProblem, NotDifferentiable
 from .ir.graph import Graph
+from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
 from .runtime.arrays import to_numpy
@@ -152,6 +154,18 @@ class Backward(Executable):
         return Gradients({n: results[f"d.{n}"] for n in self.module.wrt}, self.module.structure)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a module came to be, for what is only done on demand.
+
+    :param stages: runs every pass again.  :param joint: the program of value and gradients together.  :param save: writes the module into a folder.
+    """
+
+    stages: Callable[[], Pipeline]
+    joint: Callable[[], Program]
+    save: Callable[[Module, Any], None]
+
+
 class Module:
     """A compiled graph.
 
@@ -159,11 +173,11 @@ class Module:
     :ivar residuals: what forward keeps: name, node, why.
     """
 
-    def __init__(self, graph: Graph, wrt: Sequence[str], target: str, programs: Mapping[str, Any], residuals: Sequence[Residual], options: Mapping[str, Any], build: Any):
+    def __init__(self, graph: Graph, wrt: Sequence[str], target: str, programs: Mapping[str, Any], residuals: Sequence[Residual], options: Mapping[str, Any], recipe: Recipe):
         self.graph, self.wrt, self.target = graph, tuple(wrt), target
         self.residuals, self.options = tuple(residuals), dict(options)
         self.structure: Any = None
-        self._build = build
+        self._recipe = recipe
         self._pipeline: Pipeline | None = None
         self._grad: Executable | None = None
         dims = options.get("dims") or {}
@@ -192,7 +206,7 @@ class Module:
     def stages(self) -> Pipeline:
         """Every stage of the compilation; recomputed on first access if the module came from the cache."""
         if self._pipeline is None:
-            self._pipeline = self._build()
+            self._pipeline = self._recipe.stages()
         return self._pipeline
 
     def stage(self, name: str) -> Stage:
@@ -219,10 +233,7 @@ class Module:
             outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
             if len(outputs) != 1 or outputs[0][1].type.count != 1:
                 raise InvalidProblem(f"value_and_grad needs one scalar float output; {self.graph.name} has {', '.join(f'{n}: {v.type}' for n, v in self.graph.outputs)}")
-            from .api import joint_program
-
-            program = joint_program(self.graph, self.wrt, self.options)
-            self._grad = Executable(program, self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
+            self._grad = Executable(self._recipe.joint(), self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         one = np.ones([1] * node.rank, node.dtype.np)
         given = self.flat(inputs)
@@ -269,9 +280,7 @@ class Module:
 
     def save(self, folder: Any) -> None:
         """Write everything needed to run again without compiling: graph, programs, machine code."""
-        from .api import save_module
-
-        save_module(self, folder)
+        self._recipe.save(self, folder)
 
     def __str__(self) -> str:
         from .explain import summary

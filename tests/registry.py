@@ -1,7 +1,7 @@
 """The samples of every op as concrete cases: dtypes filled in, dims bound, arrays drawn.
 
-A :class:`Case` is one sample at one float dtype: a graph with symbolic dims, and for each of several bindings the arrays to
-run it on.  Whoever runs graphs (the interpreter, a compiled module) runs these.
+A :class:`Case` is one sample at one float dtype: a graph with symbolic dims, and for each of several bindings
+the arrays to run it on.  Whoever runs graphs (the interpreter, a compiled module) runs these.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def wide(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def surrogate(case: Case, arrays: Arrays, dims: Mapping[str, int]) -> tuple[Graph, dict[str, np.ndarray]]:
-    """The function whose derivative the vjp is, in f64, and the values at which what ``stop_gradient`` holds is frozen."""
+    """The function whose derivative the vjp is, in f64, and the values at which ``stop_gradient`` is frozen."""
     types = [t.with_dtype(DTYPES["f64"]) if t.dtype.name in UNIT else t for t in case.types]
     inputs = tuple(input_node(f"x{k}", t) for k, t in enumerate(types))
     attrs = case.graph.output("y").attrs
@@ -431,9 +431,9 @@ def test_a_wrong_vjp_is_caught(op: Op) -> None:
 def test_error_is_torchs_at_most(case: Case, runner: Runner) -> None:
     """Against f64 on the same inputs: at most 4 units in the last place of the largest element, or torch's own error.
 
-    Where more than 4 units are lost (cancellation), the loss is a matter of luck: then the largest of sixteen draws is compared with
-    torch's largest, and half as much again is allowed.  Gradients of 16-bit floats are taken as they are compiled: computed in
-    f32, rounded once.
+    Where more than 4 units are lost (cancellation), the loss is a matter of luck: then the largest of sixteen draws is
+    compared with torch's largest, and half as much again is allowed.  Gradients of 16-bit floats are taken as they are
+    compiled: computed in f32, rounded once.
     """
     graphs = {"value": case.graph}
     if case.differentiable and case.op.surrogate is None and (case.op.vjp or isinstance(case.op, Composite)):

@@ -164,5 +164,9 @@ def _first_difference(graph: Graph, before: Mapping[str, ExactArray], after: Map
         if differs.any():
             place: Any = np.unravel_index(int(differs.reshape(-1).argmax()), one.shape)
             where = ",".join(map(str, place))
-            return f"the output {name} differs at [{where}] ({int(differs.sum())} of {differs.size}): it was {one.shown(place)} and is {other.shown(place)}"
+            count = f"{int(differs.sum())} of {differs.size}"
+            return (
+                f"the output {name} differs at [{where}] ({count}): "
+                f"it was {one.shown(place)} and is {other.shown(place)}"
+            )
     return ""

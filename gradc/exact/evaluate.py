@@ -71,7 +71,8 @@ def evaluate(
 ) -> dict[str, ExactArray]:
     """The outputs of a graph in exact algebra.
 
-    :param inputs: NumPy arrays; floats are taken as the dyadic rationals they are.  :param licence: ``BITS`` or ``REAL``.
+    :param inputs: NumPy arrays; floats are taken as the dyadic rationals they are.
+    :param licence: ``BITS`` or ``REAL``.
     :param folding: whether pointwise ops on constants are rounded, as the pass ``fold`` does.
     """
     with assuming(graph.assumptions):

@@ -41,7 +41,8 @@ EXACT_INTS = ("bool", "i2", "u2", "i4", "u4", "i8", "u8", "i16", "u16", "i32", "
 class ExactArray:
     """A tensor in exact algebra.
 
-    :param value: residues (uint64) of a float, the elements themselves of an int or bool.  :param tag: where a float is 1/0 or worse.
+    :param value: residues (uint64) of a float, the elements themselves of an int or bool.
+    :param tag: where a float is 1/0 or worse.
     :param held: the types known to hold every element.  :param derived: an int that was made from floats.
     :param constant: the one value of every element of a folded constant.
     """

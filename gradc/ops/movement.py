@@ -247,7 +247,7 @@ slice: Primitive = Primitive("slice", infer=_slice, in_place_of_dtype=True,
     reference=lambda x, *, start, limit, step: x[tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))],
     lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * s + a for i, a, s in zip(index, node.attrs["start"], node.attrs["step"], strict=True)])),
     vjp=_slice_vjp, resized=resized_slice, linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
-    samples=(Sample(("F[5]",), {"start": (1,), "limit": (4,), "step": (1,)}), Sample(("F[7,3]",), {"start": (1, 0), "limit": (7, 2), "step": (2, 1)}), Sample(("F[7,8]",), {"start": (0, 1), "limit": (7, 8), "step": (3, 2)})),
+    samples=(Sample(("F[5]",), {"start": (1,), "limit": (4,), "step": (1,)}), Sample(("F[5,4]",), {"start": (0, 1), "limit": (5, 3), "step": (1, 1)}), Sample(("F[7,3]",), {"start": (1, 0), "limit": (7, 2), "step": (2, 1)}), Sample(("F[7,8]",), {"start": (0, 1), "limit": (7, 8), "step": (3, 2)})),
     bad=(BadSample(("f32[5]",), {"start": (0,), "limit": (6,), "step": (1,)}, match="limit of 6 of a size of 5"), BadSample(("f32[5]",), {"start": (0,), "limit": (5,), "step": (0,)}, match="step of 0")),
     doc="x[start:limit:step] on every axis")  # fmt: skip
 
@@ -287,7 +287,7 @@ pad: Primitive = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pa
     vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
     linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
     resized=resized_pad,
-    samples=(Sample(("F[N]",), {"pad_width": ((1, 2),)}), Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5})),
+    samples=(Sample(("F[N]",), {"pad_width": ((1, 2),)}), Sample(("F[4,3]",), {"pad_width": ((0, 0), (1, 2))}), Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5})),
     bad=(BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"), BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs")),
     doc="a constant border")  # fmt: skip
 

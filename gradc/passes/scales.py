@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import TypeRuleError
+from ..ir.dims import same
 from ..ir.graph import Graph, again
 from ..ir.node import Node, Note, call
 from ..ir.op import Expr, Library, Scatter
@@ -259,7 +260,8 @@ def sink(graph: Graph) -> Graph:
             if place.path and place.cost < (best[0].cost if best else count(node)):
                 best = place, split
         if best is not None:
-            new[node] = _sunk(*best, node, new, fresh) or new[node]
+            lowered = _sunk(*best, node, new, fresh)
+            new[node] = new[node] if lowered is None else lowered
     return graph.renamed(new)
 
 
@@ -282,7 +284,7 @@ def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
             continue
         for k, operand in enumerate(at.operands):
             maps = homogeneous(at, k)
-            if maps is not None and all(a in maps for a in axes.values()):
+            if maps is not None and all(i in maps and same(operand.shape[maps.index(i)], at.shape[i]) for i in axes.values()):
                 pending.append((operand, {a: maps.index(i) for a, i in axes.items()}, (*path, (at, k))))
     return best
 

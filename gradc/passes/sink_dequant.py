@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.dims import symbols
+from ..ir.dims import same, symbols
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call
 from ..ir.op import Expr, Primitive, Reduction
@@ -103,12 +103,13 @@ def _scatters_below(root: Node) -> list[_Chain]:
 
 def _chain(path: tuple[Node, ...]) -> _Chain | None:
     root, scatter = path[0], path[-1]
-    axis: int | None = int(scatter.attrs["axis"])
+    axis = int(scatter.attrs["axis"])
     for below, above in zip(reversed(path), reversed(path[1:-1]), strict=False):
         known = homogeneous(above, above.operands.index(below))
-        axis = None if known is None or axis is None else known[axis]
-    if axis is None:
-        return None
+        moved = None if known is None else known[axis]
+        if moved is None or not same(above.shape[moved], below.shape[axis]):
+            return None
+        axis = moved
     if match(SUM, root, {}) and axis in root.attrs["axis"]:  # the columns first, then what is left of the scattered axis
         columns = tuple(a for a in root.attrs["axis"] if a != axis)
         if not columns:
