@@ -9,10 +9,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 _PUBLIC = {
     "assume": "trace",
+    "check": "check",
     "compile": "api",
     "differentiate": "autodiff",
     "graph": "frontend",
@@ -47,3 +50,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """``gradc.trace`` is the function, also after something has imported the module of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, getattr(value, name) if isinstance(value, ModuleType) and _PUBLIC.get(name) == name else value)
+
+
+sys.modules[__name__].__class__ = _Package

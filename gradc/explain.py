@@ -45,7 +45,8 @@ def summary(module: Module) -> str:
             item = next(alternatives(step))
             how = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
             if isinstance(step, Select):
-                how += f" when {step.cases[0][0]}".replace("assume", "")
+                first = step.cases[0][0]
+                how += f" when {first.left} {first.relation} {first.right}" if first else ""
             rows.append((what, item.name, _step_bytes(item, program, bound), how, str(item.note)))
     total = sum(r[2] for r in rows) or 1
     symbols = ", ".join(f"{k}={v}" for k, v in bound.items())

@@ -251,10 +251,11 @@ class _KernelRun:
             places = [self.place(i) for i in s.index]
             if where is not None:
                 places = [np.where(where, p, 0) for p in places]
+                other = np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype)
                 if 0 in array.shape:
-                    value = np.zeros(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), array.dtype)
+                    value = np.full(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), other)
                 else:
-                    value = np.where(where, array[tuple(places)], np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype))
+                    value = np.where(where, array[tuple(places)], other)
             else:
                 shape = np.broadcast_shapes(*map(np.shape, places)) if places else ()
                 value = np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
@@ -263,10 +264,7 @@ class _KernelRun:
             full = np.broadcast_shapes(*(np.shape(self.place(i)) for i in s.index), np.shape(args[0])) if s.index else np.shape(args[0])
             if 0 not in full:
                 array = memory.read(s.buffer)
-                if s.index:
-                    array[tuple(self.place(i) for i in s.index)] = args[0]
-                else:
-                    array[...] = np.asarray(args[0]).reshape(())
+                array[tuple(np.broadcast_to(self.place(i), full) for i in s.index)] = np.broadcast_to(args[0], full) if s.index else np.reshape(args[0], ())
         elif s.op == "accum":
             self.accum(s, args[0], where)
         elif s.op == "check":

@@ -3,7 +3,6 @@
 Ops that torch lacks stand in ``NUMPY`` with a function of arrays; their gradients are then compared with finite differences.
 """
 
-# ruff: noqa: E501  (tables, one entry a line)
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.exact import equal
+from gradc.ir.dims import symbol
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, call
 from gradc.ir.op import Movement, Primitive
@@ -32,7 +33,7 @@ from gradc.passes.widen import widen
 from gradc.trace import trace
 
 GOLDEN = Path(__file__).parent / "golden" / "sink_dequant"
-D = 16
+D, V = 16, symbol("V")
 
 
 def plain(graph: Graph) -> Graph:
@@ -184,7 +185,7 @@ def test_strict_turns_both_passes_off():
 
 RULES = {
     # b
-    "b_scale_gradient": lambda i, q, u: ops.sum(ops.scatter_add(i, u, size=u.shape[0] * 0 + V) * q.astype("f32"), axis=1),
+    "b_scale_gradient": lambda i, q, u: ops.sum(ops.scatter_add(i, u, size=V) * q.astype("f32"), axis=1),
     "b_two_gradients": lambda i, q, s, u: (lambda dw: (ops.sum(dw * q.astype("f32"), axis=1), -(s * ops.sum(dw, axis=1))))(ops.scatter_add(i, u, size=V, padding_idx=0)),
     "b_per_tensor": lambda i, q, u: ops.sum(q.astype("f32") * ops.scatter_add(i, u, size=V)),
     "b_transposed": lambda i, q, u: ops.sum(q.astype("f32").T * ops.scatter_add(i, u, size=V, oob="skip").T, axis=0, keepdims=True),
@@ -203,9 +204,6 @@ RULES = {
     "d_gather": lambda x, c, few: (x * c)[few],
     "d_merge_scales": lambda x, s: (x * s[:, None]) * ops.exp(s)[:, None],
 }  # fmt: skip
-from gradc.ir.dims import symbol  # noqa: E402
-
-V = symbol("V")
 TYPES = {"i": "i64[N]", "q": f"i8[V,{D}]", "u": f"f32[N,{D}]", "s": "f32[V]", "c": f"f32[{D}]", "x": f"f32[V,{D}]", "dy": f"f32[V,{D}]", "few": "i64[5]"}
 
 
@@ -294,6 +292,26 @@ def test_scatter_and_scale_by_cost():
     assert sunk(few) == few
     other = plain(trace(lambda i, j, s, u: ops.scatter_add(i, u * s[j][:, None], size=10), **types, j="i64[10000]"))  # another index
     assert sunk(other) == other
+
+
+def test_scales_of_several_axes_follow_their_rows_into_a_scatter():
+    for fn, types in (
+        (lambda i, s, u: ops.scatter_add(i, u, size=V) * s[:, None], {"i": "i64[3,2]", "s": "f32[V]", "u": "f32[3,2,4]"}),
+        (lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1) / s[:, :, None], {"i": "i64[3,2]", "s": "f32[5,V]", "u": "f32[5,3,2,4]"}),
+        (lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1).T * s[:, None], {"i": "i64[]", "s": "f32[V]", "u": "f32[4]"}),
+        (lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1, oob="wrap") * s.T[:, :, None], {"i": "i64[6]", "s": "f32[V,5]", "u": "f32[5,6,4]"}),
+    ):
+        graph = plain(trace(fn, **types))
+        after = sunk(graph)
+        assert after != graph
+        assert "gather" in names(after)
+
+
+def test_symbolic_columns_and_narrow_integers():
+    graph = trace(lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, symbol("K"))), oob="skip"), t="u8[N]", q="i4[V,K]", s="f32[V,1]")
+    after = prepared(graph, ["s"])
+    assert names(after).count("gather") == 2
+    assert "where" not in names(after)  # (0 - 0) * 0 = 0 needs no mask
 
 
 def test_an_op_declared_linear_needs_no_pass_to_know_it():

@@ -68,9 +68,13 @@ class Movement:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A combine along ``attrs["axis"]``: sum, prod, max, min, argmax, argmin."""
+    """A combine along ``attrs["axis"]``: sum, prod, max, min, argmax, argmin.
+
+    :param nonempty: over no elements it is an error, unless an attribute ``empty`` says otherwise.
+    """
 
     combine: str
+    nonempty: bool = False
 
 
 @dataclass(frozen=True)

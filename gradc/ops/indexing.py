@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import IndexOutOfRange, TypeRuleError
-from ..ir.dims import Dim, Size, same
+from ..ir.dims import Dim, Size, known_nonnegative, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
@@ -57,7 +57,7 @@ def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, A
     """Kernel statements: (index, where)."""
     if oob in ("clamp", "wrap"):
         value = kernel.bounded(value, size, oob)
-        return Index.of(value), None
+        return Index.of(value), None if known_nonnegative(size - 1) else kernel.inside(Index.of(value), 0, size)  # an empty table has no row at all
     if oob == "skip":
         return Index.of(value), kernel.inside(Index.of(value), 0, size)
     return Index.of(value), None
@@ -100,13 +100,28 @@ def _gather_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str
     return scatter_add.plain(indices, g, axis=axis, size=size, oob=oob, padding_idx=padding_idx), DISCRETE
 
 
+def _gather_surrogate(x: Node, indices: Node, *, axis: int, oob: str, padding_idx: int | None, scale_grad_by_freq: bool) -> Node:
+    """The rows, of which those of padding stand still and a row read k times moves by 1/k."""
+    rows = gather.plain(x, indices, axis=axis, oob=oob)
+    if not x.dtype.is_float or (padding_idx is None and not scale_grad_by_freq):
+        return rows
+    place = indices if oob in ("error", "skip") else _as_resolved(indices, x.shape[axis], oob)
+    share = full(1, place, rows.dtype)
+    if scale_grad_by_freq:
+        share = share / gather.plain(scatter_add.plain(indices, share, axis=0, size=x.shape[axis], oob=oob), indices, axis=0, oob=oob)
+    if padding_idx is not None:
+        share = call("where", call("ne", place, padding_idx), share, full(0, share))
+    held = call("stop_gradient", rows)
+    return held + spread(reshaped(share, (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1)), rows.shape) * (rows - held)
+
+
 def _gather_map(node: Node) -> dict[int, tuple[int | None, ...]]:
     axis, rank = node.attrs["axis"], node.operands[1].rank
     return {0: tuple(a if a < axis else None if a == axis else a + rank - 1 for a in range(node.operands[0].rank))}
 
 
 _TABLE = ("index:5",)
-gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
+gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     samples=(
         Sample(("F[5,3]", "i64[N]"), draw=("normal", *_TABLE)), Sample(("F[5,3]", "i32[2,N]"), draw=("normal", *_TABLE)), Sample(("F[5]", "i64[]"), draw=("normal", *_TABLE)),
         Sample(("F[2,5,3]", "u8[N]"), {"axis": 1}, draw=("normal", *_TABLE)), Sample(("F[5,N]", "i16[4]"), {"padding_idx": 2, "scale_grad_by_freq": True}, draw=("normal", *_TABLE)),

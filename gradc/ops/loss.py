@@ -194,7 +194,7 @@ class _Entropy:
             return -sum.plain(self.distribution * self.log_p, axis=(self.axis,))
         place = reshaped(self.index, keeping(self.input.shape, (self.axis,)))
         at_target = reshaped(take_along_axis.plain(self.wide, place, axis=self.axis), self.positions)
-        top = call("amax", self.wide, axis=(self.axis,))
+        top = call("amax", self.wide, axis=(self.axis,), empty="infinite")
         loss = self.weighted(self.log_total - (at_target - top), self.target_weight)
         if self.label_smoothing:
             uniform = sum.plain(self.weighted(self.log_p, self.class_weight), axis=(self.axis,))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import TypeRuleError
+from ..errors import InvalidProblem, TypeRuleError
 from ..ir.dims import Size, product
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Resized, Sample
@@ -64,11 +64,28 @@ def _sum_type(x: Type, *, axis: tuple[int, ...]) -> Any:
     return (type_ if x.dtype.is_float else type_.with_dtype(I64)), attrs
 
 
-def _nonempty(x: Type, *, axis: tuple[int, ...]) -> Any:
+Empty = Literal["error", "infinite"]
+"""What an extremum over no elements is: refused at the call, or the infinity that every float beats."""
+
+
+def _nonempty(x: Type, *, axis: tuple[int, ...], empty: Empty = "error") -> Any:
     type_, attrs = _reduced(x, axis=axis)
-    if any(x.shape[a] == 0 for a in attrs["axis"]):
+    if empty == "error" and any(x.shape[a] == 0 for a in attrs["axis"]):
         raise TypeRuleError("the extremum over no elements")
-    return type_, attrs
+    return type_, attrs | {"empty": empty}
+
+
+def _extremum_reference(function: Any, least: float) -> Any:
+    def reference(x: Any, *, axis: Any, empty: str = "error") -> Any:
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        if all(x.shape[a] for a in axes):
+            return function(x, axis=axis)
+        kept = [n for a, n in enumerate(x.shape) if a not in axes]
+        if empty == "error" and 0 not in kept:
+            raise InvalidProblem(f"the extremum over no elements: axis {', '.join(map(str, axes))} of an array of shape {x.shape}")
+        return np.full(kept, least if x.dtype.kind == "f" else 0, x.dtype)
+
+    return reference
 
 
 def _linear(node: Node) -> dict[int, tuple[int | None, ...]]:
@@ -106,15 +123,15 @@ prod = Primitive("prod", infer=_reduced, reference=lambda x, *, axis: np.prod(x,
     vjp=_prod_vjp, samples=AXES, bad=BAD_AXIS, doc="the product over axes, in the operand's dtype; the empty product is 1; the gradient is exact with any number of zeros")  # fmt: skip
 
 
-def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any) -> tuple[Node]:
+def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any, empty: str) -> tuple[Node]:
     hit = eq(x, along(y, x.shape, axis))  # split evenly among the winners
     count = sum.plain(converted(hit, g.dtype), axis=axis)
     return (where(hit, along(g / count, x.shape, axis), zeros_like(x)),)
 
 
-amax = Primitive("amax", infer=_nonempty, reference=lambda x, *, axis: np.max(x, axis=axis), lower=Reduction("max"), sugar=_reduce_call("amax"), vjp=_extremum_vjp,
+amax = Primitive("amax", infer=_nonempty, reference=_extremum_reference(np.max, -np.inf), lower=Reduction("max", nonempty=True), sugar=_reduce_call("amax"), vjp=_extremum_vjp,
     samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")), doc="the largest over axes; NaN wins; ties share the gradient")  # fmt: skip
-amin = Primitive("amin", infer=_nonempty, reference=lambda x, *, axis: np.min(x, axis=axis), lower=Reduction("min"), sugar=_reduce_call("amin"), vjp=_extremum_vjp,
+amin = Primitive("amin", infer=_nonempty, reference=_extremum_reference(np.min, np.inf), lower=Reduction("min", nonempty=True), sugar=_reduce_call("amin"), vjp=_extremum_vjp,
     samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")), doc="the smallest over axes; NaN wins; ties share the gradient")  # fmt: skip
 
 
@@ -136,9 +153,9 @@ def _arg_call(name: str) -> Any:
 
 
 _ARG = (Sample(("F[N]",), {"axis": 0}, dims={"N": 5}), Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}), Sample(("F[3,4]",)), Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)))
-argmax = Primitive("argmax", infer=_arg_type, reference=lambda x, *, axis: np.argmax(x, axis), lower=Reduction("argmax"), sugar=_arg_call("argmax"),
+argmax = Primitive("argmax", infer=_arg_type, reference=_extremum_reference(np.argmax, 0), lower=Reduction("argmax", nonempty=True), sugar=_arg_call("argmax"),
     samples=_ARG, bad=BAD_AXIS[:1], doc="where the largest stands, the first of equals, NaN first of all; i64")  # fmt: skip
-argmin = Primitive("argmin", infer=_arg_type, reference=lambda x, *, axis: np.argmin(x, axis), lower=Reduction("argmin"), sugar=_arg_call("argmin"),
+argmin = Primitive("argmin", infer=_arg_type, reference=_extremum_reference(np.argmin, 0), lower=Reduction("argmin", nonempty=True), sugar=_arg_call("argmin"),
     samples=_ARG, bad=BAD_AXIS[:1], doc="where the smallest stands, the first of equals, NaN first of all; i64")  # fmt: skip
 
 _OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin}
@@ -222,7 +239,7 @@ min = Composite("min", infer=_extremum_type, decompose=_extremum_value(argmin, a
 
 def _logsumexp_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
     wide = converted(x, x.dtype.compute)
-    top = amax.plain(wide, axis=axis)
+    top = amax.plain(wide, axis=axis, empty="infinite")
     # an infinite maximum is its own logarithm of the sum; inf - inf is not
     shift = where(eq(call("abs", top), full(float("inf"), top)), zeros_like(top), top)
     total = log(sum.plain(exp(wide - along(shift, x.shape, axis)), axis=axis)) + shift
@@ -246,7 +263,7 @@ def _row_function(x: Type, *, axis: int = -1) -> Any:
 
 def _shifted(wide: Node, axis: int) -> tuple[Node, Node]:
     """exp(x - max) and its sum, the pair that softmax and log_softmax share."""
-    centred = wide - along(amax.plain(wide, axis=(axis,)), wide.shape, (axis,))
+    centred = wide - along(amax.plain(wide, axis=(axis,), empty="infinite"), wide.shape, (axis,))
     return centred, sum.plain(exp(centred), axis=(axis,))
 
 

@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..errors import Unsupported
-from ..ir.dims import Assumption, Dim, product
+from ..ir.dims import Assumption, Size, floordiv, known_nonnegative, maximum, minimum, product
 from ..ir.kernel import Kernel, Program, Select, Step, alternatives
 from ..ir.types import Type
-from .cost import Combine, combines, estimates, strategies
+from .cost import CHUNK_LEAST, CHUNK_MOST, Combine, Device, combines, estimates, strategies
 
-SORT_PAYS = 1600
-"""Elements of a result beyond which sorting rows beats a partial result per 64 rows: 10 ns per row against 8 bytes x elements / 64 at 20 GB/s."""
+PER_ROW = int(Device().sort * Device().bandwidth / 8)
+
+
+def sort_pays(kernel: Kernel) -> Size:
+    """Elements of a result from which sorting rows beats a partial result per chunk: 10 ns per row against 8 bytes x elements per chunk at 20 GB/s."""
+    return PER_ROW * maximum(CHUNK_LEAST, minimum(floordiv(kernel.row_count, 256), CHUNK_MOST)) + 1
 
 
 def choose_reduction(program: Program, *, force: Mapping[str, str] | None = None) -> Program:
@@ -47,19 +51,25 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         if wanted in allowed:
             picks[part.buffer] = str(wanted)
             continue
-        best = min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
-        size = product(types[part.buffer].shape)
-        if allowed == ["privatized", "segmented"] and isinstance(size, Dim):
-            undecided, best = Assumption(size, ">=", SORT_PAYS + 1), "segmented"
+        size, enough = product(types[part.buffer].shape), sort_pays(kernel)
+        if allowed == ["privatized", "segmented"]:
+            if known_nonnegative(size - enough) or known_nonnegative(size - PER_ROW * CHUNK_MOST - 1):
+                best = "segmented"
+            elif known_nonnegative(enough - 1 - size) or known_nonnegative(PER_ROW * CHUNK_LEAST - size):
+                best = "privatized"
+            else:  # a symbol decides: keep both, and let its value pick at the call
+                undecided, best = Assumption(size, ">=", enough), "segmented"
+        else:
+            best = min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
         picks[part.buffer] = best
-    chosen = _with(kernel, parts, picks)
+    chosen = _with(kernel, parts, picks, types)
     if undecided is None:
         return chosen
-    other = _with(kernel, parts, {b: "privatized" if s == "segmented" else s for b, s in picks.items()})
+    other = _with(kernel, parts, {b: "privatized" if s == "segmented" else s for b, s in picks.items()}, types)
     return Select(((undecided, chosen), (None, other)))
 
 
-def _with(kernel: Kernel, parts: list[Combine], picks: Mapping[str, str]) -> Kernel:
+def _with(kernel: Kernel, parts: list[Combine], picks: Mapping[str, str], types: Mapping[str, Type]) -> Kernel:
     """At most one visiting order: a second accum that wants another one is privatized."""
     order: Combine | None = None
     final: dict[str, str] = {}
@@ -72,7 +82,8 @@ def _with(kernel: Kernel, parts: list[Combine], picks: Mapping[str, str]) -> Ker
                 how = "privatized"
         final[part.buffer] = how
     strategy = tuple((p.buffer, final[p.buffer]) for p in parts)
-    return replace(kernel, order=order.buffer if order else "", strategy=strategy)
+    decided = replace(kernel, order=order.buffer if order else "", strategy=strategy)
+    return decided.named_by_structure(kernel.name.rpartition("_")[0], types)  # the strategy is part of the structure
 
 
 def decisions(program: Program, dims: Mapping[str, int] | None = None) -> list[tuple[str, str, str, list[object]]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.dims import Size, evaluate, product, symbols
-from ..ir.kernel import Index, Kernel, Program, Stmt
+from ..ir.kernel import Index, Kernel, Program, Stmt, alternatives
 from ..ir.types import Type
 
 CHUNK_LEAST, CHUNK_MOST = 8, 64
@@ -135,17 +135,28 @@ def estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims:
 
 def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
     """Bytes a kernel must move: each buffer it reads or writes once; of a gathered buffer only the rows that are read."""
-    space = evaluate(kernel.row_count, dims) * evaluate(kernel.col_count, dims)
-    total = 0
-    for name in kernel.buffers:
-        count = evaluate(types[name].count, dims)
-        uses = [s for s in kernel.body if s.buffer == name]
-        if all(s.op == "load" for s in uses):
-            count = min(count, space * len(uses))
-        total += count * types[name].dtype.itemsize
-    return total
+    return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers)
+
+
+def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
+    count = evaluate(types[name].count, dims)
+    uses = [s for s in kernel.body if s.buffer == name]
+    if all(s.op == "load" for s in uses):
+        count = min(count, evaluate(kernel.row_count, dims) * evaluate(kernel.col_count, dims) * len(uses))
+    return count * types[name].dtype.itemsize
 
 
 def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
-    """Bytes the whole program cannot avoid: every input read once and every output written once."""
-    return sum(evaluate(b.type.nbytes, dims) for b in program.buffers if b.kind in ("input", "output") and not b.alias)
+    """Bytes the whole program cannot avoid: every input read once (of a gathered one the rows that are read) and every output written once."""
+    types = {b.name: b.type for b in program.buffers}
+    total = 0
+    for b in program.buffers:
+        if b.alias or b.kind not in ("input", "output"):
+            continue
+        uses = [0]
+        for step in program.steps:
+            for item in alternatives(step):
+                touched = {n for n in (*item.reads, *item.writes) if program.root(n) == b.name}
+                uses += [_buffer_bytes(item, n, types, dims) if isinstance(item, Kernel) else evaluate(b.type.nbytes, dims) for n in touched]
+        total += max(uses)
+    return total

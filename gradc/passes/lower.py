@@ -243,7 +243,8 @@ class Builder:
             self.guard = guard
         if self._dtype(value) is not node.dtype and lower.combine not in ("argmax", "argmin"):
             value = self.cast(value, node.dtype)
-        return self._emit(f"{lower.combine}_cols", (value,), node.dtype)
+        refused = lower.nonempty and node.attrs.get("empty", "error") == "error"
+        return self._emit(f"{lower.combine}_cols", (value,), node.dtype, attrs=(("empty", "error"),) if refused else ())
 
     # -- roots ---------------------------------------------------------------------------------------------------------
 

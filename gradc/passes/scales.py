@@ -125,7 +125,8 @@ class _Look:
         here, users = count(node), self.uses.of[node]
         if node in self.uses.outputs or not users or not depth:
             return here, {}
-        total, steps = 0, {}
+        total = 0
+        steps: dict[tuple[Node, int], _Step] = {}
         for user in users:
             if user in self.seen or len(self.seen) > MOST or user.operands.count(node) != 1:
                 return here, {}
@@ -208,10 +209,10 @@ def _carried(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node
         new[node] = node if tuple(operands) == node.operands else again(node, tuple(operands))
         if node in plans:
             split = plans[node][0]
-            value = None if split.scale is None else variation.narrow(operands[split.scale], split.axes)
-            if value is not None or split.scale is None:
+            narrow = None if split.scale is None else variation.narrow(operands[split.scale], split.axes)
+            if narrow is not None or split.scale is None:
                 new[node] = operands[split.core]
-                onwards.append(Scale(split.kind, value, tuple((a, a) for a in sorted(split.axes)), node))
+                onwards.append(Scale(split.kind, narrow, tuple((a, a) for a in sorted(split.axes)), node))
         if onwards:
             waiting[node] = onwards
     return _finished(graph, new, waiting)

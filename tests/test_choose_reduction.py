@@ -1,0 +1,87 @@
+"""Which strategy a combine gets, that the pick follows the shape, and that every strategy is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.errors import Unsupported
+from gradc.ir.kernel import Select
+from gradc.passes.choose_reduction import decisions
+
+
+def embedding_gradient(size: str) -> gradc.Module:
+    graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table=f"f32[{size},8]")
+    return gradc.compile(graph, wrt=["table"])
+
+
+def pick(module: gradc.Module) -> list[str]:
+    return [how for _, _, how, _ in decisions(module.backward.program)]
+
+
+def test_the_pick_follows_the_shape_and_the_c_differs() -> None:
+    small, large = embedding_gradient("19"), embedding_gradient("32000")
+    assert pick(small) == ["privatized"] and pick(large) == ["segmented"]
+    assert "gradc_sort" not in "".join(k.source for k in small.backward.kernels.values())
+    assert "gradc_sort" in "".join(k.source for k in large.backward.kernels.values())
+
+
+def test_a_symbolic_table_keeps_both_and_chooses_at_the_call() -> None:
+    module = embedding_gradient("V")
+    (select,) = [s for s in module.backward.program.steps if isinstance(s, Select)]
+    (when, first), (otherwise, second) = select.cases
+    assert str(when).startswith("assume(8*V >= 25*max(") and otherwise is None
+    assert first.name != second.name and dict(first.strategy) != dict(second.strategy)
+    rng = np.random.default_rng(0)
+    for size in (5, 4000):
+        tokens = rng.integers(0, size, 300)
+        table = rng.standard_normal((size, 8)).astype(np.float32)
+        y, residuals = module.forward(tokens=tokens, table=table)
+        dy = rng.standard_normal(y.shape).astype(np.float32)
+        want = np.zeros(table.shape)
+        np.add.at(want, tokens, dy.astype(np.float64))
+        np.testing.assert_allclose(module.backward(residuals, dy)["table"], want, atol=2e-5)
+
+
+@pytest.mark.parametrize("strategy", ["privatized", "segmented"])
+@pytest.mark.parametrize("rows", [0, 1, 7, 64, 1000])
+@pytest.mark.parametrize("hot", [False, True])
+def test_forced_strategies_agree(strategy: str, rows: int, hot: bool) -> None:
+    graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table, padding_idx=3), tokens="i64[N]", table="f64[50,5]")
+    module = gradc.compile(graph, wrt=["table"], reductions={"*": strategy})
+    assert pick(module) == [strategy]
+    rng = np.random.default_rng(1)
+    tokens = np.where(rng.random(rows) < 0.5, 7, rng.integers(0, 50, rows)) if hot else rng.integers(0, 50, rows)
+    table = rng.standard_normal((50, 5))
+    _, residuals = module.forward(tokens=tokens, table=table)
+    dy = rng.standard_normal((rows, 5))
+    want = np.zeros((50, 5))
+    np.add.at(want, tokens[tokens != 3], dy[tokens != 3])
+    out = {"table": np.full((50, 5), np.nan)}
+    np.testing.assert_allclose(module.backward(residuals, dy, out=out)["table"], want, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["privatized", "regular"])
+def test_a_broadcast_gradient_is_regular_or_privatized(strategy: str) -> None:
+    graph = gradc.trace(lambda x, b: x * b[:, None, :], x="f32[A,B,3]", b="f32[A,3]")
+    module = gradc.compile(graph, wrt=["b"], reductions={"*": strategy})
+    assert pick(module) == [strategy]
+    rng = np.random.default_rng(2)
+    x, b, dy = rng.standard_normal((9, 40, 3)).astype("f4"), rng.standard_normal((9, 3)).astype("f4"), rng.standard_normal((9, 40, 3)).astype("f4")
+    _, residuals = module.forward(x=x, b=b)
+    np.testing.assert_allclose(module.backward(residuals, dy)["b"], (x * dy).sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_strategy_that_cannot_be_is_refused_by_name() -> None:
+    graph = gradc.trace(lambda x, b: x * b, x="f32[N,3]", b="f32[3]")
+    with pytest.raises(Unsupported, match=r"the combine into d\.b cannot be segmented: its index allows privatized"):
+        gradc.compile(graph, wrt=["b"], reductions={"d.b": "segmented"})
+    with pytest.raises(Unsupported, match="the reduction 'atomic'"):
+        gradc.compile(graph, wrt=["b"], reductions={"*": "atomic"})
+
+
+def test_explain_shows_the_table() -> None:
+    text = embedding_gradient("32000").explain(N=8192)
+    assert "combine into d.table" in text and "-> segmented" in text and "8192 rows sorted by index, each result row written once" in text
