@@ -126,6 +126,7 @@ class HeldGraph:
 
     def __init__(self, graph: Graph, arrays: Mapping[str, Array], dims: Mapping[str, int], moving: Sequence[str]):
         self.surrogates: dict[str, int] = {}
+        self._opened: set[Node] = set()
         self.dims = dict(dims)
         self.base = {n: np.asarray(a, np.float64) if n in moving or graph.input(n).dtype.is_float else np.asarray(a) for n, a in arrays.items()}
         inputs = {node: input_node(graph.input_name(node), Type(F64, node.shape) if self.base[graph.input_name(node)].dtype == np.float64 else node.type) for node in graph.inputs}
@@ -144,27 +145,29 @@ class HeldGraph:
     def _open(self, node: Node, operands: tuple[Node, ...]) -> Node:
         """The node in primitives, floats as f64."""
         attrs = {name: F64 if isinstance(value, DType) and value.is_float else value for name, value in node.attrs.items()}
-        meaning = node.op.surrogate
-        if meaning is not None:
-            self.surrogates[node.op.name] = self.surrogates.get(node.op.name, 0) + 1
-        elif isinstance(node.op, Composite):
-            meaning = node.op.decompose
-        if meaning is not None:
-            opened = {o: o for o in operands}
-            try:
-                root = meaning(*operands, **attrs)
-            except TypeRuleError as error:
-                raise self._refused(node, error) from error
+        try:
+            root = node.op.surrogate(*operands, **attrs) if node.op.surrogate is not None else None
+            if root is not None and root is not node.op.apply(operands, attrs):  # else: with these attributes it is its own surrogate
+                self.surrogates[node.op.name] = self.surrogates.get(node.op.name, 0) + 1
+            elif isinstance(node.op, Composite):
+                root = node.op.decompose(*operands, **attrs)
+            else:
+                root = None
+        except TypeRuleError as error:
+            raise self._refused(node, error) from error
+        if root is not None:
+            inside: dict[Node, Node] = {}
             for inner in topological([root]):
-                if inner not in opened:
-                    opened[inner] = self._open(inner, tuple(opened[o] for o in inner.operands))
-            return opened[root]
+                done = inner.op.name == "input" or inner in self._opened
+                inside[inner] = inner if done else self._open(inner, tuple(inside[o] for o in inner.operands))
+            return inside[root]
         if match(CAST, node, {}) and operands[0].dtype is F64 and not node.operands[0].dtype.is_float:
             return operands[0]  # an integer that moves stays a float
         try:
             result: Node = node.op.apply(operands, attrs)
         except TypeRuleError as error:
             raise self._refused(node, error) from error
+        self._opened.add(result)
         return result
 
     @staticmethod

@@ -6,6 +6,7 @@ The oracle for every target: each value is computed in its compute dtype (f32 fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -158,6 +159,7 @@ def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str
     if missing:
         raise InvalidProblem(f"program {program.name} needs {', '.join(sorted(missing))}")
     bindings = bind_dims(types, {n: a.shape for n, a in arrays.items()}, dims)
+    check_nonempty(program, bindings)
     precise = precision == "f64"
     memory = _Memory(program, arrays, bindings, precise)
     for step in program.steps:
@@ -168,6 +170,15 @@ def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str
         else:
             _KernelRun(step, memory).run()
     return {name: memory.read(buffer) for name, buffer in program.outputs}
+
+
+def check_nonempty(program: Program, bindings: Mapping[str, int]) -> None:
+    """InvalidProblem where a program takes an extremum over no elements."""
+    for kernel in program.kernels:
+        for s in kernel.body:
+            if dict(s.attrs).get("empty") == "error" and not evaluate(kernel.col_count, bindings) and evaluate(kernel.row_count, bindings):
+                sizes = ", ".join(f"{size}={evaluate(size, bindings)}" for _, size in kernel.cols)
+                raise InvalidProblem(f"{program.name}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}")
 
 
 class _Memory:
@@ -306,14 +317,16 @@ class _KernelRun:
         array = _widened(np.broadcast_to(self.full(value), shape))
         kind = REDUCTIONS[s.op]
         if kind in ("argmax", "argmin"):
-            flat = array.reshape((*shape[: len(self.kernel.rows)], -1))
+            rows = len(self.kernel.rows)
+            flat = array.reshape((*shape[:rows], math.prod(shape[rows:])))
             answer = getattr(np, kind)(flat, -1) if flat.shape[-1] else np.zeros(flat.shape[:-1], np.int64)
             result = answer.reshape((*answer.shape, *(1 for _ in self.column_axes)))
         else:
             function: Any = getattr(np, kind)
             extra: Any = {"dtype": summing(array.dtype) if kind == "sum" else array.dtype} if kind in ("sum", "prod") else {}
             if kind in ("max", "min") and 0 in [shape[a] for a in self.column_axes]:
-                result = np.zeros([1 if a in self.column_axes else n for a, n in enumerate(shape)], array.dtype)
+                least = (np.inf if kind == "min" else -np.inf) if array.dtype.kind == "f" else 0
+                result = np.full([1 if a in self.column_axes else n for a, n in enumerate(shape)], least, array.dtype)
             else:
                 result = function(array, axis=self.column_axes, keepdims=True, **extra)
         assert s.dtype is not None

@@ -18,7 +18,7 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, run_program
+from ..interp import bind_dims, check_nonempty, run_program
 from ..ir.dims import evaluate
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
@@ -156,6 +156,7 @@ class Executable:
             for size in buffer.type.shape:
                 if evaluate(size, bound) < 0:
                     raise InvalidProblem(f"{self.program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
+        check_nonempty(self.program, bound)
         if len(self._shapes) > 256:
             self._shapes.clear()
         self._shapes[key] = bound
