@@ -114,10 +114,9 @@ class Forward(Executable):
 
     def __call__(self, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> Any:  # type: ignore[override]
         inputs = self.module.flat(inputs)
-        results = self.run(out=out, workspace=workspace, stream=stream, dims=dims, **inputs)
+        results, bound = self.run_bound(inputs, out, False, stream, workspace, dims)
         values = {name: results[name] for name in self.module.graph.output_names}
         given = {**self.defaults, **inputs}
-        bound = self.prepare(inputs, out, dims=dims, allocate=False).dims if self.program.dims else {}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
         return _single(values), Residuals(kept, given, bound, types)

@@ -22,7 +22,7 @@ LAYERS = [
     ("ir",),
     ("ops",),
     ("trace", "interp"),
-    ("exact",),
+    ("exact", "samples"),
     ("autodiff",),
     ("passes",),
     ("codegen",),
@@ -30,7 +30,7 @@ LAYERS = [
     ("explain",),
     ("module",),
     ("api",),
-    ("frontend", "frontends", "interop", "report", "plans"),
+    ("check", "frontend", "frontends", "interop", "report", "plans"),
     ("demo",),
     ("cli", "__main__"),
 ]

@@ -317,7 +317,7 @@ def arrays_for(graph: Graph, words: Mapping[str, Any], dims: Mapping[str, int], 
 STEPWISE = frozenset("floor round sign eq ne lt le gt ge argmax argmin floordiv mod cast quantize fake_quantize abs maximum minimum amax amin relu where".split())
 """Ops (or their derivatives) that jump: on a value that is not known to the last bit their results are not compared."""
 SUMS = frozenset("sum matmul scatter_add scatter_add_along_axis".split())
-NOT_EXACT = frozenset("exp expm1 log log1p sin cos tanh erf sigmoid rsqrt sqrt pow prod".split())
+NOT_EXACT = frozenset("exp expm1 log log1p sin cos tanh erf sigmoid rsqrt sqrt pow prod div reciprocal".split())
 
 
 class Expected:
@@ -338,6 +338,7 @@ class Expected:
             scale[node] = max([float(finite.max(initial=0.0)), *(scale[o] for o in before)])
             unit[node] = max([UNIT.get(node.dtype.name, 0.0), *(unit[o] for o in before)])
             exact[node] = all(exact[o] for o in before) and node.op.name not in NOT_EXACT and np.array_equal(np.asarray(own[node], np.float64), np.asarray(wide[node], np.float64), equal_nan=True)
+            exact[node] = exact[node] and (not node.dtype.is_float or self.grain(wide[node]) * 2.0**50 > scale[node])
             if exact[node] and node.op.name in SUMS and node.dtype.is_float:
                 exact[node] = self.short(node, wide)
             jumps = node.op.name in STEPWISE and not all(exact[o] for o in before)
@@ -352,14 +353,20 @@ class Expected:
         self.unit = {name: unit[n] for name, n in plain.outputs}
 
     @staticmethod
+    def grain(values: np.ndarray) -> float:
+        """The largest power of two from 1 to 2^-24 of which all are multiples, else 0."""
+        array = np.abs(np.asarray(values, np.float64))
+        array = array[np.isfinite(array)]
+        return next((2.0**-k for k in range(25) if np.array_equal(np.rint(array * 2.0**k), array * 2.0**k)), 0.0)
+
+    @staticmethod
     def short(node: Node, values: Mapping[Node, np.ndarray]) -> bool:
         """Whether a sum has no rounding in any order."""
         step, total = 1.0, 1.0
         for operand in node.operands:
             if operand.dtype.is_float:
                 array = np.abs(values[operand])
-                grain = next((2.0**-k for k in range(20) if np.array_equal(np.rint(array * 2.0**k), array * 2.0**k)), 0.0)
-                step *= grain
+                step *= Expected.grain(array)
                 total *= float(array.sum()) if node.op.name != "matmul" else float(array.max(initial=0.0) * max(array.shape[-2:]))
         return step > 0 and total / step < 2.0 ** MANTISSA[node.dtype.name]
 

@@ -13,7 +13,8 @@ from ..ir.op import Resized
 
 def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
     """The axes of two shapes in the smallest runs with equal products: [2,3,N] and [6,N] give (0-1, 0) and (2, 1)."""
-    groups, i, j = [], 0, 0
+    groups: list[tuple[range, range]] = []
+    i = j = 0
     while i < len(before) or j < len(after):
         found = None
         for total in range(1, len(before) + len(after) - i - j + 1):
@@ -23,8 +24,14 @@ def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[ran
                     break
             if found:
                 break
-        if found is None:
-            raise TypeRuleError(f"shapes {before} and {after} have no common runs")
+        if found is None:  # sizes of 0 were matched too soon: what is left belongs to the runs before
+            old, new = range(i, len(before)), range(j, len(after))
+            while not same(product(before[a] for a in old), product(after[a] for a in new)):
+                if not groups:
+                    raise TypeRuleError(f"shapes {before} and {after} have no common runs")
+                left, right = groups.pop()
+                old, new = range(left.start, old.stop), range(right.start, new.stop)
+            return [*groups, (old, new)]
         groups.append((range(i, i + found[0]), range(j, j + found[1])))
         i, j = i + found[0], j + found[1]
     return groups

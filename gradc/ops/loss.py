@@ -14,7 +14,7 @@ from ..ir.types import I64, DType, Type
 from .blocks import text_of
 from .indexing import INDEX_DTYPES, gather, take_along_axis
 from .pointwise import eq, log, ne, where
-from .reduce import _count, _shifted, softmax, sum
+from .reduce import _count, _shifted, amax, softmax, sum
 from .rules import alike, along, converted, floating, full, keeping, reshaped, spread, without, zeros_like
 
 Reduction = Literal["none", "mean", "sum"]
@@ -194,7 +194,7 @@ class _Entropy:
             return -sum.plain(self.distribution * self.log_p, axis=(self.axis,))
         place = reshaped(self.index, keeping(self.input.shape, (self.axis,)))
         at_target = reshaped(take_along_axis.plain(self.wide, place, axis=self.axis), self.positions)
-        top = call("amax", self.wide, axis=(self.axis,), empty="infinite")
+        top = amax.plain(self.wide, axis=(self.axis,), empty="infinite")
         loss = self.weighted(self.log_total - (at_target - top), self.target_weight)
         if self.label_smoothing:
             uniform = sum.plain(self.weighted(self.log_p, self.class_weight), axis=(self.axis,))

@@ -174,6 +174,18 @@ def _map(size: int) -> Array:
     return block[start : start + size]
 
 
+def available_bytes() -> int:
+    """Bytes the system can still give without swapping, with what the pool keeps; without limit where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024 + pool.retained
+    except (OSError, ValueError, IndexError):
+        pass
+    return sys.maxsize
+
+
 def _machine_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -14,6 +14,7 @@ from ..errors import (
     GradcError,
     InvalidProblem,
     MisalignedOperand,
+    OutOfMemory,
     OverlappingOperands,
     Unsupported,
     WorkspaceTooSmall,
@@ -24,10 +25,11 @@ from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes
 from ..passes.plan_buffers import donations
-from .arrays import Kind, empty, from_numpy, overlap, to_numpy
+from .arrays import Kind, available_bytes, empty, from_numpy, overlap, to_numpy
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("cpu", "numpy")
+_WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ class Executable:
             else:
                 outputs[key] = array
         if allocate:
+            self._fits(bound, outputs)
             for key, type_ in self.outputs.items():
                 if key in outputs:
                     continue
@@ -206,6 +209,16 @@ class Executable:
                 else:
                     outputs[key] = empty(type_.concrete(bound), type_.dtype.np)
         return Prepared(arrays, outputs, bound, kind, given, add_to)
+
+    def _fits(self, bound: Mapping[str, int], given: Mapping[str, Array]) -> None:
+        """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
+        needed = sum(evaluate(t.nbytes, bound) for n, t in self.outputs.items() if n not in given)
+        if self.target != "numpy":
+            needed += self.native.bind(bound).workspace
+        if needed > _WORTH_ASKING:
+            left = available_bytes()
+            if needed > left:
+                raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {left} are left")
 
     def can_implement(self, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, workspace: Any = None, **inputs: Any) -> GradcError | None:
         """None if the call is right, else the error it would raise, before anything runs.
@@ -240,6 +253,10 @@ class Executable:
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
         """
+        return self.run_bound(inputs, out, accumulate, stream, workspace, dims)[0]
+
+    def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
+        """:meth:`run`, and the dims the call bound."""
         if stream is not None and self.target in ("cpu", "numpy"):
             raise Unsupported("stream=: the CPU has no streams")
         prepared = self.prepare(inputs, out, accumulate, dims)
@@ -255,7 +272,7 @@ class Executable:
                 results[key] = out[key]
             else:
                 results[key] = from_numpy(prepared.outputs[key], prepared.kind)
-        return results
+        return results, prepared.dims
 
     __call__ = run
 
