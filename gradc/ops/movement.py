@@ -223,7 +223,7 @@ def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...],
 def _slice_vjp(g: Node, y: Node, x: Node, *, start: Any, limit: Any, step: Any) -> tuple[Node]:
     if any(s != 1 for s in step):
         return (_strided_back(g, x, start, step),)
-    return (pad(g, tuple((low, maximum(size - low - n, 0)) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)
+    return (pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)
 
 
 def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
@@ -282,8 +282,13 @@ def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.read(x, moved, where=where, other=node.attrs["value"])
 
 
-pad: Primitive = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, in_place_of_dtype=True,
-    reference=lambda x, *, pad_width, value: np.pad(x, pad_width, constant_values=np.asarray(value).astype(x.dtype)) if x.ndim else x,
+def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
+    # a symbolic border may come out negative: it cuts
+    wide = np.pad(x, [(max(a, 0), max(b, 0)) for a, b in pad_width], constant_values=np.asarray(value).astype(x.dtype)) if x.ndim else x
+    return wide[tuple(_range(max(-a, 0), max(n + min(b, 0), 0)) for n, (a, b) in zip(wide.shape, pad_width, strict=True))]
+
+
+pad: Primitive = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, in_place_of_dtype=True, reference=_pad_reference,
     vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
     linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
     resized=resized_pad,

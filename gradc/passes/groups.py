@@ -27,13 +27,17 @@ def alike(a: Sequence[Size], b: Sequence[Size]) -> bool:
 
 
 class Group:
-    """Nodes that share one kernel."""
+    """Nodes that share one kernel.
+
+    :ivar walked: of each scatter of single elements the axes that it shows; without a column it would run once per row.
+    """
 
     def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
         self.key = key
         self.domain = Domain(tuple(shape), cols)
         self.placed: dict[Node, str] = {}  # node -> element | row | accum
         self.scatter: Node | None = None
+        self.walked: list[frozenset[str]] = []
         self.builder: Builder
 
     @property

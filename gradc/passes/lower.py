@@ -255,6 +255,10 @@ class Builder:
     def accumulate(self, buffer: str, node: Node, index: tuple[Index, ...], value: str, where: str | None) -> None:
         self.body.append(Stmt("", "accum", (value,), node.dtype, buffer=buffer, index=_unit(index, node), where=where or ""))
 
+    def axes_of(self, statement: Stmt) -> frozenset[str]:
+        """The axes that a statement runs over."""
+        return Kernel("kernel", *self.domain.axes(), tuple(self.body)).stmt_level(statement)
+
     def check(self, node: Node, bound: Size, op: str, source: str) -> None:
         value = self._value(node, self.domain.index(), 0)
         if self._dtype(value) is not I64:

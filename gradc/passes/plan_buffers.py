@@ -58,12 +58,16 @@ def slot_sizes(program: Program) -> list[Size]:
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not again after storing."""
+    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not again after storing.
+
+    An input goes to the output of its own name before any other.
+    """
     taken: dict[str, str] = {}
+    called = {buffer: name for name, buffer in program.outputs}
     for name in names:
         source = program.buffer[name]
         readers = [(i, k) for i, step in enumerate(program.steps) for k in alternatives(step) if any(program.root(r) == name for r in k.reads)]
-        for target in program.of_kind("output"):
+        for target in sorted(program.of_kind("output"), key=lambda b: called.get(b.name) != name):
             if target.alias or target.name in taken or target.type != source.type or not readers:
                 continue
             writers = [(i, k) for i, step in enumerate(program.steps) for k in alternatives(step) if any(program.root(w) == target.name for w in k.writes)]

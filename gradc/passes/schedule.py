@@ -152,8 +152,10 @@ class Scheduler:
                 if self.join(node, group):
                     return
         shape, cols = self.own_space(node)
-        group = self.open(shape, cols)
-        reason = self.attempt(node, group)
+        reason = self.attempt(node, self.open(shape, cols))
+        if reason is not None and isinstance(lowering(node), Scatter):  # with every axis a row, each element is visited
+            self.groups.pop()
+            reason = self.attempt(node, self.open(shape, ()))
         if reason is not None:
             self.groups.pop()
             raise reason
@@ -218,7 +220,7 @@ class Scheduler:
             mapped = tuple(group.domain.real[dims.index(a)] for a in wanted)
             if not mapped and group.domain.real:
                 return False
-            if any(level == "row" for level in group.placed.values()):
+            if any(level == "row" for level in group.placed.values()) or any(not axes & {f"i{d}" for d in mapped} for axes in group.walked):
                 return False
             before = group.domain
             group.domain = Domain(before.shape, mapped)
@@ -232,7 +234,7 @@ class Scheduler:
     def attempt(self, node: Node, group: Group) -> CannotInline | None:
         """Write the node into the group's kernel; None if it stands, else why not, with nothing changed."""
         builder = group.builder
-        saved = builder.snapshot(), dict(builder.homes)
+        saved = builder.snapshot(), dict(builder.homes), list(group.walked)
         level = self.level(node, group)
         if level is None:
             return CannotInline(node, "another iteration space")
@@ -251,7 +253,7 @@ class Scheduler:
         except CannotInline as reason:
             del group.placed[node]
             builder.restore(saved[0])
-            builder.homes = saved[1]
+            builder.homes, group.walked = saved[1], saved[2]
             return reason
         self.group_of[node] = group
         self.in_memory.add(node)
@@ -302,6 +304,11 @@ class Scheduler:
             at = group.place(updates.shape, "element" if alike(real(updates.shape), group.real) else "row")
             index, where = lower.at(at, node, builder)
             builder.accumulate(buffer, node, tuple(index), builder.read(updates, at), where)
+            if alike(real(updates.shape), group.real) and group.domain.columns:
+                axes = builder.axes_of(builder.body[-1])
+                if not axes & {f"i{d}" for d in group.domain.columns}:
+                    raise CannotInline(node, "it would be added once per row, not once per column")
+                group.walked.append(axes)
         elif level == "accum":
             (source,) = node.operands
             at = group.place(source.shape, "element")

@@ -1,0 +1,75 @@
+"""The ``gradc`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..errors import GradcError
+from .commands import check, compile, demo, explain, run
+from .doctor import doctor
+from .dump import dump
+from .extract import extract
+
+FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="gradc")
+def cli() -> None:
+    """Forward tensor graphs to modules of fused forward and backward kernels, readable at every stage.
+
+    MODEL is a graph in text form (model.gir), a folder that module.save wrote, or file.py:NAME, where NAME is a graph, a function
+    under @gradc.graph, or a plain function whose types are given by --type.
+
+    \b
+    gradc dump model.py:loss --wrt w --diff sink_dequant
+    gradc check model.py:loss --type x=f32[N,4] --type w=f32[4,3] --dims N=5
+    gradc doctor
+
+    Exit codes: 0 fine, 1 a check failed, 2 a mistake in what was given, 3 a bug of gradc.
+    """
+
+
+for command in (compile, dump, run, explain, check, extract, demo, doctor):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    try:
+        result = cli.main(args=list(arguments) if arguments is not None else None, prog_name="gradc", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return USERS_MISTAKE
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough; Python would complain once more while shutting down
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except GradcError as error:
+        print(describe(error), file=sys.stderr)
+        return USERS_MISTAKE
+    except OSError as error:
+        print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return USERS_MISTAKE
+    except Exception as error:
+        traceback.print_exc()
+        print(f"\nThis is a bug of gradc {__version__}: {type(error).__name__}. Please report it with the text above; GRADC_DUMP=folder keeps every stage.", file=sys.stderr)
+        return OUR_BUG
+    return result if isinstance(result, int) else FINE
+
+
+def describe(error: BaseException) -> str:
+    """An error as one message: its class, its text, its notes."""
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([f"error: {type(error).__name__}: {error}", *("  " + line for note in notes for line in note.splitlines())])

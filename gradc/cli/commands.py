@@ -1,0 +1,179 @@
+"""compile, run, explain, check, demo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from ..check import check as check_gradients
+from ..errors import IndexOutOfRange
+from ..module import Module
+from ..samples import sample
+from .model import Settings, compiled, floats, open_model, plain, read_arrays, with_model
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command(short_help="Compile; write its IR, C, explanation, or the whole module.")
+@with_model
+@click.option("--emit", metavar="ir,c,explain", help="What to write into -o: every stage, every kernel's C, the explanation.")
+@click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
+@click.option("--save-module", type=FOLDER, help="Write a folder that runs again without compiling.")
+def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
+    """Compile MODEL and print one line per kernel.
+
+    \b
+    gradc compile model.gir --wrt w,b
+    gradc compile model.py:loss --wrt params --emit ir,c,explain -o out
+    gradc compile model.py:loss --type x=f32[N,4] --save-module saved
+    """
+    wanted = [part.strip() for part in (emit or "").split(",") if part.strip()]
+    unknown = set(wanted) - {"ir", "c", "explain"}
+    if unknown:
+        raise click.BadParameter(f"--emit {min(unknown)}: there are ir, c, explain")
+    if bool(wanted) != (output is not None):
+        raise click.UsageError("--emit and -o belong together: --emit ir,c,explain -o FOLDER")
+    began = time.perf_counter()
+    module = compiled(model, settings)
+    click.echo(str(module))
+    click.echo(f"compiled in {time.perf_counter() - began:.2f} s")
+    if output is not None:
+        with settings.waiting("writing"):
+            written = _emit(module, wanted, output, settings.dims)
+        click.echo(f"wrote {written} files to {output}")
+    if save_module is not None:
+        module.save(save_module)
+        click.echo(f"saved to {save_module}; gradc.load_module({str(save_module)!r}) loads it")
+
+
+def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str, int]) -> int:
+    files: dict[str, str] = {}
+    if "ir" in wanted:
+        files |= {f"{number:02d}-{stage.name}.gir": str(stage) for number, stage in enumerate(module.stages)}
+    if "c" in wanted:
+        files |= {f"kernels/{name}.c": kernel.source for name, kernel in module.kernels.items()}
+        files |= {f"{name}.c": executable.source for name, executable in module.executables.items()}
+    if "explain" in wanted:
+        files["explain.txt"] = module.explain(**dims)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip("\n") + "\n")
+    return len(files)
+
+
+@click.command(short_help="Run on arrays from files, or on random ones.")
+@with_model
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE", help="x=file.npy, x=file.npz:key, or file.npz with all of them.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs that are not given.")
+@click.option("--grad", is_flag=True, help="Run backward too; without --wrt for every float input.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
+def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
+    """Run MODEL once; print the shape and statistics of every result.
+
+    The cotangent of a scalar is 1; those of other outputs are random by --seed. Dims that nothing binds get small sizes.
+
+    \b
+    gradc run model.gir --input x=x.npy --out y.npz
+    gradc run model.py:loss --dims N=64 --seed 1 --grad --wrt w
+    """
+    opened = open_model(model, settings.types)
+    graph = opened.graph if isinstance(opened, Module) else opened
+    wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or (floats(graph) if grad else ())
+    module = compiled(model, settings, wrt)
+    given = read_arrays(inputs, graph)
+    arrays, dims = sample(graph, settings.dims, seed, given)
+    drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
+    click.echo(f"{graph.name} on {module.target}{' at ' + ', '.join(f'{k}={v}' for k, v in dims.items()) if dims else ''}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
+    began = time.perf_counter()
+    results: dict[str, Any] = {}
+    with settings.waiting("running"):
+        try:
+            value, residuals = module.forward(dims={d: n for d, n in dims.items() if d in module.forward.program.dims}, **arrays)
+        except IndexOutOfRange as error:
+            if drawn:
+                error.add_note(f"{', '.join(drawn)} were drawn at random; --input NAME=FILE gives indices that fit")
+            raise
+        results |= value if isinstance(value, dict) else {graph.output_names[0]: value}
+        if grad:
+            random = np.random.default_rng([seed, 1])
+            types = residuals.cotangent_types
+            cotangents = {n: (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(t.dtype.np) for n, t in types.items()}
+            gradients = module.backward(residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents)
+            results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
+    seconds = time.perf_counter() - began
+    for line in _statistics(results):
+        click.echo(line)
+    click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
+    if out is not None:
+        with open(out, "wb") as file:
+            np.savez(file, **{name: plain(np.asarray(a)) for name, a in results.items()})
+        click.echo(f"wrote {', '.join(results)} to {out}")
+
+
+def _statistics(results: Mapping[str, Any]) -> list[str]:
+    width = max((len(n) for n in results), default=0)
+    lines = []
+    for name, value in results.items():
+        array = np.asarray(value)
+        text = f"  {name:<{width}}  {array.dtype}[{','.join(map(str, array.shape))}]"
+        numbers = array.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        if array.size == 1:
+            text += f" = {numbers.reshape(-1)[0]:.9g}"
+        elif finite.size:
+            text += f"  min {finite.min():.6g}  mean {finite.mean():.6g}  max {finite.max():.6g}  std {finite.std():.6g}"
+        if finite.size < array.size:
+            text += f"  ({array.size - finite.size} not finite)"
+        lines.append(text)
+    return lines
+
+
+@click.command(short_help="Bytes, floors, the choice of each reduction, residuals, passes.")
+@with_model
+def explain(model: str, settings: Settings) -> None:
+    """Say what MODEL became and why, at --dims or at nominal sizes.
+
+    \b
+    gradc explain model.py:loss --wrt table --dims N=4096,V=50000
+    """
+    click.echo(compiled(model, settings).explain(**settings.dims))
+
+
+@click.command(short_help="Each gradient against numbers that no vjp made.")
+@with_model
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE", help="Check at these arrays; the others are random.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--kernels/--no-kernels", default=True, help="Compare what the compiled kernels give too.")
+def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool) -> int:
+    """Check the gradients of MODEL against differences in f64 and the adjoint identity, and its kernels against both.
+
+    Without --wrt every float input is checked. Ops whose gradient is by intention not their derivative (quantize) are replaced by
+    the function it is the derivative of, and the report says so. Exit code 1 if a gradient fails.
+
+    \b
+    gradc check model.gir --wrt w --dims N=5
+    gradc check model.py:loss --input tokens=tokens.npy --no-kernels
+    """
+    opened = open_model(model, settings.types)
+    graph = opened.graph if isinstance(opened, Module) else opened
+    wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or floats(graph)
+    subject = compiled(model, settings, wrt) if kernels and wrt else graph
+    with settings.waiting(f"checking {graph.name}") as progress:
+        report = check_gradients(subject, wrt if subject is graph else subject.wrt, settings.dims, seed, inputs=read_arrays(inputs, graph), progress=progress.say)
+    click.echo(str(report))
+    return 0 if report.ok else 1
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}, short_help="Train a quantized language model with gradc's kernels alone.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def demo(arguments: tuple[str, ...]) -> Any:
+    """A quantized language model, differentiated, compiled, trained and measured; takes the demo's own options."""
+    from ..demo.train import main
+
+    return main(list(arguments))

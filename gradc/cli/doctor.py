@@ -1,0 +1,207 @@
+"""doctor: what gradc finds on this machine; missing things are said, broken ones are a failed check."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from .. import __version__, knobs
+from ..errors import CompilerMissing, GradcError
+from .progress import Progress
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing looked for.
+
+    :param state: ``ok``, ``missing`` (gradc does without) or ``broken``.
+    """
+
+    what: str
+    text: str
+    state: str = "ok"
+
+
+@click.command(short_help="What was found: compiler, BLAS, GPU, cache.")
+@click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal.")
+def doctor(progress: bool | None) -> int:
+    """Look for everything gradc can use and say what was found.
+
+    Exit code 1 if something is there and does not work; what is merely missing is no failure.
+
+    \b
+    gradc doctor
+    """
+    lines: list[Line] = []
+    with Progress("looking", progress) as shown:
+        for what, look in LOOKS:
+            shown.say(f"looking for {what}")
+            try:
+                lines += list(look())
+            except Exception as error:
+                lines.append(Line(what, f"{type(error).__name__}: {error}".splitlines()[0], "broken"))
+    marks = {"ok": "ok", "missing": "--", "broken": "!!"}
+    width = max(len(line.what) for line in lines)
+    for line in lines:
+        click.echo(f"  {marks[line.state]}  {line.what:<{width}}  {line.text}")
+    broken = [line.what for line in lines if line.state == "broken"]
+    click.echo(f"broken: {', '.join(broken)}" if broken else "nothing is broken")
+    return 1 if broken else 0
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _python() -> Iterator[Line]:
+    yield Line("gradc", __version__)
+    yield Line("Python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.system()} {platform.machine()})")
+
+
+def _packages() -> Iterator[Line]:
+    for package in ("numpy", "ml_dtypes", "jinja2", "networkx", "click", "platformdirs"):
+        found = _version(package)
+        yield Line(package, found or "not installed, and gradc needs it", "ok" if found else "broken")
+    for package, purpose in (("torch", "gradc[torch]"), ("onnx", "gradc[onnx]")):
+        found = _version(package)
+        yield Line(package, found or f"not installed ({purpose})", "ok" if found else "missing")
+
+
+def _compiler() -> Iterator[Line]:
+    from ..runtime.toolchain import compile_c, find_compiler, load_library
+
+    try:
+        compiler = find_compiler()
+    except CompilerMissing as error:
+        yield Line("C compiler", str(error), "missing")
+        return
+    except GradcError as error:
+        yield Line("C compiler", str(error).splitlines()[0], "broken")
+        return
+    try:
+        library = load_library(compile_c("int gradc_answer(void) { return 42; }\n"), "doctor")
+        answer = int(library.gradc_answer())
+    except (GradcError, OSError, AttributeError) as error:
+        yield Line("C compiler", f"{compiler}; it does not compile: {str(error).splitlines()[0]}", "broken")
+        return
+    yield Line("C compiler", str(compiler) if answer == 42 else f"{compiler}; what it compiles does not run", "ok" if answer == 42 else "broken")
+
+
+def _threads() -> Iterator[Line]:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    settings = ", ".join(f"{n}={os.environ[n]}" for n in ("GRADC_NUM_THREADS", "OMP_NUM_THREADS") if n in os.environ)
+    try:
+        from ..runtime import pool
+
+        yield Line("threads", f"{pool.num_threads()} of {available} CPUs{f' ({settings})' if settings else ''}")
+        yield Line("BLAS", pool.blas_name())
+    except CompilerMissing:
+        yield Line("threads", f"{available} CPUs; the pool needs a C compiler{f' ({settings})' if settings else ''}", "missing")
+        yield Line("BLAS", "needs a C compiler to be reached", "missing")
+
+
+def _nvrtc() -> Iterator[Line]:
+    folders = [Path(p) / "nvidia" / "cuda_nvrtc" / "lib" for p in sys.path if p]
+    names = [str(found) for folder in folders if folder.is_dir() for found in sorted(folder.glob("libnvrtc.so*"))]
+    for name in [*names, "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0:
+            yield Line("NVRTC", f"{major.value}.{minor.value}")
+            return
+    yield Line("NVRTC", "not found (gradc[nvrtc])", "missing")
+
+
+def _gpu() -> Iterator[Line]:
+    cupy = next((f"{name} {v}" for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy") if (v := _version(name))), "")
+    yield Line("CuPy", cupy or "not installed (gradc[cuda12])", "ok" if cupy else "missing")
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        driver = Path("/proc/driver/nvidia/version")
+        yield Line("GPU", driver.read_text().splitlines()[0] if driver.exists() else "no NVIDIA driver", "ok" if driver.exists() else "missing")
+        return
+    try:
+        asked = subprocess.run([tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"], capture_output=True, text=True, timeout=15, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired:
+        yield Line("GPU", "nvidia-smi did not answer within 15 s", "broken")
+        return
+    found = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+    if asked.returncode or not found:
+        yield Line("GPU", f"nvidia-smi finds none ({(asked.stderr or asked.stdout).strip().splitlines()[:1] or 'no output'})", "missing")
+    for line in found if not asked.returncode else []:
+        yield Line("GPU", line)
+
+
+def _cache() -> Iterator[Line]:
+    from ..runtime.cache import default_cache, digest
+
+    if not knobs.CACHE.get():
+        yield Line("cache", "turned off by GRADC_CACHE", "missing")
+        return
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cache = default_cache()
+    if cache.directory is None:
+        yield Line("cache", str(caught[0].message) if caught else "no directory; entries live in a process only", "broken")
+        return
+    entries, total, strange = 0, 0, 0
+    for entry in os.scandir(cache.directory):
+        if entry.name.endswith(".entry") and entry.is_file(follow_symlinks=False):
+            entries, total = entries + 1, total + entry.stat(follow_symlinks=False).st_size
+        else:
+            strange += 1
+    key = digest("doctor", str(os.getpid()))
+    cache.put(key, b"doctor")
+    path = cache.path(key)
+    cache._memory.pop(key, None)
+    healthy = cache.get(key) == b"doctor"
+    if path is not None:
+        path.unlink(missing_ok=True)
+    text = f"{cache.directory}: {entries} entries, {total / 1e6:.1f} MB{f', {strange} other files' if strange else ''}"
+    yield Line("cache", f"{text}, healthy" if healthy else f"{text}; an entry that was written could not be read", "ok" if healthy else "broken")
+
+
+def _temporary() -> Iterator[Line]:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    yield Line("temporary files", f"{folder}, {free / 1e9:.1f} GB free", "ok" if free > 1e8 else "broken")
+    given = {name: knob for name, knob in knobs.ALL.items() if name in os.environ}
+    for name, knob in given.items():
+        try:
+            knob.get()
+        except ValueError as error:
+            yield Line(name, str(error), "broken")
+        else:
+            yield Line(name, f"{os.environ[name]!r}: {knob.doc}")
+
+
+LOOKS: tuple[tuple[str, Callable[[], Iterator[Line]]], ...] = (
+    ("Python", _python),
+    ("packages", _packages),
+    ("C compiler", _compiler),
+    ("threads", _threads),
+    ("NVRTC", _nvrtc),
+    ("GPU", _gpu),
+    ("cache", _cache),
+    ("temporary files", _temporary),
+)

@@ -1,0 +1,190 @@
+"""dump: a stage, all of them, what a pass changed, or one value through all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+import click
+
+from ..ir.graph import Graph
+from ..ir.kernel import Program
+from ..ir.node import Node, Note
+from ..ir.scan import format_note
+from ..ir.text import format_op, value_names
+from ..module import Module
+from ..passes.manager import Stage
+from .model import Settings, compiled, with_model
+
+
+@click.command(short_help="The IR after any pass, what a pass changed, one value through all.")
+@with_model
+@click.option("--after", metavar="PASS", help="The stage that this pass left.")
+@click.option("--all", "everything", is_flag=True, help="Every stage, in order.")
+@click.option("--diff", metavar="PASS", help="What this pass changed, as a unified diff.")
+@click.option("--follow", metavar="VALUE", help="The lines that hold a value of this name after each pass.")
+def dump(model: str, settings: Settings, after: str | None, everything: bool, diff: str | None, follow: str | None) -> None:
+    """Print the IR of MODEL; without an option the list of its stages and the graph as it came in.
+
+    \b
+    gradc dump model.py:loss --wrt table --after joint
+    gradc dump model.py:loss --wrt table --diff sink_dequant
+    gradc dump model.py:loss --wrt table --follow hidden
+    """
+    if sum((after is not None, everything, diff is not None, follow is not None)) > 1:
+        raise click.UsageError("--after, --all, --diff and --follow: one at a time")
+    module = compiled(model, settings)
+    stages = list(module.stages)
+    if after is not None:
+        click.echo(str(stages[_find(stages, after)]))
+    elif everything:
+        for stage in stages:
+            click.echo(f"# ---- {stage.name} ----\n{stage}\n")
+    elif diff is not None:
+        click.echo(difference(stages, _find(stages, diff)))
+    elif follow is not None:
+        click.echo(following(module, stages, follow))
+    else:
+        click.echo(listing(stages))
+        click.echo(f"\n{stages[0]}")
+
+
+def _find(stages: list[Stage], name: str) -> int:
+    for number, stage in enumerate(stages):
+        if stage.name == name:
+            return number
+    close = difflib.get_close_matches(name, [s.name for s in stages], 1)
+    raise click.BadParameter(f"there is no pass {name!r}{f'; did you mean {close[0]}?' if close else ''} The passes: {', '.join(s.name for s in stages)}")
+
+
+def _before(stages: list[Stage], number: int) -> Stage | None:
+    """The stage a pass started from; None where the pass began with something else (another kind, another program)."""
+    if number == 0:
+        return None
+    stage, last = stages[number], stages[number - 1]
+    same_kind = isinstance(stage.result, Graph) == isinstance(last.result, Graph)
+    same_program = isinstance(stage.result, Graph) or stage.name.split(".")[0] == last.name.split(".")[0]
+    return last if same_kind and same_program else None
+
+
+def listing(stages: list[Stage]) -> str:
+    """Stages by name, with sizes, times and what changed."""
+    lines = []
+    for number, stage in enumerate(stages):
+        last = _before(stages, number)
+        change = "" if last is None else "unchanged" if last.result == stage.result else f"{last.size} -> {stage.size}"
+        lines.append(f"{stage.name:<28} {stage.size:>5} {'nodes' if isinstance(stage.result, Graph) else 'steps'}  {stage.seconds * 1e3:8.1f} ms  {change}".rstrip())
+    return "\n".join(lines)
+
+
+# -- what a pass changed -----------------------------------------------------------------------------------------------
+
+
+def difference(stages: list[Stage], number: int) -> str:
+    """A unified diff; a value that both graphs have keeps one number in both, so that only what changed is shown."""
+    stage, last = stages[number], _before(stages, number)
+    if last is None:
+        return f"# {stage.name} starts anew, so all of it is new\n{stage}"
+    if last.result == stage.result:
+        return f"# {stage.name} changed nothing"
+    if isinstance(last.result, Graph) and isinstance(stage.result, Graph):
+        before = value_names(last.result)
+        old, new = _lines(last.result, before), _lines(stage.result, shared_names(last.result, stage.result, before))
+    else:
+        old, new = str(last).splitlines(), str(stage).splitlines()
+    return "\n".join(difflib.unified_diff(old, new, f"before {stage.name}", f"after {stage.name}", lineterm="", n=2))
+
+
+def _lines(graph: Graph, names: Mapping[Node, str]) -> list[str]:
+    head, *_ = str(graph).splitlines()
+    ops = [f"  {format_op(n, names)}{format_note(graph.notes.get(n))}" for n in graph.nodes[len(graph.inputs) :]]
+    return [head, *(f"  {fact}" for fact in graph.assumptions), *ops, f"  return {', '.join(f'{name}={names[n]}' for name, n in graph.outputs)}"]
+
+
+def shared_names(old: Graph, new: Graph, names: Mapping[Node, str]) -> dict[Node, str]:
+    """Names for ``new``: a node that ``old`` has keeps its name; so does one that reads as an old line, or took the place of one with the same note."""
+    result = {node: name for node, name in names.items() if node in set(new.nodes)}
+    gone = [node for node in old.nodes if node not in result]
+    by_text = {_text(node, names): node for node in gone}
+    taken, fresh = set(result.values()), len(old.nodes)
+    for node in new.nodes:
+        if node in result:
+            continue
+        if node in new.inputs:
+            result[node] = f"%{new.input_name(node)}"
+            continue
+        twin = by_text.get(_text(node, result))
+        if twin is None or names[twin] in taken:
+            note = new.notes.get(node)
+            twin = next((n for n in gone if note and note.name and old.notes.get(n) == note and n.type == node.type and names[n] not in taken), None)
+        if twin is not None:
+            result[node] = names[twin]
+        else:
+            result[node], fresh = f"%{fresh}", fresh + 1
+        taken.add(result[node])
+    return result
+
+
+def _text(node: Node, names: Mapping[Node, str]) -> str:
+    return format_op(node, {**{o: names[o] for o in node.operands}, node: ""})
+
+
+# -- one value through the stages --------------------------------------------------------------------------------------
+
+
+def following(module: Module, stages: list[Stage], value: str) -> str:
+    """For each stage the lines that hold the value: by the name the user gave it, as an input, an output or a cotangent."""
+    lines, found = [], False
+    for stage in stages:
+        held = list(dict.fromkeys(_graph_lines(stage.result, value) if isinstance(stage.result, Graph) else _program_lines(stage.result, value)))
+        found = found or bool(held)
+        lines.append(f"{stage.name}:")
+        lines += [f"  {line}" for line in held] or ["  (within others)" if found else "  (not yet)"]
+    if not found:
+        known = dict.fromkeys([*module.graph.input_names, *module.graph.output_names, *(_full(n) for n in module.graph.notes.values() if n.name)])
+        close = difflib.get_close_matches(value, known, 1)
+        raise click.BadParameter(f"no value is called {value!r}{f'; did you mean {close[0]}?' if close else ''} The names: {', '.join(known)}")
+    return "\n".join(lines)
+
+
+def _full(note: Note) -> str:
+    return f"{note.scope}/{note.name}" if note.scope else note.name
+
+
+def _is(note: Note | None, value: str) -> bool:
+    return note is not None and bool(note.name) and value in (note.name, _full(note))
+
+
+def _graph_lines(graph: Graph, value: str) -> Iterator[str]:
+    names = value_names(graph)
+    for node in graph.nodes:
+        if node in graph.inputs:
+            if graph.input_name(node) in (value, f"d.{value}", f"r.{value}"):
+                yield f"input {names[node]}: {node.type}"
+        elif _is(graph.notes.get(node), value) or any(name in (value, f"d.{value}", f"r.{value}") and n is node for name, n in graph.outputs):
+            as_output = [name for name, n in graph.outputs if n is node]
+            yield f"{format_op(node, names)}{format_note(graph.notes.get(node))}{'  -> ' + ', '.join(as_output) if as_output else ''}"
+
+
+def _program_lines(program: Program, value: str) -> Iterator[str]:
+    """Its buffer, the statements that read and write it, the kernels that bear its name."""
+    last = value.rsplit("/", 1)[-1]
+    buffers = {b.name for b in program.buffers if b.name in (last, f"r.{last}", f"d.{last}") or _is(program.notes.get(b.name), value)}
+    for b in program.buffers:
+        if b.name in buffers:
+            yield f"{b.kind} {b.name}: {b.type}"
+    kernel = ""
+    for line in str(program).splitlines():
+        words = line.split()
+        if "kernel" in words or "call" in words:
+            kernel = words[words.index("kernel" if "kernel" in words else "call") + 1]
+            if "  # " in line and _is_comment(line.rsplit("  # ", 1)[1], value):
+                yield line.strip()
+        touched = any(f" {b}[" in line for b in buffers)
+        if touched:
+            yield f"{kernel}: {line.strip()}" if "call" not in words else line.strip()
+
+
+def _is_comment(comment: str, value: str) -> bool:
+    name = comment.split()[0] if comment.split() else ""
+    return name == value or name.rsplit("/", 1)[-1] == value

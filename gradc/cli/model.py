@@ -1,0 +1,272 @@
+"""What every command shares: the MODEL argument, the options of a compilation, and arrays given as files."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from ..api import compile, load, load_module
+from ..errors import GradcError
+from ..frontend import TracedFunction, graph as decorated
+from ..ir.graph import Graph
+from ..ir.types import parse_type
+from ..module import Module
+from ..trace import trace
+from .progress import Progress
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a compilation as given.
+
+    :param options: those that were given, by the names that compile takes.
+    """
+
+    types: Mapping[str, str]
+    wrt: tuple[str, ...]
+    target: str | None
+    dims: Mapping[str, int]
+    options: Mapping[str, Any]
+    progress: bool | None
+
+    def waiting(self, what: str) -> Progress:
+        return Progress(what, self.progress)
+
+
+def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Several ``NAME=VALUE`` as a dict."""
+    found: dict[str, str] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise click.BadParameter(f"{text!r} is not {parameter.metavar}")
+        if name.strip() in found:
+            raise click.BadParameter(f"{name.strip()} is given twice")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def sizes(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    """``N=64,V=32000``, once or several times."""
+    each = pairs(context, parameter, [part for text in values for part in text.split(",") if part.strip()])
+    for name, value in each.items():
+        if not (value.isascii() and value.isdigit() and len(value) < 19):
+            raise click.BadParameter(f"{name}={value}: a size is an integer, 0 or more")
+    return {name: int(value) for name, value in each.items()}
+
+
+def names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    """``a,b``, once or several times."""
+    return tuple(part.strip() for text in values for part in text.split(",") if part.strip())
+
+
+def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the MODEL argument and the options of a compilation; the command gets ``model`` and ``settings``."""
+
+    @functools.wraps(command)
+    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], save: str | None, numerics: str | None, fuse: bool | None, progress: bool | None, **rest: Any) -> Any:
+        save_ = save if save in (None, "min-cut", "all", "none") else tuple(part.strip() for part in str(save).split(",") if part.strip())
+        given = {name: value for name, value in {"save": save_, "numerics": numerics, "fuse": fuse}.items() if value is not None}
+        return command(model=model, settings=Settings(types, wrt, target, dims, given, progress), **rest)
+
+    decorators = (
+        click.argument("model"),
+        click.option("--type", "types", multiple=True, metavar="NAME=TYPE", callback=pairs, help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4]."),
+        click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."),
+        click.option("--target", type=click.Choice(["cpu", "numpy"]), help="What the kernels run on."),
+        click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
+        click.option("--save", metavar="HOW", help="What forward keeps for backward: min-cut, all, none, or names of values."),
+        click.option("--numerics", type=click.Choice(["real", "strict"]), help="real allows rewrites equal over the reals; strict keeps every bit."),
+        click.option("--fuse/--no-fuse", default=None, help="Several nodes in a kernel, or one each."),
+        click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."),
+    )
+    for decorate in reversed(decorators):
+        run = decorate(run)
+    return run
+
+
+# -- MODEL -------------------------------------------------------------------------------------------------------------
+
+
+def open_model(text: str, types: Mapping[str, str]) -> Graph | Module:
+    """The graph or module that MODEL names."""
+    path = Path(text)
+    if path.is_dir():
+        _no_types(types, text)
+        return load_module(path)
+    name = ""
+    if not path.exists():
+        before, colon, name = text.rpartition(":")
+        if not colon:
+            raise click.BadParameter(f"there is no file or folder {text!r}; MODEL is model.gir, a module's folder or file.py:NAME")
+        path = Path(before)
+        if not path.is_file():
+            raise click.BadParameter(f"there is no file {before!r}")
+    if path.suffix != ".py":
+        if name:
+            raise click.BadParameter(f"{path} is not a Python file, so it has no {name!r}")
+        _no_types(types, text)
+        return load(path)
+    return _from_python(path, name, types)
+
+
+def _no_types(types: Mapping[str, str], text: str) -> None:
+    if types:
+        raise click.BadParameter(f"--type is for plain functions; {text} has its types")
+
+
+def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Module:
+    found = _attributes(path)
+    known = {n: v for n, v in found.items() if isinstance(v, Graph | Module | TracedFunction)}
+    if not name:
+        if len(known) != 1:
+            raise click.BadParameter(f"{path}: say which one, {path}:NAME; {_offer(found)}")
+        (name,) = known
+    value: Any = found
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+        if value is None:
+            raise click.BadParameter(f"{path} has no {name!r}; {_offer(found)}")
+    if isinstance(value, Graph | Module):
+        _no_types(types, f"{path}:{name}")
+        return value
+    if not callable(value):
+        raise click.BadParameter(f"{path}:{name} is {type(value).__name__}, not a graph or a function")
+    return _traced(value, f"{path}:{name}", types)
+
+
+def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Module:
+    made = function if isinstance(function, TracedFunction) else decorated(function)
+    if not types:
+        if not made.signature.parameters and not isinstance(function, TracedFunction):
+            result = _users(what, function)
+            if isinstance(result, Graph | Module):
+                return result
+            raise click.BadParameter(f"{what}() returned {type(result).__name__}, not a graph or a module")
+        missing = [p for p in made.signature.parameters if p not in types]
+        if made._graph is None:
+            raise click.BadParameter(f"{what} takes {', '.join(missing)}; give their types: {' '.join(f'--type {p}=f32[N,4]' for p in missing)}")
+        return made.graph
+    tree: dict[str, Any] = {}
+    for dotted, text in types.items():
+        *outer, last = dotted.split(".")
+        inner = tree
+        for part in outer:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise click.BadParameter(f"--type {dotted}: {part} has a type itself")
+        inner[last] = parse_type(text)
+    unknown = tree.keys() - made.signature.parameters.keys()
+    if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in made.signature.parameters.values()):
+        raise click.BadParameter(f"{what} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}")
+    absent = [n for n, p in made.signature.parameters.items() if n not in tree and p.default is inspect.Parameter.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if absent:
+        raise click.BadParameter(f"{what}: --type {absent[0]}=... is missing")
+    return _users(what, lambda: trace(made.fn, assume=made.facts, **tree))
+
+
+def _attributes(path: Path) -> dict[str, Any]:
+    """What the file defines, after running it as a module of its own, with its folder on the path."""
+    spec = importlib.util.spec_from_file_location(f"_gradc_model_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    _users(str(path), lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    return vars(module)
+
+
+def _users(what: str, call: Callable[[], Any]) -> Any:
+    """Run the user's code: what it raises is the user's, and said in one message."""
+    try:
+        return call()
+    except (GradcError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise click.ClickException(f"{what} ended Python ({error.code}) while it was read") from error
+    except Exception as error:
+        own = [f for f in traceback.extract_tb(error.__traceback__) if "gradc" not in Path(f.filename).parts and "importlib" not in f.filename]
+        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        raise click.ClickException(f"{what} raised {type(error).__name__}{where}: {error}") from error
+
+
+def _offer(found: Mapping[str, Any]) -> str:
+    graphs = [n for n, v in found.items() if isinstance(v, Graph | Module | TracedFunction)]
+    plain = [n for n, v in found.items() if inspect.isfunction(v) and v.__module__ == found.get("__name__") and not n.startswith("_")]
+    return f"it has {', '.join(graphs + plain) or 'no graph and no function'}"
+
+
+def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -> Module:
+    """MODEL compiled with the options given; a saved module as it is, unless an option asks for another."""
+    opened = open_model(model, settings.types)
+    wanted = tuple(wrt if wrt is not None else settings.wrt)
+    options: dict[str, Any] = dict(settings.options)
+    if isinstance(opened, Module):
+        if not (options or (wanted and set(wanted) != set(opened.wrt)) or (settings.target and settings.target != opened.target)):
+            return opened
+        options = {**opened.options, **options}
+        graph, wanted, target = opened.graph, wanted or opened.wrt, settings.target or opened.target
+    else:
+        graph, target = opened, settings.target or "cpu"
+    unknown = settings.dims.keys() - set(graph.dims)
+    if unknown:
+        raise click.BadParameter(f"--dims {min(unknown)}: {graph.name} has the dims {', '.join(graph.dims) or '(none)'}")
+    with settings.waiting(f"compiling {graph.name}"):
+        module = compile(graph, wanted, target, **options)
+        if target == "cpu":
+            for executable in module.executables.values():
+                _ = executable.native
+    return module
+
+
+def floats(graph: Graph) -> tuple[str, ...]:
+    """Every float input: what is differentiated where nothing is named."""
+    return tuple(n for n in graph.input_names if graph.input(n).dtype.is_float)
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    """``x=file.npy``, ``x=file.npz:key`` or ``file.npz``; nothing in a file is executed."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for text in given:
+        name, equals, place = text.partition("=")
+        name, place = (name.strip(), place.strip()) if equals else ("", text.strip())
+        file, _, key = place.rpartition(":") if ".npz:" in place else (place, "", "")
+        try:
+            loaded = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise click.BadParameter(f"{file or text!r} holds no arrays: {error}") from error
+        if isinstance(loaded, np.ndarray):
+            if not name:
+                raise click.BadParameter(f"{text!r}: which input is it? NAME={text}")
+            found = {name: loaded}
+        else:
+            with loaded:
+                key = key or (name if name in loaded.files else loaded.files[0] if len(loaded.files) == 1 else "")
+                if name and key not in loaded.files:
+                    raise click.BadParameter(f"{file} holds {', '.join(loaded.files) or 'nothing'}; say which one: {name}={file}:KEY")
+                found = {name: loaded[key]} if name else {n: loaded[n] for n in loaded.files}
+        for each, array in found.items():
+            if each not in graph.input_names:
+                raise click.BadParameter(f"{graph.name} has no input {each!r}; it has {', '.join(graph.input_names)}")
+            dtype = graph.input(each).dtype
+            own = dtype.np.num > 255 and array.dtype.kind in "uV" and array.dtype.itemsize == dtype.np.itemsize
+            arrays[each] = array.view(dtype.np) if own else array
+    return arrays
+
+
+def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array as NumPy's files can hold it: ml_dtypes' own as the unsigned integers of their bits."""
+    return array.view(f"u{array.itemsize}") if array.dtype.num > 255 else array
