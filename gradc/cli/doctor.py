@@ -94,7 +94,7 @@ def _compiler() -> Iterator[Line]:
         yield Line("C compiler", str(error).splitlines()[0], "broken")
         return
     try:
-        library = load_library(compile_c("int gradc_answer(void) { return 42; }\n"), "doctor")
+        library = load_library(compile_c('__attribute__((visibility("default"))) int gradc_answer(void) { return 42; }\n'), "doctor")
         answer = int(library.gradc_answer())
     except (GradcError, OSError, AttributeError) as error:
         yield Line("C compiler", f"{compiler}; it does not compile: {str(error).splitlines()[0]}", "broken")

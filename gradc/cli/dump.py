@@ -134,13 +134,22 @@ def _text(node: Node, names: Mapping[Node, str]) -> str:
 
 def following(module: Module, stages: list[Stage], value: str) -> str:
     """For each stage the lines that hold the value: by the name the user gave it, as an input, an output or a cotangent."""
-    lines, found = [], False
+    lines: list[str] = []
+    seen, last = False, False
     for stage in stages:
-        held = list(dict.fromkeys(_graph_lines(stage.result, value) if isinstance(stage.result, Graph) else _program_lines(stage.result, value)))
-        found = found or bool(held)
-        lines.append(f"{stage.name}:")
-        lines += [f"  {line}" for line in held] or ["  (within others)" if found else "  (not yet)"]
-    if not found:
+        graph = stage.result if isinstance(stage.result, Graph) else None
+        held = list(dict.fromkeys(_graph_lines(graph, value) if graph is not None else _program_lines(stage.result, value)))
+        if held:
+            note = ""
+        elif not seen:
+            note = "(not yet)"
+        elif graph is None:
+            note = "(inside a kernel, or in the other program)"
+        else:
+            note = f"(rewritten here: --diff {stage.name} shows how)" if last else "(gone)"
+        lines += [f"{stage.name}:", *(f"  {line}" for line in held or [note])]
+        seen, last = seen or bool(held), bool(held)
+    if not seen:
         known = dict.fromkeys([*module.graph.input_names, *module.graph.output_names, *(_full(n) for n in module.graph.notes.values() if n.name)])
         close = difflib.get_close_matches(value, known, 1)
         raise click.BadParameter(f"no value is called {value!r}{f'; did you mean {close[0]}?' if close else ''} The names: {', '.join(known)}")
