@@ -10,6 +10,7 @@ PYTHON  ?= $(firstword $(foreach p,python3 python python3.14 python3.13 python3.
              $(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 EXTRAS  ?=
 WORKERS ?= 2
+CASE    ?=
 ARGS    ?=
 VENV    := .venv
 
@@ -42,7 +43,7 @@ lint: $(LINT)
 	$(VENV)/bin/mypy
 
 bench: $(BENCH)
-	$(VENV)/bin/python -m benchmarks $(ARGS)
+	$(VENV)/bin/python -m benchmarks $(CASE) $(ARGS)
 
 gpu: $(GPU)
 	$(VENV)/bin/python -m pytest -m gpu $(ARGS)

@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from .ir.node import Node, Note, listening
 from .ir.operands import CAPTURE
 from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # a clone of the repository may be called gradc too
+_DEMO = os.path.join(_PACKAGE, "demo", "")
 
 _scopes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("scopes", default=())
 _facts: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("facts", default=None)
@@ -178,7 +182,7 @@ class _Recorder:
         if node in self.notes:
             return
         frame: Any = sys._getframe(1)
-        while frame is not None and "/gradc/" in frame.f_code.co_filename.replace("\\", "/") and "/demo/" not in frame.f_code.co_filename:
+        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE) and not frame.f_code.co_filename.startswith(_DEMO):
             frame = frame.f_back
         where = f"{frame.f_code.co_filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame is not None else ""
         self.notes[node] = Note("", where, "/".join(_scopes.get()))

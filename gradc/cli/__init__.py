@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        text = error.message if isinstance(error, click.BadParameter) and error.param is None else error.format_message()
+        print(f"error: {text}" + (f"\n  {context.command_path} --help shows how" if context is not None else ""), file=sys.stderr)
         return USERS_MISTAKE
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)

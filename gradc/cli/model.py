@@ -195,7 +195,8 @@ def _users(what: str, call: Callable[[], Any]) -> Any:
     except SystemExit as error:
         raise click.ClickException(f"{what} ended Python ({error.code}) while it was read") from error
     except Exception as error:
-        own = [f for f in traceback.extract_tb(error.__traceback__) if "gradc" not in Path(f.filename).parts and "importlib" not in f.filename]
+        package = Path(__file__).resolve().parents[1]
+        own = [f for f in traceback.extract_tb(error.__traceback__) if package not in Path(f.filename).parents and "importlib" not in f.filename]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         raise click.ClickException(f"{what} raised {type(error).__name__}{where}: {error}") from error
 
@@ -221,6 +222,9 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
     unknown = settings.dims.keys() - set(graph.dims)
     if unknown:
         raise click.BadParameter(f"--dims {min(unknown)}: {graph.name} has the dims {', '.join(graph.dims) or '(none)'}")
+    bare = {str(size) for node in graph.inputs for size in node.shape}
+    if fixed := {d: n for d, n in settings.dims.items() if d not in bare}:  # nothing in a call binds these
+        options["dims"] = {**(options.get("dims") or {}), **fixed}
     with settings.waiting(f"compiling {graph.name}"):
         module = compile(graph, wanted, target, **options)
         if target == "cpu":
@@ -247,7 +251,8 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
         try:
             loaded = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise click.BadParameter(f"{file or text!r} holds no arrays: {error}") from error
+            why = error.strerror if isinstance(error, OSError) and error.strerror else "neither .npy nor .npz"
+            raise click.BadParameter(f"{file or text!r} holds no arrays: {why}") from error
         if isinstance(loaded, np.ndarray):
             if not name:
                 raise click.BadParameter(f"{text!r}: which input is it? NAME={text}")

@@ -17,7 +17,7 @@ import gradc.ops as ops
 
 from ..ir.graph import Graph
 from ..ir.node import Node
-from ..trace import scope, trace
+from ..trace import trace
 
 CONTEXT, WIDTH, HIDDEN = 6, 64, 128
 LARGEST_CODE = 127
@@ -29,12 +29,9 @@ Arrays = dict[str, NDArray[Any]]
 
 def score_next_word(table: Node, tokens: Node, targets: Node, w1: Node, b1: Node, gamma: Node, beta: Node, w2: Node, b2: Node) -> Node:
     """The mean cross-entropy of the next word; what ``table`` is made of is the caller's."""
-    with scope("embed"):
-        x = ops.embedding(tokens, table).reshape(tokens.shape[0], CONTEXT * WIDTH)
-    with scope("hidden"):
-        h = ops.layer_norm(ops.gelu(ops.linear(x, w1, b1)), HIDDEN, gamma, beta)
-    with scope("loss"):
-        return ops.cross_entropy(ops.linear(h, w2, b2), targets)
+    x = ops.embedding(tokens, table).reshape(tokens.shape[0], CONTEXT * WIDTH)
+    h = ops.layer_norm(ops.gelu(ops.linear(x, w1, b1)), HIDDEN, gamma, beta)
+    return ops.cross_entropy(ops.linear(h, w2, b2), targets)
 
 
 def float_table(tokens: Node, targets: Node, table: Node, **rest: Node) -> dict[str, Node]:

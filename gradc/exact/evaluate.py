@@ -276,6 +276,8 @@ class _Evaluation:
         tag = np.asarray(x.tag.any(axes))
         if combine in ("sum", "prod"):
             return ExactArray(node.dtype.compute, (total if combine == "sum" else product)(x.value, axes), tag, held)
+        if not all(x.shape[a] for a in axes):  # over no elements: any value, the same each time
+            return self.unknown(node, [x])
         high = combine.endswith("max")
         key = last(x.key(1 if high else -1), axes)
         found: Array = np.zeros(key.shape[:-1], np.int64)

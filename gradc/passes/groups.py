@@ -76,7 +76,7 @@ class View:
             raise CannotInline(node, "a mask")
         if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
             return node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True))
-        if isinstance(lower, Movement | Alias):
+        if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides
             found = lower.at(index, node, self)
             if found is not None:
                 return found  # type: ignore[no-any-return]

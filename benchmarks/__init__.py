@@ -1,0 +1,1 @@
+"""Speed and memory against peers, measured in the same run; never a test."""

@@ -1,0 +1,113 @@
+"""One contestant of one case, in a process of its own: reads ``run COUNT`` lines, answers with the seconds of each run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .cases import Case, all_cases
+
+
+def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
+    import gradc
+
+    arrays = case.arrays()
+    began = time.perf_counter()
+    module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt)
+    built = time.perf_counter() - began
+    y, residuals = module.forward(**arrays)
+    dy = case.upstream(np.shape(y))
+
+    def backward() -> Any:
+        return module.backward(residuals, dy)
+
+    def both() -> Any:
+        _, kept = module.forward(**arrays)
+        return module.backward(kept, dy)
+
+    floor = module.backward.floor(**residuals.dims) + (module.forward.floor(**residuals.dims) if case.forward else 0)
+    names = [k.name for e in ((module.forward, module.backward) if case.forward else (module.backward,)) for k in e.program.kernels]
+    return (both if case.forward else backward), lambda: dict(backward()), {"kernels": names, "floor_bytes": floor, "compile_s": built}
+
+
+def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
+    import torch
+
+    torch.set_num_threads(2)
+    tensors = {n: torch.tensor(a, requires_grad=n in case.wrt) for n, a in case.arrays().items()}
+
+    def forward() -> Any:
+        return case.theirs(torch, **tensors)
+
+    began = time.perf_counter()
+    run = torch.compile(forward) if compiled else forward
+    y = run()
+    dy = torch.tensor(case.upstream(y.shape))
+    wanted = [tensors[n] for n in case.wrt]
+
+    def backward() -> Any:
+        return torch.autograd.grad(y, wanted, dy, retain_graph=True)
+
+    def both() -> Any:
+        return torch.autograd.grad(run(), wanted, dy)
+
+    (both if case.forward else backward)()
+    built = time.perf_counter() - began
+    return (both if case.forward else backward), lambda: {n: g.numpy() for n, g in zip(case.wrt, backward(), strict=True)}, {"compile_s": built}
+
+
+def exact(case: Case) -> dict[str, Any]:
+    """The gradients in float64, by torch."""
+    import torch
+
+    tensors = {n: torch.tensor(a.astype(np.float64) if a.dtype.kind == "f" else a, requires_grad=n in case.wrt) for n, a in case.arrays().items()}
+    y = case.theirs(torch, **{n: t.double() if t.dtype == torch.int8 else t for n, t in tensors.items()})
+    grads = torch.autograd.grad(y, [tensors[n] for n in case.wrt], torch.tensor(case.upstream(y.shape)).double())
+    return {n: g.numpy() for n, g in zip(case.wrt, grads, strict=True)}
+
+
+def stream_copy() -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
+    """One read and one write of 128 MB each, by a kernel that does nothing else."""
+    import gradc
+
+    module = gradc.compile(gradc.trace(lambda x: -x, x="f32[N]"))
+    x = np.random.default_rng(0).standard_normal(1 << 25).astype(np.float32)
+    out = {"y": np.empty_like(x)}
+    return (lambda: module(x=x, out=out)), dict, {"floor_bytes": 2 * x.nbytes}
+
+
+def main() -> None:
+    who, name = sys.argv[1:3]
+    if who == "stream":
+        run, results, facts = stream_copy()
+    else:
+        case = all_cases()[name]
+        run, results, facts = ours(case) if who == "ours" else torch_peer(case, who == "compile")
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.5:
+        run()
+    print(json.dumps(facts), flush=True)
+    for line in sys.stdin:
+        word, _, count = line.partition(" ")
+        if word == "run":
+            times = []
+            for _ in range(int(count)):
+                began = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - began)
+            print(json.dumps(times), flush=True)
+        elif word.strip() == "check":
+            want, got = exact(all_cases()[name]), results()
+            worst = {n: float(np.abs(got[n].astype(np.float64) - want[n]).max() / max(np.abs(want[n]).max(), 1e-30)) for n in want}
+            print(json.dumps(worst), flush=True)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    main()

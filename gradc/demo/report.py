@@ -1,0 +1,152 @@
+"""A story told three times: in the terminal as it happens, and as ``report.md`` and ``report.html`` at the end."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TERMINAL = 116
+COLOURS = ("#3366cc", "#dc7a18", "#2a9134", "#9b3fb5")
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#222;background:#fff}"
+    "pre{font:12px/1.4 ui-monospace,monospace;overflow-x:auto;background:#f5f5f2;padding:.8em;border-radius:4px}"
+    "td,th{padding:.15em .8em;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"
+    "table{border-collapse:collapse}svg{max-width:100%;height:auto}"
+)
+
+
+@dataclass
+class Report:
+    """Headings, paragraphs, code, tables and one picture, printed at once and kept for the files.
+
+    :param quiet: print nothing.
+    """
+
+    title: str
+    quiet: bool = False
+    _markdown: list[str] = field(default_factory=list)
+    _html: list[str] = field(default_factory=list)
+    _pictures: dict[str, str] = field(default_factory=dict)
+
+    def _show(self, text: str = "") -> None:
+        if not self.quiet:
+            print(text, flush=True)
+
+    def progress(self, text: str) -> None:
+        """What takes a moment, in the terminal only."""
+        self._show(text)
+
+    def heading(self, text: str) -> None:
+        self._show(f"\n== {text} {'=' * max(0, TERMINAL - 5 - len(text))}")
+        self._markdown.append(f"## {text}")
+        self._html.append(f"<h2>{html.escape(text)}</h2>")
+
+    def say(self, text: str) -> None:
+        """A paragraph."""
+        self._show(textwrap.fill(text, TERMINAL, break_long_words=False, break_on_hyphens=False))
+        self._markdown.append(text)
+        self._html.append(f"<p>{html.escape(text)}</p>")
+
+    def code(self, text: str) -> None:
+        """Lines as they are; in the terminal a long one is folded."""
+        text = text.strip("\n")
+        self._show("\n".join(fold(line) for line in text.splitlines()))
+        self._markdown.append(f"```\n{text}\n```")
+        self._html.append(f"<pre>{html.escape(text)}</pre>")
+
+    def table(self, *columns: str) -> Table:
+        """A table whose rows are shown as they are added; it ends up in the files where it was begun."""
+        table = Table(self, columns)
+        self._show(table.line(columns))
+        table.place = len(self._html)
+        self._markdown.append("")
+        self._html.append("")
+        return table
+
+    def picture(self, name: str, svg: str) -> None:
+        """Beside ``report.md`` as ``name``, inside ``report.html``."""
+        self._pictures[name] = svg
+        self._markdown.append(f"![{Path(name).stem}]({name})")
+        self._html.append(svg)
+
+    def write(self, folder: Path) -> None:
+        (folder / "report.md").write_text("\n\n".join([f"# {self.title}", *self._markdown]) + "\n")
+        head = f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width"><title>{html.escape(self.title)}</title>'
+        (folder / "report.html").write_text("\n".join([f"{head}<style>{STYLE}</style><h1>{html.escape(self.title)}</h1>", *self._html]) + "\n")
+        for name, svg in self._pictures.items():
+            (folder / name).write_text(svg)
+
+
+@dataclass
+class Table:
+    """Rows of cells, the first column words and the others numbers."""
+
+    report: Report
+    columns: Sequence[str]
+    place: int = 0
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def line(self, cells: Sequence[str]) -> str:
+        first = max(16, len(self.columns[0]))
+        return f"{cells[0]:<{first}}" + "".join(f"  {cell:>{max(14, len(name))}}" for cell, name in zip(cells[1:], self.columns[1:], strict=True))
+
+    def add(self, *cells: str) -> None:
+        self.rows.append(cells)
+        self.report._show(self.line(cells))
+        grid = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        self.report._markdown[self.place] = "\n".join(f"| {' | '.join(row)} |" for row in grid)
+        each = lambda row, tag: "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+        self.report._html[self.place] = f"<table>{each(self.columns, 'th')}{''.join(each(row, 'td') for row in self.rows)}</table>"
+
+
+def fold(line: str) -> str:
+    """A line that is too long for the terminal goes on below, further in."""
+    if len(line) <= TERMINAL:
+        return line
+    inner = " " * (len(line) - len(line.lstrip()) + 6)
+    return "\n".join(textwrap.wrap(line, TERMINAL, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False, drop_whitespace=True, initial_indent=""))
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def curves(series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float], across: str, up: str) -> str:
+    """Lines through points (x, y), and dashed horizontal lines, as SVG.
+
+    :param across, up: what the axes are.
+    """
+    width, height, left, right, top, bottom = 760, 400, 56, 130, 16, 44
+    finite = [(x, y) for points in series.values() for x, y in points if math.isfinite(y)]
+    xs, ys = [x for x, _ in finite], [*(y for _, y in finite), *levels.values()]
+    low_x, high_x, low_y, high_y = min(xs, default=0.0), max(xs, default=1.0), min(ys, default=0.0), max(ys, default=1.0)
+    span_x, span_y = (high_x - low_x) or 1.0, (high_y - low_y) or 1.0
+    at = lambda x, y: (left + (x - low_x) / span_x * (width - left - right), top + (high_y - y) / span_y * (height - top - bottom))
+    text = lambda x, y, words, anchor="start", colour="#222": f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(words)}</text>'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">']
+    parts.append(f'<rect width="{width}" height="{height}" fill="#fff"/>')
+    for k in range(6):
+        x, y = low_x + span_x * k / 5, low_y + span_y * k / 5
+        (px, _), (_, py) = at(x, low_y), at(low_x, y)
+        parts.append(f'<path d="M{left} {py:.1f}H{width - right}" stroke="#e4e4e0"/>')
+        parts += [text(px, height - bottom + 18, f"{x:.0f}", "middle"), text(left - 8, py + 4, f"{y:.2f}", "end")]
+    parts += [text((left + width - right) / 2, height - 8, across, "middle"), text(4, top + 8, up)]
+    labels: list[tuple[float, str, str]] = []
+    for name, y in levels.items():
+        _, py = at(low_x, y)
+        parts.append(f'<path d="M{left} {py:.1f}H{width - right}" stroke="#777" stroke-dasharray="5 4"/>')
+        labels.append((py, name, "#555"))
+    for (name, points), colour in zip(series.items(), COLOURS, strict=False):
+        path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in points if math.isfinite(y))
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        if path:
+            labels.append((float(path.rsplit(",", 1)[1]), name, colour))
+    free = top
+    for py, name, colour in sorted(labels):  # names do not stand on each other
+        free = max(py + 4, free)
+        parts.append(text(width - right + 6, free, name, colour=colour))
+        free += 14
+    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,0 +1,335 @@
+"""The demo: a small language model with a quantized table, differentiated, compiled, read, trained and measured.
+
+Three models that differ in their embedding table alone are trained side by side on the text that every Python carries.  All arithmetic on
+floats is gradc's kernels: forward, backward and the optimiser; NumPy shuffles and gathers word numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..api import compile
+from ..autodiff import differentiate
+from ..explain import dump_module, reduction_table
+from ..ir.dims import assuming
+from ..ir.graph import Graph
+from ..ir.node import Node, topological
+from ..ir.text import value_names
+from ..module import Module
+from ..passes.decompose import decompose
+from ..passes.fold import fold
+from ..passes.simplify import simplify
+from .corpus import Corpus, load
+from .model import BETA1, BETA2, CONTEXT, HIDDEN, VARIANTS, WIDTH, Arrays, Variant, adam_graph, donated, initial_values
+from .ngram import Trigram, Unigram, perplexity
+from .report import Report, curves
+
+PEAK_RATE, WARM_UP = 0.01, 30
+CLEARLY = 0.7  # of the unigram's perplexity: what every trained model must stay below
+ONE = np.float32(1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything.
+
+    :param every: steps from one row of the table to the next.  :param slice: at most this many words of text and of vocabulary; None: all.
+    """
+
+    steps: int
+    batch: int = 512
+    evaluation_batch: int = 1024
+    every: int = 25
+    slice: tuple[int, int] | None = None
+
+
+def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
+    """Tell the whole story in the terminal, and leave it with all intermediate stages in a folder.
+
+    :param steps: of training, each on 512 contexts.  :param quick: a few steps on a slice of the text, in seconds.
+    :param out: the folder; ``gradc-demo`` by default.
+    :returns: 0, or 1 if a trained model is not clearly better than counting words.
+    """
+    began = time.perf_counter()
+    folder = Path(out or "gradc-demo")
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = Plan(min(steps, 12), 128, 512, 3, (20_000, 1000)) if quick else Plan(steps)
+    report = Report("gradc demo: a quantized language model")
+    report.say(
+        f"A model that guesses the next word from the {CONTEXT} before it is written once with gradc's operations, differentiated, optimised, compiled "
+        "to C and trained by those kernels alone; three times side by side, with its embedding table held in three ways:"
+    )
+    report.code("\n".join(f"  {v.name:<15} {v.about}" for v in VARIANTS))
+    text = read_text(report, plan)
+    trainees = compile_all(report, text)
+    quantized = trainees[-1]
+    show_derivative(report, quantized, folder)
+    show_choices(report, trainees, plan)
+    report.heading("The compiled module")
+    report.say("One line per kernel: bytes moved, share of them, how sums across rows are made, and the source line it came from.")
+    report.code(str(quantized.module))
+    dump(report, trainees, folder)
+    curve = train(report, trainees, text, plan)
+    passed = measure(report, trainees, text, plan)
+    unigram = Unigram(text.train, len(text.words))
+    level = {"unigram": float(-np.mean(np.log(unigram.probability(text.train))))}
+    report.picture("losses.svg", curves(curve, level, "step", "running loss, nats per word"))
+    report.say(f"Total: {time.perf_counter() - began:.0f} s.  This report: {folder / 'report.html'} and {folder / 'report.md'}.")
+    report.write(folder)
+    return 0 if passed else 1
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def read_text(report: Report, plan: Plan) -> Corpus:
+    report.heading("The text")
+    report.progress("reading the documentation inside this Python's library ...")
+    began = time.perf_counter()
+    text = load()
+    if plan.slice is not None:
+        tokens, words = plan.slice
+        cut = lambda part, most: np.where(part[:most] < words, part[:most], 0)
+        text = Corpus(text.words[:words], cut(text.train, tokens), cut(text.held_out, tokens // 5))
+    report.say(
+        f"{len(text.train) + len(text.held_out):,} words of the topics and docstrings that come with Python, read in {time.perf_counter() - began:.1f} s: "
+        f"{len(text.train):,} to learn from, {len(text.held_out):,} of other documents held out.  The vocabulary is the {len(text.words):,} words seen twice or more."
+    )
+    return text
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trainee:
+    """One variant with its modules, what it has learned so far and how long that took.
+
+    :param values: its parameters, learned in place.  :param rates: each parameter's learning rate in parts of the common one.
+    """
+
+    variant: Variant
+    module: Module
+    optimiser: Module
+    constants: Arrays
+    values: Arrays
+    rates: dict[str, float]
+    means: Arrays = field(init=False)
+    squares: Arrays = field(init=False)
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.means = {name: np.zeros_like(value) for name, value in self.values.items()}
+        self.squares = {name: np.zeros_like(value) for name, value in self.values.items()}
+
+    def step(self, tokens: NDArray[np.int64], targets: NDArray[np.int64], number: int, rate: float) -> None:
+        """Forward, backward, Adam; ``number`` counts from 1."""
+        began = time.perf_counter()
+        loss, residuals = self.module.forward(tokens=tokens, targets=targets, **self.constants, **self.values)
+        gradients = self.module.backward(residuals, ONE)
+        after = self.optimiser(
+            parameters=self.values,
+            gradients=gradients,
+            mean=self.means,
+            square=self.squares,
+            rate={name: rate * part for name, part in self.rates.items()},
+            unbias_mean=1 / (1 - BETA1**number),
+            unbias_square=1 / (1 - BETA2**number),
+        )
+        for kept, name in ((self.values, "parameters"), (self.means, "mean"), (self.squares, "square")):
+            kept.update({key: after[f"{name}.{key}"] for key in kept})  # the very same arrays: they were donated
+        self.seconds.append(time.perf_counter() - began)
+        self.losses.append(float(loss))
+
+    def loss(self, tokens: NDArray[np.int64], targets: NDArray[np.int64], batch: int) -> float:
+        """The mean over all examples, in batches of another size than those of training, through the same module."""
+        total = 0.0
+        for first in range(0, len(targets), batch):
+            part = slice(first, first + batch)
+            total += float(self.module(tokens=tokens[part], targets=targets[part], **self.constants, **self.values)) * len(targets[part])
+        return total / len(targets)
+
+
+def trainee(variant: Variant, unigram: NDArray[np.float64]) -> Trainee:
+    """The variant compiled, with values to start from."""
+    graph = variant.graph(len(unigram))
+    learns = variant.learns(graph)
+    optimiser = adam_graph(graph, learns)
+    start = initial_values(unigram)
+    rates = dict.fromkeys(learns, 1.0)
+    if "scale" in rates:
+        rates["scale"] = variant.scale_rate / PEAK_RATE * float(start["scale"].mean())
+    return Trainee(
+        variant,
+        compile(graph, wrt=learns),
+        compile(optimiser, donate=donated(optimiser)),
+        {name: start[name] for name in variant.constants},
+        {name: start[name] for name in learns},
+        rates,
+    )
+
+
+def compile_all(report: Report, text: Corpus) -> list[Trainee]:
+    report.heading("The model, forward")
+    vocabulary = len(text.words)
+    report.say(f"As it was traced, with its table frozen in int8 (B is the batch: one module serves any; {vocabulary} words, {WIDTH} numbers each, {HIDDEN} hidden):")
+    report.code(str(VARIANTS[-1].graph(vocabulary)))
+    report.progress("compiling three models and their optimisers ...")
+    began = time.perf_counter()
+    unigram = Unigram(text.train, vocabulary).probability(np.arange(vocabulary))
+    trainees = [trainee(variant, unigram) for variant in VARIANTS]
+    report.say(f"Compiled three models, each forward and backward, and three optimisers in {time.perf_counter() - began:.1f} s.")
+    return trainees
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
+    """The gradient of the scales as calculus gives it, and after sink_dequant."""
+    plain = derivative(quantized.module)
+    sunk = quantized.module.stages["tidy"].result
+    assert isinstance(sunk, Graph)
+    (folder / "backward-before.gir").write_text(f"{plain}\n")
+    (folder / "backward-after.gir").write_text(f"{sunk}\n")
+    vocabulary = quantized.values["scale"].shape[0]
+    report.heading("The gradient of the scales, before and after sink_dequant")
+    report.say(
+        "Of the derivative, the part that nothing but the scales' gradient needs.  As calculus gives it, the gradients of all "
+        f"{CONTEXT}*B looked-up rows are first added up in a table of {vocabulary} x {WIDTH} floats, most of them zero, only to be multiplied by the codes and summed again:"
+    )
+    report.code("\n".join(only_for(plain, "d.scale")))
+    report.say("After sink_dequant (its rule for gathers works before differentiation, in the pass prepare; its rule for sums after):")
+    report.code("\n".join(only_for(sunk, "d.scale")))
+    gone, left = dense(plain, vocabulary), dense(sunk, vocabulary)
+    report.say(
+        f"What changed: each row's gradient meets its codes at once and only sums of one number per row are scattered, so that of the {len(gone)} f32[{vocabulary},{WIDTH}] "
+        f"values of before ({', '.join(gone)}), the dequantized table of the forward among them, {'none is' if not left else f'{len(left)} are'} left.  "
+        f"Both derivatives whole: {folder / 'backward-before.gir'}, {folder / 'backward-after.gir'}."
+    )
+
+
+def derivative(module: Module) -> Graph:
+    """The joint graph without sink_dequant's part before and after differentiation."""
+    with assuming(module.graph.assumptions):
+        return fold(simplify(decompose(differentiate(module.graph, module.wrt))))
+
+
+def only_for(graph: Graph, output: str) -> list[str]:
+    """The lines of the values that no other output needs."""
+    outputs = dict(graph.outputs)
+    others = set(topological([node for name, node in graph.outputs if name != output]))
+    names = value_names(graph)
+    mine = {f"{names[node]}:" for node in topological([outputs[output]]) if node not in others}
+    return [line for line in str(graph).splitlines() if line.split(maxsplit=1)[0] in mine] + [f"  return {output}={names[outputs[output]]}"]
+
+
+def dense(graph: Graph, vocabulary: int) -> list[str]:
+    """The ops that make a float for each element of the table."""
+    wide = lambda node: node.op.name != "input" and node.dtype.is_float and node.shape == (vocabulary, WIDTH)
+    made: list[Node] = [node for node in graph.nodes if wide(node) and node not in dict(graph.outputs).values()]
+    return [node.op.name for node in made]
+
+
+def show_choices(report: Report, trainees: list[Trainee], plan: Plan) -> None:
+    report.heading("How rows of one word are added up: choose_reduction's table")
+    report.say(f"Predicted for a batch of {plan.batch}, that is {plan.batch * CONTEXT} looked-up rows; the arrow is the choice.")
+    for each in (trainees[0], trainees[-1]):
+        wanted = f"d.{each.variant.table[0] if not each.constants else 'scale'}"
+        report.code("\n".join([f"{each.variant.name}: the gradient {wanted}", *table_of(each.module, wanted, plan.batch)]))
+
+
+def table_of(module: Module, buffer: str, batch: int) -> list[str]:
+    """The lines of one combine."""
+    lines = iter(reduction_table(module.backward.program, {"B": batch}))
+    found: list[str] = []
+    for line in lines:
+        if line.startswith("  combine"):
+            inside = line.split()[2] == buffer
+        if inside:
+            found.append(line)
+    return found
+
+
+def dump(report: Report, trainees: list[Trainee], folder: Path) -> None:
+    """Every stage of every module, as GRADC_DUMP would write them."""
+    report.heading("Every stage, to read")
+    for each in trainees:
+        own = folder / each.variant.name.replace(" ", "-")
+        (own / "kernels").mkdir(parents=True, exist_ok=True)
+        for stale in (*own.glob("*.gir"), *(own / "kernels").glob("*.c")):
+            stale.unlink()
+        for number, stage in enumerate(each.module.stages):
+            (own / f"{number:02d}-{stage.name}.gir").write_text(f"{stage}\n")
+        dump_module(each.module, own)
+    first = folder / trainees[-1].variant.name.replace(" ", "-")
+    report.say(
+        f"The dump lies in {folder}: a folder per model with the IR after each of its {len(trainees[-1].module.stages)} stages, the C of each kernel and the "
+        f"whole explanation; begin with {first / 'index.html'}."
+    )
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def batches(examples: int, plan: Plan, seed: int = 0) -> Iterator[NDArray[np.int64]]:
+    """Which examples each step sees: a shuffled pass, and again where it ends."""
+    order = np.random.default_rng(seed).permutation(examples)
+    for step in range(plan.steps):
+        yield order[np.arange(step * plan.batch, (step + 1) * plan.batch) % examples]
+
+
+def train(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> dict[str, list[tuple[float, float]]]:
+    """All three on the same batches; returns their running losses by step."""
+    report.heading("Training")
+    report.say(f"{plan.steps} steps of {plan.batch} contexts, the same for all three; running loss in nats per word (the mean of the last {plan.every} steps).")
+    contexts, targets = text.examples("train", CONTEXT)
+    table = report.table("step", *(each.variant.name for each in trainees))
+    curve: dict[str, list[tuple[float, float]]] = {each.variant.name: [] for each in trainees}
+    for number, chosen in enumerate(batches(len(targets), plan), 1):
+        rate = PEAK_RATE * min(1.0, number / WARM_UP) * (1 - (number - 1) / plan.steps)
+        for each in trainees:
+            each.step(contexts[chosen], targets[chosen], number, rate)
+        if number % plan.every == 0 or number == plan.steps:
+            running = [float(np.mean(each.losses[-plan.every :])) for each in trainees]
+            for each, loss in zip(trainees, running, strict=True):
+                curve[each.variant.name].append((number, loss))
+            table.add(str(number), *(f"{loss:.3f}" for loss in running))
+    table.add("ms per step", *(f"{1e3 * np.median(each.seconds):.1f}" for each in trainees))
+    return curve
+
+
+def measure(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> bool:
+    """Perplexities on the held-out documents; whether every model is clearly better than the unigram."""
+    report.heading("On documents never seen")
+    contexts, targets = text.examples("held_out", CONTEXT)
+    size = len(text.words)
+    unigram = perplexity(Unigram(text.train, size).probability(targets))
+    trigram = perplexity(Trigram(text.train, size).probability(contexts[:, -2], contexts[:, -1], targets))
+    reached = {each.variant.name: float(np.exp(each.loss(contexts, targets, plan.evaluation_batch))) for each in trainees}
+    report.say("Perplexity: between how many equally likely words the model hesitates; less is better.")
+    table = report.table("model", "perplexity", "of the unigram")
+    for name, value in {"unigram": unigram, "trigram, backed off": trigram, **reached}.items():
+        table.add(name, f"{value:.1f}", f"{value / unigram:.2f}")
+    if plan.slice is not None:
+        passed = all(each.losses[-1] < each.losses[0] for each in trainees)
+        report.say(f"Verdict: {'every loss went down' if passed else 'FAILED: a loss did not go down'} (a quick run; perplexities need the whole one).")
+        return passed
+    worst = max(reached, key=lambda name: reached[name] if np.isfinite(reached[name]) else np.inf)
+    passed = all(value < CLEARLY * unigram for value in reached.values())
+    whole, rounded = reached[VARIANTS[0].name], reached[VARIANTS[1].name]
+    report.say(
+        f"Verdict: every trained model clearly beats the unigram (the worst, {worst}, has {reached[worst] / unigram:.2f} of its perplexity; {CLEARLY} was asked for); "
+        f"the int8 table with learned scales costs {100 * (rounded / whole - 1):+.1f} % against the float one."
+        if passed
+        else f"Verdict: FAILED: {worst} has {reached[worst]:.1f}, and the unigram's {unigram:.1f} times {CLEARLY} was to be beaten."
+    )
+    return passed
