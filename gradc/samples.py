@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,16 +36,22 @@ def sizes(graph: Graph, dims: Mapping[str, int] | None = None, inputs: Mapping[s
     if extra:
         raise InvalidProblem(f"{graph.name} has no input {min(extra)!r}; it has {', '.join(types)}")
     bound = interp.bind_dims({n: types[n] for n in given}, given, dims)
-    free = [d for d in graph.dims if d not in bound]
-    for start in range(len(small) * 40 if free else 1):
-        attempt = {**bound, **{d: small[(start + i) % len(small)] + start // len(small) for i, d in enumerate(free)}}
+    equal = [(a, b) for f in graph.assumptions if f.relation == "==" for a, b in ((f.left, f.right), (f.right, f.left))]
+    derived = {str(a): b for a, b in equal if str(a) in graph.dims and str(a) not in bound and str(a) not in map(str, symbols(b))}
+    free = [d for d in graph.dims if d not in bound and d not in derived]
+    shifted = ([small[(start + i) % len(small)] + start // len(small) for i in range(len(free))] for start in range(len(small) * 8))
+    attempts = itertools.chain(shifted, itertools.product(range(1, 40), repeat=len(free))) if free else [()]
+    for values in itertools.islice(attempts, 5000):
+        attempt = {**bound, **dict(zip(free, values, strict=True))}
         try:
+            for _ in derived:  # one may stand on another
+                attempt |= {d: evaluate(size, attempt) for d, size in derived.items() if symbols(size) <= attempt.keys()}
             if all(f.holds(attempt) for f in graph.assumptions) and all(n >= 0 for node in graph.nodes for n in node.type.concrete(attempt)):
                 return {d: attempt[d] for d in graph.dims}
-        except (GradcError, ValueError, ArithmeticError):
+        except (GradcError, ValueError, ArithmeticError, KeyError):
             continue
     facts = "; ".join(map(str, graph.assumptions))
-    raise InvalidProblem(f"no sizes for {', '.join(free) or 'these dims'} were found that fit{f' {facts}' if facts else ''}; give dims for them")
+    raise InvalidProblem(f"no sizes for {', '.join(d for d in graph.dims if d not in bound) or 'these dims'} were found that fit{f' {facts}' if facts else ''}; give dims for them")
 
 
 def sample(graph: Graph, dims: Mapping[str, int] | None = None, seed: int = 0, inputs: Mapping[str, Array] | None = None, small: Sequence[int] = SMALL) -> tuple[dict[str, Array], dict[str, int]]:

@@ -40,7 +40,7 @@ BAG = {"tokens": "i64[N]", "q": "i8[V,8]", "scale": "f32[V,1]", "w": "f32[8]"}
 RIGHT = {
     "bag": (bag, BAG),
     "softmax": (lambda x: ops.softmax(x)[:, 1:], {"x": "f64[N,4]"}),
-    "layer_norm": (lambda x, w: ops.layer_norm(x, w, normalized_shape=(4,)), {"x": "f32[N,4]", "w": "f32[4]"}),
+    "layer_norm": (lambda x, w: ops.layer_norm(x, (4,), w), {"x": "f32[N,4]", "w": "f32[4]"}),
     "several outputs": (lambda x, y: (x * y, ops.exp(y).sum(), ops.gt(x, y)), {"x": "f32[N]", "y": "f32[N]"}),
     "cross_entropy": (lambda x, t: ops.cross_entropy(x, t), {"x": "f32[N,5]", "t": "i64[N]"}),
     "logarithm": (lambda x: ops.log(ops.reshape(x, (-1,))).sum(), {"x": "f32[N,2]"}),

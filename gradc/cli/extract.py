@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from .model import Settings, compiled, plain, with_model
 from ..samples import SMALL
+from .model import Settings, compiled, plain, with_model
 
 SCRIPT = '''"""Compiles kernel.c (edit it!), runs it on inputs.npz, compares with the interpreter's results and times it."""
 

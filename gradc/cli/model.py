@@ -17,7 +17,8 @@ import numpy as np
 
 from ..api import compile, load, load_module
 from ..errors import GradcError
-from ..frontend import TracedFunction, graph as decorated
+from ..frontend import TracedFunction
+from ..frontend import graph as decorated
 from ..ir.graph import Graph
 from ..ir.types import parse_type
 from ..module import Module

@@ -40,6 +40,23 @@ def again(node: Node, operands: tuple[Node, ...]) -> Node:
     return result
 
 
+def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
+    """Every node the roots need, on top of the replacements that ``new`` already holds (and behind which nothing is visited); fills and returns ``new``."""
+    pending = list(roots)[::-1]
+    while pending:
+        node = pending[-1]
+        if node in new:
+            pending.pop()
+            continue
+        lacking = [o for o in node.operands if o not in new]
+        if lacking:
+            pending.extend(reversed(lacking))
+        else:
+            operands = tuple(new[o] for o in node.operands)
+            new[node] = node if operands == node.operands else again(node, operands)
+    return new
+
+
 @dataclass(frozen=True)
 class Graph:
     """A tensor function: ``outputs`` computed from ``inputs``.

@@ -2,7 +2,7 @@
 
 A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every access is an
 affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``; its index says what it is:
-a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``, a scalar ``[]``.  Which axes a value depends
+a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends
 on (its level) and how many passes over the columns must have ended before it (its phase) are derived here, never stored.
 
 A :class:`Program` is kernels and library calls over buffers, in order.
@@ -70,6 +70,16 @@ def _factor(size: Size) -> str:
 REDUCTIONS = {"sum_cols": "sum", "prod_cols": "prod", "max_cols": "max", "min_cols": "min", "argmax_cols": "argmax", "argmin_cols": "argmin"}
 """Statements that end a pass: their result is a row scalar."""
 EFFECTS = ("store", "accum", "check")
+COMBINES = ("sum", "prod", "max", "min")
+"""How an ``accum`` combines; ``sum`` goes without saying."""
+
+
+def neutral(combine: str, dtype: DType) -> int | float:
+    """What a combine of no elements gives."""
+    if combine in ("sum", "prod"):
+        return int(combine == "prod")
+    lowest, highest = (-float("inf"), float("inf")) if dtype.is_float else dtype.range
+    return lowest if combine == "max" else highest
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,8 @@ class Stmt:
     """One statement.
 
     ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``inside`` (lo <= index < hi), a pointwise op's name,
-    one of :data:`REDUCTIONS`, ``store``, ``accum buffer[index] <- value where w``, ``check value < bound``.
+    ``search buffer[0] <- value`` (how many elements of an ascending row are <= value), one of :data:`REDUCTIONS`, ``store``,
+    ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
 
     :param name: the value, ``%3``; effects have none.
     """
@@ -99,6 +110,11 @@ class Stmt:
 
     def attr(self, name: str) -> Any:
         return dict(self.attrs)[name]
+
+    @property
+    def combine(self) -> str:
+        """How an ``accum`` combines."""
+        return str(dict(self.attrs).get("combine", "sum"))
 
 
 @dataclass(frozen=True)
@@ -178,7 +194,7 @@ class Kernel:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(s.buffer for s in self.body if s.op == "load"))
+        return tuple(dict.fromkeys(s.buffer for s in self.body if s.op in ("load", "search")))
 
     @cached_property
     def writes(self) -> tuple[str, ...]:

@@ -79,14 +79,23 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A combine across rows: operand ``updates`` is added into a zeroed result at ``at(index, node, kernel)``.
+    """A combine across rows: operand ``updates`` is combined into a result at ``at(index, node, kernel)``.
 
     ``at`` maps an index into the updates to ``(result index, where)``.
+
+    :param combine: ``sum``, ``prod``, ``max`` or ``min``; where nothing is combined the result is :func:`gradc.ir.kernel.neutral`.
     """
 
     at: Callable[..., Any]
     updates: int = 0
     combine: str = "sum"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Each result element is found from its position: a search.  ``at`` as in :class:`Movement`, but what it gives is no operand's element."""
+
+    at: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Alias:
     at: Callable[..., Any]
 
 
-Lowering = Expr | Movement | Reduction | Scatter | Alias
+Lowering = Expr | Movement | Lookup | Reduction | Scatter | Alias
 
 
 # -- samples: each op brings the cases its tests are made of -----------------------------------------------------------
@@ -232,6 +241,7 @@ class Op:
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
     :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with the attribute
         ``oob="error"`` they are checked before any kernel reads through them.
+    :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops' plain forms.
     """
 
@@ -247,6 +257,7 @@ class Op:
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)
     indices: Mapping[int, Callable[[Node], Size]] = field(default_factory=dict, kw_only=True)
+    ascending: tuple[int, ...] = field(default=(), kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.graph import Graph, again
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.op import Composite
 from .manager import graph_pass
 
@@ -12,32 +12,24 @@ from .manager import graph_pass
 def decompose(graph: Graph) -> Graph:
     """softmax(x)  ->  exp(x - max) / sum(exp(x - max))"""
     new: dict[Node, Node] = {}
-
-    def opened(root: Node) -> Node:
-        pending = [root]
-        while pending:
-            node = pending[-1]
-            if node in new:
-                pending.pop()
-                continue
-            lacking = [o for o in node.operands if o not in new]
-            if lacking:
-                pending.extend(lacking)
-                continue
-            operands = tuple(new[o] for o in node.operands)
-            result = node if operands == node.operands else again(node, operands)
-            if isinstance(node.op, Composite):
-                inner = node.op.decompose(*operands, **node.attrs)
-                if inner not in new:
-                    pending.append(inner)
-                    for value in topological([inner]):  # operands are opened already
-                        if value in operands:
-                            new.setdefault(value, value)
-                    continue
-                result = new[inner]
-            new[node] = result
-        return new[root]
-
-    for node in graph.nodes:
-        opened(node)
+    pending = list(graph.nodes)[::-1]
+    while pending:
+        node = pending[-1]
+        if node in new:
+            pending.pop()
+            continue
+        lacking = [o for o in node.operands if o not in new]
+        if lacking:
+            pending.extend(lacking)
+            continue
+        operands = tuple(new[o] for o in node.operands)
+        if not isinstance(node.op, Composite):
+            new[node] = node if operands == node.operands else again(node, operands)
+            continue
+        inner = node.op.decompose(*operands, **node.attrs)
+        if inner in new:
+            new[node] = new[inner]
+        else:  # what it means may hold composites too; its operands are opened already
+            new |= {o: o for o in operands if o not in new}
+            pending.append(inner)
     return graph.renamed(new)

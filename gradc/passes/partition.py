@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from ..errors import InvalidProblem
-from ..ir.dims import evaluate, symbols
-from ..ir.graph import Graph, again, input_node
+from ..ir.dims import evaluate
+from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node, Note
 from ..ir.op import Library, Reduction, Scatter
 from .cost import nominal
@@ -161,18 +161,7 @@ def _constant(node: Node) -> bool:
 def _backward(joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Mapping[Node, Residual], cotangents: set[Node]) -> Graph:
     new: dict[Node, Node] = {n: input_node(r.name, n.type) for n, r in residuals.items()}
     new |= {n: n for n in cotangents}
-    pending = [node for _, node in reversed(gradients)]
-    while pending:
-        node = pending[-1]
-        if node in new:
-            pending.pop()
-            continue
-        lacking = [o for o in node.operands if o not in new]
-        if lacking:
-            pending.extend(reversed(lacking))
-        else:
-            operands = tuple(new[o] for o in node.operands)
-            new[node] = node if operands == node.operands else again(node, operands)
+    rebuild((node for _, node in gradients), new)
     outputs = tuple((name, new[node]) for name, node in gradients)
     reached = _needed(node for _, node in outputs)
     inputs = [new[n] for n in residuals if new[n] in reached]
@@ -181,5 +170,3 @@ def _backward(joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Ma
     defaults = {k: v for k, v in joint.defaults.items() if any(joint.input_name(n) == k for n in inputs)}
     return Graph(joint.name.removesuffix("_joint") + "_backward", tuple(inputs), outputs, joint.assumptions, notes, defaults)
 
-
-_ = symbols

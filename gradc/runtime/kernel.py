@@ -82,7 +82,7 @@ class KernelHandle:
         came_from: dict[str, set[str]] = {}
         limits: dict[str, int] = {}
         for s in self.kernel.body:
-            came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | ({s.buffer} if s.op == "load" else set())
+            came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | ({s.buffer} if s.op in ("load", "search") else set())
             if s.op == "check":
                 for b in came_from.get(s.args[0], ()):
                     limits[b] = min(limits.get(b, 2**62), evaluate(s.attr("bound"), bound))
