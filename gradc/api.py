@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import gradc.ops as ops
 from . import knobs
 from .autodiff import differentiate
 from .errors import InvalidProblem, IRFormatError, Unsupported
+from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .ir.program_text import parse_program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
 from .module import Module, Recipe
-from .passes.choose_reduction import choose_reduction
+from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
 from .passes.fold import fold
 from .passes.manager import Pipeline
@@ -78,16 +79,47 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if unknown:
         raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join(DEFAULTS)}")
     if not isinstance(graph, Graph):
+        if not callable(graph):
+            raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
         graph = getattr(graph, "graph", None) or trace(graph)
-    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros"))):
-        if option in options and options[option] not in known:
-            raise InvalidProblem(f"{option}={options[option]!r}; there are {', '.join(known)}")
     target = target or "cpu"
     if target not in ("cpu", "numpy"):
         raise Unsupported(f"the target {target!r}; there are cpu and numpy, cuda is to come")
+    names = expand(graph, _names("wrt", wrt))
+    return cached(graph, names, target, _settings(graph, options))
+
+
+def _names(what: str, given: Any) -> list[str]:
+    """One name, or several."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Collection) and not isinstance(given, Mapping) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidProblem(f"{what}={given!r}: a name or a list of names")
+    return names
+
+
+def _settings(graph: Graph, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
-    names = expand(graph, [wrt] if isinstance(wrt, str) else wrt)
-    return cached(graph, names, target, settings)
+    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False))):
+        if settings[option] not in known:
+            raise InvalidProblem(f"{option}={settings[option]!r}; there are {', '.join(map(str, known))}")
+    if settings["save"] not in ("min-cut", "all", "none"):
+        if isinstance(settings["save"], str):
+            raise InvalidProblem(f"save={settings['save']!r}; there are 'min-cut', 'all', 'none' and a list of names")
+        settings["save"] = _names("save", settings["save"])
+    settings["donate"] = tuple(_names("donate", settings["donate"] or ()))
+    if settings["dims"] is not None:
+        settings["dims"] = sizes_given(settings["dims"])
+        unknown = settings["dims"].keys() - set(graph.dims)
+        if unknown:
+            raise InvalidProblem(f"dims names {min(map(str, unknown))!r}; the dims of {graph.name} are {', '.join(graph.dims) or 'none'}")
+    force = settings["reductions"]
+    if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
+        raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
+    for name, strategy in (force or {}).items():
+        if strategy not in STRATEGIES:
+            raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(STRATEGIES)}")
+    return settings
 
 
 def expand(graph: Graph, wrt: Sequence[str]) -> list[str]:
@@ -127,7 +159,7 @@ def fingerprint() -> str:
     from .runtime.cache import digest
 
     files = sorted(p for d in (*template_dirs(), Path(__file__).parent) for p in d.rglob("*") if p.suffix in (".py", ".j2", ".h", ".c"))
-    return digest(VERSION, *(f"{p.name}:{p.stat().st_size}:{p.stat().st_mtime_ns}" for p in files))
+    return digest(VERSION, *(part for p in files for part in (p.name, p.read_bytes())))
 
 
 def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:

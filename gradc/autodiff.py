@@ -35,8 +35,8 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
     with assuming(graph.assumptions):
         opened = open_composites(graph)
         outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
-        names = _new_names((name for name, _ in outputs), graph.input_names)
-        cotangents = {name: input_node(names[name], node.type) for name, node in outputs}
+        cotangent_names, gradient_names = joint_names(graph, wrt)
+        cotangents = {name: input_node(cotangent_names[name], node.type) for name, node in outputs}
         if not outputs:
             raise NotDifferentiable(f"{graph.name} has no float output: {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}")
         contributions: dict[Node, list[Node]] = {}
@@ -45,8 +45,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         wanted = {opened.input(name) for name in wrt}
         needed = _reaching(opened, wanted)
         gradients = _sweep([node for _, node in outputs], contributions, needed)
-        names = _new_names(wrt, graph.output_names)
-        results = [(names[name], _result(opened, name, gradients, unused)) for name in wrt]
+        results = [(gradient_names[name], _result(opened, name, gradients, unused)) for name in wrt]
     notes: dict[Node, Note] = dict(graph.notes)
     return Graph(
         name=f"{graph.name}_joint",
@@ -56,6 +55,11 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         notes=notes,
         defaults=graph.defaults,
     )
+
+
+def joint_names(graph: Graph, wrt: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What the joint graph calls the cotangent of each float output, and the gradient of each of ``wrt``."""
+    return _new_names((name for name, node in graph.outputs if node.dtype.is_float), graph.input_names), _new_names(wrt, graph.output_names)
 
 
 def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:

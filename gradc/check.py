@@ -246,11 +246,11 @@ class _Problem:
     def __init__(self, held: HeldGraph, joint: Graph, wanted: Sequence[str], seed: int):
         self.held, self.joint, self.seed = held, joint, seed
         values = held()
-        self.cotangents = {name: self.random(f"cotangent of {name}").standard_normal(v.shape) for name, v in values.items()}
+        self.cotangents: dict[str, Array] = {name: np.asarray(self.random(f"cotangent of {name}").standard_normal(v.shape)) for name, v in values.items()}
         self.magnitude = sum(float(np.abs(c * values[n]).sum()) for n, c in self.cotangents.items())
         if not np.isfinite(self.magnitude):
             raise InvalidProblem(f"{held.graph.name} is not finite at this point; give --input or another seed")
-        arrays = {joint.input_name(n): a for n in joint.inputs for a in [self._input(joint.input_name(n))]}
+        arrays = {name: self._input(name) for name in joint.input_names}
         result = interp.run(joint, arrays, dims=held.dims, precision="f64")
         names = [name for name, _ in joint.outputs][-len(wanted) :]
         self.gradients = {name: np.asarray(result[full], np.float64) for name, full in zip(wanted, names, strict=True)}
@@ -348,8 +348,8 @@ class _Problem:
 def _compiled(module: Module, problem: _Problem) -> list[Finding]:
     """What the kernels give, against the same gradient in f64; the interpreter at the graph's own precision says what to expect."""
     graph, held = module.graph, problem.held
-    arrays = {n: held.base[n].astype(graph.input(n).dtype.np) for n in graph.input_names}
-    needed = {n: problem._input(f"d.{n}") for n, v in graph.outputs if v.dtype.is_float}
+    arrays: dict[str, Any] = {n: held.base[n].astype(graph.input(n).dtype.np) for n in graph.input_names}
+    needed: dict[str, Any] = {n: problem._input(f"d.{n}") for n, v in graph.outputs if v.dtype.is_float}
     free = {d: v for d, v in held.dims.items() if d in module.forward.program.dims}
     _, residuals = module.forward(dims=free, **arrays)
     gradients = module.backward(residuals, dims={d: v for d, v in held.dims.items() if d in module.backward.program.dims}, **needed)

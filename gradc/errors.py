@@ -51,6 +51,17 @@ class IndexOutOfRange(GradcError, IndexError):
         super().__init__(f"{op}: index {value} at position {position} of '{input}' is out of range [0, {bound})")
 
 
+class NotAscending(GradcError, ValueError):
+    """Positions that must not decrease, such as the offsets of bags, and do.
+
+    :param position: of the first that is below the one before it.  :param value: what stands there.  :param before: the one before it.
+    """
+
+    def __init__(self, op: str, input: str, position: int, value: int, before: int):
+        self.op, self.input, self.position, self.value, self.before = op, input, position, value, before
+        super().__init__(f"{op}: {value} at position {position} of '{input}' is below the {before} before it; it must not decrease")
+
+
 class MisalignedOperand(GradcError, ValueError):
     """An array whose address or strides a kernel cannot take."""
 

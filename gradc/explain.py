@@ -35,9 +35,9 @@ def _step_bytes(item: Kernel | Call, program: Any, bound: Mapping[str, int]) -> 
     return sum(evaluate(types[b].nbytes, bound) for b in {*item.reads, *item.writes})
 
 
-def summary(module: Module) -> str:
+def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
     """One line per kernel: name, bytes, share of the bytes, strategy, why."""
-    bound = _bindings(module, {})
+    bound = _bindings(module, dims or {})
     rows = []
     for what, executable in module.executables.items():
         program = executable.program
@@ -58,7 +58,7 @@ def summary(module: Module) -> str:
 def explain(module: Module, dims: Mapping[str, int]) -> str:
     """The summary, then the floor, every choice of reduction with its estimates, the residuals and the passes."""
     bound = _bindings(module, dims)
-    lines = [summary(module), ""]
+    lines = [summary(module, dims), ""]
     for what, executable in module.executables.items():
         program = executable.program
         moved = sum(_step_bytes(next(alternatives(s)), program, bound) for s in program.steps)

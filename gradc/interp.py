@@ -7,22 +7,41 @@ The oracle for every target: each value is computed in its compute dtype (f32 fo
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .errors import InvalidProblem
-from .ir.dims import Dim, Size, evaluate, substitute, symbols
+from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Select, Stmt
+from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Select, Stmt, neutral
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
 from .ops.pointwise import convert
-from .ops.rules import summing
+from .ops.bags import check_ascending, count_not_above
+from .ops.rules import UFUNCS, summing
 
 Array = np.ndarray[Any, Any]
+
+
+def sizes_given(dims: Any, what: str = "dims") -> dict[str, int]:
+    """Sizes as a caller wrote them, by symbol; InvalidProblem where one is no size."""
+    if dims is None:
+        return {}
+    if not isinstance(dims, Mapping):
+        raise InvalidProblem(f"{what}={dims!r}: it maps names of dims to sizes")
+    sizes = {}
+    for name, value in dims.items():
+        try:
+            sizes[name] = -1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            sizes[name] = -1
+        if not 0 <= sizes[name] <= LARGEST:
+            raise InvalidProblem(f"{what}: {name}={value!r} is no size (an integer from 0)")
+    return sizes
 
 
 def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -30,7 +49,7 @@ def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], di
 
     InvalidProblem names the input, the axis and both numbers.
     """
-    bound = dict(dims or {})
+    bound = sizes_given(dims)
     source = {name: "dims=" for name in bound}
     for name, type_ in types.items():
         shape = shapes[name]
@@ -279,7 +298,9 @@ class _KernelRun:
         elif s.op == "accum":
             self.accum(s, args[0], where)
         elif s.op == "check":
-            self.check(s, args[0])
+            self.check(s, *args)
+        elif s.op == "search":
+            self.values[s.name] = count_not_above(memory.read(s.buffer), np.asarray(args[0]))
         elif s.op == "const":
             assert dtype is not None
             self.values[s.name] = round_to(np.asarray(s.attr("value")), dtype, memory.precise)
@@ -333,7 +354,7 @@ class _KernelRun:
         return round_to(result, s.dtype, self.memory.precise)
 
     def accum(self, s: Stmt, value: Any, where: Any) -> None:
-        array = self.memory.read(s.buffer)
+        array, memory_type = self.memory.read(s.buffer), self.memory.program.buffer[s.buffer].type
         # a value that does not vary along the columns is added once per row, not once per column
         level = self.kernel.stmt_level(s)
         names = [a for a, _ in (*self.kernel.rows, *self.kernel.cols)]
@@ -342,15 +363,22 @@ class _KernelRun:
         places = [np.broadcast_to(self.full(self.place(i)), shape) for i in s.index]
         values = np.broadcast_to(self.full(value), shape)
         keep = np.ones(shape, bool) if where is None else np.broadcast_to(self.full(where), shape)
-        wide = np.zeros(array.shape, summing(_widened(array.reshape(-1)[:0]).dtype))
-        np.add.at(wide, tuple(p[keep] for p in places), _widened(values[keep])) if places else wide.__iadd__(np.sum(_widened(values[keep]), dtype=wide.dtype))
-        array[...] = round_to(wide, self.memory.program.buffer[s.buffer].type.dtype, self.memory.precise)
+        dtype = memory_type.dtype
+        wide = np.full(array.shape, neutral(s.combine, dtype), summing(_widened(array.reshape(-1)[:0]).dtype))
+        combine = UFUNCS[s.combine]
+        if places:
+            combine.at(wide, tuple(p[keep] for p in places), _widened(values[keep]))
+        elif keep.any():
+            wide[...] = combine(wide, combine.reduce(_widened(values[keep]), dtype=wide.dtype))
+        array[...] = round_to(wide, dtype, self.memory.precise)
 
-    def check(self, s: Stmt, value: Any) -> None:
+    def check(self, s: Stmt, value: Any, low: Any = None) -> None:
         from .errors import IndexOutOfRange
 
         array = np.broadcast_to(self.full(value), self.sizes)
         bound = evaluate(s.attr("bound"), self.memory.bindings)
+        if low is not None:
+            check_ascending(s.attr("op"), s.attr("source"), array.reshape(-1), np.broadcast_to(self.full(low), self.sizes).reshape(-1))
         bad = (array < 0) | (array >= bound)
         if bad.any():
             position = int(np.argmax(bad.reshape(-1)))

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from . import knobs
+from .autodiff import joint_names
 from .errors import InvalidProblem, NotDifferentiable
+from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
@@ -112,9 +114,9 @@ class Forward(Executable):
 
     module: Module
 
-    def __call__(self, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> Any:  # type: ignore[override]
-        inputs = self.module.flat(inputs)
-        results, bound = self.run_bound(inputs, out, False, stream, workspace, dims)
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
+        inputs = self.module.flat(inputs, more)
+        results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
         values = {name: results[name] for name in self.module.graph.output_names}
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
@@ -127,8 +129,11 @@ class Backward(Executable):
 
     module: Module
 
-    def __call__(self, residuals: Residuals, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
+    def __call__(self, residuals: Residuals, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
+        if not isinstance(residuals, Residuals):
+            raise InvalidProblem(f"backward begins with the residuals that forward gave, not with a {type(residuals).__name__}")
         residuals.unchanged()
+        cotangent_names, gradient_names = joint_names(self.module.graph, self.module.wrt)
         names = list(residuals.cotangent_types)
         if len(cotangents) > len(names):
             raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
@@ -138,19 +143,25 @@ class Backward(Executable):
         given |= named
         inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
         for name, type_ in residuals.cotangent_types.items():
-            if f"d.{name}" not in self.inputs:
+            if cotangent_names.get(name) not in self.inputs:
                 continue
             value = given.get(name)
             if value is None:
                 if name not in given and len(names) == 1:
                     raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
                 value = np.zeros(type_.concrete(residuals.dims), type_.dtype.np)
-            inputs[f"d.{name}"] = value
-        renamed = {f"d.{n}": a for n, a in (out or {}).items()}
-        adding = accumulate if isinstance(accumulate, bool) else {f"d.{n}" for n in accumulate}
-        own = {d: v for d, v in {**residuals.dims, **(dims or {})}.items() if d in self.program.dims}
-        results = self.run(out=renamed or None, accumulate=adding, stream=stream, workspace=workspace, dims=own, **inputs)
-        return Gradients({n: results[f"d.{n}"] for n in self.module.wrt}, self.module.structure)
+            inputs[cotangent_names[name]] = value
+        if isinstance(out, Mapping):
+            strange = out.keys() - gradient_names.keys()
+            if strange:
+                raise InvalidProblem(f"out= names {min(map(str, strange))!r}; there are gradients of {', '.join(gradient_names)}")
+            out = {gradient_names[n]: a for n, a in out.items()}
+        adding = {accumulate} if isinstance(accumulate, str) else accumulate
+        if isinstance(adding, Collection):
+            adding = {gradient_names.get(n, n) for n in adding}
+        own = {d: v for d, v in {**residuals.dims, **self.module.sizes(dims)}.items() if d in self.program.dims}
+        results = self.run(inputs, out=out, accumulate=adding, stream=stream, workspace=workspace, dims=own)
+        return Gradients({n: results[gradient_names[n]] for n in self.module.wrt}, self.module.structure)
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,8 @@ class Module:
         self._pipeline: Pipeline | None = None
         self._grad: Executable | None = None
         dims = options.get("dims") or {}
-        donate = options.get("donate") or ()
+        borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
+        donate = [name for name in options.get("donate") or () if name not in borrowed]
         self.forward = Forward(programs["forward"], target, defaults=graph.defaults, dims=dims, donate=donate, payload=programs.get("forward.so"), sites=programs.get("forward.sites"))
         self.forward.module = self
         self._backward: Backward | None = None
@@ -211,22 +223,31 @@ class Module:
     def stage(self, name: str) -> Stage:
         return self.stages[name]
 
-    def flat(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def sizes(self, dims: Mapping[str, int] | None) -> dict[str, int]:
+        """``dims=`` of a call; InvalidProblem where the graph has no such dim."""
+        given = sizes_given(dims)
+        unknown = given.keys() - set(self.graph.dims)
+        if unknown:
+            raise InvalidProblem(f"{self.graph.name} has no dim {min(map(str, unknown))!r}; it has {', '.join(self.graph.dims) or 'none'}")
+        return given
+
+    def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
         from .trace import flatten
 
+        inputs = {**(inputs or {}), **(more or {})}
         known = set(self.graph.input_names)
         out: dict[str, Any] = {}
         for name, value in inputs.items():
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
-    def __call__(self, *, out: Mapping[str, Any] | None = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> Any:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """The value alone."""
-        results = self.forward.run(out=out, dims=dims, **self.flat(inputs))
+        results = self.forward.run(self.flat(inputs, more), out=out, dims=self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
-    def value_and_grad(self, *, dims: Mapping[str, int] | None = None, **inputs: Any) -> tuple[Any, Gradients]:
+    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
         """The value of a scalar output and its gradients, in one program (compiled on first use)."""
         if self._grad is None:
             outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
@@ -235,11 +256,11 @@ class Module:
             self._grad = Executable(self._recipe.joint(), self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         one = np.ones([1] * node.rank, node.dtype.np)
-        given = self.flat(inputs)
-        if f"d.{name}" in self._grad.inputs:
-            given[f"d.{name}"] = one
-        results = self._grad.run(dims=dims, **given)
-        return _single({n: results[n] for n in self.graph.output_names}), Gradients({n: results[f"d.{n}"] for n in self.wrt}, self.structure)
+        given = self.flat(inputs, more)
+        cotangent_names, gradient_names = joint_names(self.graph, self.wrt)
+        given[cotangent_names[name]] = one
+        results = self._grad.run(given, dims=self.sizes(dims))
+        return _single({n: results[n] for n in self.graph.output_names}), Gradients({n: results[gradient_names[n]] for n in self.wrt}, self.structure)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -260,10 +281,12 @@ class Module:
 
     def workspace_size(self, **dims: int) -> int:
         """Bytes that the wider of forward and backward needs."""
-        return max(e.workspace_size(**{k: v for k, v in dims.items() if k in e.program.dims}) for e in self.executables.values())
+        sizes = self.sizes(dims)
+        return max(e.workspace_size(**{k: v for k, v in sizes.items() if k in e.program.dims}) for e in self.executables.values())
 
-    def can_implement(self, **inputs: Any) -> Exception | None:
-        return self.forward.can_implement(**self.flat(inputs))
+    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, **more: Any) -> Exception | None:
+        """None if ``forward`` takes these inputs, else the error it would raise."""
+        return self.forward.can_implement(self.flat(inputs, more))
 
     def sku(self, **dims: int) -> str:
         return self.forward.sku(**dims)

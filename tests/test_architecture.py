@@ -32,7 +32,8 @@ LAYERS = [
     ("api",),
     ("check", "frontend", "frontends", "interop", "report", "plans"),
     ("demo",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 ]
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 

@@ -85,3 +85,12 @@ def test_a_strategy_that_cannot_be_is_refused_by_name() -> None:
 def test_explain_shows_the_table() -> None:
     text = embedding_gradient("32000").explain(N=8192)
     assert "combine into d.table" in text and "-> segmented" in text and "8192 rows sorted by index, each result row written once" in text
+
+
+def test_a_sort_beyond_32_bits_is_refused_before_it_runs() -> None:
+    from gradc.passes.cost import sort_limit
+
+    program = embedding_gradient("V").backward.program
+    assert sort_limit(program, {"N": 2**31 - 3, "V": 2**31 - 3}) == ""
+    assert "2^31 - 3 are the most" in sort_limit(program, {"N": 2**31 - 2, "V": 10})
+    assert "2^31 - 3 are the most" in sort_limit(program, {"N": 10, "V": 2**31})

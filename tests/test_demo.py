@@ -81,7 +81,8 @@ def test_a_model_that_learned_nothing_fails(trainees, capsys):
     random = np.random.default_rng(0)
     words = tuple(map(str, range(VOCABULARY)))
     text = Corpus(words, random.integers(0, VOCABULARY, 5000), random.integers(0, VOCABULARY, 500))
-    assert not train.measure(report.Report("untrained"), list(trainees.values()), text, train.Plan(1))
+    passed, baselines = train.measure(report.Report("untrained"), list(trainees.values()), text, train.Plan(1))
+    assert not passed and list(baselines) == ["unigram", "trigram"]
     assert "Verdict: FAILED" in capsys.readouterr().out
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
 
 import click
 
-from .. import __version__
+from ..api import VERSION
 from ..errors import GradcError
 from .commands import check, compile, demo, explain, run
 from .doctor import doctor
@@ -20,7 +20,7 @@ FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(__version__, prog_name="gradc")
+@click.version_option(VERSION, prog_name="gradc")
 def cli() -> None:
     """Forward tensor graphs to modules of fused forward and backward kernels, readable at every stage.
 
@@ -55,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough; Python would complain once more while shutting down
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
+    except SystemExit as end:
+        if isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE:  # click's way to say that the reader has seen enough
+            return FINE
+        raise
     except GradcError as error:
         print(describe(error), file=sys.stderr)
         return USERS_MISTAKE
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USERS_MISTAKE
     except Exception as error:
         traceback.print_exc()
-        print(f"\nThis is a bug of gradc {__version__}: {type(error).__name__}. Please report it with the text above; GRADC_DUMP=folder keeps every stage.", file=sys.stderr)
+        print(f"\nThis is a bug of gradc {VERSION}: {type(error).__name__}. Please report it with the text above; GRADC_DUMP=folder keeps every stage.", file=sys.stderr)
         return OUR_BUG
     return result if isinstance(result, int) else FINE
 

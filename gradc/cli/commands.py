@@ -87,7 +87,8 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or (floats(graph) if grad else ())
     module = compiled(model, settings, wrt)
     given = read_arrays(inputs, graph)
-    arrays, dims = sample(graph, settings.dims, seed, given)
+    drawn_arrays, dims = sample(graph, settings.dims, seed, given)
+    arrays: dict[str, Any] = dict(drawn_arrays)
     drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
     click.echo(f"{graph.name} on {module.target}{' at ' + ', '.join(f'{k}={v}' for k, v in dims.items()) if dims else ''}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
     began = time.perf_counter()
@@ -103,7 +104,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
         if grad:
             random = np.random.default_rng([seed, 1])
             types = residuals.cotangent_types
-            cotangents = {n: (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(t.dtype.np) for n, t in types.items()}
+            cotangents: dict[str, Any] = {n: (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(t.dtype.np) for n, t in types.items()}
             gradients = module.backward(residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents)
             results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
     seconds = time.perf_counter() - began
@@ -111,8 +112,9 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
         click.echo(line)
     click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
     if out is not None:
+        stored: dict[str, Any] = {name: plain(np.asarray(a)) for name, a in results.items()}
         with open(out, "wb") as file:
-            np.savez(file, **{name: plain(np.asarray(a)) for name, a in results.items()})
+            np.savez(file, **stored)
         click.echo(f"wrote {', '.join(results)} to {out}")
 
 
@@ -165,15 +167,22 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
     wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or floats(graph)
     subject = compiled(model, settings, wrt) if kernels and wrt else graph
     with settings.waiting(f"checking {graph.name}") as progress:
-        report = check_gradients(subject, wrt if subject is graph else subject.wrt, settings.dims, seed, inputs=read_arrays(inputs, graph), progress=progress.say)
+        report = check_gradients(subject, subject.wrt if isinstance(subject, Module) else wrt, settings.dims, seed, inputs=read_arrays(inputs, graph), progress=progress.say)
     click.echo(str(report))
     return 0 if report.ok else 1
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}, short_help="Train a quantized language model with gradc's kernels alone.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def demo(arguments: tuple[str, ...]) -> Any:
-    """A quantized language model, differentiated, compiled, trained and measured; takes the demo's own options."""
+@click.command(short_help="Train a quantized language model with gradc's kernels alone.")
+@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Of training, each on 512 contexts.")
+@click.option("--quick", is_flag=True, help="A few steps on a slice of the text, in seconds.")
+@click.option("-o", "--output", type=FOLDER, help="Where every stage is dumped; ./gradc-demo by default.")
+def demo(steps: int, quick: bool, output: Path | None) -> int:
+    """A quantized language model, differentiated, compiled, trained on real text and measured.
+
+    \b
+    gradc demo
+    gradc demo --quick -o dump
+    """
     from ..demo.train import main
 
-    return main(list(arguments))
+    return main(steps, quick, str(output) if output is not None else None)

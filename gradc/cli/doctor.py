@@ -17,7 +17,8 @@ from pathlib import Path
 
 import click
 
-from .. import __version__, knobs
+from .. import knobs
+from ..api import VERSION
 from ..errors import CompilerMissing, GradcError
 from .progress import Progress
 
@@ -69,7 +70,7 @@ def _version(package: str) -> str:
 
 
 def _python() -> Iterator[Line]:
-    yield Line("gradc", __version__)
+    yield Line("gradc", VERSION)
     yield Line("Python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.system()} {platform.machine()})")
 
 

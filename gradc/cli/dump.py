@@ -137,13 +137,13 @@ def following(module: Module, stages: list[Stage], value: str) -> str:
     lines: list[str] = []
     seen, last = False, False
     for stage in stages:
-        graph = stage.result if isinstance(stage.result, Graph) else None
-        held = list(dict.fromkeys(_graph_lines(graph, value) if graph is not None else _program_lines(stage.result, value)))
+        in_graph = isinstance(stage.result, Graph)
+        held = list(dict.fromkeys(_graph_lines(stage.result, value) if isinstance(stage.result, Graph) else _program_lines(stage.result, value)))
         if held:
             note = ""
         elif not seen:
             note = "(not yet)"
-        elif graph is None:
+        elif not in_graph:
             note = "(inside a kernel, or in the other program)"
         else:
             note = f"(rewritten here: --diff {stage.name} shows how)" if last else "(gone)"

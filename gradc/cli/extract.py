@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -16,6 +17,7 @@ SCRIPT = '''"""Compiles kernel.c (edit it!), runs it on inputs.npz, compares wit
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,16 +76,16 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
     from ..runtime.executable import Executable
 
     program = handle.executable.program
-    free = [d for d in program.dims if d not in settings.dims]
-    dims = {d: settings.dims.get(d, 64 * SMALL[i % len(SMALL)] if (i := (free.index(d) if d in free else 0)) >= 0 else 0) for d in program.dims}
+    dims = {d: settings.dims.get(d, 64 * SMALL[i % len(SMALL)]) for i, d in enumerate(program.dims)}
     inputs = handle.sample(seed, **dims)
     expected = Executable(program, "numpy", dims=dims).run(**inputs)
     widest = any(t.dtype.is_float and t.dtype.bits < 32 for t in handle.types.values())
     output.mkdir(parents=True, exist_ok=True)
     (output / "kernel.gir").write_text(f"{program}\n")
     (output / "kernel.c").write_text(handle.executable.source)
-    np.savez(output / "inputs.npz", **{n: plain(a) for n, a in inputs.items()})
-    np.savez(output / "expected.npz", **{n: plain(a) for n, a in expected.items()})
+    for name, arrays in (("inputs", inputs), ("expected", expected)):
+        stored: dict[str, Any] = {n: plain(a) for n, a in arrays.items()}
+        np.savez(output / f"{name}.npz", **stored)
     script = SCRIPT.format(dims=dims, tolerance=1e-2 if widest else 1e-4, bytes=handle.bytes(**dims))
     (output / "check.py").write_text(script)
     click.echo(f"wrote kernel.gir, kernel.c, inputs.npz, expected.npz and check.py to {output} (at {', '.join(f'{k}={v}' for k, v in dims.items()) or 'fixed sizes'})")

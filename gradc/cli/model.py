@@ -147,13 +147,14 @@ def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Mod
 
 
 def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Module:
-    made = function if isinstance(function, TracedFunction) else decorated(function)
+    if not isinstance(function, TracedFunction) and not inspect.signature(function).parameters:
+        _no_types(types, what)
+        result = _users(what, function)
+        if isinstance(result, Graph | Module):
+            return result
+        raise click.BadParameter(f"{what}() returned {type(result).__name__}, not a graph or a module")
+    made = function if isinstance(function, TracedFunction) else _users(what, lambda: decorated(function))
     if not types:
-        if not made.signature.parameters and not isinstance(function, TracedFunction):
-            result = _users(what, function)
-            if isinstance(result, Graph | Module):
-                return result
-            raise click.BadParameter(f"{what}() returned {type(result).__name__}, not a graph or a module")
         missing = [p for p in made.signature.parameters if p not in types]
         if made._graph is None:
             raise click.BadParameter(f"{what} takes {', '.join(missing)}; give their types: {' '.join(f'--type {p}=f32[N,4]' for p in missing)}")

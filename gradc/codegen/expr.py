@@ -104,6 +104,9 @@ class Scribe:
             if not s.where:
                 return read
             return f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}"
+        if s.op == "search":
+            row = self.types[s.buffer]
+            return f"search_{stored(row.dtype)}({s.buffer}, {size(row.shape[-1])}, {args[0]})"
         if s.op == "const":
             return literal(s.attr("value"), s.dtype)
         if s.op == "size":

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
-from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Stmt, alternatives
+from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
 from ..passes.cost import Combine, combines
 from .expr import Scribe, carrier, stored, variable
-from .index import flatten, index, size
+from .index import flatten, index, literal, size
 from .jinja import render
 
 PER_UNIT = 8
@@ -199,6 +199,9 @@ class _Writer:
             raise InternalError(f"an accum into {type_}: widen makes it f32")
         out = {"number": self.accum_number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "owned": [], "owned_at": ""}  # fmt: skip
+        start = neutral(s.combine, type_.dtype)
+        out["start"], out["wide_start"] = literal(start, type_.dtype), literal(start, F64 if type_.dtype.is_float else type_.dtype)
+        out["combine"] = functools.partial(self.combined, s.combine, out["wide"])
         if how == "regular":
             kept = set(self.parts[self.k.order].kept)
             entries: list[Index] = []
@@ -211,6 +214,13 @@ class _Writer:
                     free.append(size(extent))
             out["owned"], out["owned_at"] = free, index(flatten(entries, type_.shape))
         return out
+
+    @staticmethod
+    def combined(combine: str, ctype: str, target: str, value: str) -> str:
+        """``target`` combined with a value, as a statement."""
+        if combine in ("sum", "prod"):
+            return f"{target} {'+' if combine == 'sum' else '*'}= {value};"
+        return f"{target} = {combine}imum_{ctype}({target}, {value});"
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
@@ -293,8 +303,6 @@ class _Writer:
             wide = dtype is F64
             bits = {(True, True): "0xfff0000000000000ull", (True, False): "0x7ff0000000000000ull", (False, True): "0xff800000u", (False, False): "0x7f800000u"}[wide, lowest]
             return f"{'f64' if wide else 'f32'}_of_bits({bits})"
-        from .index import literal
-
         low, high = dtype.range if dtype.is_integer else (0, 1)
         return literal(low if lowest else high, dtype)
 
@@ -304,7 +312,9 @@ class _Writer:
             axes = (*self.k.rows, *self.k.cols)
             at = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
             bound = size(s.attr("bound"))
-            return [f"if ((u64){value} >= (u64){bound}) gradc_report(A->ctx, GRADC_INDEX_OUT_OF_RANGE, A->site, {at}, {value}, {bound});"]
+            low = [variable(v) for v in s.args[1:]]
+            below = [f"if ({value} < {v}) gradc_report(A->ctx, GRADC_DECREASES, A->site, {at}, {value}, {v});" for v in low]
+            return [*below, f"if ((u64){value} >= (u64){bound}) gradc_report(A->ctx, GRADC_INDEX_OUT_OF_RANGE, A->site, {at}, {value}, {bound});"]
         if s.op == "store":
             from .expr import to_memory
 
@@ -316,7 +326,9 @@ class _Writer:
         if how == "segmented":
             at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))
             target = f"a{number}[{at}]"
-            return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
+            if s.combine == "sum":
+                return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
+            return [f"if (goes && first) {target} = {value};", f"else if (goes) {self.combined(s.combine, ctype, target, value)}"]
         at = index(flatten(s.index, self.types[s.buffer].shape))
         base = f"p{number}" if how == "privatized" else s.buffer
-        return [f"{guard}{base}[{at}] += {value};"]
+        return [guard + self.combined(s.combine, ctype, f"{base}[{at}]", value)]

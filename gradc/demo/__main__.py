@@ -1,23 +1,30 @@
-"""``python -m gradc.demo``"""
+"""``python -m gradc.demo [--steps N] [--quick] [--out FOLDER]``"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from ..errors import GradcError
 from .train import main
 
-parser = argparse.ArgumentParser(prog="python -m gradc.demo", description="Train a quantized language model with gradc's kernels, and show how they came to be.")
-parser.add_argument("--steps", type=int, default=500, help="steps of training (default: 500)")
-parser.add_argument("--quick", action="store_true", help="a few steps on a slice of the text")
-parser.add_argument("--out", help="folder for the report and all stages (default: gradc-demo)")
 
-if __name__ == "__main__":
-    options = parser.parse_args()
+def run(arguments: Sequence[str] | None = None, program: str = "python -m gradc.demo") -> int:
+    """:func:`gradc.demo.train.main` with options as words; ``program`` is how the help calls itself."""
+    parser = argparse.ArgumentParser(prog=program, description="Train a quantized language model with gradc's kernels, and show how they came to be.")
+    parser.add_argument("--steps", type=int, default=500, help="steps of training (default: 500)")
+    parser.add_argument("--quick", action="store_true", help="a few steps on a slice of the text")
+    parser.add_argument("--out", metavar="FOLDER", help="where the report and all stages go (default: gradc-demo)")
+    options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: 1 at least")
     try:
-        sys.exit(main(options.steps, options.quick, options.out))
+        return main(options.steps, options.quick, options.out)
     except (GradcError, OSError) as error:
-        sys.exit(f"gradc demo: {error}")
+        print(f"gradc demo: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -21,7 +21,7 @@ from ..trace import trace
 
 CONTEXT, WIDTH, HIDDEN = 6, 64, 128
 LARGEST_CODE = 127
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Any]
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------

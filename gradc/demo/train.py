@@ -76,10 +76,9 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
     report.code(str(quantized.module))
     dump(report, trainees, folder)
     curve = train(report, trainees, text, plan)
-    passed = measure(report, trainees, text, plan)
-    unigram = Unigram(text.train, len(text.words))
-    level = {"unigram": float(-np.mean(np.log(unigram.probability(text.train))))}
-    report.picture("losses.svg", curves(curve, level, "step", "running loss, nats per word"))
+    passed, baselines = measure(report, trainees, text, plan)
+    levels = {f"{name}, held out": float(np.log(value)) for name, value in baselines.items()}
+    report.picture("losses.svg", curves(curve, levels, "step", "running loss, nats per word"))
     report.say(f"Total: {time.perf_counter() - began:.0f} s.  This report: {folder / 'report.html'} and {folder / 'report.md'}.")
     report.write(folder)
     return 0 if passed else 1
@@ -306,22 +305,22 @@ def train(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> 
     return curve
 
 
-def measure(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> bool:
-    """Perplexities on the held-out documents; whether every model is clearly better than the unigram."""
+def measure(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> tuple[bool, dict[str, float]]:
+    """Perplexities on the held-out documents; returns whether every model is clearly better than the unigram, and the baselines'."""
     report.heading("On documents never seen")
     contexts, targets = text.examples("held_out", CONTEXT)
     size = len(text.words)
     unigram = perplexity(Unigram(text.train, size).probability(targets))
-    trigram = perplexity(Trigram(text.train, size).probability(contexts[:, -2], contexts[:, -1], targets))
+    baselines = {"unigram": unigram, "trigram": perplexity(Trigram(text.train, size).probability(contexts[:, -2], contexts[:, -1], targets))}
     reached = {each.variant.name: float(np.exp(each.loss(contexts, targets, plan.evaluation_batch))) for each in trainees}
-    report.say("Perplexity: between how many equally likely words the model hesitates; less is better.")
+    report.say("Perplexity: between how many equally likely words a model hesitates; less is better.  The unigram and the trigram (which backs off) count words.")
     table = report.table("model", "perplexity", "of the unigram")
-    for name, value in {"unigram": unigram, "trigram, backed off": trigram, **reached}.items():
+    for name, value in {**baselines, **reached}.items():
         table.add(name, f"{value:.1f}", f"{value / unigram:.2f}")
     if plan.slice is not None:
         passed = all(each.losses[-1] < each.losses[0] for each in trainees)
         report.say(f"Verdict: {'every loss went down' if passed else 'FAILED: a loss did not go down'} (a quick run; perplexities need the whole one).")
-        return passed
+        return passed, baselines
     worst = max(reached, key=lambda name: reached[name] if np.isfinite(reached[name]) else np.inf)
     passed = all(value < CLEARLY * unigram for value in reached.values())
     whole, rounded = reached[VARIANTS[0].name], reached[VARIANTS[1].name]
@@ -331,4 +330,4 @@ def measure(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -
         if passed
         else f"Verdict: FAILED: {worst} has {reached[worst]:.1f}, and the unigram's {unigram:.1f} times {CLEARLY} was to be beaten."
     )
-    return passed
+    return passed, baselines

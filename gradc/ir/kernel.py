@@ -232,8 +232,11 @@ class Kernel:
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.buffer))
 
     def dims(self, types: Mapping[str, Type]) -> tuple[str, ...]:
-        """The symbols of its text and of its buffers' types, sorted: what its source needs to be given."""
-        return tuple(sorted(frozenset(self.symbols).union(*(types[b].symbols for b in self.buffers))))
+        """The symbols of its buffers' types and of its text, in order of first appearance: what its source needs to be given."""
+        sizes = [size for b in self.buffers for size in types[b].shape] + [size for _, size in (*self.rows, *self.cols)]
+        plain = [str(size) for size in sizes if str(size) in symbols(size)]  # a size of several has them in the order of their names
+        found = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
+        return tuple(dict.fromkeys(found))
 
     def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
         """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its source is made from, so that no user name reaches it."""

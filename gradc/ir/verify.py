@@ -12,7 +12,7 @@ from typing import NoReturn
 from ..errors import TypeRuleError
 from .dims import assuming, same
 from .graph import Graph, check_name
-from .kernel import REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
+from .kernel import COMBINES, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
 from .program_text import KINDS, format_buffer, format_stmt, print_step
 from .scan import excerpt
@@ -232,7 +232,7 @@ class _KernelCheck(_StepCheck):
                 self.wrong(f"{value} is used before its definition", value, len(s.name))
         if s.where and known[s.where] is not BOOL:
             self.wrong(f"{s.where} is a mask, but {known[s.where]} is not bool", f"where {s.where}")
-        if s.op in ("load", "store", "accum"):
+        if s.op in ("load", "search", "store", "accum"):
             self.memory(s, known, written)
         else:
             self.indices(s.index, known)
@@ -245,9 +245,11 @@ class _KernelCheck(_StepCheck):
 
     def memory(self, s: Stmt, known: Mapping[str, DType], written: set[str]) -> None:
         buffer = self.access(Operand(s.buffer, s.index), known)
-        if s.op == "load":
+        if s.op in ("load", "search"):
             self.written([s.buffer], written)
-            if s.dtype is not buffer.type.dtype:
+            if s.op == "search" and not (buffer.type.dtype.is_integer and known[s.args[0]].is_integer):
+                self.wrong(f"searches {buffer.name}: {buffer.type} for a value of {known[s.args[0]]}; both are integers", f"{s.buffer}[")
+            if s.op == "load" and s.dtype is not buffer.type.dtype:
                 self.wrong(f"loads {s.dtype} from {buffer.name}: {buffer.type}", f": {s.dtype}")
             return
         self.writable(s.buffer)
@@ -258,20 +260,23 @@ class _KernelCheck(_StepCheck):
             self.wrong(f"stores {dtype} to {buffer.name}: {buffer.type}", f"<- {s.args[0]}")
         if s.op == "accum" and dtype.kind != buffer.type.dtype.kind:
             self.wrong(f"adds {dtype} to {buffer.name}: {buffer.type}", f"<- {s.args[0]}")
+        if s.op == "accum" and s.combine not in COMBINES:
+            self.wrong(f"combines by {s.combine!r}; there are {', '.join(COMBINES)}", s.op)
 
     def result(self, s: Stmt, args: list[DType]) -> DType | None:
         """The dtype the statement's value must have, where a rule says so."""
-        count = {"load": 0, "const": 0, "size": 0, "index": 0, "inside": 0, "check": 1, "bounded": 1, **dict.fromkeys(REDUCTIONS, 1)}.get(s.op)
-        if count is not None and len(args) != count:
+        count = {"load": 0, "search": 1, "const": 0, "size": 0, "index": 0, "inside": 0, "check": 1, "bounded": 1, **dict.fromkeys(REDUCTIONS, 1)}.get(s.op)
+        if count is not None and len(args) != count and not (s.op == "check" and len(args) == 2):
             self.wrong(f"{s.op} takes {count} values, got {len(args)}", s.op)
         for needed in {"const": ("value",), "size": ("size",), "inside": ("hi", "lo"), "check": ("bound", "op", "source")}.get(s.op, ()):
             if needed not in dict(s.attrs):
                 self.wrong(f"{s.op}: the attribute {needed} is missing", s.op)
         if s.op in ("index", "inside") and len(s.index) != 1:
             self.wrong(f"{s.op} takes one index, got {len(s.index)}", s.op)
-        if s.op == "check" and not args[0].is_integer:
-            self.wrong(f"checks {s.args[0]}, but {args[0]} is no integer", s.args[0])
-        if s.op in ("argmax_cols", "argmin_cols", "size"):
+        for value, dtype in zip(s.args, args, strict=True):
+            if s.op == "check" and not dtype.is_integer:
+                self.wrong(f"checks {value}, but {dtype} is no integer", value)
+        if s.op in ("argmax_cols", "argmin_cols", "size", "search"):
             return I64
         if s.op == "inside":
             return BOOL

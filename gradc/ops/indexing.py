@@ -1,4 +1,4 @@
-"""Data-dependent reads and their adjoints: gather, scatter_add, take_along_axis, embedding."""
+"""Data-dependent reads and their adjoints: gather, scatter_add, take_along_axis; index_select and index_add."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u8")
 
 def _indices(type: Type) -> Type:
     if type.dtype.name not in INDEX_DTYPES:
-        raise TypeRuleError(f"indices are {type.dtype}; they may be {' '.join(INDEX_DTYPES)}")
+        raise TypeRuleError(f"indices are {type.dtype}; they may be {' '.join(INDEX_DTYPES)}: write ops.cast(indices, 'i64')")
     return type
 
 
@@ -259,21 +259,61 @@ scatter_add_along_axis: Primitive = Primitive("scatter_add_along_axis", infer=_p
     bad=(BadSample(("i64[4,3]", "f32[3,3]"), {"axis": 0, "size": 5}, match="different shapes"),),
     doc="zeros with each update added at its index along an axis: the adjoint of take_along_axis")  # fmt: skip
 
-# -- embedding ---------------------------------------------------------------------------------------------------------
+# -- index_select and index_add: torch's names -------------------------------------------------------------------------
 
 
-def _embedding(indices: Type, weight: Type, *, padding_idx: int | None = None, scale_grad_by_freq: bool = False, oob: Bounds = "error") -> Any:
-    if weight.rank != 2:
-        raise TypeRuleError(f"the table has rank {weight.rank}, not 2")
-    attrs = {"padding_idx": _padding(padding_idx, weight.shape[0]), "scale_grad_by_freq": scale_grad_by_freq, "oob": oob}
-    return weight.with_shape(*_indices(indices).shape, weight.shape[1]), attrs
+def _index_select(input: Type, index: Type, *, dim: int, oob: Bounds = "error") -> Any:
+    dim = canonical_axis(dim, max(input.rank, 1), "dim")
+    if _indices(index).rank > 1:
+        raise TypeRuleError(f"the index {index} has rank {index.rank}: 0 or 1")
+    if input.rank == 0 and index.count != 1:
+        raise TypeRuleError(f"the index {index} has {index.count} elements; of a scalar it selects 1")
+    return input.with_shape(*(index.count if a == dim else n for a, n in enumerate(input.shape))), {"dim": dim, "oob": oob}
 
 
-embedding = Composite("embedding", infer=_embedding, indices={0: lambda node: node.operands[1].shape[0]},
-    decompose=lambda indices, weight, *, padding_idx, scale_grad_by_freq, oob: gather.plain(weight, indices, axis=0, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq),
+def _index_select_value(input: Node, index: Node, *, dim: int, oob: str) -> Node:
+    rows = gather.plain(input if input.rank else reshaped(input, (1,)), reshaped(index, (index.type.count,)), axis=dim, oob=oob)
+    return rows if input.rank else reshaped(rows, ())
+
+
+index_select = Composite("index_select", infer=_index_select, decompose=_index_select_value, order=("input", "dim", "index", "oob"), indices={1: lambda node: node.operands[0].shape[node.attrs["dim"]] if node.operands[0].rank else 1},
     samples=(
-        Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")), Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")), Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),
-        Sample(("u8[N]", "F[5,3]"), {"scale_grad_by_freq": True, "padding_idx": 0}, draw=("index:5", "normal")), Sample(("i64[2,2,N]", "F[3,3]"), {"oob": "skip"}, draw=("index:5", "normal")),
+        Sample(("F[5,3]", "i64[N]"), {"dim": 0}, draw=("normal", *_TABLE)), Sample(("F[2,5,N]", "i32[4]"), {"dim": -2}, draw=("normal", *_TABLE)), Sample(("F[5]", "u8[]"), {"dim": 0}, draw=("normal", *_TABLE)),
+        Sample(("F[]", "i64[1]"), {"dim": 0}, draw=("normal", "index:1")), Sample(("i8[5,3]", "i64[N]"), {"dim": 0}, draw=("int", *_TABLE)),
     ),
-    bad=(BadSample(("f32[2]", "f32[5,3]"), match="indices are f32"), BadSample(("i64[2]", "f32[5]"), match="rank 1, not 2"), BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7")),
-    doc="rows of a table: [..., D] for indices [...]; padding rows get no gradient", source="torch.nn.functional.embedding")  # fmt: skip
+    bad=(BadSample(("f32[5,3]", "i64[2,2]"), {"dim": 0}, match="rank 2: 0 or 1"), BadSample(("f32[5,3]", "bool[5]"), {"dim": 0}, match="ops.cast(indices, 'i64')"), BadSample(("f32[5,3]", "i64[2]"), {"dim": 2}, match="dim=2")),
+    doc="the slices of input at the positions in index along dim", source="torch.index_select")  # fmt: skip
+
+
+def _index_add(input: Type, index: Type, source: Type, *, dim: int, alpha: int | float = 1, oob: Bounds = "error") -> Any:
+    wanted, attrs = _index_select(number(input), index, dim=dim, oob=oob)
+    if source.dtype is not input.dtype:
+        raise TypeRuleError(f"dtypes differ: {input.dtype} and {source.dtype}; write a cast")
+    shape = wanted.shape if index.rank or source.rank == input.rank else tuple(n for a, n in enumerate(wanted.shape) if a != attrs["dim"])
+    if source.rank != len(shape) or not all(same(n, m) for n, m in zip(source.shape, shape, strict=True)):
+        raise TypeRuleError(f"source {source} for {index} on axis {attrs['dim']} of {input}: its shape should be {input.with_shape(*shape)}")
+    if input.dtype.is_integer and isinstance(alpha, float):
+        raise TypeRuleError(f"alpha={alpha} of an {input.dtype} operand is no int")
+    return input, {**attrs, "alpha": alpha}
+
+
+def _index_add_value(input: Node, index: Node, source: Node, *, dim: int, alpha: int | float, oob: str) -> Node:
+    whole = input if input.rank else reshaped(input, (1,))
+    count = index.type.count
+    part = converted(reshaped(source, tuple(count if a == dim else n for a, n in enumerate(whole.shape))), input.dtype.compute)
+    scaled = part if alpha == 1 else part * alpha
+    total = converted(whole, part.dtype) + scatter_add.plain(reshaped(index, (count,)), scaled, axis=dim, size=whole.shape[dim], oob=oob)
+    return reshaped(converted(total, input.dtype), input.shape)
+
+
+index_add = Composite("index_add", infer=_index_add, decompose=_index_add_value, order=("input", "dim", "index", "source", "alpha", "oob"), indices={1: lambda node: node.operands[0].shape[node.attrs["dim"]] if node.operands[0].rank else 1},
+    samples=(
+        Sample(("F[5,3]", "i64[N]", "F[N,3]"), {"dim": 0}, draw=("normal", *_TABLE, "normal")), Sample(("F[2,5,N]", "i32[4]", "F[2,4,N]"), {"dim": 1, "alpha": -2.5}, draw=("normal", *_TABLE, "normal")),
+        Sample(("F[5]", "i64[]", "F[1]"), {"dim": 0}, draw=("normal", *_TABLE, "normal")), Sample(("F[]", "i64[1]", "F[]"), {"dim": 0, "alpha": 0.5}, draw=("normal", "index:1", "normal")),
+        Sample(("i32[5,2]", "i64[N]", "i32[N,2]"), {"dim": 0, "alpha": 3}, draw=("int", *_TABLE, "int")),
+    ),
+    bad=(
+        BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), {"dim": 0}, match="should be f32[2,3]"), BadSample(("f32[5,3]", "i64[2]", "f64[2,3]"), {"dim": 0}, match="dtypes differ"), BadSample(("i32[5]", "i64[2]", "i32[2]"), {"dim": 0, "alpha": 0.5}, match="no int"),
+        BadSample(("f32[5,3]", "f32[2]", "f32[2,3]"), {"dim": 0}, match="indices are f32"),
+    ),
+    doc="input with alpha * source added at the positions in index along dim; 16-bit floats add up in f32", source="torch.index_add")  # fmt: skip

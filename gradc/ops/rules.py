@@ -136,5 +136,9 @@ def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype == np.float32 else dtype
 
 
+UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+"""How NumPy combines."""
+
+
 def as_tuple(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return tuple(array.reshape(-1).tolist())

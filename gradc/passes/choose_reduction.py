@@ -16,6 +16,7 @@ from ..ir.kernel import Kernel, Program, Select, Step, alternatives
 from ..ir.types import Type
 from .cost import CHUNK_LEAST, CHUNK_MOST, Combine, Device, combines, estimates, strategies
 
+STRATEGIES = ("privatized", "regular", "segmented")
 PER_ROW = int(Device().sort * Device().bandwidth / 8)
 
 
@@ -44,8 +45,8 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         allowed = strategies(kernel, part)
         wanted = force.get(part.buffer) or force.get("*")
         if wanted is not None:
-            if wanted not in ("privatized", "regular", "segmented"):
-                raise Unsupported(f"the reduction {wanted!r}: there are privatized, regular and segmented")
+            if wanted not in STRATEGIES:
+                raise Unsupported(f"the reduction {wanted!r}: there are {', '.join(STRATEGIES)}")
             if wanted not in allowed and part.buffer in force:
                 raise Unsupported(f"the combine into {part.buffer} cannot be {wanted}: its index allows {', '.join(allowed)}")
         if wanted in allowed:

@@ -133,6 +133,17 @@ def estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims:
     return answer
 
 
+def sort_limit(program: Program, dims: Mapping[str, int]) -> str:
+    """Why a segmented kernel cannot run at these sizes: positions and keys are 32-bit; "" if all can."""
+    types = {b.name: b.type for b in program.buffers}
+    for kernel in program.kernels:
+        for part in combines(kernel, types) if "segmented" in kernel.strategies.values() else ():
+            rows, keys = evaluate(kernel.row_count, dims), evaluate(product(types[part.buffer].shape[: part.leading]), dims)
+            if kernel.strategies.get(part.buffer) == "segmented" and max(rows, keys) >= 2**31 - 2:
+                return f"{kernel.name} sorts {rows} rows into {keys}: 2^31 - 3 are the most"
+    return ""
+
+
 def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
     """Bytes a kernel must move: each buffer it reads or writes once; of a gathered buffer only the rows that are read."""
     return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers)

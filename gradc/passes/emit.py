@@ -47,8 +47,8 @@ class _Emission:
     def program(self) -> Program:
         needed = set().union(*self.s.loads.values()) if self.s.loads else set()
         needed |= {n for _, n in self.graph.outputs}
-        for index, _, _ in self.checked():
-            needed |= set(self.check(index, 0, "", "", lambda n: "b" if n in self.s.in_memory else None)[1])
+        for index, _, _, _ in self.checked():
+            needed |= set(self.check(index, 0, "", "", False, lambda n: "b" if n in self.s.in_memory else None)[1])
         owners: dict[Node, str] = {}
         for name, node in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
             base = node
@@ -157,26 +157,26 @@ class _Emission:
         name = f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}" if all(isinstance(s, int) for s in node.shape) else node.op.name
         return Call(name, node.op.name, tuple(axes), Operand(self.names[node], tuple(out)), tuple(args), self.graph.notes.get(node, Note()))
 
-    def checked(self) -> list[tuple[Node, Size, str]]:
-        """The data-dependent indices that must lie in range: (index, bound, op)."""
-        found: dict[tuple[Node, Size], str] = {}
+    def checked(self) -> list[tuple[Node, Size, bool, str]]:
+        """The data-dependent indices that must lie in range: (index, bound, whether they ascend, op)."""
+        found: dict[tuple[Node, Size, bool], str] = {}
         for node in self.graph.nodes:
             if node.attrs.get("oob") == "error":
                 for operand, bound in node.op.indices.items():
-                    found.setdefault((node.operands[operand], bound(node)), node.op.name)
-        return [(index, bound, op) for (index, bound), op in found.items()]
+                    found.setdefault((node.operands[operand], bound(node), operand in node.op.ascending), node.op.name)
+        return [(*key, op) for key, op in found.items()]
 
-    def check(self, index: Node, bound: Size, op: str, source: str, buffer_of: Callable[[Node], str | None]) -> tuple[Kernel, list[Node]]:
+    def check(self, index: Node, bound: Size, op: str, source: str, ascending: bool, buffer_of: Callable[[Node], str | None]) -> tuple[Kernel, list[Node]]:
         builder = Builder(Domain(index.shape, None), buffer_of, self.s.constant_buffer)
-        builder.check(index, bound, op, source)
+        builder.check(index, bound, op, source, ascending)
         return builder.kernel("check"), list(builder.loaded.values())
 
     def checks(self) -> list[tuple[Kernel, set[Node]]]:
         """A kernel for each checked index, to run as soon as the index is known."""
         found = []
-        for index, bound, op in self.checked():
+        for index, bound, ascending, op in self.checked():
             source = self.names.get(index) or next((self.names[o] for o in reversed(topological([index])) if o in self.names), op)
-            kernel, reads = self.check(index, bound, op, source, lambda n: self.names.get(n) if n in self.s.in_memory else None)
+            kernel, reads = self.check(index, bound, op, source, ascending, lambda n: self.names.get(n) if n in self.s.in_memory else None)
             found.append((kernel, set(reads)))
         return found
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..ir.dims import Size, known_nonnegative, same
 from ..ir.kernel import Axis, Index, Kernel, Stmt
 from ..ir.node import Node, identity
-from ..ir.op import Alias, Expr, Movement, Reduction, Scatter
+from ..ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
 from ..ir.types import BOOL, I64, DType
 
 
@@ -164,6 +164,14 @@ class Builder:
     def bounded(self, value: str, size: Size, oob: str) -> str:
         return self._emit("bounded", (value,), I64, attrs=(("oob", oob), ("size", size)))
 
+    def search(self, node: Node, value: str) -> str:
+        """How many elements of an ascending line are <= value."""
+        buffer = self.buffer_of(node)
+        if buffer is None:
+            raise CannotInline(node, "it is searched")
+        self.loaded[buffer] = node
+        return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),))
+
     def differs(self, index: Index, value: int) -> str:
         i = index.variable if index.variable and index.variable.startswith("%") else self._emit("index", (), I64, index=(index,))
         wide = i if self._dtype(i) is I64 else self.cast(i, I64)
@@ -194,7 +202,7 @@ class Builder:
             args = [self._value(o, index, 0) for o in node.operands]
             self.cost += lower.cost
             value = self._emit(node.op.name, args, node.dtype, attrs=tuple(node.attrs.items()))
-        elif isinstance(lower, Movement | Alias):
+        elif isinstance(lower, Movement | Lookup | Alias):
             value = lower.at(index, node, self)
             if value is None:
                 raise CannotInline(node, "its index needs a division")
@@ -253,17 +261,31 @@ class Builder:
         self.body.append(Stmt("", "store", (value,), node.dtype, buffer=buffer, index=_unit(index, node)))
 
     def accumulate(self, buffer: str, node: Node, index: tuple[Index, ...], value: str, where: str | None) -> None:
-        self.body.append(Stmt("", "accum", (value,), node.dtype, buffer=buffer, index=_unit(index, node), where=where or ""))
+        lower: Any = getattr(node.op, "lower", None)
+        attrs = (("combine", lower.combine),) if isinstance(lower, Scatter) and lower.combine != "sum" else ()
+        self.body.append(Stmt("", "accum", (value,), node.dtype, buffer=buffer, index=_unit(index, node), where=where or "", attrs=attrs))
 
     def axes_of(self, statement: Stmt) -> frozenset[str]:
         """The axes that a statement runs over."""
         return Kernel("kernel", *self.domain.axes(), tuple(self.body)).stmt_level(statement)
 
-    def check(self, node: Node, bound: Size, op: str, source: str) -> None:
-        value = self._value(node, self.domain.index(), 0)
-        if self._dtype(value) is not I64:
-            value = self.cast(value, I64)
-        self.body.append(Stmt("", "check", (value,), None, attrs=(("bound", bound), ("op", op), ("source", source))))
+    def check(self, node: Node, bound: Size, op: str, source: str, ascending: bool = False) -> None:
+        """0 <= value < bound; ``ascending``: the first is 0, and none is below the one before it."""
+        index = self.domain.index()
+        value = self._wide(self._value(node, index, 0))
+        args: tuple[str, ...] = (value,)
+        if ascending:
+            first = self._emit("eq", (self.position(index[0], I64), self.number(0, I64)), BOOL)
+            before = self._wide(self.read(node, [index[0] + -1], where=self._emit("invert", (first,), BOOL)))
+            self._check((self._emit("where", (first, value, self.number(0, I64)), I64),), 1, op, source)
+            args = (value, before)
+        self._check(args, bound, op, source)
+
+    def _check(self, args: tuple[str, ...], bound: Size, op: str, source: str) -> None:
+        self.body.append(Stmt("", "check", args, None, attrs=(("bound", bound), ("op", op), ("source", source))))
+
+    def _wide(self, value: str) -> str:
+        return value if self._dtype(value) is I64 else self.cast(value, I64)
 
     def kernel(self, name: str) -> Kernel:
         """The kernel with only the statements its effects need, renumbered."""

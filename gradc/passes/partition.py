@@ -49,7 +49,8 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
     :param values: the joint graph's outputs that belong to the forward.
     :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads), ``"none"`` (only what must not be computed twice), or names of values.
     """
-    cotangents = {n for n in joint.inputs if joint.input_name(n).startswith("d.") and joint.input_name(n)[2:] in values}
+    floats = sum(joint.output(name).dtype.is_float for name in values)
+    cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
     early = _needed(joint.output(name) for name in values)
     # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
     late: set[Node] = set(cotangents)
@@ -62,7 +63,7 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
     boundary |= {n for _, n in gradients if n not in late}
     saved = _cut(joint, boundary, save, dims)
     residuals: dict[Node, Residual] = {}
-    used = set(joint.input_names)
+    used = {*joint.input_names, *joint.output_names}
     for node in joint.nodes:
         if node not in saved:
             continue

@@ -74,19 +74,19 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
                 continue
             kernel = writers[0][1]
-            if isinstance(kernel, Kernel) and _in_place(kernel, name, target.name):
+            if isinstance(kernel, Kernel) and _in_place(program, kernel, name, target.name):
                 taken[target.name] = name
                 break
     return taken
 
 
-def _in_place(kernel: Kernel, source: str, target: str) -> bool:
-    stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer == target]
-    loads = [s for s in kernel.body if s.buffer == source]
+def _in_place(program: Program, kernel: Kernel, source: str, target: str) -> bool:
+    stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
+    loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
     if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
         return False
     position, store = stores[0]
-    if any(load.index != store.index or load.where for load in loads):
+    if any(load.index != store.index or load.where or program.buffer[load.buffer].type.shape != program.buffer[store.buffer].type.shape for load in loads):
         return False
     last = kernel.phases[position]
     return all(p == last for i, p in kernel.phases.items() if kernel.body[i].op in ("store", "accum") or kernel.is_column(kernel.body[i])) or len(kernel.passes) - 1 == last

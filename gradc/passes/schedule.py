@@ -16,7 +16,7 @@ from ..ir.dims import Size, assuming
 from ..ir.graph import Graph
 from ..ir.kernel import Index, Program
 from ..ir.node import Node
-from ..ir.op import Alias, Expr, Library, Movement, Reduction, Scatter
+from ..ir.op import Alias, Expr, Library, Lookup, Movement, Reduction, Scatter
 from .emit import emit
 from .groups import Group, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
@@ -77,7 +77,7 @@ class Scheduler:
     def read_in_place(self, node: Node) -> bool:
         """Whether users compute the node again where they need it: data movement, and pointwise ops no dearer than loading them."""
         lower = lowering(node)
-        if isinstance(lower, Movement | Alias):
+        if isinstance(lower, Movement | Lookup | Alias):
             return True
         if not isinstance(lower, Expr):
             return False

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..codegen.render import Source, render_program
-from ..errors import IndexOutOfRange, InternalError, OutOfMemory
+from ..errors import IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ..ir.dims import evaluate
 from ..ir.kernel import Program
 from ..passes.plan_buffers import slot_sizes
@@ -118,6 +118,9 @@ class CpuProgram:
             raise IndexOutOfRange(op, source, position, value, bound)
         if code == 2:
             raise OutOfMemory(f"a step of {self.program.name} could not have its scratch memory")
+        if code == 3:
+            op, source = self.sites.get(site, ("index", "?"))
+            raise NotAscending(op, source, position, value, bound)
         raise InternalError(f"{self.program.name} reported code {code}")
 
     def sites_json(self) -> str:

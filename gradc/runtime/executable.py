@@ -19,16 +19,18 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, check_nonempty, run_program
-from ..ir.dims import evaluate
+from ..interp import bind_dims, check_nonempty, run_program, sizes_given
+from ..ir.dims import LARGEST, evaluate
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
-from ..passes.cost import floor_bytes
+from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
 from .arrays import Kind, available_bytes, empty, from_numpy, overlap, to_numpy
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("cpu", "numpy")
+WORKSPACE_ALIGN = 16
+"""What every allocator gives; slots inside start at multiples of 64 of it."""
 _WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
 
 
@@ -101,6 +103,8 @@ class Executable:
     def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, allocate: bool = True) -> Prepared:
         """Everything about a call that can be wrong is found here, before anything runs or is written."""
         name = self.program.name
+        dims = sizes_given(dims)
+        outputs = self._given_outputs(out)
         extra = inputs.keys() - self.inputs.keys()
         if extra:
             raise InvalidProblem(f"{name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
@@ -118,18 +122,58 @@ class Executable:
             arrays[key] = array
             shapes.append(array.shape)
             kinds.append(kind)
-        bound = self._bind(tuple(shapes), arrays, out, dims)
-        for key, array in arrays.items():
-            if not array.flags.c_contiguous or not array.flags.aligned:
-                packed = empty(array.shape, array.dtype)
-                packed[...] = array
+        bound = self._bind(tuple(shapes), arrays, outputs, dims)
+        adding = self._adding(accumulate, outputs)
+        self._check_outputs(arrays, bound, outputs)
+        if allocate:
+            loose = [key for key, array in arrays.items() if not array.flags.c_contiguous or not array.flags.aligned]
+            self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose))
+            for key in loose:
+                packed = empty(arrays[key].shape, arrays[key].dtype)
+                packed[...] = arrays[key]
                 arrays[key] = packed
+        results = {key: array for key, array in outputs.items() if key not in adding}
+        if allocate:
+            for key in self.outputs.keys() - results.keys():
+                donor = "" if key in adding else self._donor(key, inputs, arrays)
+                results[key] = arrays[donor] if donor else empty(self.outputs[key].concrete(bound), self.outputs[key].dtype.np)
         kind = Kind.TORCH if Kind.TORCH in kinds else Kind.NUMPY
-        return self._with_outputs(arrays, bound, kind, dict(inputs), out or {}, accumulate, allocate)
+        return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding})
+
+    def _given_outputs(self, out: Any) -> dict[str, Array]:
+        """``out=`` as arrays."""
+        if out is None:
+            return {}
+        if not isinstance(out, Mapping):
+            raise InvalidProblem(f"out={type(out).__name__}: it maps names of outputs to arrays; the outputs are {', '.join(self.outputs)}")
+        unknown = out.keys() - self.outputs.keys()
+        if unknown:
+            raise InvalidProblem(f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}")
+        return {key: to_numpy(value)[0] for key, value in out.items()}
+
+    def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
+        """The outputs that are added to."""
+        if isinstance(accumulate, bool):
+            if accumulate and not out:
+                raise InvalidProblem("accumulate=True adds to the arrays of out=, and there are none")
+            return set(out) if accumulate else set()
+        names = {accumulate} if isinstance(accumulate, str) else set(accumulate) if isinstance(accumulate, Collection) else {accumulate}
+        if names - out.keys():
+            raise InvalidProblem(f"accumulate names {min(map(str, names - out.keys()))!r}, for which out= gives no array")
+        return names
+
+    def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+        """The donated input whose memory an output takes in this call: no default's, and none that another input looks at too."""
+        donor = self.donated.get(self.output_buffers[key], "")
+        if not donor or donor not in inputs or not arrays[donor].flags.writeable:
+            return ""
+        return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
 
     def _adopt(self, key: str, array: Array, type_: Type, kind: Kind) -> Array:
         """Python numbers take the input's dtype; one-byte integers are taken as the narrow type they hold."""
         if kind is Kind.SCALAR and not (array.dtype.kind == "f" and not type_.dtype.is_float) and not (array.dtype.kind == "b" and type_.dtype.kind != "b"):
+            if type_.dtype.is_integer and not type_.dtype.range[0] <= int(array) <= type_.dtype.range[1]:
+                raise InvalidProblem(f"{key} is {type_}, and {int(array)} is outside {type_.dtype.range[0]} to {type_.dtype.range[1]}")
             return array.astype(type_.dtype.np)
         if type_.dtype.is_integer and type_.dtype.bits < 8 and array.dtype in (np.dtype(np.int8), np.dtype(np.uint8)):
             low, high = type_.dtype.range
@@ -138,45 +182,43 @@ class Executable:
             return array.astype(type_.dtype.np)
         raise InvalidProblem(f"{key} is {type_}, got an array of {array.dtype}{list(array.shape)}; convert it first")
 
-    def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> dict[str, int]:
-        key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, tuple(a.shape)) for n, a in out.items()) if out else ())
+    def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, int]:
+        key = (shapes, tuple(sorted(dims.items())), tuple((n, a.shape) for n, a in out.items()))
         found = self._shapes.get(key)
         if found is not None:
             return found
-        given = {**self.fixed_dims, **(dims or {})}
+        given = {**self.fixed_dims, **dims}
         bound = bind_dims(self.inputs, {n: a.shape for n, a in arrays.items()}, given)
         if out:
-            known = {n: self.outputs[n] for n in out if n in self.outputs}
-            bound = bind_dims(known, {n: tuple(out[n].shape) for n in known}, bound)
+            bound = bind_dims({n: self.outputs[n] for n in out}, {n: a.shape for n, a in out.items()}, bound)
         unbound = [d for d in self.program.dims if d not in bound]
         if unbound:
             raise InvalidProblem(f"{self.program.name}: nothing binds the dim {unbound[0]}; give dims={{{unbound[0]!r}: ...}} to compile or to the call")
         for fact in self.program.assumptions:
             if not fact.holds(bound):
                 raise InvalidProblem(f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}")
-        for buffer in self.program.buffers:
-            for size in buffer.type.shape:
-                if evaluate(size, bound) < 0:
-                    raise InvalidProblem(f"{self.program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
+        self._check_sizes(bound)
         check_nonempty(self.program, bound)
+        refused = sort_limit(self.program, bound)
+        if refused:
+            raise InvalidProblem(refused)
         if len(self._shapes) > 256:
             self._shapes.clear()
         self._shapes[key] = bound
         return bound
 
-    def _with_outputs(self, arrays: dict[str, Array], bound: dict[str, int], kind: Kind, given: dict[str, Any], out: Mapping[str, Any], accumulate: bool | Collection[str], allocate: bool) -> Prepared:
-        name = self.program.name
-        unknown = out.keys() - self.outputs.keys()
-        if unknown:
-            raise InvalidProblem(f"{name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}")
-        adding = set(self.outputs) & set(out) if accumulate is True else set(accumulate or ())
-        if adding - out.keys():
-            raise InvalidProblem(f"accumulate names {min(adding - out.keys())!r}, for which out= gives no array")
-        outputs: dict[str, Array] = {}
-        add_to: dict[str, Array] = {}
+    def _check_sizes(self, bound: Mapping[str, int]) -> None:
+        for buffer in self.program.buffers:
+            for size in buffer.type.shape:
+                if evaluate(size, bound) < 0:
+                    raise InvalidProblem(f"{self.program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
+            if evaluate(buffer.type.nbytes, bound) > LARGEST:
+                raise InvalidProblem(f"{self.program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more")
+
+    def _check_outputs(self, arrays: Mapping[str, Array], bound: Mapping[str, int], out: Mapping[str, Array]) -> None:
+        """The arrays of ``out=`` can be written."""
         taken: list[tuple[str, Array]] = []
-        for key, value in out.items():
-            array, _ = to_numpy(value)
+        for key, array in out.items():
             type_ = self.outputs[key]
             shape = type_.concrete(bound)
             if array.dtype != type_.dtype.np:
@@ -189,30 +231,19 @@ class Executable:
                 raise MisalignedOperand(f"out[{key!r}] is not contiguous and aligned (strides {array.strides})")
             if not array.flags.writeable:
                 raise InvalidProblem(f"out[{key!r}] is read-only")
-            for other, source in (*((f"the input {n}", a) for n, a in arrays.items()), *taken):
-                if overlap(array, source):
-                    raise OverlappingOperands(f"out[{key!r}] shares memory with {other}; donate=[...] allows a donated input's memory")
-            taken.append((f"out[{key!r}]", array))
-            if key in adding:
-                add_to[key] = array
-            else:
-                outputs[key] = array
-        if allocate:
-            self._fits(bound, outputs)
-            for key, type_ in self.outputs.items():
-                if key in outputs:
-                    continue
-                buffer = self.output_buffers[key]
-                donor = self.donated.get(buffer)
-                if donor is not None and arrays[donor].flags.writeable and key not in adding:
-                    outputs[key] = arrays[donor]
-                else:
-                    outputs[key] = empty(type_.concrete(bound), type_.dtype.np)
-        return Prepared(arrays, outputs, bound, kind, given, add_to)
+            donor = self.donated.get(self.output_buffers[key])
+            for name, source in arrays.items():
+                own = name == donor and array.ctypes.data == source.ctypes.data and source.flags.c_contiguous
+                if overlap(array, source) and not own:
+                    raise OverlappingOperands(f"out[{key!r}] shares memory with the input {name}; donate=[...] allows a donated input's memory")
+            for other, written in taken:
+                if overlap(array, written):
+                    raise OverlappingOperands(f"out[{key!r}] shares memory with out[{other!r}]")
+            taken.append((key, array))
 
-    def _fits(self, bound: Mapping[str, int], given: Mapping[str, Array]) -> None:
+    def _fits(self, bound: Mapping[str, int], given: Collection[str], copies: int) -> None:
         """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
-        needed = sum(evaluate(t.nbytes, bound) for n, t in self.outputs.items() if n not in given)
+        needed = copies + sum(evaluate(t.nbytes, bound) for n, t in self.outputs.items() if n not in given)
         if self.target != "numpy":
             needed += self.native.bind(bound).workspace
         if needed > _WORTH_ASKING:
@@ -220,47 +251,52 @@ class Executable:
             if needed > left:
                 raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {left} are left")
 
-    def can_implement(self, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, workspace: Any = None, **inputs: Any) -> GradcError | None:
+    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, workspace: Any = None, **more: Any) -> GradcError | None:
         """None if the call is right, else the error it would raise, before anything runs.
 
         Dtypes, shapes, strides, lengths, alignment and aliasing are checked; values are not.
         """
         try:
-            prepared = self.prepare(inputs, out, accumulate, dims, allocate=False)
-            self._workspace(workspace, prepared.dims)
+            prepared = self.prepare({**(inputs or {}), **more}, out, accumulate, dims, allocate=False)
+            self._workspace(workspace, prepared)
         except GradcError as error:
             return error
         return None
 
-    def _workspace(self, workspace: Any, bound: Mapping[str, int]) -> Array | None:
+    def _workspace(self, workspace: Any, prepared: Prepared) -> Array | None:
         if workspace is None:
             return None
         array, _ = to_numpy(workspace)
-        needed = self.workspace_size(**bound)
+        needed = self.workspace_size(**{d: prepared.dims[d] for d in self.program.dims})
         if array.nbytes < needed:
             raise WorkspaceTooSmall(needed, array.nbytes)
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            raise MisalignedOperand("the workspace is not contiguous, writable memory")
+        if not array.flags.c_contiguous or not array.flags.writeable or (needed and array.ctypes.data % WORKSPACE_ALIGN):
+            raise MisalignedOperand(f"the workspace is not contiguous, writable memory at a multiple of {WORKSPACE_ALIGN} bytes")
+        for what, others in (("input", prepared.arrays), ("output", prepared.outputs), ("output", prepared.add_to)):
+            for name, other in others.items():
+                if overlap(array, other):
+                    raise OverlappingOperands(f"the workspace shares memory with the {what} {name}")
         return array.reshape(-1).view(np.uint8)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **inputs: Any) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """The outputs, by name; arrays are of the kind that went in.
 
+        :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
         :param out: arrays to write outputs into.  :param accumulate: True, or the names of ``out`` that are added to instead of written.
         :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param stream: for accelerators; the CPU has none.
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
         """
-        return self.run_bound(inputs, out, accumulate, stream, workspace, dims)[0]
+        return self.run_bound({**(inputs or {}), **more}, out, accumulate, stream, workspace, dims)[0]
 
     def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
         if stream is not None and self.target in ("cpu", "numpy"):
             raise Unsupported("stream=: the CPU has no streams")
         prepared = self.prepare(inputs, out, accumulate, dims)
-        space = self._workspace(workspace, prepared.dims)
+        space = self._workspace(workspace, prepared)
         self.launch(prepared, space)
         results = {}
         for key in self.outputs:
@@ -292,10 +328,11 @@ class Executable:
 
     def workspace_size(self, **dims: int) -> int:
         """Bytes of workspace for these dims (those given to compile need not be repeated)."""
-        bound = {**self.fixed_dims, **dims}
+        bound = {**self.fixed_dims, **sizes_given(dims)}
         missing = [d for d in self.program.dims if d not in bound]
         if missing:
             raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
+        self._check_sizes(bound)
         return 0 if self.target == "numpy" else int(self.native.bind(bound).workspace)
 
     def sku(self, **dims: int) -> str:

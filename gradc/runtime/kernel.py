@@ -56,7 +56,7 @@ class KernelHandle:
 
     def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
         """What it writes, by buffer name."""
-        return self.executable.run(dims=dims, **buffers)
+        return self.executable.run(buffers, dims=dims)
 
     def sample(self, seed: int = 0, **dims: int) -> dict[str, Array]:
         """Random contents for every buffer it reads; integers that serve as indices stay in range."""

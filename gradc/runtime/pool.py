@@ -50,7 +50,7 @@ class Context:
 
     @property
     def code(self) -> int:
-        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2)."""
+        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3)."""
         return int(self._struct.slots[0])
 
     @property

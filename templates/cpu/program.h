@@ -41,6 +41,24 @@ static __attribute__((unused)) void gradc_sort(const i32 *key, i64 rows, i64 key
   start[0] = 0;
 }
 
+/* How many elements of an ascending row are <= value; of a row that does not ascend, some number in [0, count]. */
+#define GRADC_SEARCH(T)                                                                                       \
+  static inline __attribute__((unused)) i64 search_##T(const T *row, i64 count, i64 value) {                  \
+    i64 low = 0, high = count;                                                                                \
+    while (low < high) {                                                                                      \
+      const i64 middle = low + (high - low) / 2;                                                              \
+      if (row[middle] <= value) low = middle + 1;                                                             \
+      else high = middle;                                                                                     \
+    }                                                                                                         \
+    return low;                                                                                               \
+  }
+GRADC_SEARCH(i8)
+GRADC_SEARCH(i16)
+GRADC_SEARCH(i32)
+GRADC_SEARCH(i64)
+GRADC_SEARCH(u8)
+#undef GRADC_SEARCH
+
 /* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops. */
 static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 *as, const i64 *bs, i64 m, i64 n,
                                                   i64 k, const char *a, i64 ar, i64 ac, const char *b, i64 br, i64 bc, char *c) {
