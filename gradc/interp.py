@@ -21,7 +21,7 @@ from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
 from .ops.pointwise import convert
-from .ops.bags import check_ascending, count_not_above
+from .ops.bags import check_positions, count_not_above
 from .ops.rules import UFUNCS, summing
 
 Array = np.ndarray[Any, Any]
@@ -373,16 +373,10 @@ class _KernelRun:
         array[...] = round_to(wide, dtype, self.memory.precise)
 
     def check(self, s: Stmt, value: Any, low: Any = None) -> None:
-        from .errors import IndexOutOfRange
-
         array = np.broadcast_to(self.full(value), self.sizes)
         bound = evaluate(s.attr("bound"), self.memory.bindings)
-        if low is not None:
-            check_ascending(s.attr("op"), s.attr("source"), array.reshape(-1), np.broadcast_to(self.full(low), self.sizes).reshape(-1))
-        bad = (array < 0) | (array >= bound)
-        if bad.any():
-            position = int(np.argmax(bad.reshape(-1)))
-            raise IndexOutOfRange(s.attr("op"), s.attr("source"), position, int(array.reshape(-1)[position]), bound)
+        before = None if low is None else np.broadcast_to(self.full(low), self.sizes).reshape(-1)
+        check_positions(s.attr("op"), s.attr("source"), array.reshape(-1), bound, before)
 
 
 def sizes_of(shape: Sequence[Size], bindings: Mapping[str, int]) -> tuple[int, ...]:

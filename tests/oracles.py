@@ -145,6 +145,60 @@ def _put(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob
     return torch.zeros(shape, dtype=updates.dtype).scatter_add(axis, indices.long(), updates)
 
 
+def _scatter_combined(reduce: str) -> Callable[..., torch.Tensor]:
+    def oracle(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob: str = "error") -> torch.Tensor:
+        where, counts = positions(indices, size, oob)
+        axis, kind = axis % updates.ndim, torch.finfo if updates.dtype.is_floating_point else torch.iinfo
+        limit = {"amax": kind(updates.dtype).min, "amin": kind(updates.dtype).max, "prod": 1}[reduce]
+        start = -float("inf") if kind is torch.finfo and reduce == "amax" else float("inf") if kind is torch.finfo and reduce == "amin" else limit
+        shape = [size + 1 if a == axis else n for a, n in enumerate(updates.shape)]  # what counts nowhere goes to one more place
+        out = torch.full(shape, start, dtype=updates.dtype)
+        return out.scatter_reduce(axis, torch.where(counts, where, size), updates, reduce).narrow(axis, 0, size)
+
+    return oracle
+
+
+def _renormed(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    new = torch.embedding_renorm_(weight.detach().clone(), indices.long().reshape(-1), max_norm, norm_type)
+    return weight + (new - weight).detach()
+
+
+def _embedding(indices: torch.Tensor, weight: torch.Tensor, max_norm: float | None = None, norm_type: float = 2.0, **attrs: Any) -> torch.Tensor:
+    return _gather(weight if max_norm is None else _renormed(weight, indices, max_norm, norm_type), indices, **attrs)
+
+
+def _bag(
+    indices: torch.Tensor, weight: torch.Tensor, offsets: Any = None, factors: Any = None, *, mode: str = "mean", include_last_offset: bool = False,
+    padding_idx: int | None = None, scale_grad_by_freq: bool = False, max_norm: float | None = None, oob: str = "error",
+) -> torch.Tensor:  # fmt: skip
+    """By definition, one bag after another; tests/test_embedding_family.py holds it against torch's own."""
+    if indices.ndim == 2 and offsets is not None:
+        offsets, factors = None, offsets
+    if max_norm is not None:
+        weight = _renormed(weight, indices, max_norm)
+    rows = _gather(weight, indices, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    place, kept = positions(indices, weight.shape[0], oob)
+    if padding_idx is not None:
+        kept = kept & (place != padding_idx % weight.shape[0])
+    if indices.ndim == 2:
+        bags = [(rows[b], kept[b], None if factors is None else factors[b]) for b in range(indices.shape[0])]
+    else:
+        ends = [*offsets.tolist(), indices.numel()]
+        bags = [(rows[i:j], kept[i:j], None if factors is None else factors[i:j]) for i, j in zip(ends, ends[1:], strict=False)][: len(offsets) - include_last_offset]
+    out = []
+    for x, keep, w in bags:
+        x = x[keep]
+        w = torch.ones(len(x), dtype=x.dtype) if w is None else w[keep]
+        if not len(x):
+            out.append(x.sum(0))
+        elif mode == "max":
+            out.append(x.max(0).values)
+        else:
+            r = {"sum": 1, "mean": w.sum(), "sqrtn": (w * w).sum().sqrt()}[mode]
+            out.append((w[:, None] * x).sum(0) / r)
+    return torch.stack(out) if out else weight[:0].clone()
+
+
 def _slice(x: torch.Tensor, start: Any, limit: Any, step: Any) -> torch.Tensor:
     return x[tuple(slice(a, b, c) for a, b, c in zip(start, limit, step, strict=True))]
 
@@ -295,7 +349,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "sum": _reduction(torch.sum), "mean": _reduction(torch.mean), "prod": _prod, "amax": _reduction(torch.amax), "amin": _reduction(torch.amin),
     "argmax": _arg(torch.argmax), "argmin": _arg(torch.argmin), "max": _first(torch.max), "min": _first(torch.min), "var": _var,
     "logsumexp": _reduction(torch.logsumexp), "softmax": lambda x, axis=-1: torch.softmax(x, axis), "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
-    "gather": _gather, "embedding": lambda indices, weight, **attrs: _gather(weight, indices, **attrs), "scatter_add": _scatter, "scatter_add_along_axis": _put,
+    "gather": _gather, "embedding": _embedding, "embedding_renorm": _renormed, "embedding_bag": _bag, "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
+    "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()), "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
+    **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")}, "scatter_reduce": lambda x, index, src, dim, reduce, include_self=True: torch.scatter_reduce(x, dim, index.long(), src, reduce, include_self=include_self),
+    "scatter_add": _scatter, "scatter_add_along_axis": _put,
     "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
     "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,
     "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(x, _shape(normalized_shape), weight, bias, eps),

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+
 from ..ir.node import REGISTRY, Node
 from ..ir.op import Composite, Library, Op, Primitive
-from . import (  # the records register themselves
-    contract,
-    indexing,
-    loss,
-    movement,
-    normalize,
-    pointwise,
-    quantization,
-    reduce,
+
+_MODULES = (
+    "pointwise",
+    "movement",
+    "reduce",
+    "indexing",
+    "contract",
+    "quantization",
+    "normalize",
+    "loss",
+    "embedding",
+    "bags",
+    "scatter_reduce",
+    "sample",
 )
+for _module in _MODULES:  # the records register themselves
+    importlib.import_module(f".{_module}", __name__)
+# A module may bear an op's name (embedding); ops.NAME is the op.
+globals().update(REGISTRY)
 
 
 def __getattr__(name: str) -> Op:
@@ -27,4 +38,4 @@ def __dir__() -> list[str]:
     return sorted(REGISTRY)
 
 
-__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive", "contract", "indexing", "loss", "movement", "normalize", "pointwise", "quantization", "reduce"]
+__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive"]

@@ -12,10 +12,10 @@ from ..ir.dims import Size, known_nonnegative, same
 from ..ir.kernel import neutral
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Sample, Scatter
-from ..ir.types import I32, Type, typeof
+from ..ir.types import BOOL, I32, Type, typeof
 from .indexing import Bounds, _indices, _put, _put_at, resolve, scatter_add_along_axis, take_along_axis
 from .pointwise import eq, gt, invert, logical_and, maximum, minimum, where
-from .rules import UFUNCS, alike, canonical_axis, converted, floating, full, number, reshaped, summing, zeros_like
+from .rules import UFUNCS, alike, canonical_axis, converted, full, number, reshaped, summing, zeros_like
 
 # -- amax, amin and prod along an axis, over nothing but the updates ---------------------------------------------------
 
@@ -138,7 +138,7 @@ class _Reduction:
     @property
     def own(self) -> Node:
         """Where the element of input itself takes part."""
-        return full(True, self.input, invert(self.hit).dtype) if self.include_self else invert(self.hit)
+        return full(True, self.input, BOOL) if self.include_self else invert(self.hit)
 
     @property
     def terms(self) -> Node:
@@ -202,4 +202,3 @@ scatter_reduce = Composite("scatter_reduce", infer=_scatter_reduce, decompose=_s
     ),
     doc="input with src combined in at the index along dim: sum, mean, amax, amin or prod, with or without the element that is there; winners share the gradient, prod's is exact with any number of zeros",
     source="torch.scatter_reduce")  # fmt: skip
-_ = floating
