@@ -135,9 +135,16 @@ def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) -> tuple
     """Run every pass."""
     pipeline = Pipeline()
     parts = lower(graph, wrt, options, pipeline)
+    pipeline.start("forward.partition", parts.forward)
     programs = {"forward": kernels(parts.forward, options, pipeline, "forward")}
     if wrt:
+        pipeline.start("backward.partition", parts.backward)
         programs["backward"] = kernels(parts.backward, options, pipeline, "backward")
+    combined = {p.root(s.buffer): "" for p in programs.values() for k in p.kernels for s in k.accums}
+    named = {name: b for p in programs.values() for name, b in (*((b.name, p.root(b.name)) for b in p.buffers), *((n, p.root(b)) for n, b in p.outputs))}
+    strange = [name for name in options["reductions"] or () if name != "*" and named.get(name) not in combined]
+    if strange:
+        raise InvalidProblem(f"reductions names {strange[0]!r}, into which nothing is combined; there are {', '.join(combined) or 'none'}")
     return pipeline, programs, parts.residuals
 
 

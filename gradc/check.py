@@ -112,7 +112,7 @@ def check(
     if isinstance(subject, Module):
         say("the compiled kernels")
         findings += _compiled(subject, problem)
-    return Report(graph.name, bound, seed, tuple(findings), held.notes)
+    return Report(graph.name, bound, seed, tuple(findings), (*held.notes, *problem.notes))
 
 
 # -- the function that the differences are taken of --------------------------------------------------------------------
@@ -142,13 +142,14 @@ class HeldGraph:
             *((f"{self.frozen} values under stop_gradient were held",) if self.frozen else ()),
         )
 
-    def _open(self, node: Node, operands: tuple[Node, ...]) -> Node:
-        """The node in primitives, floats as f64."""
+    def _open(self, node: Node, operands: tuple[Node, ...], within: tuple[str, ...] = ()) -> Node:
+        """The node in primitives, floats as f64; an op ``within`` its own surrogate is its value."""
         attrs = {name: F64 if isinstance(value, DType) and value.is_float else value for name, value in node.attrs.items()}
         try:
-            root = node.op.surrogate(*operands, **attrs) if node.op.surrogate is not None else None
+            root = node.op.surrogate(*operands, **attrs) if node.op.surrogate is not None and node.op.name not in within else None
             if root is not None and root is not node.op.apply(operands, attrs):  # else: with these attributes it is its own surrogate
                 self.surrogates[node.op.name] = self.surrogates.get(node.op.name, 0) + 1
+                within = (*within, node.op.name)
             elif isinstance(node.op, Composite):
                 root = node.op.decompose(*operands, **attrs)
             else:
@@ -159,7 +160,7 @@ class HeldGraph:
             inside: dict[Node, Node] = {}
             for inner in topological([root]):
                 done = inner.op.name == "input" or inner in self._opened
-                inside[inner] = inner if done else self._open(inner, tuple(inside[o] for o in inner.operands))
+                inside[inner] = inner if done else self._open(inner, tuple(inside[o] for o in inner.operands), within)
             return inside[root]
         if match(CAST, node, {}) and operands[0].dtype is F64 and not node.operands[0].dtype.is_float:
             return operands[0]  # an integer that moves stays a float
@@ -247,9 +248,11 @@ class _Problem:
         self.held, self.joint, self.seed = held, joint, seed
         values = held()
         self.cotangents: dict[str, Array] = {name: np.asarray(self.random(f"cotangent of {name}").standard_normal(v.shape)) for name, v in values.items()}
-        self.magnitude = sum(float(np.abs(c * values[n]).sum()) for n, c in self.cotangents.items())
-        if not np.isfinite(self.magnitude):
-            raise InvalidProblem(f"{held.graph.name} is not finite at this point; give --input or another seed")
+        self.finite = {name: np.isfinite(v) for name, v in values.items()}
+        if not any(f.any() for f in self.finite.values()) and any(f.size for f in self.finite.values()):
+            raise InvalidProblem(f"no value of {held.graph.name} is finite at this point: give other inputs or another seed")
+        self.cotangents = {n: np.where(self.finite[n], c, 0.0) for n, c in self.cotangents.items()}
+        self.magnitude = self.summed(self.cotangents, values, np.abs)
         arrays = {name: self._input(name) for name in joint.input_names}
         result = interp.run(joint, arrays, dims=held.dims, precision="f64")
         names = [name for name, _ in joint.outputs][-len(wanted) :]
@@ -278,7 +281,16 @@ class _Problem:
     def value(self, t: float, tangents: Mapping[str, Array]) -> float:
         """<cotangents, f(x + t v)>."""
         outputs = self.held({n: self.held.base[n] + t * v for n, v in tangents.items()})
-        return sum(float(np.sum(c * outputs[n])) for n, c in self.exact_cotangents.items())
+        return self.summed(self.exact_cotangents, outputs)
+
+    def summed(self, cotangents: Mapping[str, Array], outputs: Mapping[str, Array], of: Callable[[Array], Array] = np.asarray) -> float:
+        """<cotangents, outputs> over what is finite at the base point."""
+        return sum(float(np.sum(of(c[self.finite[n]] * outputs[n][self.finite[n]]))) for n, c in cotangents.items())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        left = {n: int(f.size - f.sum()) for n, f in self.finite.items() if not f.all()}
+        return tuple(f"{count} elements of {name} are not finite and were left out" for name, count in left.items())
 
     def judge(self, tangents: Mapping[str, Array]) -> tuple[float, str, Slope]:
         """The gradient's word on a direction against the differences': error, verdict, the slope."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import InvalidProblem
+from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
 from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Select, Stmt, neutral
@@ -150,7 +150,11 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
                 else:
                     pending.append(opened[node])
             else:
-                values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
+                try:
+                    values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
+                except IndexOutOfRange as error:
+                    source = next((graph.input_name(n) for k in node.op.indices for n in topological([node.operands[k]]) if n.op.name == "input"), error.input)
+                    raise IndexOutOfRange(error.op, source, error.position, error.value, error.bound) from None
 
     with assuming(graph.assumptions):
         for node in topological(n for _, n in graph.outputs):

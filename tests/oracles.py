@@ -148,14 +148,48 @@ def _put(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob
 def _scatter_combined(reduce: str) -> Callable[..., torch.Tensor]:
     def oracle(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob: str = "error") -> torch.Tensor:
         where, counts = positions(indices, size, oob)
+        if reduce == "prod":  # torch's forward mode says 0 for scatter_reduce's prod
+            line = torch.arange(size).reshape([size if a == axis % updates.ndim else 1 for a in range(updates.ndim + 1)])
+            mine = (where.unsqueeze(axis % updates.ndim) == line) & counts.unsqueeze(axis % updates.ndim)
+            return torch.where(mine, updates.unsqueeze(axis % updates.ndim), 1).prod(axis % updates.ndim + 1).to(updates.dtype)
         axis, kind = axis % updates.ndim, torch.finfo if updates.dtype.is_floating_point else torch.iinfo
-        limit = {"amax": kind(updates.dtype).min, "amin": kind(updates.dtype).max, "prod": 1}[reduce]
+        limit = {"amax": kind(updates.dtype).min, "amin": kind(updates.dtype).max}[reduce]
         start = -float("inf") if kind is torch.finfo and reduce == "amax" else float("inf") if kind is torch.finfo and reduce == "amin" else limit
         shape = [size + 1 if a == axis else n for a, n in enumerate(updates.shape)]  # what counts nowhere goes to one more place
         out = torch.full(shape, start, dtype=updates.dtype)
         return out.scatter_reduce(axis, torch.where(counts, where, size), updates, reduce).narrow(axis, 0, size)
 
     return oracle
+
+
+def _coalesced(indices: torch.Tensor, size: int, oob: str = "error", padding_idx: int | None = None) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """(rows with room for all, of each index the place of its row or the room, how many rows)."""
+    where, counts = positions(indices.reshape(-1), size, oob)
+    if padding_idx is not None:
+        counts = counts & (where != padding_idx % size)
+    rows, place = torch.unique(where[counts], return_inverse=True)
+    room = torch.full(where.shape, where.numel())
+    room[counts] = place
+    return torch.cat([rows, torch.full((where.numel() - len(rows),), size)]), room, len(rows)
+
+
+def _coalesced_values(indices: torch.Tensor, updates: torch.Tensor, size: int, **attrs: Any) -> torch.Tensor:
+    _, place, _ = _coalesced(indices, size, **attrs)
+    flat = updates.reshape(indices.numel(), updates.shape[-1])
+    return torch.zeros(len(flat) + 1, flat.shape[1], dtype=flat.dtype).index_add(0, place, flat)[: len(flat)]
+
+
+def _scatter_reduce(x: torch.Tensor, index: torch.Tensor, src: torch.Tensor, dim: int, reduce: str, include_self: bool = True) -> torch.Tensor:
+    src = src[tuple(map(slice, index.shape))]  # torch has no gradient where src is the larger
+    if reduce != "prod" or not x.dtype.is_floating_point:
+        return torch.scatter_reduce(x, dim, index.long(), src, reduce, include_self=include_self)
+    if not x.ndim:
+        return (x if include_self else torch.ones_like(x)) * src
+    product = _scatter_combined("prod")(index, src, dim, x.shape[dim])
+    count = torch.zeros_like(product).scatter_add(dim, index.long(), torch.ones_like(src))
+    widths = [n for a, b in zip(reversed(x.shape), reversed(product.shape), strict=True) for n in (0, a - b)]
+    product, count = F.pad(product, widths, value=1), F.pad(count, widths)
+    return torch.where((count > 0) & (not include_self), torch.ones_like(x), x) * product
 
 
 def _renormed(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
@@ -349,9 +383,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "sum": _reduction(torch.sum), "mean": _reduction(torch.mean), "prod": _prod, "amax": _reduction(torch.amax), "amin": _reduction(torch.amin),
     "argmax": _arg(torch.argmax), "argmin": _arg(torch.argmin), "max": _first(torch.max), "min": _first(torch.min), "var": _var,
     "logsumexp": _reduction(torch.logsumexp), "softmax": lambda x, axis=-1: torch.softmax(x, axis), "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
-    "gather": _gather, "embedding": _embedding, "embedding_renorm": _renormed, "embedding_bag": _bag, "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
+    "gather": _gather, "embedding": _embedding, "embedding_renorm": _renormed, "embedding_bag": _bag, "coalesce_rows": lambda indices, **attrs: _coalesced(indices, **attrs)[0], "coalesce_count": lambda indices, **attrs: torch.tensor(_coalesced(indices, **attrs)[2]), "coalesce_values": _coalesced_values,
+    "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
     "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()), "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
-    **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")}, "scatter_reduce": lambda x, index, src, dim, reduce, include_self=True: torch.scatter_reduce(x, dim, index.long(), src, reduce, include_self=include_self),
+    **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")}, "scatter_reduce": _scatter_reduce,
     "scatter_add": _scatter, "scatter_add_along_axis": _put,
     "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
     "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,

@@ -100,8 +100,8 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"x": X, "w": W, "out": W}, "out=ndarray: it maps names of outputs to arrays; the outputs are y"),
     ({"x": X, "w": W, "out": {"y": [1.0]}}, "a builtins.list is not an array"),
     ({"x": X, "w": W, "out": {"y": np.empty((3, 2))}}, "out['y'] is float64, the output is f32[N,M]"),
-    ({"x": X, "w": W, "out": {"y": ones(4, 2)}}, "y is f32[N,M]: axis 0 is 4, not 3"),
-    ({"x": X, "w": W, "out": {"y": ones(6)}}, "y is f32[N,M] (rank 2), got an array of rank 1: (6,)"),
+    ({"x": X, "w": W, "out": {"y": ones(4, 2)}}, "out['y'] has the shape (4, 2), the output f32[N,M] (3, 2)"),
+    ({"x": X, "w": W, "out": {"y": ones(6)}}, "out['y'] has the shape (6,), the output f32[N,M] (3, 2)"),
 ]
 
 
@@ -137,6 +137,7 @@ def test_wrong_options_of_compile() -> None:
         ({"dims": {"N": -3}}, InvalidProblem, "dims: N=-3 is no size"),
         ({"dims": "N"}, InvalidProblem, "dims='N': it maps names of dims to sizes"),
         ({"reductions": "segmented"}, InvalidProblem, "reductions='segmented': it maps names of outputs"),
+        ({"reductions": {"x": "segmented"}}, InvalidProblem, "reductions names 'x', into which nothing is combined; there are none"),
         ({"reductions": {"*": "magic"}}, Unsupported, "the reduction 'magic' for '*': there are privatized, regular, segmented"),
     ]
     for options, error, message in wrong:
@@ -195,7 +196,7 @@ def test_dims_that_nothing_binds(table: gradc.Module) -> None:
     np.testing.assert_array_equal(free(x=ones(2), dims={"K": np.int64(3)}), [0, 2, 4])
     np.testing.assert_array_equal(free(x=ones(2), out={"y": ones(3)}), [0, 2, 4])  # out= binds it
     np.testing.assert_array_equal(gradc.compile(graph, dims={"K": 2})(x=ones(2)), [0, 2])
-    with pytest.raises(InvalidProblem, match="y is f32.K.: axis 0 is 4, not 3"):
+    with pytest.raises(InvalidProblem, match=re.escape("out['y'] has the shape (4,), the output f32[K] (3,)")):
         free(x=ones(2), dims={"K": 3}, out={"y": ones(4)})
 
 
@@ -400,11 +401,10 @@ def test_out_is_written_or_refused(product: gradc.Module, addition: gradc.Module
     assert not flat.any()
 
 
-def test_too_small_a_buffer() -> None:
-    """A size that out= does not bind by itself."""
-    module = gradc.compile(gradc.trace(lambda x: ops.reshape(x, (-1,)), x="f32[N,4]"))
-    with pytest.raises(BufferTooSmall, match="buffer 'y' needs 32 bytes, got 28"):
-        module(x=ones(2, 4), out={"y": ones(7)}, dims={"N": 2})
+def test_too_small_a_buffer(product: gradc.Module) -> None:
+    with pytest.raises(BufferTooSmall, match="buffer 'y' needs 24 bytes, got 16") as caught:
+        product.forward(x=X, w=W, out={"y": ones(2, 2)})
+    assert (caught.value.needed, caught.value.got) == (24, 16)
 
 
 def test_accumulate(addition: gradc.Module, table: gradc.Module) -> None:
@@ -597,7 +597,7 @@ def test_user_names_that_are_arguments_of_a_call() -> None:
     grads = module.backward(residuals, ones(3), ones(3))
     np.testing.assert_array_equal(grads["self"], np.full(3, 6))
     with pytest.raises(InvalidProblem, match="out=ndarray: it maps names of outputs to arrays"):
-        module.forward(**inputs)
+        module.forward(out=inputs["out"])
     for kernel in module.kernels.values():
         kernel.run(**kernel.sample(N=3), dims={"N": 3}) if not {"dims"} & kernel.sample(N=3).keys() else None
 
@@ -681,7 +681,8 @@ def test_damaged_entries_are_rebuilt(private_cache: Path) -> None:
     finally:
         private_cache.chmod(0o700)
     shutil.rmtree(private_cache)
-    works()
+    with pytest.warns(RuntimeWarning, match="the kernel cache cannot be used"):
+        works()
 
 
 def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,22 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from registry import call, cases, draw
 
 import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
-from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError
+from gradc.errors import IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError
 from gradc.exact import equal
 from gradc.exact.evaluate import opened
 from gradc.ir.dims import Size, evaluate, symbol
 from gradc.ir.graph import Graph, input_node
-from gradc.ir.kernel import Program, alternatives
+from gradc.ir.kernel import Program
 from gradc.ir.node import REGISTRY, Node
 from gradc.ir.op import Expr, Primitive
 from gradc.ir.program_text import parse_program
+from gradc.ir.size_text import parse_size
 from gradc.ir.text import parse
 from gradc.ir.types import DTYPES, Type
 from gradc.ir.verify import verify, verify_program
@@ -50,6 +51,9 @@ POINTWISE = sorted(
     name for name, op in REGISTRY.items() if isinstance(op, Primitive) and isinstance(op.lower, Expr) and name not in ("cast", "pow", "stop_gradient", "tan")
 )
 SHAPES: tuple[tuple[Size, ...], ...] = ((), (N,), (4,), (N, 4), (N, M), (3, N), (2, N, 3), (M, 4), (1, N), (N, 1), (2, 3, M))
+
+
+SAMPLES = [case for case in cases(FLOATS) if not case.sample.dims and not case.fixed and case.op.name not in POINTWISE]
 
 
 class Drawing:
@@ -83,7 +87,6 @@ class Drawing:
         if kept and self.choose((False, False, True)):
             results.append(self.choose(kept))
         outputs = tuple((f"y{k}", v) for k, v in enumerate(results))
-        used = {n for n in Graph("g", tuple(self.inputs), outputs).nodes if n.op.name == "input" and any(n in v.operands for v in self.values + [r for _, r in outputs])}
         reached = Graph("g", tuple(self.inputs), outputs)
         used = {o for n in reached.nodes for o in n.operands} | {n for _, n in outputs}
         return Graph("g", tuple(n for n in self.inputs if n in used), outputs)
@@ -113,7 +116,7 @@ class Drawing:
 
     def operand(self, like: Node) -> Node:
         """Something that ``like`` may be combined with."""
-        same = [v for v in self.values[-8:] if v.dtype is like.dtype]
+        same = [v for v in self.values[-8:] if v.dtype is like.dtype] or [like]
         if self.choose((True, True, False)):
             return self.choose(same)  # type: ignore[no-any-return]
         lead = self.choose(range(like.rank + 1))
@@ -284,13 +287,22 @@ class Drawing:
             scale = ops.reshape(scale, (*scale.shape, 1))
         return ops.dequantize(q, scale, block=block, out_dtype=scale.dtype.name)
 
+    def sampled(self) -> Node:
+        """An op of the registry as one of its own samples calls it, on values of those types where there are any."""
+        case = self.choose(SAMPLES)
+        operands = []
+        for type_, word in zip(case.types, case.words, strict=True):
+            fitting = [v for v in self.values if v.type == type_ and not word.startswith("index")]
+            operands.append(self.choose(fitting) if fitting and self.choose((True, True, False)) else self.input(type_, parse_size(word[6:]) if word.startswith("index:") else word))
+        return call(case.op, operands, case.attrs)
+
     def iota(self) -> Node:
         return ops.iota(self.choose(((N,), (N, 4), (4,))), axis=0, dtype=self.choose(("i64", "f32", "f64")))
 
 
 STEPS = (*("pointwise",) * 5, *("arithmetic",) * 4, "compare", *("scalar",) * 2, "neural", *("cast",) * 2, "stop", *("reshape",) * 3, *("transpose",) * 3,
          *("broadcast",) * 2, *("slice",) * 2, *("pad",) * 2, "flip", *("concat",) * 2, *("reduce",) * 5, "arg", *("softmax",) * 2, *("norm",) * 2,
-         *("gather",) * 3, "take", *("scatter",) * 2, *("matmul",) * 3, "loss", *("dequantize",) * 2, "iota")  # fmt: skip
+         *("gather",) * 3, "take", *("scatter",) * 2, *("matmul",) * 3, "loss", *("dequantize",) * 2, "iota", *("sampled",) * 4)  # fmt: skip
 
 
 def arrays_for(graph: Graph, words: Mapping[str, Any], dims: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
@@ -305,7 +317,9 @@ def arrays_for(graph: Graph, words: Mapping[str, Any], dims: Mapping[str, int], 
         elif word == "positive":
             array = 2.0 ** rng.integers(-3, 2, shape)
         elif word == "int":
-            array = rng.integers(-8, 8, shape)
+            array = rng.integers(-8 if node.dtype.kind != "u" else 0, 8, shape)
+        elif isinstance(word, str):
+            array = draw(rng, word, node.dtype, shape, dims)
         else:
             array = rng.integers(0, max(evaluate(word, dims), 1), shape)
         out[name] = np.asarray(array).astype(node.dtype.np)

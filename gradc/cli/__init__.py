@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -43,22 +43,28 @@ for command in (compile, dump, run, explain, check, extract, demo, doctor):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     try:
-        result = cli.main(args=list(arguments) if arguments is not None else None, prog_name="gradc", standalone_mode=False)
+        if "_GRADC_COMPLETE" in os.environ:
+            cli.main(prog_name="gradc")
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        if not given:
+            print(cli.get_help(click.Context(cli, info_name="gradc", max_content_width=120)), file=sys.stderr)
+            return USERS_MISTAKE
+        with cli.make_context("gradc", given) as context:
+            result = cli.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        context = getattr(error, "ctx", None)
+        where = getattr(error, "ctx", None)
         text = error.message if isinstance(error, click.BadParameter) and error.param is None else error.format_message()
-        print(f"error: {text}" + (f"\n  {context.command_path} --help shows how" if context is not None else ""), file=sys.stderr)
+        print(f"error: {text}" + (f"\n  {where.command_path} --help shows how" if where is not None else ""), file=sys.stderr)
         return USERS_MISTAKE
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except SystemExit as end:
-        if isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE:  # click's way to say that the reader has seen enough
-            return FINE
-        raise
+    except BrokenPipeError:  # the reader has seen enough; Python would complain once more while it shuts down
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
     except GradcError as error:
         print(describe(error), file=sys.stderr)
         return USERS_MISTAKE

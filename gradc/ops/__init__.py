@@ -19,6 +19,7 @@ _MODULES = (
     "embedding",
     "bags",
     "scatter_reduce",
+    "sparse",
     "sample",
 )
 for _module in _MODULES:  # the records register themselves

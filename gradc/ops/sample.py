@@ -238,6 +238,8 @@ def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str,
         position, weight = read_at(wide[..., rank - 1 - axis], size, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
         positions.append(position)
         weights.append(weight)
+    widest = max((p.dtype for p in positions), key=lambda dtype: dtype.bits)  # along a symbolic size places are i64
+    positions = [converted(p, widest) for p in positions]
     if mode == "nearest":
         return insensitive(_GATHER[rank].plain(input, *positions), grid)
     taps = tuple(p.shape[1] for p in positions)

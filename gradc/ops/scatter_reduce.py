@@ -37,7 +37,7 @@ def _extremum_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, 
     winner = eq(updates, take_along_axis.plain(y, indices, axis=axis, oob=oob))  # the winners share it evenly
     wide = g.dtype.compute
     count = scatter_add_along_axis.plain(indices, converted(winner, wide), axis=axis, size=size, oob=oob)
-    share = take_along_axis.plain(converted(g, wide) / count, indices, axis=axis, oob=oob)
+    share = take_along_axis.plain(converted(g, wide) / maximum(count, full(1, count)), indices, axis=axis, oob=oob)
     return DISCRETE, converted(where(winner, share, zeros_like(share)), g.dtype)
 
 
@@ -170,7 +170,8 @@ class _Reduction:
             return where(own, g * _others(nought, zeros, rest, where(own, x, full(1, x))), zero), of_src
         y = self.value()
         winner, own = eq(self.src, self.take(y)), logical_and(eq(self.input, y), self.own)
-        share = g / (converted(own, g.dtype) + self.scatter(scatter_add_along_axis, converted(winner, g.dtype)))
+        count = converted(own, g.dtype) + self.scatter(scatter_add_along_axis, converted(winner, g.dtype))
+        share = g / maximum(count, full(1, count))  # a NaN has no winner
         back = self.take(share)
         return where(own, share, zero), where(winner, back, zeros_like(back))
 

@@ -28,10 +28,11 @@ def sort_pays(kernel: Kernel) -> Size:
 def choose_reduction(program: Program, *, force: Mapping[str, str] | None = None) -> Program:
     """accum g[%t, d]  ->  order(g) strategy(g: segmented)"""
     types = {b.name: b.type for b in program.buffers}
+    force = {program.root(dict(program.outputs).get(name, name)) if name in (*types, *dict(program.outputs)) else name: how for name, how in (force or {}).items()}
     steps: list[Step] = []
     for step in program.steps:
         if isinstance(step, Kernel) and step.accums:
-            steps.append(_decide(step, types, dict(force or {})))
+            steps.append(_decide(step, types, force))
         else:
             steps.append(step)
     return replace(program, steps=tuple(steps))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.dims import Size, evaluate, product, symbols
-from ..ir.kernel import Index, Kernel, Program, Stmt, alternatives
+from ..ir.kernel import REDUCTIONS, Index, Kernel, Program, Stmt, alternatives
 from ..ir.types import Type
 
 CHUNK_LEAST, CHUNK_MOST = 8, 64
@@ -67,9 +67,23 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         by_column = any(kernel.levels[v] & cols.keys() for v in values) or bool(s.where and kernel.levels[s.where] & cols.keys())
         uses_col = [any(v in cols for v, _ in i.terms) for i in entries]
         leading = next((k for k, used in enumerate(uses_col) if used), len(entries))
-        tail = all(i.variable in cols and types[s.buffer].shape[k] == cols[i.variable] for k, i in enumerate(entries) if k >= leading)
+        early = not _reduces(kernel, [*values, *([s.where] if s.where else [])])  # the sort comes before any pass over columns
+        tail = early and all(i.variable in cols and types[s.buffer].shape[k] == cols[i.variable] for k, i in enumerate(entries) if k >= leading)
         out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column))
     return out
+
+
+def _reduces(kernel: Kernel, values: Sequence[str]) -> bool:
+    """Whether values are made from the result of a pass over the columns."""
+    pending, seen = list(values), set(values)
+    while pending:
+        s = kernel.stmts[pending.pop()]
+        if s.op in REDUCTIONS:
+            return True
+        fresh = [u for u in s.uses if u not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
 
 
 def strategies(kernel: Kernel, combine: Combine) -> list[str]:

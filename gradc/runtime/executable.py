@@ -189,8 +189,10 @@ class Executable:
             return found
         given = {**self.fixed_dims, **dims}
         bound = bind_dims(self.inputs, {n: a.shape for n, a in arrays.items()}, given)
-        if out:
-            bound = bind_dims({n: self.outputs[n] for n in out}, {n: a.shape for n, a in out.items()}, bound)
+        for name, array in out.items():
+            for size, got in zip(self.outputs[name].shape, array.shape, strict=False):
+                if str(size) in self.program.dims:
+                    bound.setdefault(str(size), got)
         unbound = [d for d in self.program.dims if d not in bound]
         if unbound:
             raise InvalidProblem(f"{self.program.name}: nothing binds the dim {unbound[0]}; give dims={{{unbound[0]!r}: ...}} to compile or to the call")
@@ -226,7 +228,7 @@ class Executable:
             if array.nbytes < int(np.prod(shape, dtype=np.int64)) * array.itemsize:
                 raise BufferTooSmall(int(np.prod(shape, dtype=np.int64)) * array.itemsize, array.nbytes, key)
             if array.shape != shape:
-                raise InvalidProblem(f"out[{key!r}] has shape {array.shape}, the output {shape}")
+                raise InvalidProblem(f"out[{key!r}] has the shape {array.shape}, the output {type_} {shape}")
             if not array.flags.c_contiguous or not array.flags.aligned:
                 raise MisalignedOperand(f"out[{key!r}] is not contiguous and aligned (strides {array.strides})")
             if not array.flags.writeable:

@@ -1,0 +1,121 @@
+"""The gradient of a table as rows, values and count: what is added at each index, for the rows that are hit alone.
+
+No sizes depend on data: of N indices at most N rows are hit, so there is room for N; what is left over has the row ``size`` and zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import TypeRuleError
+from ..ir.dims import Dim, Size, ceildiv, product, same
+from ..ir.node import Node, call
+from ..ir.op import BadSample, Composite, Sample
+from ..ir.types import I64, Type
+from .indexing import Bounds, _as_resolved, _indices, _padding, gather, scatter_add
+from .movement import iota
+from .pointwise import gt, le, ne, where
+from .reduce import sum
+from .rules import converted, full, number, reshaped, spread
+
+BLOCK, LEVELS = 64, 3
+"""Running sums are made in blocks, whose totals are summed likewise, three times at most: 2^31 elements leave 2^13."""
+
+
+def running_sum(x: Node, levels: int = LEVELS) -> Node:
+    """x[0] + ... + x[i] of a line of ints: a masked sum within each block, and the blocks before it."""
+    (size,) = x.shape
+    small = isinstance(size, int) and size <= BLOCK
+    block: Size = size if small or not levels else BLOCK
+    count = ceildiv(size, block) if levels and not small else 1
+    cut = x if same(count * block, size) else call("pad", x, ((0, count * block - size),), 0)
+    shape = (count, block, block)
+    before = le(spread(reshaped(iota(shape=(block,)), (1, 1, block)), shape), spread(reshaped(iota(shape=(block,)), (1, block, 1)), shape))
+    each = spread(reshaped(cut, (count, 1, block)), shape)
+    within = sum.plain(where(before, each, full(0, each)), axis=(2,))
+    if small or not levels:
+        return reshaped(within, (size,))
+    totals = sum.plain(reshaped(cut, (count, block)), axis=(1,))
+    whole = within + spread(reshaped(running_sum(totals, levels - 1) - totals, (count, 1)), within.shape)
+    line = reshaped(whole, (count * block,))
+    return line if line.shape == (size,) else call("slice", line, start=(0,), limit=(size,), step=(1,))
+
+
+class _Coalesced:
+    """What the three ops share: the indices in a line, and which rows they hit."""
+
+    def __init__(self, indices: Node, size: Size, oob: str, padding_idx: int | None):
+        self.size, self.oob = size, oob
+        self.indices = reshaped(indices, (product(indices.shape),))
+        if oob in ("clamp", "wrap"):
+            self.indices = _as_resolved(self.indices, size, oob)
+        self.padding_idx = padding_idx
+        self.room = self.indices.shape[0]
+
+    @property
+    def hit(self) -> Node:
+        """i64[size]: 1 for each row that an index names."""
+        count = scatter_add.plain(self.indices, full(1, self.indices, I64), axis=0, size=self.size, oob=self.oob, padding_idx=self.padding_idx)
+        return converted(gt(count, full(0, count)), I64)
+
+    @property
+    def slot(self) -> Node:
+        """i64[size]: where each row that is hit stands among those that are, -1 for the others."""
+        return where(gt(self.hit, full(0, self.hit)), running_sum(self.hit) - 1, full(-1, self.hit))
+
+    def rows(self) -> Node:
+        line = iota(shape=(self.size,))
+        limit = call("dim", size=self.size)
+        return scatter_add.plain(self.slot, line - limit, axis=0, size=self.room, oob="skip") + limit
+
+    def values(self, updates: Node) -> Node:
+        flat = reshaped(updates, (self.room, *updates.shape[len(updates.shape) - 1 :]))
+        place = gather.plain(self.slot, self.indices, axis=0, oob=self.oob)
+        if self.oob == "skip":  # a gather that skips gives 0, which is a slot
+            inside = call("bitwise_and", call("ge", self.indices, 0), call("lt", converted(self.indices, I64), call("dim", size=self.size)))
+            place = where(inside, place, full(-1, place))
+        if self.padding_idx is not None:
+            place = where(ne(converted(self.indices, I64), self.padding_idx), place, full(-1, place))
+        return scatter_add.plain(place, flat, axis=0, size=self.room, oob="skip")
+
+
+def _rows(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+    return Type(I64, (_indices(indices).count,)), {"size": size, "oob": oob, "padding_idx": _padding(padding_idx, size)}
+
+
+def _count(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+    return Type(I64), _rows(indices, size=size, oob=oob, padding_idx=padding_idx)[1]
+
+
+def _values(indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+    line, attrs = _rows(indices, size=size, oob=oob, padding_idx=padding_idx)
+    lead = updates.shape[:-1]
+    if updates.rank != indices.rank + 1 or not all(same(n, m) for n, m in zip(lead, indices.shape, strict=True)):
+        raise TypeRuleError(f"updates {updates} for the indices {indices}: a row each")
+    return number(updates).with_shape(line.shape[0], updates.shape[-1]), attrs
+
+
+_PLAIN = {"size": 5}
+_SAMPLES: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...]], ...] = (
+    (("i64[N]",), _PLAIN, ("index:5",)), (("i32[2,N]",), {"size": 5, "padding_idx": -1}, ("index:5",)), (("u8[N]",), {"size": 70}, ("index:70",)),
+    (("i8[N]",), {"size": 3, "oob": "skip"}, ("int",)), (("i8[N]",), {"size": 3, "oob": "wrap", "padding_idx": 1}, ("int",)), (("i64[]",), _PLAIN, ("index:5",)),
+)  # fmt: skip
+_BAD = (BadSample(("f32[3]",), {"size": 5}, match="indices are f32"), BadSample(("i64[3]",), {"size": 5, "padding_idx": 5}, match="padding_idx=5 of 5 rows"))
+
+
+def _op(name: str, infer: Any, value: Any, doc: str, updates: bool = False) -> Composite:
+    more, word = ((lambda shape: (f"F[{shape},3]" if shape else "F[3]",)), ("normal",)) if updates else ((lambda shape: ()), ())
+    samples = tuple(Sample((*operands, *more(operands[0].partition("[")[2].rstrip("]"))), attrs, draw=(*draw, *word)) for operands, attrs, draw in _SAMPLES)
+    bad = (BadSample(("i64[3]", "f32[2,4]"), {"size": 5}, match="a row each"), BadSample(("f32[3]", "f32[3,4]"), {"size": 5}, match="indices are f32")) if updates else _BAD
+    return Composite(name, infer=infer, decompose=value, samples=samples, bad=bad, doc=doc, indices={0: lambda node: node.attrs["size"]}, source="torch.sparse_coo_tensor(...).coalesce()")
+
+
+coalesce_rows = _op("coalesce_rows", _rows, lambda indices, **attrs: _Coalesced(indices, **attrs).rows(), "the rows that the indices name, each once, ascending; i64 with room for all, size where there is none")
+coalesce_count = _op("coalesce_count", _count, lambda indices, **attrs: sum.plain(_Coalesced(indices, **attrs).hit, axis=(0,)), "how many rows the indices name; i64[]")
+coalesce_values = _op("coalesce_values", _values, lambda indices, updates, **attrs: _Coalesced(indices, **attrs).values(updates), "the updates summed for each of coalesce_rows; zeros where there is none", updates=True)
+
+
+def coalesce(indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: int | None = None) -> tuple[Node, Node, Node]:
+    """(rows i64[N], values [N, D], count i64[]): the first ``count`` rows of a ``[size, D]`` gradient that are not zero by being untouched."""
+    attrs: dict[str, Any] = {"size": size, "oob": oob, "padding_idx": padding_idx}
+    return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)
