@@ -91,7 +91,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
 
 def _names(what: str, given: Any) -> list[str]:
     """One name, or several."""
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Collection) and not isinstance(given, Mapping) else [None]
+    names: list[Any] = [given] if isinstance(given, str) else list(given) if isinstance(given, Collection) and not isinstance(given, Mapping) else [None]
     if not all(isinstance(name, str) for name in names):
         raise InvalidProblem(f"{what}={given!r}: a name or a list of names")
     return names

@@ -41,7 +41,7 @@ def loaded(dtype: DType, element: str) -> str:
         return f"{dtype.name}_load({element})"
     if dtype.name in _NARROW_INT:  # only the low bits of the byte are the value
         return wrapped(element, dtype)
-    return f"(i32){element}" if dtype is BOOL else element
+    return f"(i32)({element} != 0)" if dtype is BOOL else element  # any byte but 0 is true, as in NumPy
 
 
 def to_memory(dtype: DType, value: str) -> str:

@@ -197,7 +197,7 @@ class _Writer:
         ctype = stored(type_.dtype)
         if type_.dtype.is_float and type_.dtype not in (F32, F64):
             raise InternalError(f"an accum into {type_}: widen makes it f32")
-        out = {"number": self.accum_number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
+        out: dict[str, Any] = {"number": self.accum_number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "owned": [], "owned_at": ""}  # fmt: skip
         start = neutral(s.combine, type_.dtype)
         out["start"], out["wide_start"] = literal(start, type_.dtype), literal(start, F64 if type_.dtype.is_float else type_.dtype)

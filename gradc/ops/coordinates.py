@@ -7,11 +7,12 @@ Positions are tested in float before they become integers, and -1 stands for all
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from ..ir.dims import Size, maximum
 from ..ir.node import Node, call
-from ..ir.types import I32, I64
+from ..ir.types import I32, I64, DType
 from .pointwise import abs, eq, floor, ge, gt, le, logical_and, lt, minimum, mod, round, where
 from .rules import converted, reshaped
 
@@ -31,11 +32,16 @@ _FAR = 3
 """So far outside every tap of every mode is outside too, and nothing depends on the coordinate any more."""
 
 
-def read_at(coordinate: Node, size: Size, *, mode: str, padding_mode: str, align_corners: bool) -> tuple[Node, Node | None]:
+def position_dtype(sizes: Iterable[Size], place: DType) -> DType:
+    """i32 where it holds every position on axes of these sizes; a symbol may be large if places are f64."""
+    return I32 if all(n < 2**31 if isinstance(n, int) else place.bits == 32 for n in sizes) else I64
+
+
+def read_at(coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mode: str, align_corners: bool) -> tuple[Node, Node | None]:
     """(positions, weights) on an axis of ``size``: ``[N,T,...]`` for coordinates ``[N,...]``; nearest has no taps T and no weights."""
     place = _place(coordinate, size, align_corners)
     if mode == "nearest":
-        return _index(round(_padded(place, size, padding_mode, align_corners)), size), None
+        return _index(round(_padded(place, size, padding_mode, align_corners)), size, dtype), None
     first, polynomials = _TAPS[mode]
     if mode == "bilinear":
         place = _padded(place, size, padding_mode, align_corners)
@@ -50,7 +56,7 @@ def read_at(coordinate: Node, size: Size, *, mode: str, padding_mode: str, align
     for coefficients in zip(*polynomials, strict=True):  # Horner
         constant = _per_tap(coefficients, fraction)
         weights = constant if weights is None else weights * fraction + constant
-    return _index(taps, size), weights
+    return _index(taps, size, dtype), weights
 
 
 def _over_taps(x: Node) -> Node:
@@ -95,8 +101,7 @@ def _reflected(x: Node, size: Size, align_corners: bool) -> Node:
     return minimum(along, -(along - period)) + low
 
 
-def _index(place: Node, size: Size) -> Node:
+def _index(place: Node, size: Size, dtype: DType) -> Node:
     """A whole place as an integer, -1 outside the axis: the test is made in float, so that no number becomes a wild position."""
     inside = logical_and(ge(place, 0), le(place, size - 1))
-    narrow = place.dtype.bits == 32 if not isinstance(size, int) else size < 2**31
-    return converted(where(inside, place, -1.0), I32 if narrow else I64)
+    return converted(where(inside, place, -1.0), dtype)

@@ -305,7 +305,7 @@ def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     if narrow_int:
         x = x.astype(np.int8 if name.startswith("i") else np.uint8)
     if floating and dtype.kind == "b":
-        return x.astype(np.float32 if x.dtype.itemsize < 4 else x.dtype) != 0
+        return np.asarray(x.astype(np.float32 if x.dtype.itemsize < 4 else x.dtype) != 0)
     if floating and dtype.is_integer:
         wide = x.astype(np.float64)
         low, high = dtype.range

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, known_nonnegative, maximum, minimum, same
+from ..ir.dims import Dim, Size, maximum, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
 from ..ir.types import Type
-from .coordinates import Mode, Padding, read_at
+from .coordinates import Mode, Padding, position_dtype, read_at
 from .indexing import _indices
-from .pointwise import ge, logical_and, lt, where
+from .pointwise import ge, logical_and, where
 from .rules import alike, converted, floating, full, number, reshaped, spread, summing
 
 SizeLike = int | Dim
@@ -140,64 +139,109 @@ gather_2d, scatter_2d = _pair(2, _gather_2d, _scatter_2d)
 gather_3d, scatter_3d = _pair(3, _gather_3d, _scatter_3d)
 _GATHER, _SCATTER = {2: gather_2d, 3: gather_3d}, {2: scatter_2d, 3: scatter_3d}
 
-# -- weighted sums over taps -------------------------------------------------------------------------------------------
+# -- weighted sums over taps: a product of one weight per axis ---------------------------------------------------------
 
 
-def _weighted(x: Type, weights: Type, *positions: Type) -> Type:
-    rank = len(positions)
-    if rank not in _GATHER:
-        raise TypeRuleError(f"positions on {rank} axes; there are 2 and 3")
-    _points(x, *positions)
-    if floating(x).dtype is not weights.dtype:
-        raise TypeRuleError(f"dtypes differ: {x.dtype} and weights {weights.dtype}; write a cast")
-    if not all(isinstance(n, int) for n in weights.shape[1 : rank + 1]) or weights.rank <= rank:
-        raise TypeRuleError(f"weights {weights} are [N, {rank} constant numbers of taps, ...]")
-    alike(weights.with_dtype(positions[0].dtype), positions[0])
-    return x.with_shape(*x.shape[:2], *weights.shape[rank + 1 :])
+def _interpolated(x: Type, weights: Sequence[Type], positions: Sequence[Type]) -> Type:
+    _points(x, *(p.with_shape(*p.shape[:1], *p.shape[2:]) for p in positions))
+    for w, p in zip(weights, positions, strict=True):
+        if w.dtype is not floating(x).dtype:
+            raise TypeRuleError(f"dtypes differ: {x.dtype} and weights {w.dtype}; write a cast")
+        if w.rank < 2 or not isinstance(w.shape[1], int) or w.shape[1] < 1:
+            raise TypeRuleError(f"weights {w} are [N,T,...] with a constant number of taps T")
+        alike(w.with_dtype(p.dtype), p)
+    return x.with_shape(*x.shape[:2], *positions[0].shape[2:])
 
 
-def _weighted_value(x: Node, weights: Node, *positions: Node) -> Node:
-    """One product per tap, written out: the sum stays pointwise, and what reads it can join its kernel."""
-    rank, wide = len(positions), x.dtype.compute
-    taps = weights.shape[1 : rank + 1]
-    batch, points = weights.shape[0], weights.shape[rank + 1 :]
+def _interpolate_2d(x: Type, u: Type, v: Type, i: Type, j: Type) -> Type:
+    return _interpolated(x, (u, v), (i, j))
+
+
+def _interpolate_3d(x: Type, u: Type, v: Type, w: Type, i: Type, j: Type, k: Type) -> Type:
+    return _interpolated(x, (u, v, w), (i, j, k))
+
+
+def _each(axis: int, taps: Sequence[Any], values: dict[tuple[int, ...], Node], weights: Sequence[Node], fixed: tuple[int, ...] = (), skip: int = -1, at: int = 0) -> Node:
+    """Sum over the taps of weights times values, innermost axis first; on the axis ``skip`` only the tap ``at``, unweighted."""
+    if axis == len(taps):
+        return values[fixed]
+    if axis == skip:
+        return _each(axis + 1, taps, values, weights, (*fixed, at), skip, at)
     total = None
-    for tap in itertools.product(*(range(n) for n in taps)):
-        at = (slice(None), *tap)
-        value = converted(_GATHER[rank].plain(x, *(p[at] for p in positions)), wide)
-        term = value * reshaped(converted(weights[at], wide), (batch, 1, *points))
+    for t in range(taps[axis]):
+        inner = _each(axis + 1, taps, values, weights, (*fixed, t), skip, at)
+        term = inner * _by_channel(weights[axis][:, t])
         total = term if total is None else total + term
-    return converted(total if total is not None else full(0, x.type.with_shape(*x.shape[:2], *points)), x.dtype)
+    assert total is not None
+    return total
 
 
-def _weighted_vjp(g: Node, y: Node, x: Node, weights: Node, *positions: Node) -> tuple[Any, ...]:
-    # bilinear in x and weights; the taps side by side make one scatter
-    rank, wide = len(positions), x.dtype.compute
-    taps = weights.shape[1 : rank + 1]
-    every = (*y.shape[:2], *taps, *y.shape[2:])
-    upstream = spread(reshaped(converted(g, wide), (*y.shape[:2], *(1 for _ in taps), *y.shape[2:])), every)
-    by_channel = (weights.shape[0], 1, *weights.shape[1:])
-    dx = _SCATTER[rank].plain(upstream * spread(reshaped(converted(weights, wide), by_channel), every), *positions, size=x.shape[2:])
-    inside = None
-    for p, n in zip(positions, x.shape[2:], strict=True):
-        own = logical_and(ge(p, 0), lt(p, n))
-        inside = own if inside is None else logical_and(inside, own)
-    value = upstream * converted(_GATHER[rank].plain(x, *positions), wide)
-    dw = call("sum", where(spread(reshaped(inside, by_channel), every), value, full(0, value)), axis=(1,))
-    return converted(dx, x.dtype), converted(dw, weights.dtype), *(DISCRETE for _ in positions)
+def _by_channel(x: Node) -> Node:
+    return reshaped(x, (x.shape[0], 1, *x.shape[1:]))
 
 
-weighted_points = Composite("weighted_points", infer=_weighted, decompose=_weighted_value, vjp=_weighted_vjp,
-    samples=(
-        Sample(("F[2,3,5,4]", "F[2,2,1,N]", "i64[2,2,1,N]", "i64[2,2,1,N]"), draw=("normal", "normal", "index:5", "index:4")),
-        Sample(("F[N,2,5,4]", "F[N,2,2,3]", "i32[N,2,2,3]", "i32[N,2,2,3]"), draw=("normal", "normal", "int", "int")),
-        Sample(("F[2,3,5,4,3]", "F[2,1,2,2,N]", *["i32[2,1,2,2,N]"] * 3), draw=("normal", "normal", "int", "int", "int")),
-    ),
-    bad=(
-        BadSample(("f32[2,3,5]", "f32[2,1,4]", "i32[2,1,4]"), match="positions on 1 axes"), BadSample(("f32[2,3,5,4]", "f64[2,2,2,3]", "i32[2,2,2,3]", "i32[2,2,2,3]"), match="f32 and weights f64"),
-        BadSample(("f32[2,3,5,4]", "f32[2,2,N,3]", "i32[2,2,N,3]", "i32[2,2,N,3]"), match="constant numbers of taps"), BadSample(("f32[2,3,5,4]", "f32[2,2,2,4]", "i32[2,2,2,3]", "i32[2,2,2,3]"), match="shapes differ"),
-    ),
-    doc="sum over taps of weights[n, *taps, ...] * x[n, c, i, j(, k)] for positions [n, *taps, ...]; a position outside adds nothing")  # fmt: skip
+def _interpolate_value(x: Node, *parts: Node) -> Node:
+    """Each tap written out: the sum stays pointwise, and what reads it can join its kernel."""
+    rank, wide = x.rank - 2, x.dtype.compute
+    weights, positions = [converted(w, wide) for w in parts[:rank]], parts[rank:]
+    taps = [w.shape[1] for w in weights]
+    values = {tap: converted(_GATHER[rank].plain(x, *(p[:, t] for p, t in zip(positions, tap, strict=True))), wide) for tap in itertools.product(*map(range, taps))}
+    return converted(_each(0, taps, values, weights), x.dtype)
+
+
+def _interpolate_vjp(g: Node, y: Node, x: Node, *parts: Node) -> tuple[Any, ...]:
+    # linear in x and in each axis's weights; for dx the taps stand side by side, so that it is one scatter
+    rank, wide = x.rank - 2, x.dtype.compute
+    weights, positions = [converted(w, wide) for w in parts[:rank]], parts[rank:]
+    taps, points, g = tuple(w.shape[1] for w in weights), y.shape[2:], converted(g, wide)
+
+    def side_by_side(part: Node, axis: int) -> Node:
+        own = tuple(n if a == axis else 1 for a, n in enumerate(taps))
+        return spread(reshaped(part, (part.shape[0], *own, *points)), (part.shape[0], *taps, *points))
+
+    every = (*y.shape[:2], *taps, *points)
+    updates = spread(reshaped(g, (*y.shape[:2], *(1 for _ in taps), *points)), every)
+    for axis, w in enumerate(weights):
+        updates = updates * spread(_by_channel(side_by_side(w, axis)), every)
+    dx = _SCATTER[rank].plain(updates, *(side_by_side(p, a) for a, p in enumerate(positions)), size=x.shape[2:])
+    values = {}
+    for tap in itertools.product(*map(range, taps)):
+        places = [p[:, t] for p, t in zip(positions, tap, strict=True)]
+        inside = None
+        for p in places:
+            inside = ge(p, 0) if inside is None else logical_and(inside, ge(p, 0))
+        assert inside is not None
+        product = g * converted(_GATHER[rank].plain(x, *places), wide)
+        values[tap] = where(spread(_by_channel(inside), product.shape), product, full(0, product))
+    gradients = []
+    for axis, w in enumerate(parts[:rank]):
+        sums = [call("sum", _each(0, taps, values, weights, skip=axis, at=t), axis=(1,)) for t in range(taps[axis])]
+        stacked = call("concat", *(reshaped(d, (d.shape[0], 1, *points)) for d in sums), axis=1)
+        gradients.append(converted(stacked, w.dtype))
+    return converted(dx, x.dtype), *gradients, *(DISCRETE for _ in positions)
+
+
+def _interpolate(rank: int, rule: Any) -> Composite:
+    sizes = (5, 4, 3)[:rank]
+    near, letters = [f"index:{n}" for n in sizes], "ijk"[:rank]
+    x, weights, positions = f"F[2,3,{','.join(map(str, sizes))}]", ["F[2,2,N]"] * rank, ["i64[2,2,N]"] * rank
+    mixed = ["1,N,3", "2,N,3", "1,N,3"][:rank]
+    return Composite(f"interpolate_{rank}d", infer=rule, decompose=_interpolate_value, vjp=_interpolate_vjp,
+        samples=(
+            Sample((x, *weights, *positions), draw=("normal", *["normal"] * rank, *near)),
+            Sample((x, *(f"F[2,{m}]" for m in mixed), *(f"i32[2,{m}]" for m in mixed)), draw=("normal", *["normal"] * rank, *["int"] * rank)),
+        ),
+        bad=(
+            BadSample(("f32[2,3,5]", *["f32[2,2,4]"] * rank, *["i64[2,2,4]"] * rank), match=f"rank 3, not {rank + 2}"),
+            BadSample((x.replace("F", "f32"), *["f64[2,2,4]"] * rank, *["i64[2,2,4]"] * rank), match="f32 and weights f64"),
+            BadSample((x.replace("F", "f32"), *["f32[2,N,4]"] * rank, *["i64[2,N,4]"] * rank), match="constant number of taps"),
+            BadSample((x.replace("F", "f32"), *["f32[2,2,5]"] * rank, *["i64[2,2,4]"] * rank), match="shapes differ"),
+        ),
+        doc=f"sum over taps of {'*'.join(f'{w}[n, {t}, ...]' for w, t in zip('uvw', 'abc'[:rank], strict=False))} * gather_{rank}d(x, {', '.join(f'{p}[n, {t}, ...]' for p, t in zip(letters, 'abc', strict=False))}); -1 is a position outside, where x is 0")  # fmt: skip
+
+
+interpolate_2d, interpolate_3d = _interpolate(2, _interpolate_2d), _interpolate(3, _interpolate_3d)
+_INTERPOLATE = {2: interpolate_2d, 3: interpolate_3d}
 
 
 def _insensitive(x: Type, to: Type) -> Type:
@@ -232,24 +276,15 @@ def _grid_sample(input: Type, grid: Type, *, mode: Mode = "bilinear", padding_mo
 
 def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str, align_corners: bool) -> Node:
     rank, wide = input.rank - 2, converted(grid, grid.dtype.compute)
-    points = grid.shape[1:-1]
+    dtype = position_dtype(input.shape[2:], wide.dtype)
     positions, weights = [], []
     for axis, size in enumerate(input.shape[2:]):  # the grid's last dim counts from the last axis
-        position, weight = read_at(wide[..., rank - 1 - axis], size, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
+        position, weight = read_at(wide[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
         positions.append(position)
         weights.append(weight)
-    widest = max((p.dtype for p in positions), key=lambda dtype: dtype.bits)  # along a symbolic size places are i64
-    positions = [converted(p, widest) for p in positions]
     if mode == "nearest":
         return insensitive(_GATHER[rank].plain(input, *positions), grid)
-    taps = tuple(p.shape[1] for p in positions)
-
-    def spread_out(part: Node, axis: int) -> Node:
-        own = tuple(n if a == axis else 1 for a, n in enumerate(taps))
-        return spread(reshaped(part, (part.shape[0], *own, *points)), (part.shape[0], *taps, *points))
-
-    weight = math.prod((spread_out(w, a) for a, w in enumerate(weights) if w is not None), start=1)
-    y = weighted_points.plain(converted(input, wide.dtype), weight, *(spread_out(p, a) for a, p in enumerate(positions)))
+    y = _INTERPOLATE[rank].plain(converted(input, wide.dtype), *weights, *positions)
     return converted(y, input.dtype)
 
 

@@ -52,8 +52,8 @@ class Combine:
 
     @property
     def key(self) -> tuple[tuple[Index, ...], str]:
-        """What decides where a row goes."""
-        return self.stmt.index[: self.leading], self.stmt.where
+        """What decides where a row goes; axes of size 1 decide nothing."""
+        return tuple(i for i in self.stmt.index[: self.leading] if i != Index()), self.stmt.where
 
 
 def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
@@ -69,6 +69,7 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         leading = next((k for k, used in enumerate(uses_col) if used), len(entries))
         early = not _reduces(kernel, [*values, *([s.where] if s.where else [])])  # the sort comes before any pass over columns
         tail = early and all(i.variable in cols and types[s.buffer].shape[k] == cols[i.variable] for k, i in enumerate(entries) if k >= leading)
+        tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(s) & cols.keys()  # each column adds into an element of its own
         out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column))
     return out
 

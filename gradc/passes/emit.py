@@ -32,7 +32,7 @@ class _Emission:
         self.graph = scheduler.graph
         self.names: dict[Node, str] = {n: self.graph.input_name(n) for n in self.graph.inputs}
         self.buffers: list[Buffer] = [Buffer(self.graph.input_name(n), n.type, "input") for n in self.graph.inputs]
-        self.used = set(self.names.values())
+        self.used = scheduler.names
         self.outputs: list[tuple[str, str]] = []
         self.copies: list[tuple[int, Step]] = []
 

@@ -7,6 +7,7 @@ kernel can be written, and no group would wait for itself (reachability in the g
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import networkx as nx
@@ -51,6 +52,8 @@ class Scheduler:
         self.in_memory: set[Node] = set(graph.inputs)
         self.loads: dict[int, set[Node]] = {}
         self.constants: dict[Node, str] = {}
+        self.names = set(graph.input_names)
+        """Of buffers, so far."""
         self.inline: set[Node] = set()
 
     # -- who gets memory -----------------------------------------------------------------------------------------------
@@ -131,7 +134,11 @@ class Scheduler:
         return None
 
     def constant_buffer(self, node: Node) -> str:
-        return self.constants.setdefault(node, f"c{len(self.constants)}")
+        if node not in self.constants:
+            free = (name for k in itertools.count(len(self.constants)) if (name := f"c{k}") not in self.names and name not in self.graph.output_names)
+            self.constants[node] = next(free)
+            self.names.add(self.constants[node])
+        return self.constants[node]
 
     def owner(self, node: Node) -> Group | None:
         while isinstance(lowering(node), Alias) and node not in self.group_of:
