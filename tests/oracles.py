@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import sampling
 import torch
 import torch.nn.functional as F
 
@@ -391,6 +392,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
     "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,
     "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(x, _shape(normalized_shape), weight, bias, eps),
+    **sampling.TORCH,
     "rms_norm": lambda x, weight=None, *, normalized_shape, eps=None: F.rms_norm(x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ def groups(name: str, dtypes: Iterable[str]) -> dict[tuple[tuple[str, int], ...]
 
 def joint(case: Case) -> Graph:
     """The case's graph, with gradients where it has any."""
-    if not case.differentiable or case.op.vjp is None and not hasattr(case.op, "decompose"):
+    if not case.differentiable or (case.op.vjp is None and not hasattr(case.op, "decompose")):
         return case.graph
     return differentiate(case.smooth, case.floats, unused="zeros")
 

@@ -11,7 +11,6 @@ import registry
 import torch
 import torch.nn.functional as F
 
-import gradc.trace as tracing
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import IndexOutOfRange, NotDifferentiable, TypeRuleError
@@ -20,6 +19,7 @@ from gradc.ir.node import Node, topological
 from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import parse_type
+from gradc.trace import trace
 
 NAMES = ("layer_norm", "rms_norm", "cross_entropy", "mse_loss")
 U32 = 2.0**-24
@@ -33,7 +33,7 @@ def same_numbers_for_each_test() -> None:
 
 
 def joint_of(fn: Callable[..., Node], arrays: Arrays, wrt: list[str]) -> Graph:
-    return differentiate(tracing.trace(fn, **{k: registry.typeof(v) for k, v in arrays.items()}), wrt)
+    return differentiate(trace(fn, **{k: registry.typeof(v) for k, v in arrays.items()}), wrt)
 
 
 def torch_gradients(
@@ -241,7 +241,7 @@ def test_one_rstd(kind: str) -> None:
     """Forward and backward share the statistics (contracts 6)."""
     fn, _, _, names = norm_case(kind, (3, 5), (5,), 2 if kind == "layer_norm" else 1, None)
     types = {"x": "bf16[N,5]", "w": "bf16[5]", "b": "bf16[5]"}
-    joint = opened(differentiate(tracing.trace(fn, **{k: types[k] for k in names}), names))
+    joint = opened(differentiate(trace(fn, **{k: types[k] for k in names}), names))
     assert count(joint, "rsqrt") == 1
     statistics = [n for n in joint.nodes if n.op.name == "sum" and n.shape == joint.input("x").shape[:1]]
     assert len(statistics) == (4 if kind == "layer_norm" else 2)  # mean and variance; mean(h), mean(h xhat)
@@ -383,7 +383,7 @@ def test_an_ignored_row_is_never_read() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_an_index_outside_the_classes(bad: int, weighted: bool) -> None:
     arrays = {"x": np.zeros((3, 5)), "t": np.array([0, -100, bad])} | ({"w": np.ones(5)} if weighted else {})
-    graph = tracing.trace(
+    graph = trace(
         lambda x, t, w=None: ops.cross_entropy(x, t, w), **{k: registry.typeof(v) for k, v in arrays.items()}
     )
     with pytest.raises(IndexOutOfRange) as caught:
@@ -396,12 +396,12 @@ def test_large_logits_and_impossible_classes() -> None:
     fn, reference = (lambda x, t: ops.cross_entropy(x, t)), (lambda x, t: F.cross_entropy(x, t))
     check(fn, reference, arrays, ["x"])
     arrays["t"] = np.array([2, 2])
-    out = interp.run(tracing.trace(fn, x="f64[2,3]", t="i64[2]"), arrays)
+    out = interp.run(trace(fn, x="f64[2,3]", t="i64[2]"), arrays)
     assert out["y"] == np.inf
 
 
 def test_the_gradient_is_no_scatter() -> None:
-    joint = opened(differentiate(tracing.trace(lambda x, t: ops.cross_entropy(x, t), x="f32[N,V]", t="i64[N]"), ["x"]))
+    joint = opened(differentiate(trace(lambda x, t: ops.cross_entropy(x, t), x="f32[N,V]", t="i64[N]"), ["x"]))
     names = [n.op.name for n in joint.nodes]
     assert not {"scatter_add", "scatter_add_along_axis"} & set(names)
     assert names.count("exp") == 1 and names.count("amax") == 1 and names.count("take_along_axis") == 1
@@ -410,7 +410,7 @@ def test_the_gradient_is_no_scatter() -> None:
 
 
 def test_the_target_has_no_gradient() -> None:
-    graph = tracing.trace(lambda x, t: ops.cross_entropy(x, t), x="f32[3,4]", t="i64[3]")
+    graph = trace(lambda x, t: ops.cross_entropy(x, t), x="f32[3,4]", t="i64[3]")
     with pytest.raises(NotDifferentiable, match="cross_entropy"):
         differentiate(graph, ["t"])
 
@@ -458,7 +458,7 @@ def test_mse_loss_f32() -> None:
 def test_mse_loss_of_16_bit_floats_is_summed_in_f32(dtype: Any) -> None:
     arrays = {"x": np.ones(5000, dtype), "t": np.zeros(5000, dtype)}
     assert interp.run(
-        tracing.trace(
+        trace(
             lambda x, t: ops.mse_loss(x, t, reduction="sum"), **{k: registry.typeof(v) for k, v in arrays.items()}
         ),
         arrays,

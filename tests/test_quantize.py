@@ -10,7 +10,6 @@ import pytest
 import registry
 import torch
 
-import gradc.trace as tracing
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import NotDifferentiable, TypeRuleError
@@ -20,6 +19,7 @@ from gradc.ir.node import Node, topological
 from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import DTYPES, F64, parse_type
+from gradc.trace import trace
 
 NAMES = ("dequantize", "quantize", "fake_quantize")
 U32 = 2.0**-24
@@ -68,7 +68,7 @@ def expand(p: torch.Tensor, shape: tuple, block: tuple | None) -> torch.Tensor:
 
 def traced(fn: Any, arrays: Mapping[str, np.ndarray], wrt: list[str]) -> tuple[Graph, dict[str, np.ndarray]]:
     """The joint graph and its results on the arrays, the cotangent ``d.y`` included in them."""
-    graph = tracing.trace(fn, **{k: registry.typeof(v) for k, v in arrays.items() if k != "d.y"})
+    graph = trace(fn, **{k: registry.typeof(v) for k, v in arrays.items() if k != "d.y"})
     joint = differentiate(graph, wrt)
     return joint, interp.run(joint, arrays)
 
@@ -191,7 +191,7 @@ def test_quantize_gradients(name: str, kind: str, dtype: str) -> None:
 
 
 def test_every_block_of_a_symbolic_size() -> None:
-    graph = tracing.trace(lambda x, s: ops.fake_quantize(x, s, block=(1, 32)), x="f64[N,D]", s="f64[N,(D+31)//32]")
+    graph = trace(lambda x, s: ops.fake_quantize(x, s, block=(1, 32)), x="f64[N,D]", s="f64[N,(D+31)//32]")
     joint = differentiate(graph, ["x", "s"])
     assert parse(str(joint)) == joint
     for n, d in itertools.product((0, 1, 7), (0, 1, 31, 32, 33, 64)):
@@ -208,7 +208,7 @@ def test_every_block_of_a_symbolic_size() -> None:
 
 def test_the_block_may_be_symbolic() -> None:
     d = symbol("D")
-    graph = tracing.trace(lambda q, s: ops.dequantize(q, s, block=(1, d)), q="i8[N,D]", s="f32[N,1]")
+    graph = trace(lambda q, s: ops.dequantize(q, s, block=(1, d)), q="i8[N,D]", s="f32[N,1]")
     (node,) = [n for n in graph.nodes if n.op.name == "dequantize"]
     assert node.attrs["block"] == (1, d) and parse(str(graph)) == graph
     q, s = rng.integers(-128, 128, (3, 5)).astype(np.int8), rng.uniform(0, 1, (3, 1)).astype(np.float32)
@@ -315,7 +315,7 @@ def test_the_vjp_is_the_derivative_of_the_surrogate(name: str, blocks: str, grad
     _, got = traced(surrogate, {**arrays, "d.y": g}, ["x", "s", "zp"])
     for key in want:
         close(got[key], want[key])
-    graph = tracing.trace(surrogate, **{k: registry.typeof(v) for k, v in arrays.items()})
+    graph = trace(surrogate, **{k: registry.typeof(v) for k, v in arrays.items()})
     held, olds = hold(graph)
     values = interp.evaluate_graph(graph.with_outputs([*graph.outputs, *olds.items()]), arrays)
     fixed = {k: values[old] for k, old in olds.items()}
@@ -350,7 +350,7 @@ def test_f32_error(shape: tuple, block: tuple | None) -> None:
         rng.uniform(-9, 9, counts(shape, block)).astype(np.float32),
     )
     arrays = {"x": x, "s": s, "zp": zp, "d.y": g}
-    graph = tracing.trace(
+    graph = trace(
         lambda x, s, zp: ops.fake_quantize(x, s, zp, block=block),
         **{k: registry.typeof(v) for k, v in arrays.items() if k != "d.y"},
     )
@@ -386,7 +386,7 @@ def test_16_bit_floats_are_computed_and_summed_in_f32(dtype: Any) -> None:
 
 
 def test_the_scale_decides_the_precision() -> None:
-    graph = tracing.trace(lambda x, s: ops.fake_quantize(x, s), x="f32[3]", s="f64[1]")
+    graph = trace(lambda x, s: ops.fake_quantize(x, s), x="f32[3]", s="f64[1]")
     (node,) = [n for n in graph.nodes if n.op.name == "fake_quantize"]
     assert node.dtype.name == "f32"
     inside = opened(graph)
@@ -400,7 +400,7 @@ def test_wild_values() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 2.0**31, 0.0, 2.5, 3.5, -2.5], np.float32)
     s = np.ones(1, np.float32)
     g = np.ones(x.shape, np.float32)
-    quantized = tracing.trace(lambda x, s: ops.quantize(x, s), x="f32[10]", s="f32[1]")
+    quantized = trace(lambda x, s: ops.quantize(x, s), x="f32[10]", s="f32[1]")
     assert interp.run(quantized, x=x, s=s)["y"].tolist() == [0, 127, -128, 127, -128, 127, 0, 2, 4, -2]
     _, out = traced(lambda x, s: ops.fake_quantize(x, s), {"x": x, "s": s, "d.y": g}, ["x", "s"])
     assert out["d.x"].tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
@@ -433,7 +433,7 @@ def test_a_scale_of_zero_in_a_ragged_block(fn: Any) -> None:
 def test_dequantize_floats(q: str) -> None:
     values = np.array([[1.5, -2, 0.5], [6, 1, -4]]).astype(DTYPES[q].np)
     scale = np.array([[2.0], [0.5]]).astype(ml_dtypes.float8_e8m0fnu)
-    graph = tracing.trace(lambda q, s: ops.dequantize(q, s, block=(1, 3)), q=f"{q}[2,3]", s="e8m0[2,1]")
+    graph = trace(lambda q, s: ops.dequantize(q, s, block=(1, 3)), q=f"{q}[2,3]", s="e8m0[2,1]")
     assert interp.run(graph, q=values, s=scale)["y"].tolist() == [[3, -4, 1], [3, 0.5, -2]]
     with pytest.raises(NotDifferentiable):
         differentiate(graph, ["s"])
@@ -461,7 +461,7 @@ def test_second_order() -> None:
         "g": rng.standard_normal(shape),
     }
     first = differentiate(
-        tracing.trace(
+        trace(
             lambda q, s, zp: ops.dequantize(q, s, zp, block=block, out_dtype="f64"),
             q="i8[6,8]",
             s="f64[2,3]",
@@ -520,11 +520,11 @@ def opened(graph: Graph) -> Graph:
 def test_common_blocks_are_plain_broadcasts(scale: str, block: Any) -> None:
     if block is not None:
         block = tuple(symbol(b) if isinstance(b, str) else b for b in block)
-    graph = opened(tracing.trace(lambda q, s: ops.dequantize(q, s, block=block), q="i8[N,8]", s=scale))
+    graph = opened(trace(lambda q, s: ops.dequantize(q, s, block=block), q="i8[N,8]", s=scale))
     assert [n.op.name for n in graph.nodes if n.op.name != "input"] == ["cast", "broadcast_to", "mul"]
     joint = opened(
         differentiate(
-            tracing.trace(lambda x, s, zp: ops.fake_quantize(x, s, zp, block=block), x="f32[N,8]", s=scale, zp=scale),
+            trace(lambda x, s, zp: ops.fake_quantize(x, s, zp, block=block), x="f32[N,8]", s=scale, zp=scale),
             ["x", "s", "zp"],
         )
     )
@@ -537,7 +537,7 @@ def test_common_blocks_are_plain_broadcasts(scale: str, block: Any) -> None:
 def test_a_dividing_block_needs_no_padding() -> None:
     joint = opened(
         differentiate(
-            tracing.trace(lambda x, s: ops.fake_quantize(x, s, block=(1, 4)), x="f32[N,4*D]", s="f32[N,D]"), ["x", "s"]
+            trace(lambda x, s: ops.fake_quantize(x, s, block=(1, 4)), x="f32[N,4*D]", s="f32[N,D]"), ["x", "s"]
         )
     )
     assert not {"pad", "slice"} & {n.op.name for n in joint.nodes}

@@ -32,9 +32,9 @@ _FAR = 3
 """So far outside every tap of every mode is outside too, and nothing depends on the coordinate any more."""
 
 
-def position_dtype(sizes: Iterable[Size], place: DType) -> DType:
-    """i32 where it holds every position on axes of these sizes; a symbol may be large if places are f64."""
-    return I32 if all(n < 2**31 if isinstance(n, int) else place.bits == 32 for n in sizes) else I64
+def position_dtype(sizes: Iterable[Size]) -> DType:
+    """i32 where it is known to hold every position on axes of these sizes."""
+    return I32 if all(isinstance(n, int) and n < 2**31 for n in sizes) else I64
 
 
 def read_at(coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mode: str, align_corners: bool) -> tuple[Node, Node | None]:

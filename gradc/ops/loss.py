@@ -217,11 +217,16 @@ class _Entropy:
     def cotangent(self, g: Node) -> Node:
         """What reaches each position's loss."""
         g = converted(g, self.dtype)
-        return spread(g / self.norm if self.reduction == "mean" else g, self.positions)
+        return spread(g / _nonzero(self.norm) if self.reduction == "mean" else g, self.positions)
 
 
 def _count_of(shape: tuple[Size, ...], dtype: DType) -> Node:
     return converted(call("dim", size=product(shape)), dtype)
+
+
+def _nonzero(norm: Node) -> Node:
+    """The norm, and 1 for 0: where nothing counts the mean is NaN, and its gradient 0 as torch's is."""
+    return where(call("eq", norm, zeros_like(norm)), full(1, norm), norm)
 
 
 def _all(x: Node) -> Node:
@@ -341,7 +346,7 @@ def _mse_value(input: Node, target: Node, *, reduction: str) -> Node:
 def _mse_vjp(g: Node, y: Node, input: Node, target: Node, *, reduction: str) -> tuple[Node, Node]:
     difference = _difference(input, target)
     g = converted(g, difference.dtype) * 2
-    g = spread(g / _count_of(input.shape, difference.dtype) if reduction == "mean" else g, input.shape)
+    g = spread(g / _nonzero(_count_of(input.shape, difference.dtype)) if reduction == "mean" else g, input.shape)
     dx = g * difference
     return converted(dx, input.dtype), converted(-dx, input.dtype)
 

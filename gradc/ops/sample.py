@@ -229,7 +229,7 @@ def _interpolate(rank: int, rule: Any) -> Composite:
     return Composite(f"interpolate_{rank}d", infer=rule, decompose=_interpolate_value, vjp=_interpolate_vjp,
         samples=(
             Sample((x, *weights, *positions), draw=("normal", *["normal"] * rank, *near)),
-            Sample((x, *(f"F[2,{m}]" for m in mixed), *(f"i32[2,{m}]" for m in mixed)), draw=("normal", *["normal"] * rank, *["int"] * rank)),
+            Sample((x, *(f"F[2,{m}]" for m in mixed), *(f"i32[2,{m}]" for m in mixed)), draw=("normal", *["normal"] * rank, *["index:5"] * rank)),
         ),
         bad=(
             BadSample(("f32[2,3,5]", *["f32[2,2,4]"] * rank, *["i64[2,2,4]"] * rank), match=f"rank 3, not {rank + 2}"),
@@ -276,7 +276,7 @@ def _grid_sample(input: Type, grid: Type, *, mode: Mode = "bilinear", padding_mo
 
 def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str, align_corners: bool) -> Node:
     rank, wide = input.rank - 2, converted(grid, grid.dtype.compute)
-    dtype = position_dtype(input.shape[2:], wide.dtype)
+    dtype = position_dtype(input.shape[2:])
     positions, weights = [], []
     for axis, size in enumerate(input.shape[2:]):  # the grid's last dim counts from the last axis
         position, weight = read_at(wide[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
