@@ -138,7 +138,7 @@ def test_strategies_agree() -> None:
 
 
 def test_a_module_from_the_cache_gives_the_same_bits() -> None:
-    function, types, draw = CASES["embedding"]
+    function, types, _ = CASES["embedding"]
     inputs = draw(np.random.default_rng(1))
     dy = normal(np.random.default_rng(2), 5000, 17)
     results = set()

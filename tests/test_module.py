@@ -119,7 +119,7 @@ def test_gradients_are_a_mapping_in_the_order_of_wrt(module: gradc.Module) -> No
     assert list(grads) == ["w", "table", "extra"]
     before = grads["w"].copy()
     for wrong in (np.ones((8, 4), f32), np.ones((8, 5))):
-        with pytest.raises(InvalidProblem, match="the gradients of 'w' differ: float32.8, 5. and"):
+        with pytest.raises(InvalidProblem, match=r"the gradients of 'w' differ: float32.8, 5. and"):
             grads.accumulate({"table": grads["table"], "w": wrong})
     np.testing.assert_array_equal(grads["w"], before)
     taken = grads.pop("table")
@@ -430,7 +430,7 @@ def test_anything_with_dlpack_or_an_interface(module: gradc.Module) -> None:
 
 def test_a_wanted_gradient_that_is_not_there() -> None:
     graph = gradc.trace(lambda x, w: ops.sum(ops.floor(x) * w), x="f32[N]", w="f32[N]")
-    with pytest.raises(NotDifferentiable, match="'floor' .* lies between 'x' and every float output"):
+    with pytest.raises(NotDifferentiable, match=r"'floor' .* lies between 'x' and every float output"):
         gradc.compile(graph, wrt=["x"])
     zero = gradc.compile(graph, wrt=["x", "w"], unused="zeros")
     _, residuals = zero.forward(x=np.ones(2, f32), w=np.ones(2, f32))

@@ -309,8 +309,8 @@ class _Writer:
     def effect(self, s: Stmt) -> list[str]:
         value = variable(s.args[0])
         if s.op == "check":
-            axes = (*self.k.rows, *self.k.cols)
-            at = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
+            axes, level = (*self.k.rows, *self.k.cols), self.k.stmt_level(s)  # along the others the value repeats: the first is meant
+            at = index(flatten([Index.of(a) if a in level else Index() for a, _ in axes], [n for _, n in axes])) if axes else "0"
             bound = size(s.attr("bound"))
             low = [variable(v) for v in s.args[1:]]
             below = [f"if ({value} < {v}) gradc_report(A->ctx, GRADC_DECREASES, A->site, {at}, {value}, {v});" for v in low]

@@ -226,7 +226,7 @@ def _count_of(shape: tuple[Size, ...], dtype: DType) -> Node:
 
 def _nonzero(norm: Node) -> Node:
     """The norm, and 1 for 0: where nothing counts the mean is NaN, and its gradient 0 as torch's is."""
-    return where(call("eq", norm, zeros_like(norm)), full(1, norm), norm)
+    return where(eq(norm, zeros_like(norm)), full(1, norm), norm)
 
 
 def _all(x: Node) -> Node:
