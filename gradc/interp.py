@@ -20,8 +20,8 @@ from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Select, Stmt, n
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
-from .ops.pointwise import convert
 from .ops.bags import check_positions, count_not_above
+from .ops.pointwise import convert
 from .ops.rules import UFUNCS, summing
 
 Array = np.ndarray[Any, Any]

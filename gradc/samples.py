@@ -93,6 +93,8 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
                 drawn = {s.draw[k] for s in node.op.samples if k < len(s.draw)}
                 if len(drawn) == 1 and drawn <= {"positive", "nonzero", "unit"}:
                     words.setdefault(name, drawn.pop())
+                if k in node.op.ascending:
+                    words[name] = "ascending"
                 if k in node.op.indices:
                     limit = node.op.indices[k](node)
                     if symbols(limit) <= dims.keys():
@@ -104,10 +106,16 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
     return words, limits
 
 
+def from_zero(line: Array) -> Array:
+    """The numbers of a line in order, the first made 0."""
+    return np.where(np.arange(line.size) == 0, 0, np.sort(line))
+
+
 def _draw(random: np.random.Generator, dtype: DType, shape: tuple[int, ...], word: str, limit: int | None) -> Array:
     if dtype.is_integer:
         low, high = (0, max(limit, 1)) if limit is not None else (max(dtype.range[0], -100), min(dtype.range[1], 100) + 1)
-        return convert(random.integers(low, min(high, dtype.range[1] + 1), shape), dtype)
+        drawn = random.integers(low, min(high, dtype.range[1] + 1), shape)
+        return convert(from_zero(drawn) if word == "ascending" else drawn, dtype)
     if not dtype.is_float:
         return convert(random.random(shape) < 0.5, dtype)
     signs = np.where(random.random(shape) < 0.5, -1.0, 1.0)

@@ -138,7 +138,7 @@ def test_strategies_agree() -> None:
 
 
 def test_a_module_from_the_cache_gives_the_same_bits() -> None:
-    function, types, _ = CASES["embedding"]
+    function, types, draw = CASES["embedding"]
     inputs = draw(np.random.default_rng(1))
     dy = normal(np.random.default_rng(2), 5000, 17)
     results = set()
@@ -151,7 +151,7 @@ def test_a_module_from_the_cache_gives_the_same_bits() -> None:
 
 def test_a_row_does_not_depend_on_how_often_it_was_asked() -> None:
     """Bits of one call do not depend on calls before it, sizes of other calls among them (scratch is never read before it is written)."""
-    function, types, draw = CASES["embedding"]
+    function, types, _ = CASES["embedding"]
     module = gradc.compile(gradc.trace(function, **types), wrt=["table"])
     rng = np.random.default_rng(3)
     tokens, table, dy = heavy(rng, 60, 700), normal(rng, 60, 17), normal(rng, 700, 17)

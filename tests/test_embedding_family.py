@@ -24,7 +24,8 @@ from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import IndexOutOfRange, InvalidProblem, NotAscending, TypeRuleError  # noqa: E402
 from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
-from gradc.ir.types import typeof  # noqa: E402
+from gradc.ir.types import DTYPES, typeof  # noqa: E402
+from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.ops.sparse import coalesce  # noqa: E402
 from gradc.runtime import pool  # noqa: E402
 
@@ -184,7 +185,7 @@ def test_embedding(padding: int | None, by_frequency: bool, max_norm: float | No
 @pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64", "u8"])
 def test_index_dtypes(dtype: str) -> None:
     rng = np.random.default_rng(1)
-    i = rng.integers(0, 6, (3, 4)).astype(gradc.ir.types.DTYPES[dtype].np)
+    i = rng.integers(0, 6, (3, 4)).astype(DTYPES[dtype].np)
     same_as_torch(lambda i, w: ops.embedding(i, w), lambda i, w: F.embedding(i.long(), w), {"i": i, "w": rng.standard_normal((6, 4))}, dtype, compiled=True)
 
 
@@ -380,7 +381,7 @@ def test_the_bag_of_a_position_is_searched_for_not_stored() -> None:
 @pytest.mark.parametrize("name", ["scatter_amax", "scatter_amin", "scatter_prod"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "u8"])
 def test_every_strategy_combines(strategy: str, name: str, dtype: str) -> None:
-    kind = gradc.ir.types.DTYPES[dtype].np
+    kind = DTYPES[dtype].np
     column = lambda i, x: getattr(ops, name)(ops.broadcast_to(ops.reshape(i, (-1, 1)), x.shape), x, axis=0, size=50)
     module = gradc.compile(gradc.trace(column, i="i64[N]", x=f"{dtype}[N,5]"), reductions={"*": strategy})
     program = module.forward.program
@@ -424,7 +425,7 @@ def test_a_combine_that_is_none_is_refused() -> None:
     program = gradc.compile(gradc.trace(lambda i, x: ops.scatter_amax(i, x, axis=0, size=5), i="i64[N]", x="f32[N]")).forward.program
     wrong = parse_program(str(program).replace('combine="max"', 'combine="median"'))
     with pytest.raises(TypeRuleError, match="combines by 'median'; there are sum, prod, max, min"):
-        gradc.ir.verify.verify_program(wrong)
+        verify_program(wrong)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin", "prod"])
@@ -460,10 +461,10 @@ def test_an_element_that_is_left_out_is_no_winner() -> None:
 @pytest.mark.parametrize(("size", "count"), [(5, 40), (200, 30), (70000, 300), (9, 0), (9, 1)])
 @pytest.mark.parametrize("padding", [None, 3])
 def test_coalesced_rows_are_the_dense_gradient(size: int, count: int, padding: int | None) -> None:
-    graph = gradc.trace(lambda i, dy: dict(zip(("rows", "values", "count"), coalesce(i, dy, gradc.dim("V"), padding_idx=padding), strict=True)), i="i64[N]", dy="f64[N,4]") if hasattr(gradc, "dim") else None
-    graph = graph or gradc.trace(lambda i, dy: dict(zip(("rows", "values", "count"), coalesce(i, dy, size, padding_idx=padding), strict=True)), i="i64[N]", dy="f64[N,4]")
+    names = ("rows", "values", "count")
+    graph = gradc.trace(lambda i, dy, like: dict(zip(names, coalesce(i, dy, like.shape[0], padding_idx=padding), strict=True)), i="i64[N]", dy="f64[N,4]", like="bool[V]")
     rng = np.random.default_rng(13)
-    given = {"i": rng.integers(0, size, count), "dy": rng.standard_normal((count, 4))}
+    given = {"i": rng.integers(0, size, count), "dy": rng.standard_normal((count, 4)), "like": np.zeros(size, bool)}
     dense = np.zeros((size, 4))
     keep = given["i"] != padding
     np.add.at(dense, given["i"][keep], given["dy"][keep])
@@ -472,4 +473,4 @@ def test_coalesced_rows_are_the_dense_gradient(size: int, count: int, padding: i
         n = int(got["count"])
         assert got["rows"][:n].tolist() == sorted(set(given["i"][keep].tolist())) and (got["rows"][n:] == size).all() and not got["values"][n:].any()
         np.testing.assert_allclose(got["values"][:n], dense[got["rows"][:n]], atol=1e-12)
-    assert not [b for b in module.forward.program.of_kind("temp") if b.type.rank == 2 and b.type.shape == (size, 4)]
+    assert not [b for b in module.forward.program.of_kind("temp") if b.type.dtype.is_float]  # no dense [V, 4]

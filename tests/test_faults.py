@@ -37,7 +37,7 @@ from gradc.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from gradc.ir.dims import symbol
+from gradc.ir.dims import evaluate, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.types import parse_type
 
@@ -209,6 +209,45 @@ def test_assumptions_are_checked_at_each_call() -> None:
         module(x=ones(12), dims={"M": 2})
 
 
+def test_index_expressions_beyond_32_bits() -> None:
+    """The C of an index, evaluated where 32 bits overflow, with nothing allocated."""
+    import ctypes
+
+    from gradc.codegen.index import flatten, index
+    from gradc.ir.dims import floordiv, maximum
+    from gradc.ir.kernel import Index
+    from gradc.runtime.toolchain import compile_c, load_library
+
+    n0, n1 = symbol("n0"), symbol("n1")
+    i0, i1, gathered = Index.of("i0"), Index.of("i1"), Index.of("%3")
+    places = {
+        "rows": flatten([i0, i1], (n0, n1)), "gathered rows": flatten([gathered, i1], (n0, n1)), "strided": flatten([i0 * 2 + 1, i1], (n0, n1)),
+        "flat": flatten([i0 * n1 + i1], (n0 * n1,)), "padded": flatten([i0 + -1, i1], (n0 + 2, n1)), "halved": flatten([i0, i1], (n0, maximum(floordiv(n1, 2), n1 - 5))),
+    }  # fmt: skip
+    texts = [index(place) for place in places.values()]
+    arguments = "i64 n0, i64 n1, i64 i0, i64 i1, i32 v3"
+    source = '#include "math.h"\n' + "\n".join(f'__attribute__((visibility("default"))) i64 f{k}({arguments}) {{ return {text}; }}' for k, text in enumerate(texts))
+    library = load_library(compile_c(source), "indices")
+    for edge in (2**31 - 1, 2**31, 2**31 + 1, 2**33):
+        values = {"n0": edge + 2, "n1": 3, "i0": edge, "i1": 2, "%3": 2**31 - 1}
+        for other in (values, {**values, "n0": 5, "n1": edge, "i0": 4, "i1": edge - 1, "%3": 4}):
+            for k, (name, place) in enumerate(places.items()):
+                function = getattr(library, f"f{k}")
+                function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * 4 + [ctypes.c_int32]
+                want = evaluate(place.const, other) + sum(other[v] * evaluate(c, other) for v, c in place.terms)
+                assert function(*(other[n] for n in ("n0", "n1", "i0", "i1", "%3"))) == want, (name, other)
+
+
+def test_sorts_count_in_32_bits_and_say_so() -> None:
+    graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table="f32[V,2]")
+    module = gradc.compile(graph, wrt=["table"], reductions={"*": "segmented"})
+    with pytest.raises(Unsupported, match="a segmented sum over 4294967296 rows of its result; it counts to 2"):
+        module.backward.workspace_size(N=4, V=2**32)
+    with pytest.raises(Unsupported, match="a segmented sum over 2147483648 rows;"):
+        module.backward.workspace_size(N=2**31, V=4)
+    assert gradc.compile(graph, wrt=["table"], reductions={"*": "privatized"}).backward.workspace_size(N=2**31, V=4) > 0
+
+
 def test_sizes_beyond_what_can_be() -> None:
     graph = gradc.trace(lambda x, y: ops.reshape(x, (-1, 1)) * y, x="f32[N]", y="f32[M]")
     module = gradc.compile(graph, target="cpu")
@@ -286,6 +325,37 @@ def test_data_that_is_no_number() -> None:
     assert values["i"][5].tolist() == [2**31 - 1, -(2**31), 2**31 - 1, 0, -(2**31)]
     floats = [n for n, v in graph.outputs if v.dtype.is_float]
     assert module.backward(residuals, **{n: np.ones_like(values[n]) for n in floats})["x"].shape == x.shape
+
+
+def test_nothing_counts() -> None:
+    """A mean over nothing is NaN; its gradient is 0, as torch's is, whatever is moved where."""
+    graph = gradc.trace(lambda x, w, t: ops.cross_entropy(x @ w, t), x="f32[N,4]", w="f32[4,3]", t="i64[N]")
+    square = gradc.trace(lambda x, w: ops.mse_loss(x @ w, ops.sum(x, axis=1, keepdims=True)), x="f32[N,4]", w="f32[4,3]")
+    for numerics in ("real", "strict"):
+        module = gradc.compile(graph, wrt=["x", "w"], numerics=numerics)
+        for n in (5, 0):
+            y, residuals = module.forward(x=ones(n, 4), w=ones(4, 3), t=np.full(n, -100))
+            grads = module.backward(residuals, np.asarray(1, f32))
+            assert np.isnan(y) and not grads["x"].any() and not grads["w"].any()
+        y, residuals = gradc.compile(square, wrt=["w"], numerics=numerics).forward(x=ones(0, 4), w=ones(4, 3))
+        assert np.isnan(y) and not gradc.compile(square, wrt=["w"], numerics=numerics).backward(residuals, np.asarray(1, f32))["w"].any()
+
+
+def test_bytes_that_are_no_bool() -> None:
+    odd = np.array([2, 1, 0, 255], np.uint8).view(np.bool_)
+    found = gradc.compile(gradc.trace(lambda b: {"n": ops.sum(b), "same": b & b, "f": ops.cast(b, "f32"), "not": ~b}, b="bool[N]"))(b=odd)
+    assert found["n"] == 3 and found["same"].tolist() == [True, True, False, True] and found["f"].tolist() == [1, 1, 0, 1] and found["not"].tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64", "u8", "u16", "u32"])
+def test_integer_division_never_traps(dtype: str) -> None:
+    about = np.iinfo(parse_type(f"{dtype}[]").dtype.np)
+    edges = np.unique(np.array([about.min, about.min + 1, about.max, -1 if about.min else 1, 0, 1, 3], about.dtype))
+    a, b = (grid.reshape(-1) for grid in np.meshgrid(edges, edges))
+    graph = gradc.trace(lambda a, b: {"quotient": a // b, "rest": a % b, "abs": abs(a), "product": a * b}, a=f"{dtype}[N]", b=f"{dtype}[N]")
+    found = gradc.compile(graph)(a=a, b=b)
+    for name, want in interp.run(graph, {"a": a, "b": b}).items():
+        np.testing.assert_array_equal(found[name], want, err_msg=name)
 
 
 def test_numbers_from_floats_are_never_addresses() -> None:
@@ -600,6 +670,21 @@ def test_user_names_that_are_arguments_of_a_call() -> None:
         module.forward(out=inputs["out"])
     for kernel in module.kernels.values():
         kernel.run(**kernel.sample(N=3), dims={"N": 3}) if not {"dims"} & kernel.sample(N=3).keys() else None
+
+
+def test_names_that_gradc_uses_itself() -> None:
+    """An array constant, temps and views have names of ours: another value may bear them too."""
+    names = ("c0", "c1", "t3", "t4", "y.base", "copy", "x.view")
+    nodes = [input_node(name, parse_type("f32[3]")) for name in names]
+    total = ops.constant((1.0, 2.0, 5.0), "f32", (3,))
+    for node in nodes:
+        total = ops.tanh(total @ ops.reshape(ops.concat([node] * 3), (3, 3))) + ops.gather(ops.constant((3.0, 4.0, 6.0), "f32", (3,)), ops.cast(node, "i64"))
+    graph = Graph("g", tuple(nodes), (("c2", total), ("t5", ops.reshape(total, (3, 1)))))
+    inputs = {name: np.array([0, 2, 1], f32) for name in names}
+    for fuse in (True, False):
+        found = gradc.compile(graph, fuse=fuse)(inputs)
+        for name, want in interp.run(graph, inputs).items():
+            np.testing.assert_allclose(found[name], want, rtol=1e-6)
 
 
 def test_text_that_is_no_graph() -> None:

@@ -357,7 +357,8 @@ class Expected:
                 exact[node] = self.short(node, wide)
             jumps = node.op.name in STEPWISE and not all(exact[o] for o in before)
             # what comes of a division by a size of 0 is no real number: the REAL rules need not keep it
-            steady[node] = all(steady[o] for o in before) and not jumps and bool(np.isfinite(np.asarray(wide[node], np.float64)).all())
+            divided = node.op.name in ("div", "reciprocal", "rsqrt", "log") and not np.asarray(wide[before[-1]]).all()
+            steady[node] = all(steady[o] for o in before) and not jumps and not divided and bool(np.isfinite(np.asarray(wide[node], np.float64)).all())
         self.arrays = arrays
         self.dims = dims
         self.values = {name: own[n] for name, n in plain.outputs}

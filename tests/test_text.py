@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry import call
 import gradc.ops as ops
 from gradc.errors import GradcError, IRFormatError, TypeRuleError
 from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol
@@ -81,7 +82,7 @@ def sample_graphs() -> list[tuple[str, Graph]]:
                 places = iter(inputs)
                 try:
                     operands = [next(places) if isinstance(t, str) else t for t in sample.operands]
-                    result = op(*operands, **sample.attrs)
+                    result = call(op, operands, sample.attrs)
                 except TypeRuleError:  # a sample whose attributes are texts, for its own tests to read
                     continue
                 found.append((name, graph_of(result, *inputs, name="g")))

@@ -35,6 +35,7 @@ _DRAWN = {
 def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """Inputs: small dyadic rationals that the dtype holds; ints that are valid where they are indices, else small."""
     bounds = _index_bounds(graph, dims)
+    ascending = {graph.input_name(v) for n in opened(graph).nodes for k in n.op.ascending if (v := n.operands[k]).op.name == "input"}
     out: dict[str, Array] = {}
     array: Array
     for node in graph.inputs:
@@ -47,6 +48,8 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
             array = np.asarray(rng.integers(-(largest << bits) + 1, largest << bits, shape) / 2.0**bits)
         elif name in bounds:
             array = rng.integers(0, max(bounds[name], 1), shape)
+            if name in ascending:
+                array = np.where(np.arange(array.size) == 0, 0, np.sort(array))
         else:
             low, high = (0, 1) if dtype.kind == "b" else dtype.range
             array = rng.integers(max(low, -8), min(high, 8) + 1, shape)

@@ -84,7 +84,6 @@ embedding: Composite = Composite("embedding", infer=_embedding, sugar=_embedding
     samples=(
         Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")), Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")), Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),
         Sample(("u8[N]", "F[5,3]"), {"scale_grad_by_freq": True, "padding_idx": 0}, draw=("index:5", "normal")), Sample(("i64[2,2,N]", "F[3,3]"), {"oob": "skip"}, draw=("index:5", "normal")),
-        Sample(("i64[N]", "F[5,3]"), {"max_norm": 1.0, "padding_idx": 1}, draw=("index:5", "normal")),
     ),
     bad=(BadSample(("f32[2]", "f32[5,3]"), match="indices are f32"), BadSample(("i64[2]", "f32[5]"), match="rank 1, not 2"), BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7")),
     doc="rows of a table: [..., D] for indices [...]; padding rows get no gradient; max_norm puts embedding_renorm in front", source="torch.nn.functional.embedding")  # fmt: skip
