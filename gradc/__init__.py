@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from types import ModuleType
@@ -36,12 +37,23 @@ __all__ = sorted([*_PUBLIC, "errors", "interp", "knobs", "ops"])
 __version__ = "0.1.0"
 
 
+_LATER = ("from_onnx", "from_torch", "plans")
+
+
+def _not_yet(name: str, *_: Any, **__: Any) -> Any:
+    from .errors import Unsupported
+
+    raise Unsupported(f"gradc.{name} is not there yet")
+
+
 def __getattr__(name: str) -> Any:
     # loaded on first use: importing gradc costs no more than the parts that are used
     if name in _PUBLIC:
         value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
     elif name in ("errors", "interp", "knobs", "ops"):
         value = importlib.import_module(f".{name}", __name__)
+    elif name in _LATER:
+        return functools.partial(_not_yet, name)
     else:
         raise AttributeError(f"gradc has no {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value

@@ -284,9 +284,15 @@ def save_module(module: Module, folder: Any) -> None:
     parts = _parts(module) if module.target == "cpu" else {k: v for k, v in _plain_parts(module).items()}
     block = pack(parts)
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
-    description = {"format": 1, "version": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options, "machine": cpu_identity(), "sha256": digest(block)}
+    description = {"format": 1, "version": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options}
+    description |= {"sha256": digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)), "machine": cpu_identity()}
     (path / "module.bin").write_bytes(block)
     (path / "module.json").write_text(json.dumps(description, indent=1) + "\n")
+
+
+def _saved_files(folder: Path) -> list[bytes]:
+    """The graph's bytes and those of the arrays beside it."""
+    return [p.read_bytes() for p in sorted(folder.glob("graph.gir*"))]
 
 
 def _plain_parts(module: Module) -> dict[str, bytes]:
@@ -306,10 +312,11 @@ def load_module(folder: Any) -> Module:
     try:
         description = json.loads((path / "module.json").read_text())
         block = (path / "module.bin").read_bytes()
-        if description["format"] != 1 or digest(block) != description["sha256"]:
+        stated, machine = description.pop("sha256"), description.pop("machine")
+        if description["format"] != 1 or digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)) != stated:
             raise ValueError("its parts do not belong together")
         parts = unpack(block)
-        wrt, target, options, machine = description["wrt"], description["target"], {**DEFAULTS, **description["options"]}, description["machine"]
+        wrt, target, options = description["wrt"], description["target"], {**DEFAULTS, **description["options"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidProblem(f"{path} holds no module of gradc: {error}") from error
     graph = load_graph(path / "graph.gir")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .errors import TypeRuleError
+from .errors import InvalidProblem, TypeRuleError
+from .interp import bind_dims
+from .ir.dims import Size, symbol
 from .ir.graph import Graph
 from .ir.types import DTYPES, Type, typeof
 from .module import Gradients, Module
-from .trace import flatten, trace
+from .trace import flatten, trace, unflatten
 
 
 class TracedFunction:
@@ -26,7 +28,7 @@ class TracedFunction:
         self.signature = inspect.signature(fn)
         annotated = {p.name: p.annotation for p in self.signature.parameters.values() if _is_type(p.annotation)}
         self._graph: Graph | None = None
-        self._modules: dict[Any, Module] = {}
+        self._modules: dict[Any, list[tuple[Mapping[str, Type], Module]]] = {}
         if len(annotated) == len(self.signature.parameters):
             self._graph = trace(fn, assume=self.facts, **{n: _plain(a) for n, a in annotated.items()})
 
@@ -48,24 +50,46 @@ class TracedFunction:
         return self._module((), bound)(**bound)
 
     def _module(self, wrt: tuple[str, ...], arguments: dict[str, Any]) -> Module:
-        """The module for these arguments' dtypes and ranks; their sizes are dims, so that other sizes need no new one."""
+        """The module for these arguments.
+
+        Inferred types begin as the first call's; an axis whose size differs at a later call becomes a dim, so that one module more serves every size.
+        """
         from .api import compile
 
+        shape = {name: unflatten(tree, dict.fromkeys(flatten(tree, name), None), name) for name, tree in arguments.items()}
         leaves = {k: typeof(v) for name, tree in arguments.items() for k, v in flatten(tree, name).items()}
-        key: Any = (wrt, "fixed") if self._graph is not None else (wrt, *((k, str(t)) for k, t in leaves.items()))
-        if key not in self._modules:
-            graph = self._graph or trace(self.fn, assume=self.facts, **{n: _typed(tree) for n, tree in arguments.items()})
-            module = compile(graph, wrt)
-            module.structure = {n: arguments[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)}
-            self._modules[key] = module
-        return self._modules[key]
+        key: Any = (wrt, "fixed") if self._graph is not None else (wrt, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
+        known = self._modules.setdefault(key, [])
+        for types, module in known:
+            if self._graph is not None or _serves(types, leaves):
+                return module
+        types = _generalised(known[-1][0], leaves) if known else leaves
+        graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
+        module = compile(graph, wrt)
+        module.structure = {n: shape[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)}
+        known.append((types, module))
+        return module
 
 
-def _typed(tree: Any) -> Any:
-    from .trace import unflatten
+def _serves(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> bool:
+    """Whether arrays of these types fit a module of those."""
+    try:
+        bind_dims(dict(types), {k: t.concrete({}) for k, t in leaves.items()})
+    except InvalidProblem:
+        return False
+    return True
 
-    leaves = flatten(tree, "x")
-    return unflatten(tree, {k: typeof(v) for k, v in leaves.items()}, "x")
+
+def _generalised(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> dict[str, Type]:
+    """The types with a dim wherever a size differs; sizes that changed alike share one."""
+    dims: dict[Any, Size] = {}
+
+    def size(old: Size, new: Size) -> Size:
+        if isinstance(old, int) and old != new:
+            return dims.setdefault((old, new), symbol(f"n{len(dims)}"))
+        return dims.setdefault((old, new), symbol(f"n{len(dims)}")) if not isinstance(old, int) else old
+
+    return {k: Type(t.dtype, tuple(map(size, types[k].shape, t.shape))) for k, t in leaves.items()}
 
 
 def _plain(annotation: Any) -> Any:

@@ -67,8 +67,17 @@ class Gradients(MutableMapping[str, Any]):
 
     @property
     def tree(self) -> Any:
-        """The gradients in the shape of the traced function's parameters."""
-        return unflatten(self._structure, self._arrays) if self._structure is not None else dict(self._arrays)
+        """The gradients nested as the parameters are; of a graph that was traced from types, as dicts."""
+        if self._structure is not None:
+            return unflatten(self._structure, self._arrays)
+        tree: dict[str, Any] = {}
+        for name, array in self._arrays.items():
+            *path, last = name.split(".")
+            at = tree
+            for part in path:
+                at = at.setdefault(part, {})
+            at[last] = array
+        return tree
 
     def __repr__(self) -> str:
         return f"Gradients({', '.join(f'{n}: {g.dtype}{list(g.shape)}' for n, g in self._arrays.items())})"
@@ -266,7 +275,12 @@ class Module:
 
     @property
     def kernels(self) -> dict[str, Any]:
-        return {name: k for e in self.executables.values() for name, k in e.kernels.items()}
+        """Every kernel by name; one that forward and backward both have is ``backward.NAME`` the second time."""
+        found: dict[str, Any] = {}
+        for what, executable in self.executables.items():
+            for name, kernel in executable.kernels.items():
+                found[f"{what}.{name}" if name in found else name] = kernel
+        return found
 
     def source(self) -> str:
         """The C of forward and backward."""

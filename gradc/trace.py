@@ -65,7 +65,11 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: tree}
     out: dict[str, Any] = {}
     for key, value in items:
-        out |= flatten(value, f"{prefix}.{key}" if prefix else key)
+        below = flatten(value, f"{prefix}.{key}" if prefix else key)
+        twice = out.keys() & below.keys()
+        if twice:
+            raise TypeRuleError(f"two leaves are called {min(twice)!r}: a key of the parameters reads like a path, or like another key")
+        out |= below
     return out
 
 
@@ -162,6 +166,7 @@ class _Recorder:
         self.notes: dict[Node, Note] = {}
         self.captured: list[Node] = []
         self.defaults: dict[str, np.ndarray[Any, Any]] = {}
+        self.met: list[tuple[np.ndarray[Any, Any], Node]] = []
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> _Recorder:
@@ -195,12 +200,15 @@ class _Recorder:
                     self.notes[value] = dataclasses.replace(self.notes[value], name=variable)
 
     def capture(self, array: np.ndarray[Any, Any]) -> Node:
-        for name, known in self.defaults.items():
+        for known, made in self.met:
             if known is array:
-                return next(n for n in self.captured if n.attrs["name"] == name)
+                return made
         node = input_node(f"captured{len(self.captured)}", typeof(array))
         self.captured.append(node)
-        self.defaults[str(node.attrs["name"])] = array
+        self.met.append((array, node))
+        frozen = array.copy()  # a constant, as the small ones are: later changes of the array change nothing
+        frozen.flags.writeable = False
+        self.defaults[str(node.attrs["name"])] = frozen
         return node
 
 

@@ -255,8 +255,8 @@ def test_stages_of_a_module_from_the_cache(module: gradc.Module) -> None:
 def test_kernels_one_by_one(module: gradc.Module) -> None:
     assert module.kernels
     for name, kernel in module.kernels.items():
-        assert kernel.name == name and str(kernel) == kernel.ir and name in kernel.ir and name in kernel.source
-        assert f" * kernel @{name} rows(" in kernel.source  # its IR stands on its forehead
+        assert name in (kernel.name, f"backward.{kernel.name}") and str(kernel) == kernel.ir and kernel.name in kernel.ir
+        assert f" * kernel @{kernel.name} rows(" in kernel.source  # its IR stands on its forehead
         buffers = kernel.sample(N=6, V=9, M=5)
         found = kernel.run(dims={"N": 6, "V": 9, "M": 5}, **buffers)
         assert set(found) == set(kernel.kernel.writes)
@@ -329,6 +329,27 @@ def test_outputs_that_are_inputs_views_or_constants() -> None:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_kernels_are_all_there() -> None:
+    graph = gradc.trace(lambda i, j, w, v: ops.sum(ops.embedding(i, w) * 2.0) + ops.sum(ops.embedding(j, v) * 2.0), i="i64[N]", j="i64[M]", w="f32[V,8]", v="f32[U,8]")
+    found = gradc.compile(graph)
+    assert len(found.kernels) == len(found.forward.program.kernels)
+
+
+@pytest.mark.parametrize("damage", ["other graph", "no graph", "wrt"])
+def test_a_module_whose_parts_do_not_belong_together(damage: str, tmp_path: Path) -> None:
+    gradc.compile(gradc.trace(lambda x: ops.sum(x * x), x="f32[N]"), wrt=["x"]).save(tmp_path / "a")
+    gradc.compile(gradc.trace(lambda x: ops.sum(x * 3.0), x="f32[N]"), wrt=["x"]).save(tmp_path / "b")
+    if damage == "other graph":
+        (tmp_path / "a" / "graph.gir").write_bytes((tmp_path / "b" / "graph.gir").read_bytes())
+    elif damage == "no graph":
+        (tmp_path / "a" / "graph.gir").unlink()
+    else:
+        file = tmp_path / "a" / "module.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "wrt": ["w"]}))
+    with pytest.raises(InvalidProblem, match="holds no module of gradc"):
+        gradc.load_module(tmp_path / "a")
 
 
 def test_save_and_load(module: gradc.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

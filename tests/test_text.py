@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from registry import call
+
 import gradc.ops as ops
 from gradc.errors import GradcError, IRFormatError, TypeRuleError
 from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol

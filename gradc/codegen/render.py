@@ -201,6 +201,8 @@ class _Writer:
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "owned": [], "owned_at": ""}  # fmt: skip
         start = neutral(s.combine, type_.dtype)
         out["start"], out["wide_start"] = literal(start, type_.dtype), literal(start, F64 if type_.dtype.is_float else type_.dtype)
+        # partial sums of many rows are kept wide: a chunk of f32 additions would lose bits that the total keeps
+        out["partial"] = out["wide"] if how == "privatized" and s.combine == "sum" else ctype
         out["combine"] = functools.partial(self.combined, s.combine, out["wide"])
         if how == "regular":
             kept = set(self.parts[self.k.order].kept)

@@ -101,6 +101,20 @@ class Node:
             raise TypeRuleError(f"a traced {self.type} can only be iterated along a constant first axis")
         return (self[i] for i in range(self.shape[0]))
 
+    def __len__(self) -> int:
+        if not self.shape or not isinstance(self.shape[0], int):
+            raise TypeRuleError(f"a traced {self.type} has no length Python could know; x.shape[0] is a size")
+        return self.shape[0]
+
+    def __float__(self) -> float:
+        raise TypeRuleError(f"a traced {self.type} is not a number yet: float() and int() need data")
+
+    __int__ = __float__  # type: ignore[assignment]
+    __complex__ = __float__  # type: ignore[assignment]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeRuleError(f"a traced {self.type} cannot be written into; ops.where, ops.concat and ops.scatter_add make new values")
+
     __array_ufunc__ = None  # NumPy then leaves array + node to us
 
     # -- writing graphs: each operator is the op of that name ----------------------------------------------------------

@@ -16,9 +16,9 @@ _MODULES = (
     "quantization",
     "normalize",
     "loss",
-    "embedding",
+    "tables",
     "bags",
-    "scatter_reduce",
+    "scatters",
     "sparse",
     "sample",
 )

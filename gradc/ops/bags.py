@@ -15,13 +15,13 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
 from ..ir.types import I64, Type
-from .embedding import embedding_renorm
 from .indexing import Bounds, _as_resolved, _indices, _padding, gather, scatter_add
 from .movement import iota
 from .pointwise import bitwise_or, eq, ge, gt, logical_and, lt, maximum, ne, sqrt, where
 from .reduce import amax, amin, sum
 from .rules import along, converted, floating, full, reshaped, spread, zeros_like
-from .scatter_reduce import scatter_amax, scatter_amin
+from .scatters import scatter_amax, scatter_amin
+from .tables import embedding_renorm
 
 # -- which segment a position is in ------------------------------------------------------------------------------------
 

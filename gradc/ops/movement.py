@@ -361,6 +361,7 @@ def _getitem(x: Node, key: Any) -> Node:
     if isinstance(key, Node | np.ndarray | list):
         return call("gather", x, key, axis=0)
     keys = list(key) if isinstance(key, tuple) else [key]
+    gathered: list[tuple[int, Any]] = []  # (axis of the result, integer array)
     if sum(k is Ellipsis for k in keys) > 1:
         raise TypeRuleError("getitem: two ellipses")
     used = sum(k is not None and k is not Ellipsis for k in keys)
@@ -379,15 +380,18 @@ def _getitem(x: Node, key: Any) -> Node:
             shape.append(1)
             continue
         size = x.shape[axis]
+        if isinstance(k, Node | np.ndarray | list):
+            gathered.append((len(shape), k))
+            if len(gathered) > 1 or any(isinstance(other, int | np.integer | Dim) for other in keys):
+                raise TypeRuleError("getitem: one integer array stands beside slices, None and ... alone; gather twice for two")
+            k = _range(None)
         if isinstance(k, _range):
             stride = 1 if k.step is None else int(k.step)
             if stride == 0:
                 raise TypeRuleError("getitem: a step of 0")
             if stride < 0:
-                if k.start is not None or k.stop is not None:
-                    raise TypeRuleError("getitem: a reversed slice takes the whole axis; slice first, then [::-1]")
-                flips.append(axis)
-            low, high = _bound(k.start, 0, size), _bound(k.stop, size, size)
+                flips.append(len(start))
+            low, high = _reversed(k, size, -stride) if stride < 0 else (_bound(k.start, 0, size), _bound(k.stop, size, size))
             stride = abs(stride)
             shape.append(maximum(ceildiv(high - low, stride), 0))
         elif isinstance(k, int | np.integer | Dim) and not isinstance(k, bool):
@@ -401,11 +405,24 @@ def _getitem(x: Node, key: Any) -> Node:
         limit.append(high)
         step.append(stride)
         axis += 1
-    if flips:
-        x = flip.plain(x, axis=tuple(flips))
     if tuple(limit) != x.shape or any(s != 0 for s in start) or any(s != 1 for s in step):
         x = slice.plain(x, start=tuple(start), limit=tuple(limit), step=tuple(step))
-    return reshaped(x, tuple(shape))
+    if flips:
+        x = flip.plain(x, axis=tuple(flips))
+    x = reshaped(x, tuple(shape))
+    for at, index in gathered:
+        x = call("gather", x, index, axis=at)
+    return x
+
+
+def _reversed(k: Any, size: Size, stride: int) -> tuple[Size, Size]:
+    """(low, high) of the forward slice that, flipped, is ``k`` with the step -stride."""
+    if k.start is None and k.stop is None and stride == 1:
+        return 0, size
+    if not isinstance(size, int):
+        raise TypeRuleError(f"getitem: a slice backwards over a symbolic {size} takes the whole axis by -1; slice forwards, then [::-1]")
+    taken = range(size)[k]
+    return (taken[-1], taken[0] + 1) if taken else (0, 0)
 
 
 def _bound(bound: Any, default: Size, size: Size, clip: bool = True) -> Size:

@@ -73,6 +73,8 @@ def _centred_rows(input: Node, axes: tuple[int, ...], eps: float) -> tuple[Node,
     wide = converted(input, input.dtype.compute)
     count = _count(input, axes)
     centred = wide - along(sum.plain(wide, axis=axes) / count, wide.shape, axes)
+    # the mean was rounded: what it missed is the mean of what is left, and small
+    centred = centred - along(sum.plain(centred, axis=axes) / count, wide.shape, axes)
     rstd = rsqrt(sum.plain(centred * centred, axis=axes) / count + eps)
     return centred * along(rstd, wide.shape, axes), rstd
 

@@ -194,17 +194,23 @@ def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool =
     return type_, {**attrs, "ddof": ddof}
 
 
+def _centred(wide: Node, axis: Any, count: Node) -> Node:
+    """x - mean(x); the mean was rounded, so the mean of what is left is taken away once more."""
+    centred = wide - along(sum.plain(wide, axis=axis) / count, wide.shape, axis)
+    return centred - along(sum.plain(centred, axis=axis) / count, wide.shape, axis)
+
+
 def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int) -> Node:
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
-    centred = wide - along(sum.plain(wide, axis=axis) / count, x.shape, axis)
+    centred = _centred(wide, axis, count)
     return _plain(converted(sum.plain(centred * centred, axis=axis) / (count - ddof), x.dtype), axis, keepdims, x.shape)
 
 
 def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int) -> tuple[Node]:
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
-    centred = wide - along(sum.plain(wide, axis=axis) / count, x.shape, axis)
+    centred = _centred(wide, axis, count)
     spread = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype) * (2 / (count - ddof)), x.shape, axis)
     return (converted(spread * centred, x.dtype),)
 

@@ -372,7 +372,11 @@ class Executable:
         """Every kernel by name, each printable, runnable and timeable alone."""
         from .kernel import KernelHandle
 
-        return {k.name: KernelHandle(k, self) for k in self.program.kernels}
+        found: dict[str, KernelHandle] = {}
+        for kernel in self.program.kernels:  # kernels of one structure share a name: the second is name.2
+            count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
+            found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, self)
+        return found
 
     def floor(self, **dims: int) -> int:
         """Bytes that any implementation must move."""

@@ -1,0 +1,58 @@
+"""Decorators and nested parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.errors import TypeRuleError
+
+
+def test_sizes_that_change_become_dims_once() -> None:
+    run = gradc.value_and_grad(lambda p, x: ops.mean(ops.relu(x @ p["w"] + p["b"])))
+    rng = np.random.default_rng(0)
+    p = {"w": rng.standard_normal((4, 3)).astype(np.float32), "b": np.zeros(3, np.float32)}
+    for batch in (5, 7, 1, 64, 0):
+        x = rng.standard_normal((batch, 4)).astype(np.float32)
+        value, grads = run(p, x)
+        if batch:
+            np.testing.assert_allclose(value, np.maximum(x @ p["w"], 0).mean(), rtol=1e-5)
+        assert grads.tree["p"]["w"].shape == (4, 3) and list(grads) == ["p.w", "p.b"]
+    (modules,) = run.traced._modules.values()
+    assert len(modules) == 2  # the first sizes, then any batch
+
+
+def test_lists_and_tuples_keep_their_kind() -> None:
+    run = gradc.value_and_grad(lambda p, x: ops.sum(p[0] * x))
+    x = np.ones(3)
+    for tree, kind in (([np.ones(3)], list), ((np.ones(3),), tuple)):
+        _, grads = run(tree, x)
+        assert isinstance(grads.tree["p"], kind)
+
+
+def test_gradients_of_a_traced_graph_nest() -> None:
+    graph = gradc.trace(lambda params, x: ops.sum(x @ params["l1"]["w"]), params={"l1": {"w": "f32[4,3]"}}, x="f32[N,4]")
+    module = gradc.compile(graph, wrt=["params"])
+    y, residuals = module.forward(params={"l1": {"w": np.ones((4, 3), np.float32)}}, x=np.ones((2, 4), np.float32))
+    assert module.backward(residuals, np.float32(1)).tree["params"]["l1"]["w"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("tree", [{"a.b": np.ones(3), "a": {"b": np.ones(3)}}, {"0": np.ones(3), 0: np.ones(3)}])
+def test_names_that_collide_are_refused(tree: object) -> None:
+    with pytest.raises(TypeRuleError, match="two leaves are called"):
+        gradc.value_and_grad(lambda p: ops.sum(next(iter(p.values()))))(tree)
+
+
+def test_a_captured_array_is_a_constant() -> None:
+    big = np.arange(200, dtype=np.float32)
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x * big), x="f32[200]"))
+    big[:] = 0
+    assert module(x=np.ones(200, np.float32)) == 19900
+
+
+@pytest.mark.parametrize("attempt", [lambda x: float(x), lambda x: len(x), lambda x: x.__setitem__(0, 1.0), lambda x: 1 if x else 0])
+def test_what_needs_data_says_so(attempt: object) -> None:
+    with pytest.raises(TypeRuleError, match="traced f32"):
+        gradc.trace(attempt, x="f32[N]")  # type: ignore[arg-type]
