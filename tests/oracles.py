@@ -5,6 +5,7 @@ Ops that torch lacks stand in ``NUMPY`` with a function of arrays; their gradien
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -219,7 +220,7 @@ def _bag(
         bags = [(rows[b], kept[b], None if factors is None else factors[b]) for b in range(indices.shape[0])]
     else:
         ends = [*offsets.tolist(), indices.numel()]
-        bags = [(rows[i:j], kept[i:j], None if factors is None else factors[i:j]) for i, j in zip(ends, ends[1:], strict=False)][: len(offsets) - include_last_offset]
+        bags = [(rows[i:j], kept[i:j], None if factors is None else factors[i:j]) for i, j in itertools.pairwise(ends)][: len(offsets) - include_last_offset]
     out = []
     for x, keep, w in bags:
         x = x[keep]
