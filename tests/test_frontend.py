@@ -35,7 +35,7 @@ def test_lists_and_tuples_keep_their_kind() -> None:
 def test_gradients_of_a_traced_graph_nest() -> None:
     graph = gradc.trace(lambda params, x: ops.sum(x @ params["l1"]["w"]), params={"l1": {"w": "f32[4,3]"}}, x="f32[N,4]")
     module = gradc.compile(graph, wrt=["params"])
-    y, residuals = module.forward(params={"l1": {"w": np.ones((4, 3), np.float32)}}, x=np.ones((2, 4), np.float32))
+    _, residuals = module.forward(params={"l1": {"w": np.ones((4, 3), np.float32)}}, x=np.ones((2, 4), np.float32))
     assert module.backward(residuals, np.float32(1)).tree["params"]["l1"]["w"].shape == (4, 3)
 
 

@@ -109,8 +109,8 @@ class Node:
     def __float__(self) -> float:
         raise TypeRuleError(f"a traced {self.type} is not a number yet: float() and int() need data")
 
-    __int__ = __float__  # type: ignore[assignment]
-    __complex__ = __float__  # type: ignore[assignment]
+    __int__ = __float__
+    __complex__ = __float__
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeRuleError(f"a traced {self.type} cannot be written into; ops.where, ops.concat and ops.scatter_add make new values")
