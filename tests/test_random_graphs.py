@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from registry import call, cases, draw
@@ -186,7 +187,7 @@ class Drawing:
         key: list[Any] = []
         for s in x.shape:
             if isinstance(s, int):
-                start = self.choose(range(s))
+                start = self.choose(range(s + 1))
                 key.append(slice(start, self.choose(range(start, s + 1)), self.choose((1, 2))))
             else:
                 key.append(self.choose((slice(None), slice(1, None), slice(None, None, 2), slice(None, -1))))
@@ -544,3 +545,33 @@ def test_cpu_is_numpy_fused_and_apart(data: st.DataObject) -> None:
 def test_modules_give_the_gradients(data: st.DataObject) -> None:
     graph, words = drawn(data)
     check_module(graph, words, 0)
+
+
+# -- what random graphs have found -------------------------------------------------------------------------------------
+
+FOUND: dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, Any]]] = {
+    "a scatter of constants counts every column": (lambda x, i: ops.gather(x, i, scale_grad_by_freq=True), {"x": "f64[1,N]", "i": "i32[2,N]"}, {"i": 1}),
+    "a matrix product reads no strides out of positions": (
+        lambda x, w, i: ops.take_along_axis(x, i, axis=1) @ ops.gather(w, ops.reshape(i[:1], (-1,))),
+        {"x": "f32[3,N]", "w": "f32[N,4]", "i": "i64[3,2]"},
+        {"i": N},
+    ),
+    "a border around nothing has its value": (lambda x: ops.pad(x, ((1, 2), (0, 1)), 1.5) * 2.0, {"x": "f32[N,M]"}, {}),
+    "the gradient of a slice has the operand's shape": (lambda x: x[:-1] * x[1:], {"x": "bf16[N]"}, {}),
+    "the gradient of a slice that starts behind the end": (lambda x: ops.sum(x[3:]) + ops.sum(x[::3]), {"x": "f32[N]"}, {}),
+    "sizes of 0 in a reshape": (lambda x, y: ops.pad(ops.reshape(x, (1, 0)), ((0, 0), (1, 1)), 1.0) + y, {"x": "f32[1,0,2]", "y": "f32[1,2]"}, {}),
+    "rows of a softmax without columns": (lambda x: ops.softmax(x) + ops.reshape(ops.logsumexp(x, axis=1), (-1, 1)), {"x": "f32[N,M]"}, {}),
+    "an empty table": (lambda x, i: ops.gather(x, i, oob="clamp") + ops.gather(x, i, oob="wrap") + ops.gather(x, i, oob="skip"), {"x": "f32[N,3]", "i": "i64[M]"}, {"i": 9}),
+}
+
+
+@pytest.mark.parametrize("name", list(FOUND))
+def test_found_before(name: str) -> None:
+    function, types, bounds = FOUND[name]
+    graph = gradc.trace(function, **types)
+    check_stages(graph, bounds, 0)
+    check_programs(graph, bounds, 0)
+    joint = gradients(graph, bounds)
+    assert joint is not None
+    check_programs(joint, bounds, 0)
+    check_module(graph, bounds, 0)
