@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .ir.dims import evaluate
-from .ir.kernel import Call, Kernel, Select, alternatives
+from .ir.kernel import Call, Kernel, Select, taken
 from .passes.choose_reduction import decisions
 from .passes.cost import floor_bytes, kernel_bytes, nominal
 
@@ -42,14 +42,15 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
     for what, executable in module.executables.items():
         program = executable.program
         for step in program.steps:
-            item = next(alternatives(step))
+            item = taken(step, bound)
             how = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
             if isinstance(step, Select):
-                first = step.cases[0][0]
-                how += f" when {first.left} {first.relation} {first.right}" if first else ""
+                when = next(w for w, k in step.cases if k is item) or "nothing before it holds"
+                how += f" when {str(when).removeprefix('assume(').removesuffix(')')}"
             rows.append((what, item.name, _step_bytes(item, program, bound), how, str(item.note)))
     total = sum(r[2] for r in rows) or 1
-    symbols = ", ".join(f"{k}={v}" for k, v in bound.items())
+    guessed = {**module.forward.fixed_dims, **(dims or {})}.keys()
+    symbols = ", ".join(f"{k}={v}" for k, v in bound.items()) + (", 1024 standing for what is not given" if bound.keys() - guessed else "")
     lines = [f"module {module.graph.name} on {module.target}: {len(rows)} steps, wrt {', '.join(module.wrt) or 'nothing'}{f' (bytes at {symbols})' if symbols else ''}"]
     lines += [f"  {what:<8} {name:<38} {_human(size):>9} {size / total:>4.0%}  {how:<34} {note}".rstrip() for what, name, size, how, note in rows]
     return "\n".join(lines)
@@ -61,7 +62,7 @@ def explain(module: Module, dims: Mapping[str, int]) -> str:
     lines = [summary(module, dims), ""]
     for what, executable in module.executables.items():
         program = executable.program
-        moved = sum(_step_bytes(next(alternatives(s)), program, bound) for s in program.steps)
+        moved = sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps)
         lines.append(f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is {_human(floor_bytes(program, bound))}")
         lines += reduction_table(program, bound)
     lines += ["", "residuals:"]

@@ -56,7 +56,7 @@ class TracedFunction:
         """
         from .api import compile
 
-        shape = {name: unflatten(tree, dict.fromkeys(flatten(tree, name), None), name) for name, tree in arguments.items()}
+        shape = {name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()}
         leaves = {k: typeof(v) for name, tree in arguments.items() for k, v in flatten(tree, name).items()}
         key: Any = (wrt, "fixed") if self._graph is not None else (wrt, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
         known = self._modules.setdefault(key, [])

@@ -16,7 +16,7 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Select, Stmt, neutral
+from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Stmt, neutral, taken
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
@@ -186,8 +186,7 @@ def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str
     precise = precision == "f64"
     memory = _Memory(program, arrays, bindings, precise)
     for step in program.steps:
-        if isinstance(step, Select):
-            step = next(k for when, k in step.cases if when is None or when.holds(bindings))
+        step = taken(step, bindings)
         if isinstance(step, Call):
             _run_call(step, memory)
         else:

@@ -11,15 +11,15 @@ import dataclasses
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .errors import TypeRuleError
-from .ir.dims import Assumption, Size, assuming
+from .ir.dims import Assumption, Size, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
-from .ir.node import Node, Note, listening
+from .ir.node import Node, Note, listening, topological
 from .ir.operands import CAPTURE
 from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
@@ -61,6 +61,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
         items = [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree)]
     elif isinstance(tree, list | tuple):
         items = [(str(i), v) for i, v in enumerate(tree)]
+    elif tree is None:  # a parameter that is not there
+        return {}
     else:
         return {prefix: tree}
     out: dict[str, Any] = {}
@@ -83,7 +85,7 @@ def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     if isinstance(tree, list | tuple):
         filled = [unflatten(v, leaves, join(i)) for i, v in enumerate(tree)]
         return tree.__class__(*filled) if hasattr(tree, "_fields") else tree.__class__(filled)
-    return leaves[prefix]
+    return None if tree is None else leaves[prefix]
 
 
 def as_type(leaf: Any) -> Type:
@@ -105,6 +107,9 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     :raises TypeRuleError: an op refused its operands, or ``fn`` returned something that is no value.
     """
     signature = inspect.signature(fn)
+    spread = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    if spread is not None:
+        raise TypeRuleError(f"{getattr(fn, '__name__', 'the function')}{signature}: inputs have names; a list as one parameter takes what *{spread} would")
     facts = [parse_assumption(text) for text in assume]
     arguments: dict[str, Any] = {}
     inputs: list[Node] = []
@@ -124,6 +129,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
         with recorder, _assuming_growing(facts):
             result = fn(*bound.args, **bound.kwargs)
             outputs = _outputs(result)
+        facts += _implied(outputs.values(), facts)
     finally:
         _facts.reset(tokens)
     title = name or getattr(fn, "__name__", "graph")
@@ -135,6 +141,17 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
         notes=recorder.notes,
         defaults=recorder.defaults,
     )
+
+
+def _implied(outputs: Iterable[Node], facts: Sequence[Assumption]) -> list[Assumption]:
+    """What the ops take for granted of the dims (a padding row that exists), beyond what is known."""
+    found: list[Assumption] = []
+    for node in topological(outputs):
+        for fact in node.op.implies(node) if node.op.implies is not None else ():
+            with assuming([*facts, *found]):
+                if not known_nonnegative(fact.left - fact.right):
+                    found.append(fact)
+    return found
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +28,29 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the files under tests/golden anew; read their diff before committing it")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)``: the text is what tests/golden/NAME holds."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"tests/golden/{name} is not there: pytest --update-golden writes it"
+        wanted = path.read_text(encoding="utf-8")
+        if text != wanted:
+            lines = difflib.unified_diff(wanted.splitlines(), text.splitlines(), f"tests/golden/{name}", "now", lineterm="", n=2)
+            pytest.fail("\n".join(lines), pytrace=False)
+
+    return compare
 
 
 def pytest_configure(config: pytest.Config) -> None:

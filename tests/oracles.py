@@ -373,7 +373,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "floordiv": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")), "mod": _divided(torch.remainder), "maximum": torch.maximum, "minimum": torch.minimum,
     "clamp": lambda x, min=None, max=None: torch.clamp(x, min, max),
     **{name: getattr(torch, name) for name in "exp log log1p expm1 sqrt rsqrt tanh sigmoid erf sin cos abs sign floor round relu eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor where".split()},
-    "invert": torch.bitwise_not, "stop_gradient": lambda x: x.detach(), "cast": _cast,
+    "invert": torch.bitwise_not, "stop_gradient": lambda x: x.detach(), "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype), "cast": _cast,
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate), "silu": F.silu,
     "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),

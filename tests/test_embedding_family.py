@@ -474,3 +474,29 @@ def test_coalesced_rows_are_the_dense_gradient(size: int, count: int, padding: i
         assert got["rows"][:n].tolist() == sorted(set(given["i"][keep].tolist())) and (got["rows"][n:] == size).all() and not got["values"][n:].any()
         np.testing.assert_allclose(got["values"][:n], dense[got["rows"][:n]], atol=1e-12)
     assert not [b for b in module.forward.program.of_kind("temp") if b.type.dtype.is_float]  # no dense [V, 4]
+
+
+# -- padding of a table whose size is a symbol -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding_idx", [-1, -2, 3])
+@pytest.mark.parametrize("name", ["embedding", "embedding_bag"])
+def test_padding_counts_from_the_end_of_a_symbolic_table(name: str, padding_idx: int) -> None:
+    op, theirs = getattr(ops, name), getattr(torch.nn.functional, name)
+    options = {"mode": "sum"} if name == "embedding_bag" else {}
+    graph = gradc.trace(lambda i, w: op(i, w, padding_idx=padding_idx, **options), i="u8[N,4]", w="f32[V,3]")
+    assert gradc.parse(str(graph)) == graph
+    module = gradc.compile(graph, wrt=["w"])
+    rng = np.random.default_rng(4)
+    for size in (300, 7, 4):  # beyond what the index dtype can name: no row is padding
+        w, i = rng.standard_normal((size, 3)).astype(np.float32), rng.integers(0, min(size, 256), (6, 4)).astype(np.uint8)
+        y, residuals = module.forward(i=i, w=w)
+        weight = torch.tensor(w, requires_grad=True)
+        want = theirs(torch.tensor(i).long(), weight, padding_idx=padding_idx, **options)
+        dy = rng.standard_normal(y.shape).astype(np.float32)
+        want.backward(torch.tensor(dy))
+        np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(module.backward(residuals, dy)["w"], weight.grad.numpy(), rtol=1e-6, atol=1e-6)
+    small = np.ones((-padding_idx - 1 if padding_idx < 0 else padding_idx, 3), np.float32)
+    with pytest.raises(InvalidProblem, match=rf"assume\(V >= {-padding_idx if padding_idx < 0 else padding_idx + 1}\)"):
+        module.forward(i=np.zeros((6, 4), np.uint8), w=small)

@@ -56,3 +56,44 @@ def test_a_captured_array_is_a_constant() -> None:
 def test_what_needs_data_says_so(attempt: object) -> None:
     with pytest.raises(TypeRuleError, match="traced f32"):
         gradc.trace(attempt, x="f32[N]")  # type: ignore[arg-type]
+
+
+def test_numpys_elementwise_functions_are_the_ops() -> None:
+    x = np.linspace(-1, 1, 5).astype(np.float32)
+    graph = gradc.trace(lambda x: np.sin(x) * np.float32(2) - np.maximum(x, 0.5) / np.ones(5, np.float32), x="f32[5]")
+    same = gradc.trace(lambda x: ops.sin(x) * 2.0 - ops.maximum(x, 0.5) / np.ones(5, np.float32), x="f32[5]")
+    assert graph == same
+    np.testing.assert_allclose(gradc.compile(graph)(x=x), np.sin(x) * 2 - np.maximum(x, 0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (np.sum, r"numpy.sum was given a traced f32\[3\]; ops.sum can be traced"),
+        (lambda x: np.concatenate([x, x]), "ops.concat can be traced"),
+        (np.cbrt, "numpy.cbrt cannot be traced"),
+        (np.add.reduce, "numpy.add.reduce cannot be traced"),
+        (lambda x: np.exp(x, out=np.ones(3)), r"numpy.exp\(out=\) cannot be traced"),
+        (np.asarray, "has no data yet"),
+    ],
+)
+def test_what_numpy_cannot_trace_says_so(fn, message) -> None:
+    with pytest.raises(TypeRuleError, match=message):
+        gradc.trace(lambda x: fn(x), x="f32[3]")
+
+
+def test_a_parameter_that_is_none_is_not_there() -> None:
+    def loss(layer):
+        y = layer["w"] * 2.0
+        return ops.sum(y if layer["b"] is None else y + layer["b"])
+
+    step = gradc.value_and_grad(loss)
+    w = np.ones(3, np.float32)
+    value, gradients = step({"w": w, "b": None})
+    assert float(value) == 6 and gradients.tree["layer"]["b"] is None
+    np.testing.assert_array_equal(gradients.tree["layer"]["w"], [2, 2, 2])
+
+
+def test_inputs_have_names() -> None:
+    with pytest.raises(TypeRuleError, match=r"\(\*xs\): inputs have names"):
+        gradc.trace(lambda *xs: xs[0], xs="f32[3]")

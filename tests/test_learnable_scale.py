@@ -56,6 +56,34 @@ def test_the_gradient_is_eager_torchs(rows: int, padding_idx: int | None) -> Non
     np.testing.assert_allclose(got, learned.grad.numpy(), rtol=2e-6, atol=2e-5)
 
 
+GRANULARITY = {"row": ("f32[V,1]", (1, 8)), "column": ("f32[1,8]", (symbol("V"), 1)), "tensor": ("f32[1,1]", (symbol("V"), 8)), "group": ("f32[V,2]", (1, 4))}
+
+
+@pytest.mark.parametrize("granularity", GRANULARITY)
+@pytest.mark.parametrize("by_freq", [False, True], ids=["", "scale_grad_by_freq"])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_every_granularity_and_option(granularity: str, by_freq: bool, padding_idx: int | None) -> None:
+    torch = pytest.importorskip("torch", reason="gradients against torch")
+    type_, block = GRANULARITY[granularity]
+    options = {"padding_idx": padding_idx, "scale_grad_by_freq": by_freq}
+    graph = gradc.trace(lambda i, q, s: ops.embedding(i, ops.dequantize(q, s, block=block), **options), i="i64[N]", q="i8[V,8]", s=type_)
+    compiled = gradc.compile(graph, wrt=["s"])
+    for program in (compiled.forward.program, compiled.backward.program):
+        assert not [b for b in program.buffers if b.type.dtype.name in FLOATS and b.type.count == symbol("V") * 8], str(program)
+    rng = np.random.default_rng(2)
+    arrays = {"i": rng.integers(0, 12, 40), "q": rng.integers(-127, 128, (30, 8)).astype(np.int8)}
+    arrays["s"] = rng.uniform(0.01, 0.1, graph.input("s").type.concrete({"V": 30})).astype(np.float32)
+    _, residuals = compiled.forward(**arrays)
+    dy = rng.standard_normal((40, 8)).astype(np.float32)
+    scale = torch.tensor(arrays["s"], dtype=torch.float64, requires_grad=True)
+    per_element = scale.repeat_interleave(30 // scale.shape[0], 0).repeat_interleave(8 // scale.shape[1], 1)
+    weight = torch.tensor(arrays["q"]).double() * per_element
+    torch.nn.functional.embedding(torch.tensor(arrays["i"]), weight, **options).backward(torch.tensor(dy).double())
+    want = scale.grad.numpy()
+    got = compiled.backward(residuals, dy)["s"]
+    assert np.abs(got - want).max() <= 4 * 2.0**-24 * np.abs(want).max()
+
+
 def test_the_programs_interpreter_agrees() -> None:
     compiled = module()
     rng = np.random.default_rng(1)

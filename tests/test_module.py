@@ -480,6 +480,20 @@ def test_anything_with_dlpack_or_an_interface(module: gradc.Module) -> None:
         module(**{**arrays, "w": object()})
 
 
+def test_arrays_of_another_library_come_back_as_its_own(module: gradc.Module) -> None:
+    import array_api_strict as library
+
+    arrays = inputs(6)
+    y, residuals = module.forward(**{name: library.asarray(a) for name, a in arrays.items()})
+    wanted, kept = module.forward(**arrays)
+    assert isinstance(y, type(library.asarray(wanted)))
+    np.testing.assert_array_equal(np.asarray(y), wanted)
+    gradients = module.backward(residuals, y)
+    for name, g in module.backward(kept, wanted).items():
+        assert isinstance(gradients[name], type(y))
+        np.testing.assert_array_equal(np.asarray(gradients[name]), g)
+
+
 def test_a_wanted_gradient_that_is_not_there() -> None:
     graph = gradc.trace(lambda x, w: ops.sum(ops.floor(x) * w), x="f32[N]", w="f32[N]")
     with pytest.raises(NotDifferentiable, match=r"'floor' .* lies between 'x' and every float output"):

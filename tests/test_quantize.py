@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import registry
-import torch
 
 from gradc import interp, ops
 from gradc.autodiff import differentiate
@@ -20,6 +19,8 @@ from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import DTYPES, F64, parse_type
 from gradc.trace import trace
+
+torch = pytest.importorskip("torch")
 
 NAMES = ("dequantize", "quantize", "fake_quantize")
 U32 = 2.0**-24

@@ -1,19 +1,15 @@
 """prepare and sink_dequant: each rule fires, means the same, refuses look-alikes; the fact they exist for.
 
-``UPDATE_GOLDEN=1 pytest tests/test_sink_dequant.py`` writes the goldens anew.
+``pytest tests/test_sink_dequant.py --update-golden`` writes the goldens anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from gradc import interp, ops
 from gradc.autodiff import differentiate
@@ -32,7 +28,9 @@ from gradc.passes.sink_dequant import sink_dequant
 from gradc.passes.widen import widen
 from gradc.trace import trace
 
-GOLDEN = Path(__file__).parent / "golden" / "sink_dequant"
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
 D, V = 16, symbol("V")
 
 
@@ -59,13 +57,12 @@ def prepared(graph: Graph, wrt=(), **options) -> Graph:
     return after
 
 
-def golden(name: str, before: Graph, after: Graph) -> None:
-    text = "\n\n".join(f"{title}\n{dataclasses.replace(g, notes={})}" for title, g in (("before", before), ("after", after)))
-    path = GOLDEN / f"{name}.gir"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
-    assert text + "\n" == path.read_text(encoding="utf-8")
+@pytest.fixture
+def pair(golden):
+    """``pair(name, before, after)``: both graphs are what the golden file says."""
+    return lambda name, before, after: golden(
+        f"sink_dequant/{name}.gir", "\n\n".join(f"{title}\n{dataclasses.replace(g, notes={})}" for title, g in (("before", before), ("after", after)))
+    )
 
 
 def tables(graph: Graph, backward_only: bool = True) -> list:
@@ -104,11 +101,11 @@ PREPARED = {
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_a_gather_of_a_computed_table_gathers_its_operands(name):
+def test_a_gather_of_a_computed_table_gathers_its_operands(name, pair):
     fn, types, wrt = PREPARED[name]
     before = trace(fn, **types, name=name)
     after = prepared(before, wrt)
-    golden(f"prepare_{name}", before, after)
+    pair(f"prepare_{name}", before, after)
     assert not tables(simplify(decompose(after)), backward_only=False)
     joint = simplify(decompose(widen(differentiate(after, wrt))))
     allowed = 2 if "table" in wrt else 0  # the zeros that the table's own gradient starts from are none of ours
@@ -216,10 +213,10 @@ def ruled(name: str) -> Graph:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_each_rule(name):
+def test_each_rule(name, pair):
     before = ruled(name)
     after = sunk(before)
-    golden(name, before, after)
+    pair(name, before, after)
     assert after != before
     if name.startswith("b_"):
         assert not [n for n in tables(after, backward_only=False) if n.op.name in ("scatter_add", "mul", "where")]
@@ -235,11 +232,11 @@ MATMUL = {
 
 
 @pytest.mark.parametrize("name", MATMUL)
-def test_a_scale_goes_to_the_cheapest_side_of_a_product(name):
+def test_a_scale_goes_to_the_cheapest_side_of_a_product(name, pair):
     a, b, fn, s = MATMUL[name]
     before = plain(trace(fn, a=a, b=b, s=s, name=name))
     after = sunk(before)
-    golden(f"d_matmul_{name}", before, after)
+    pair(f"d_matmul_{name}", before, after)
 
     def multiplied(graph):
         return sum(n.type.count for n in graph.nodes if n.op.name in ("mul", "div"))
@@ -279,12 +276,12 @@ def test_scatters_that_only_look_alike_stay():
         assert sunk(graph) == graph
 
 
-def test_scatter_and_scale_by_cost():
+def test_scatter_and_scale_by_cost(pair):
     """Few rows into a large table read the scale in the load; many rows into a small one scale its rows."""
     types = {"i": "i64[10000]", "s": "f32[10]", "u": "f32[10000,4]"}
     many = plain(trace(lambda i, s, u: ops.scatter_add(i, u * s[i][:, None], size=10), **types, name="many_rows"))
     after = sunk(many)
-    golden("c_out_of_the_load", many, after)
+    pair("c_out_of_the_load", many, after)
     assert "gather" not in names(after)
     inward = plain(trace(lambda i, s, u: ops.scatter_add(i, u, size=10) * s[:, None], **types))
     assert sunk(inward) == inward
@@ -314,7 +311,7 @@ def test_symbolic_columns_and_narrow_integers():
     assert "where" not in names(after)  # (0 - 0) * 0 = 0 needs no mask
 
 
-def test_an_op_declared_linear_needs_no_pass_to_know_it():
+def test_an_op_declared_linear_needs_no_pass_to_know_it(pair):
     def infer(x: Type) -> Type:
         return x.with_shape(*x.shape[:-1], x.shape[-1] // 2)
 
@@ -324,7 +321,7 @@ def test_an_op_declared_linear_needs_no_pass_to_know_it():
         fn = lambda x, s: ops.pair_sums(ops.pair_sums(x * s[:, None]))
         before = trace(fn, x="f64[N,16]", s="f64[N]", name="custom")
         after = sink_dequant(before)
-        golden("d_custom_op", before, after)
+        pair("d_custom_op", before, after)
         random = np.random.default_rng(0)
         inputs = {"x": random.normal(size=(5, 16)), "s": random.normal(size=5)}
         np.testing.assert_allclose(interp.run(after, inputs)["y"], interp.run(before, inputs)["y"], rtol=1e-12)
@@ -494,13 +491,13 @@ def test_without_prepare_the_scale_gradient_is_still_free_of_tables():
     assert not late
 
 
-def test_dequantize_then_linear():
+def test_dequantize_then_linear(pair):
     """Few rows: the scale is put on the result, which is smaller than the weight; right beside torch."""
     fn = lambda x, q, scale: ops.linear(x, ops.dequantize(q, scale, block=(1, 64), out_dtype="f64"))
     graph = trace(fn, x="f64[4,64]", q="i8[32,64]", scale="f64[32,1]", name="linear")
     before = fold(simplify(widen(decompose(differentiate(prepare(graph), ["x", "scale"])))))
     after = sunk(before)
-    golden("dequantize_linear", before, after)
+    pair("dequantize_linear", before, after)
     assert not any(n.op.name == "mul" and n.shape == (32, 64) and n.operands[1].op.name == "broadcast_to" for n in after.nodes)
     random = np.random.default_rng(1)
     x, q, s, dy = random.normal(size=(4, 64)), random.integers(-128, 128, (32, 64)).astype(np.int8), random.uniform(0.5, 2, (32, 1)), random.normal(size=(4, 32))

@@ -21,6 +21,8 @@ from .jinja import render
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
+FEW = 32
+"""Rows that are added in f32 where a row of f64 beside the result would cost as much again."""
 UNSUPPORTED = {"f4e2m1", "e8m0"}
 
 
@@ -198,24 +200,34 @@ class _Writer:
         if type_.dtype.is_float and type_.dtype not in (F32, F64):
             raise InternalError(f"an accum into {type_}: widen makes it f32")
         out: dict[str, Any] = {"number": self.accum_number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
-               "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "owned": [], "owned_at": ""}  # fmt: skip
+               "size": size(type_.count), "inner": size(product(type_.shape[part.leading :]))}  # fmt: skip
         start = neutral(s.combine, type_.dtype)
         out["start"], out["wide_start"] = literal(start, type_.dtype), literal(start, F64 if type_.dtype.is_float else type_.dtype)
         # partial sums of many rows are kept wide: a chunk of f32 additions would lose bits that the total keeps
-        out["partial"] = out["wide"] if how == "privatized" and s.combine == "sum" else ctype
+        out["partial"] = out["wide"] if self.apart(s) or (how == "privatized" and s.combine == "sum") else ctype
         out["combine"] = functools.partial(self.combined, s.combine, out["wide"])
+        out["partials"] = f"2 * chunks * ({out['inner']})" if how == "segmented" else f"chunks * ({out['size']})"
         if how == "regular":
-            kept = set(self.parts[self.k.order].kept)
-            entries: list[Index] = []
-            free: list[str] = []
-            for i, extent in zip(s.index, type_.shape, strict=True):
-                if i.variable in kept:
-                    entries.append(i)
-                else:
-                    entries.append(Index.of(f"z{len(free)}"))
-                    free.append(size(extent))
-            out["owned"], out["owned_at"] = free, index(flatten(entries, type_.shape))
+            free = self.free(s)
+            extents = [type_.shape[axis] for axis in free]
+            out["owned"], out["owned_size"] = [size(n) for n in extents], size(product(extents))
+            entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
+            out["owned_at"] = index(flatten(entries, type_.shape))
+            out["apart"], out["partials"] = self.apart(s), f"chunks * ({out['owned_size']})"
+            out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
         return out
+
+    def apart(self, s: Stmt) -> bool:
+        """Whether a regular accum adds up in a row of f64 beside its result: where more rows may meet than add up in f32 without harm."""
+        if self.how[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
+            return False
+        rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
+        return not isinstance(rest, int) or rest > FEW
+
+    def free(self, s: Stmt) -> list[int]:
+        """The axes of a regular accum's buffer that it runs along while its kept row stands still."""
+        kept = set(self.parts[self.k.order].kept)
+        return [axis for axis, i in enumerate(s.index) if i.variable not in kept and self.types[s.buffer].shape[axis] != 1]
 
     @staticmethod
     def combined(combine: str, ctype: str, target: str, value: str) -> str:
@@ -251,7 +263,7 @@ class _Writer:
         innermost = self.k.cols[-1][0] if self.k.cols else "one"
         for s in p.roots:
             if s.op in REDUCTIONS:
-                entry = self.reduction(s, clauses)
+                entry = self.reduction(s, clauses, wide=not self.k.rows or self.mixed(p))
                 simd &= entry.pop("simd")
                 body += entry.pop("lines")
                 reductions.append(entry)
@@ -265,8 +277,15 @@ class _Writer:
     def column_value(self, value: str) -> bool:
         return bool(self.k.levels[value] & {a for a, _ in self.k.cols})
 
-    def reduction(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
-        """Block accumulators merged into totals: sums of f32 blocks add up in f64."""
+    def mixed(self, p: Pass) -> bool:
+        """Whether a pass gathers or computes on wider values than f32: a compiler then adds the lanes, or the elements, one after another."""
+        return any(v.startswith("%") for s in p.body for i in s.index for v, _ in i.terms) or any(s.dtype is not None and s.dtype.bits > 32 for s in p.body)
+
+    def reduction(self, s: Stmt, clauses: dict[str, list[str]], wide: bool) -> dict[str, Any]:
+        """Block accumulators merged into totals: sums of f32 blocks add up in f64.
+
+        :param wide: the blocks are f64 too, which costs nothing where memory or a gather bounds the pass.
+        """
         assert s.dtype is not None
         kind, value, name = REDUCTIONS[s.op], variable(s.args[0]), variable(s.name)
         own = self.scribe.values[s.args[0]]
@@ -274,9 +293,9 @@ class _Writer:
         if kind in ("sum", "prod"):
             sign = "+" if kind == "sum" else "*"
             clauses.setdefault(sign, []).append(f"b_{name}")
-            wide = "f64" if s.dtype.is_float and kind == "sum" else ctype
+            total = "f64" if s.dtype.is_float and kind == "sum" else ctype
             start = "0" if kind == "sum" else "1"
-            return {"total_type": wide, "total": f"t_{name}", "total_init": start, "block": f"{ctype} b_{name} = {start};", "simd": True,
+            return {"total_type": total, "total": f"t_{name}", "total_init": start, "block": f"{total if wide else ctype} b_{name} = {start};", "simd": True,
                     "lines": [f"b_{name} {sign}= {value};"], "merge": f"t_{name} {sign}= b_{name};", "result": f"const {ctype} {name} = ({ctype})t_{name};"}  # fmt: skip
         if kind in ("max", "min"):
             better = ">" if kind == "max" else "<"
@@ -331,6 +350,8 @@ class _Writer:
             if s.combine == "sum":
                 return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
             return [f"if (goes && first) {target} = {value};", f"else if (goes) {self.combined(s.combine, ctype, target, value)}"]
-        at = index(flatten(s.index, self.types[s.buffer].shape))
-        base = f"p{number}" if how == "privatized" else s.buffer
+        shape, apart = self.types[s.buffer].shape, self.apart(s)
+        own = self.free(s) if apart else list(range(len(shape)))
+        at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))
+        base = f"p{number}" if apart or how == "privatized" else s.buffer
         return [guard + self.combined(s.combine, ctype, f"{base}[{at}]", value)]

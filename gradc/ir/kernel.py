@@ -406,6 +406,11 @@ class Program:
         return print_program(self)
 
 
+def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call:
+    """What a step runs at these sizes."""
+    return next(k for when, k in step.cases if when is None or when.holds(dims)) if isinstance(step, Select) else step
+
+
 def alternatives(step: Step) -> Iterator[Kernel | Call]:
     """The kernels or calls a step may run."""
     if isinstance(step, Select):

@@ -62,6 +62,14 @@ def identity(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
+NUMPY_NAMES = {
+    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "floor_divide": "floordiv", "remainder": "mod", "negative": "neg", "power": "pow", "absolute": "abs",
+    "rint": "round", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "concatenate": "concat",
+    "clip": "clamp", "take": "gather",
+}  # fmt: skip
+"""NumPy's name of a function -> the op's, where they differ."""
+
+
 class Node:
     """One value: ``op`` applied to ``operands`` under ``attrs``, of ``type``.  Made by :func:`make`, never directly."""
 
@@ -115,7 +123,21 @@ class Node:
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeRuleError(f"a traced {self.type} cannot be written into; ops.where, ops.concat and ops.scatter_add make new values")
 
-    __array_ufunc__ = None  # NumPy then leaves array + node to us
+    # -- NumPy: its elementwise functions are the ops of that name, array + node among them; nothing else of it is traced
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Node:
+        name = NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__)
+        if method != "__call__" or options or name not in REGISTRY:
+            what = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            raise TypeRuleError(f"numpy.{what}{f'({next(iter(options))}=)' if options else ''} cannot be traced; gradc.ops has what can")
+        return call(name, *operands)
+
+    def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Node:
+        name = NUMPY_NAMES.get(function.__name__, function.__name__)
+        raise TypeRuleError(f"numpy.{function.__name__} was given a traced {self.type}; {f'ops.{name}' if name in REGISTRY else 'gradc.ops'} can be traced")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeRuleError(f"a traced {self.type} has no data yet that NumPy could take")
 
     # -- writing graphs: each operator is the op of that name ----------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
-from .dims import Dim, Size
+from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
 from .types import DTYPES, DType, Type, dtype
@@ -241,6 +241,7 @@ class Op:
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
     :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with the attribute
         ``oob="error"`` they are checked before any kernel reads through them.
+    :param implies: ``(node) -> facts``: what its attributes take for granted of its dims; they become assumptions of a traced graph.
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops' plain forms.
     """
@@ -257,6 +258,7 @@ class Op:
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)
     indices: Mapping[int, Callable[[Node], Size]] = field(default_factory=dict, kw_only=True)
+    implies: Callable[[Node], Sequence[Assumption]] | None = field(default=None, kw_only=True)
     ascending: tuple[int, ...] = field(default=(), kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)

@@ -15,7 +15,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
 from ..ir.types import I64, Type
-from .indexing import Bounds, _as_resolved, _indices, _padding, gather, scatter_add
+from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, gather, padding_exists, scatter_add, unpadded
 from .movement import iota
 from .pointwise import bitwise_or, eq, ge, gt, logical_and, lt, maximum, ne, sqrt, where
 from .reduce import amax, amin, sum
@@ -89,7 +89,7 @@ def _embedding_bag(
     *,
     mode: Mode = "mean",
     include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    padding_idx: Padding = None,
     scale_grad_by_freq: bool = False,
     oob: Bounds = "error",
 ) -> Any:
@@ -133,7 +133,7 @@ class _Bags:
     factors: Node | None
     mode: str
     include_last_offset: bool
-    padding_idx: int | None
+    padding_idx: Padding
     scale_grad_by_freq: bool
     oob: str
 
@@ -144,7 +144,7 @@ class _Bags:
         if self.oob == "skip":
             mask = logical_and(ge(place, 0), lt(place, call("dim", size=size)))
         if self.padding_idx is not None:
-            other = ne(_as_resolved(self.indices, size, self.oob) if self.oob in ("clamp", "wrap") else place, self.padding_idx)
+            other = unpadded(_as_resolved(self.indices, size, self.oob) if self.oob in ("clamp", "wrap") else place, self.padding_idx)
             mask = other if mask is None else logical_and(mask, other)
         return mask
 
@@ -289,7 +289,7 @@ def _bag_call(
     *,
     mode: Mode = "mean",
     include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    padding_idx: Padding = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
@@ -306,7 +306,7 @@ def _bag_call(
 _OFFSETS, _LONG = np.array([0, 2, 2, 5]), np.array([4, 1, 3, 3, 0, 3, 1])
 _ONE = (_LONG, "F[5,3]", _OFFSETS)
 _DRAW = ("index:5", "normal", "index:1", "positive")
-embedding_bag: Composite = Composite("embedding_bag", infer=_embedding_bag, decompose=_bag_value, vjp=_bag_vjp, sugar=_bag_call, indices={0: lambda node: node.operands[1].shape[0]},
+embedding_bag: Composite = Composite("embedding_bag", implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[1].shape[0]), infer=_embedding_bag, decompose=_bag_value, vjp=_bag_vjp, sugar=_bag_call, indices={0: lambda node: node.operands[1].shape[0]},
     samples=(
         *(Sample(("i64[N,4]", "F[5,3]"), {"mode": mode}, draw=_DRAW) for mode in ("sum", "mean", "max", "sqrtn")),
         *(Sample(("i32[3,N]", "F[5,3]"), {"mode": mode, "padding_idx": 1}, draw=_DRAW) for mode in ("sum", "mean", "max", "sqrtn")),

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import IndexOutOfRange, TypeRuleError
-from ..ir.dims import Dim, Size, known_nonnegative, same
+from ..ir.dims import Assumption, Dim, Size, known_nonnegative, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
-from ..ir.types import DTYPES, I32, Type
+from ..ir.types import DTYPES, I32, I64, DType, Type
 from .pointwise import mul
 from .rules import canonical_axis, converted, full, number, reshaped, spread, summing
 
@@ -26,14 +26,33 @@ def _indices(type: Type) -> Type:
     return type
 
 
-def _padding(padding_idx: int | None, size: Size) -> int | None:
-    if padding_idx is None or not isinstance(size, int):
-        if padding_idx is not None and padding_idx < 0:
-            raise TypeRuleError(f"padding_idx={padding_idx} counts from the end of a symbolic {size}; give it from 0")
+Padding = int | Dim | None
+
+
+def _padding(padding_idx: Padding, size: Size) -> Padding:
+    """The row counted from 0; where a size is symbolic, :func:`padding_exists` says what the call has to check."""
+    if padding_idx is None or isinstance(padding_idx, Dim):
         return padding_idx
+    if not isinstance(size, int):
+        return size + padding_idx if padding_idx < 0 else padding_idx
     if not -size <= padding_idx < size:
         raise TypeRuleError(f"padding_idx={padding_idx} of {size} rows: {-size} to {size - 1} exist")
     return padding_idx % size
+
+
+def padding_exists(padding_idx: Padding, size: Size) -> list[Assumption]:
+    """0 <= padding_idx < size, where that is not certain."""
+    if padding_idx is None:
+        return []
+    least = size - padding_idx if isinstance(padding_idx, Dim) else 0  # counted from the end
+    if isinstance(least, int):
+        return [Assumption(size, ">=", least or padding_idx + 1)] if not isinstance(size, int) else []
+    return [Assumption(padding_idx, ">=", 0), Assumption(size, ">=", padding_idx + 1)]
+
+
+def unpadded(place: Node, padding_idx: Padding) -> Node:
+    """Which positions are not the padding's; in i64, whatever their dtype."""
+    return call("ne", converted(place, I64), padding_idx)
 
 
 # -- what an index means under each rule for bounds --------------------------------------------------------------------
@@ -66,7 +85,7 @@ def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, A
 # -- gather and scatter_add: whole slices along one axis ---------------------------------------------------------------
 
 
-def _gather(x: Type, indices: Type, *, axis: int = 0, oob: Bounds = "error", padding_idx: int | None = None, scale_grad_by_freq: bool = False) -> Any:
+def _gather(x: Type, indices: Type, *, axis: int = 0, oob: Bounds = "error", padding_idx: Padding = None, scale_grad_by_freq: bool = False) -> Any:
     axis = canonical_axis(axis, x.rank)
     shape = (*x.shape[:axis], *_indices(indices).shape, *x.shape[axis + 1 :])
     return x.with_shape(*shape), {"axis": axis, "oob": oob, "padding_idx": _padding(padding_idx, x.shape[axis]), "scale_grad_by_freq": scale_grad_by_freq}
@@ -89,18 +108,22 @@ def _gather_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.read(x, [*index[:axis], where_, *index[axis + rank :]], where=mask, other=0)
 
 
-def _gather_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str, padding_idx: int | None, scale_grad_by_freq: bool) -> tuple[Any, Any]:
+def row_share(indices: Node, size: Size, dtype: DType, *, oob: str, padding_idx: Padding) -> Node:
+    """1 / how many of the indices name the same row: what scale_grad_by_freq multiplies a gradient by; padding is not counted."""
+    counts = scatter_add.plain(indices, full(1, indices, I32), axis=0, size=size, oob=oob, padding_idx=padding_idx)
+    count = converted(call("maximum", gather.plain(counts, indices, axis=0, oob=oob), 1), dtype)  # padding counts 0
+    return full(1, count) / count
+
+
+def _gather_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str, padding_idx: Padding, scale_grad_by_freq: bool) -> tuple[Any, Any]:
     size = x.shape[axis]
     if scale_grad_by_freq:
-        ones = full(1, indices, I32)
-        counts = scatter_add.plain(indices, ones, axis=0, size=size, oob=oob, padding_idx=padding_idx)
-        count = converted(call("maximum", gather.plain(counts, indices, axis=0, oob=oob), 1), g.dtype.compute)  # padding counts 0
-        share = reshaped(full(1, count) / count, (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1))
+        share = reshaped(row_share(indices, size, g.dtype.compute, oob=oob, padding_idx=padding_idx), (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1))
         g = converted(mul(converted(g, share.dtype), spread(share, g.shape)), g.dtype)
     return scatter_add.plain(indices, g, axis=axis, size=size, oob=oob, padding_idx=padding_idx), DISCRETE
 
 
-def _gather_surrogate(x: Node, indices: Node, *, axis: int, oob: str, padding_idx: int | None, scale_grad_by_freq: bool) -> Node:
+def _gather_surrogate(x: Node, indices: Node, *, axis: int, oob: str, padding_idx: Padding, scale_grad_by_freq: bool) -> Node:
     """The rows, of which those of padding stand still and a row read k times moves by 1/k."""
     rows = gather.plain(x, indices, axis=axis, oob=oob)
     if not x.dtype.is_float or (padding_idx is None and not scale_grad_by_freq):
@@ -110,7 +133,7 @@ def _gather_surrogate(x: Node, indices: Node, *, axis: int, oob: str, padding_id
     if scale_grad_by_freq:
         share = share / gather.plain(scatter_add.plain(indices, share, axis=0, size=x.shape[axis], oob=oob), indices, axis=0, oob=oob)
     if padding_idx is not None:
-        share = call("where", call("ne", place, padding_idx), share, full(0, share))
+        share = call("where", unpadded(place, padding_idx), share, full(0, share))
     held = call("stop_gradient", rows)
     return held + spread(reshaped(share, (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1)), rows.shape) * (rows - held)
 
@@ -121,7 +144,7 @@ def _gather_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 _TABLE = ("index:5",)
-gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
+gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]), linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     samples=(
         Sample(("F[5,3]", "i64[N]"), draw=("normal", *_TABLE)), Sample(("F[5,3]", "i32[2,N]"), draw=("normal", *_TABLE)), Sample(("F[5]", "i64[]"), draw=("normal", *_TABLE)),
         Sample(("F[2,5,3]", "u8[N]"), {"axis": 1}, draw=("normal", *_TABLE)), Sample(("F[5,N]", "i16[4]"), {"padding_idx": 2, "scale_grad_by_freq": True}, draw=("normal", *_TABLE)),
@@ -131,7 +154,7 @@ gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=M
     doc="slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its gradient")  # fmt: skip
 
 
-def _scatter_add(indices: Type, updates: Type, *, axis: int = 0, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+def _scatter_add(indices: Type, updates: Type, *, axis: int = 0, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
     rank = _indices(indices).rank
     if not 0 <= axis <= updates.rank - rank:
         raise TypeRuleError(f"axis={axis} with indices of rank {rank} in updates of rank {updates.rank}")
@@ -142,7 +165,7 @@ def _scatter_add(indices: Type, updates: Type, *, axis: int = 0, size: int | Dim
     return number(updates).with_shape(*shape), {"axis": axis, "size": size, "oob": oob, "padding_idx": _padding(padding_idx, size)}
 
 
-def _scatter_reference(indices: Any, updates: Any, *, axis: int, size: int, oob: str, padding_idx: int | None) -> Any:
+def _scatter_reference(indices: Any, updates: Any, *, axis: int, size: int, oob: str, padding_idx: Padding) -> Any:
     where, counts = resolve(indices, size, oob, "scatter_add")
     if padding_idx is not None:
         counts = counts & (where != padding_idx)
@@ -164,10 +187,10 @@ def _scatter_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[I
     return [*index[:axis], where_, *index[axis + rank :]], mask
 
 
-def _scatter_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str, padding_idx: int | None) -> tuple[Any, Node]:
+def _scatter_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str, padding_idx: Padding) -> tuple[Any, Node]:
     back = gather.plain(g, indices, axis=axis, oob=oob)
     if padding_idx is not None:
-        kept = call("ne", indices, padding_idx) if oob in ("error", "skip") else call("ne", _as_resolved(indices, size, oob), padding_idx)
+        kept = unpadded(indices if oob in ("error", "skip") else _as_resolved(indices, size, oob), padding_idx)
         kept = reshaped(kept, (1,) * axis + indices.shape + (1,) * (updates.rank - axis - indices.rank))
         back = call("where", spread(kept, back.shape), back, full(0, back))
     return DISCRETE, back
@@ -186,7 +209,7 @@ def _scatter_map(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {1: tuple(a if a < axis else None if a < axis + rank else a - rank + 1 for a in range(node.operands[1].rank))}
 
 
-scatter_add = Primitive("scatter_add", infer=_scatter_add, reference=_scatter_reference, lower=Scatter(_scatter_at, updates=1), vjp=_scatter_vjp, linear=_scatter_map, indices={0: lambda node: node.attrs["size"]},
+scatter_add = Primitive("scatter_add", infer=_scatter_add, reference=_scatter_reference, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]), lower=Scatter(_scatter_at, updates=1), vjp=_scatter_vjp, linear=_scatter_map, indices={0: lambda node: node.attrs["size"]},
     samples=(
         Sample(("i64[N]", "F[N,3]"), {"size": 5}, draw=("index:5", "normal")), Sample(("i32[2,N]", "F[2,N,3]"), {"size": 5}, draw=("index:5", "normal")), Sample(("i64[N]", "F[N]"), {"size": 5}, draw=("index:5", "normal")),
         Sample(("i64[N]", "F[2,N,3]"), {"size": 5, "axis": 1}, draw=("index:5", "normal")), Sample(("i64[N]", "F[N,3]"), {"size": 5, "padding_idx": 2}, draw=("index:5", "normal")),

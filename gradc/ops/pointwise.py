@@ -20,6 +20,7 @@ from .rules import (
     cases,
     comparison,
     converted,
+    floating,
     full,
     linear_all,
     number,
@@ -333,6 +334,28 @@ def _stop(x: Type) -> Type:
 
 stop_gradient = Primitive("stop_gradient", infer=_stop, reference=lambda x: x, lower=Expr("{0}"), in_place_of_dtype=True, vjp=lambda g, y, x: (ZERO,),
     samples=(*UNARY, *cases("N", dtype="i32", draw="int")), doc="x, whose derivative is taken as zero")  # fmt: skip
+
+
+
+def _scale_gradient(x: Type, factor: Type) -> Type:
+    alike(floating(x), factor if factor.dtype is not x.dtype.compute else factor.with_dtype(x.dtype))
+    return x
+
+
+def _scale_gradient_vjp(g: Node, y: Node, x: Node, factor: Node) -> tuple[Any, Any]:
+    wide = x.dtype.compute
+    return converted(converted(g, wide) * converted(stop_gradient(factor), wide), x.dtype), DISCRETE
+
+
+def _scale_gradient_surrogate(x: Node, factor: Node) -> Node:
+    held = stop_gradient(x)
+    return held + (x - held) * converted(stop_gradient(factor), x.dtype)
+
+
+scale_gradient = Composite("scale_gradient", infer=_scale_gradient, decompose=lambda x, factor: x, vjp=_scale_gradient_vjp, surrogate=_scale_gradient_surrogate, broadcast=True,
+    samples=(Sample(("F[N]", "F[N]")), Sample(("F[]", "F[]")), Sample(("F[2,N,3]", "F[N,1]")), Sample(("bf16[N,3]", "f32[N,1]"))),
+    bad=(BadSample(("i32[3]", "f32[3]"), match="i32 is no float"), BadSample(("f32[3]", "f64[3]"), match="dtypes differ"), BadSample(("f32[3]", "f32[4]"), match="do not broadcast")),
+    doc="x, whose gradient is multiplied by factor (of x's dtype, or of the one it is computed in); factor has no gradient of its own")  # fmt: skip
 
 # -- activations -------------------------------------------------------------------------------------------------------
 

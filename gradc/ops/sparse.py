@@ -12,9 +12,9 @@ from ..ir.dims import Dim, Size, ceildiv, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import I64, Type
-from .indexing import Bounds, _as_resolved, _indices, _padding, gather, scatter_add
+from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, gather, padding_exists, scatter_add, unpadded
 from .movement import iota
-from .pointwise import gt, le, ne, where
+from .pointwise import gt, le, where
 from .reduce import sum
 from .rules import converted, full, number, reshaped, spread
 
@@ -44,7 +44,7 @@ def running_sum(x: Node, levels: int = LEVELS) -> Node:
 class _Coalesced:
     """What the three ops share: the indices in a line, and which rows they hit."""
 
-    def __init__(self, indices: Node, size: Size, oob: str, padding_idx: int | None):
+    def __init__(self, indices: Node, size: Size, oob: str, padding_idx: Padding):
         self.size, self.oob = size, oob
         self.indices = reshaped(indices, (product(indices.shape),))
         if oob in ("clamp", "wrap"):
@@ -75,19 +75,19 @@ class _Coalesced:
             inside = call("bitwise_and", call("ge", self.indices, 0), call("lt", converted(self.indices, I64), call("dim", size=self.size)))
             place = where(inside, place, full(-1, place))
         if self.padding_idx is not None:
-            place = where(ne(converted(self.indices, I64), self.padding_idx), place, full(-1, place))
+            place = where(unpadded(self.indices, self.padding_idx), place, full(-1, place))
         return scatter_add.plain(place, flat, axis=0, size=self.room, oob="skip")
 
 
-def _rows(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+def _rows(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
     return Type(I64, (_indices(indices).count,)), {"size": size, "oob": oob, "padding_idx": _padding(padding_idx, size)}
 
 
-def _count(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+def _count(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
     return Type(I64), _rows(indices, size=size, oob=oob, padding_idx=padding_idx)[1]
 
 
-def _values(indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: int | None = None) -> Any:
+def _values(indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
     line, attrs = _rows(indices, size=size, oob=oob, padding_idx=padding_idx)
     lead = updates.shape[:-1]
     if updates.rank != indices.rank + 1 or not all(same(n, m) for n, m in zip(lead, indices.shape, strict=True)):
@@ -107,7 +107,7 @@ def _op(name: str, infer: Any, value: Any, doc: str, updates: bool = False) -> C
     more, word = ((lambda shape: (f"F[{shape},3]" if shape else "F[3]",)), ("normal",)) if updates else ((lambda shape: ()), ())
     samples = tuple(Sample((*operands, *more(operands[0].partition("[")[2].rstrip("]"))), attrs, draw=(*draw, *word)) for operands, attrs, draw in _SAMPLES)
     bad = (BadSample(("i64[3]", "f32[2,4]"), {"size": 5}, match="a row each"), BadSample(("f32[3]", "f32[3,4]"), {"size": 5}, match="indices are f32")) if updates else _BAD
-    return Composite(name, infer=infer, decompose=value, samples=samples, bad=bad, doc=doc, indices={0: lambda node: node.attrs["size"]}, source="torch.sparse_coo_tensor(...).coalesce()")
+    return Composite(name, infer=infer, decompose=value, samples=samples, bad=bad, doc=doc, indices={0: lambda node: node.attrs["size"]}, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]), source="torch.sparse_coo_tensor(...).coalesce()")
 
 
 coalesce_rows = _op("coalesce_rows", _rows, lambda indices, **attrs: _Coalesced(indices, **attrs).rows(), "the rows that the indices name, each once, ascending; i64 with room for all, size where there is none")
@@ -115,7 +115,7 @@ coalesce_count = _op("coalesce_count", _count, lambda indices, **attrs: sum.plai
 coalesce_values = _op("coalesce_values", _values, lambda indices, updates, **attrs: _Coalesced(indices, **attrs).values(updates), "the updates summed for each of coalesce_rows; zeros where there is none", updates=True)
 
 
-def coalesce(indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: int | None = None) -> tuple[Node, Node, Node]:
+def coalesce(indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None) -> tuple[Node, Node, Node]:
     """(rows i64[N], values [N, D], count i64[]): the first ``count`` rows of a ``[size, D]`` gradient that are not zero by being untouched."""
     attrs: dict[str, Any] = {"size": size, "oob": oob, "padding_idx": padding_idx}
     return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)

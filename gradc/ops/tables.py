@@ -9,7 +9,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.operands import adopt
 from ..ir.types import I32, Type
-from .indexing import Bounds, _indices, _padding, gather, scatter_add
+from .indexing import Bounds, Padding, _indices, _padding, gather, padding_exists, scatter_add
 from .pointwise import gt, ne, pow, sqrt, stop_gradient, where
 from .reduce import amax, amin, sum
 from .rules import along, converted, floating, full
@@ -62,7 +62,7 @@ embedding_renorm: Composite = Composite("embedding_renorm", infer=_renorm, decom
 # -- embedding ---------------------------------------------------------------------------------------------------------
 
 
-def _embedding(indices: Type, weight: Type, *, padding_idx: int | None = None, scale_grad_by_freq: bool = False, oob: Bounds = "error") -> Any:
+def _embedding(indices: Type, weight: Type, *, padding_idx: Padding = None, scale_grad_by_freq: bool = False, oob: Bounds = "error") -> Any:
     if weight.rank != 2:
         raise TypeRuleError(f"the table has rank {weight.rank}, not 2")
     attrs = {"padding_idx": _padding(padding_idx, weight.shape[0]), "scale_grad_by_freq": scale_grad_by_freq, "oob": oob}
@@ -70,7 +70,7 @@ def _embedding(indices: Type, weight: Type, *, padding_idx: int | None = None, s
 
 
 def _embedding_call(
-    indices: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, oob: Bounds = "error"
+    indices: Any, weight: Any, padding_idx: Padding = None, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, oob: Bounds = "error"
 ) -> Node:
     """``max_norm`` is another op in front: the table itself stays as it is, ``ops.embedding_renorm`` gives the new one."""
     (indices,), (weight,) = adopt("embedding", [indices], broadcasting=False), adopt("embedding", [weight], broadcasting=False)
@@ -79,7 +79,7 @@ def _embedding_call(
     return embedding.plain(indices, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, oob=oob)
 
 
-embedding: Composite = Composite("embedding", infer=_embedding, sugar=_embedding_call, indices={0: lambda node: node.operands[1].shape[0]},
+embedding: Composite = Composite("embedding", infer=_embedding, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[1].shape[0]), sugar=_embedding_call, indices={0: lambda node: node.operands[1].shape[0]},
     decompose=lambda indices, weight, *, padding_idx, scale_grad_by_freq, oob: gather.plain(weight, indices, axis=0, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq),
     samples=(
         Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")), Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")), Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..errors import Unsupported
 from ..ir.dims import Assumption, Size, floordiv, known_nonnegative, maximum, minimum, product
-from ..ir.kernel import Kernel, Program, Select, Step, alternatives
+from ..ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ..ir.types import Type
 from .cost import CHUNK_LEAST, CHUNK_MOST, Combine, Device, combines, estimates, strategies
 
@@ -93,11 +93,9 @@ def decisions(program: Program, dims: Mapping[str, int] | None = None) -> list[t
     types = {b.name: b.type for b in program.buffers}
     out: list[tuple[str, str, str, list[object]]] = []
     for step in program.steps:
-        kernel = next(alternatives(step))
+        kernel = taken(step, dims) if dims is not None else next(alternatives(step))
         if not isinstance(kernel, Kernel):
             continue
-        if isinstance(step, Select) and dims is not None:
-            kernel = next(k for when, k in step.cases if when is None or when.holds(dims))
         for part in combines(kernel, types):
             out.append((kernel.name, part.buffer, kernel.strategies.get(part.buffer, ""), list(estimates(kernel, part, types, dims))))
     return out

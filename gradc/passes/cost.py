@@ -113,7 +113,7 @@ class Estimate:
 def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
     """A value for each symbol: the given one, else 1024."""
     names: frozenset[str] = frozenset().union(*(symbols(s) for s in sizes)) if sizes else frozenset()
-    return {name: (dims or {}).get(name, 1024) for name in names}
+    return {name: (dims or {}).get(name, 1024) for name in sorted(names)}
 
 
 def chunk_rows(rows: int) -> int:

@@ -172,10 +172,10 @@ class Builder:
         self.loaded[buffer] = node
         return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),))
 
-    def differs(self, index: Index, value: int) -> str:
+    def differs(self, index: Index, value: Size) -> str:
         i = index.variable if index.variable and index.variable.startswith("%") else self._emit("index", (), I64, index=(index,))
         wide = i if self._dtype(i) is I64 else self.cast(i, I64)
-        return self._emit("ne", (wide, self.number(value, I64)), BOOL)
+        return self._emit("ne", (wide, self.number(value, I64) if isinstance(value, int) else self.size(value)), BOOL)
 
     def _stmt(self, value: str) -> Stmt:
         return self.body[int(value[1:])]

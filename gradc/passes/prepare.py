@@ -20,6 +20,7 @@ from ..ir.node import Node, call, topological
 from ..ir.op import Composite, Expr
 from ..ir.pattern import Var, match, op, splat
 from ..ir.types import DTYPES
+from ..ops.indexing import row_share, unpadded
 from ..ops.rules import converted, full, reshaped, spread
 from .manager import graph_pass
 from .resize import computes, moves, nbytes, resize
@@ -132,12 +133,17 @@ class Taken:
         return resize(self.table, self.axis, self.indices.shape, leaf, opens, stays)
 
     def _gather(self, node: Node, indices: Node, axis: int) -> Node:
-        return call("gather", node, indices, **{**self.read.attrs, "axis": axis})
+        return call("gather", node, indices, **{**self.read.attrs, "axis": axis, "scale_grad_by_freq": self.read.attrs["scale_grad_by_freq"] and not self.fixed})
 
     @property
     def possible(self) -> bool:
-        """Something is gathered, something is computed; and the share of each row's count has a gathered value to hang on."""
-        return bool(self.leaves) and self.works and not (self.fixed and self.read.attrs["scale_grad_by_freq"]) and not self._needs_rows
+        """Something is gathered, something is computed; and what is not gathered can be given the gradient it had."""
+        return bool(self.leaves) and self.works and not (self.shared and not self.table.dtype.is_float) and not self._needs_rows
+
+    @property
+    def shared(self) -> bool:
+        """Whether operands that are not gathered get each row's gradient divided by its count too."""
+        return bool(self.fixed) and bool(self.read.attrs["scale_grad_by_freq"])
 
     @property
     def _needs_rows(self) -> bool:
@@ -155,6 +161,9 @@ class Taken:
     def rewritten(self, new: Mapping[Node, Node]) -> Node:
         indices = new[self.indices]
         result = self.build(lambda node, axis: self._gather(new[node], indices, axis), lambda node: new[node])
+        if self.shared:  # the whole gradient at once, in place of each gather's own
+            share = row_share(indices, self.size, result.dtype.compute, oob=self.read.attrs["oob"], padding_idx=self.read.attrs["padding_idx"])
+            result = call("scale_gradient", result, self._along(share, result))
         if self.fixed and self.read.attrs["padding_idx"] is not None and result.dtype.is_float:
             # what is not gathered gets no gradient from padding either
             result = call("where", self._along(self._kept(indices), result), result, call("stop_gradient", result))
@@ -170,7 +179,7 @@ class Taken:
         if self.read.attrs["oob"] in ("clamp", "wrap"):
             rows = call("iota", shape=(self.size,), dtype=DTYPES["i64"])
             indices = call("gather", rows, indices, axis=0, oob=self.read.attrs["oob"])
-        return call("ne", converted(indices, DTYPES["i64"]), self.read.attrs["padding_idx"])
+        return unpadded(indices, self.read.attrs["padding_idx"])
 
     def _in_range(self, indices: Node) -> Node:
         wide = converted(indices, DTYPES["i64"])

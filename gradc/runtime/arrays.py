@@ -6,7 +6,6 @@ again; a block is free when the last array that looks at it has died, whoever ho
 
 from __future__ import annotations
 
-import enum
 import math
 import mmap
 import os
@@ -14,7 +13,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -206,12 +206,28 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 # ---- In and out ----------------------------------------------------------------------------------------------------
 
 
-class Kind(enum.Enum):
-    """What an array was before it was NumPy's."""
+@dataclass(frozen=True)
+class Kind:
+    """What an array was before it was NumPy's.
 
-    NUMPY = "numpy"
-    SCALAR = "scalar"  # a Python number: it adopts the dtype of what it meets
-    TORCH = "torch"
+    :param namespace: the functions of its library (the Python array API standard), which take an array back.
+    """
+
+    name: str
+    namespace: Any = None
+
+    NUMPY: ClassVar[Kind]
+    SCALAR: ClassVar[Kind]
+    """A Python number: it adopts the dtype of what it meets."""
+    TORCH: ClassVar[Kind]
+
+    @staticmethod
+    def of(kinds: Sequence[Kind]) -> Kind:
+        """What the results of a call are: torch's if any argument was, else the first other library's, else NumPy's."""
+        return next((k for k in kinds if k is Kind.TORCH), next((k for k in kinds if k.namespace is not None), Kind.NUMPY))
+
+
+Kind.NUMPY, Kind.SCALAR, Kind.TORCH = Kind("numpy"), Kind("scalar"), Kind("torch")
 
 
 # torch dtypes that NumPy has no name for: the integers of their size, and what the bits mean.
@@ -236,7 +252,8 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
     """The same memory as a NumPy array where that is possible, and what it was.
 
     Takes NumPy arrays and scalars, Python numbers, torch CPU tensors (gradients are not followed), and whatever offers
-    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.
+    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.  What follows the Python array API
+    standard (``__array_namespace__``) gets results of its own kind; any other object gets NumPy arrays.
 
     :raises DeviceError: it lies on another device, named.
     :raises InvalidProblem: it is not a dense array of numbers.
@@ -253,7 +270,8 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
     torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x), Kind.TORCH
-    return _from_protocol(x), Kind.NUMPY
+    namespace = getattr(x, "__array_namespace__", None)
+    return _from_protocol(x), Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
 
 
 def _plain(x: Array) -> Array:
@@ -317,6 +335,11 @@ def from_numpy(array: Array, kind: Kind) -> Any:
 
     Narrow integers (one to a byte) become torch's 8-bit integers, f4 its float32.
     """
+    if kind.namespace is not None:
+        try:
+            return kind.namespace.from_dlpack(array)
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # bf16 and f8 have no name in NumPy's DLPack
+            return kind.namespace.asarray(array)
     if kind is not Kind.TORCH:
         return array
     torch = sys.modules["torch"]

@@ -14,7 +14,7 @@ import numpy as np
 from ..codegen.render import Source, render_program
 from ..errors import IndexOutOfRange, InternalError, NotAscending, OutOfMemory, Unsupported
 from ..ir.dims import evaluate, product
-from ..ir.kernel import Kernel, Program, Select
+from ..ir.kernel import Kernel, Program, taken
 from ..passes.cost import combines
 from ..passes.plan_buffers import slot_sizes
 from . import pool
@@ -92,7 +92,7 @@ class CpuProgram:
         """Rows and the numbers they are sorted by are counted in 32 bits."""
         types = {b.name: b.type for b in self.program.buffers}
         for step in self.program.steps:
-            kernel = next(k for when, k in step.cases if when is None or when.holds(dims)) if isinstance(step, Select) else step
+            kernel = taken(step, dims)
             if not isinstance(kernel, Kernel) or kernel.strategies.get(kernel.order) != "segmented":
                 continue
             part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)

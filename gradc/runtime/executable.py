@@ -137,8 +137,7 @@ class Executable:
             for key in self.outputs.keys() - results.keys():
                 donor = "" if key in adding else self._donor(key, inputs, arrays)
                 results[key] = arrays[donor] if donor else empty(self.outputs[key].concrete(bound), self.outputs[key].dtype.np)
-        kind = Kind.TORCH if Kind.TORCH in kinds else Kind.NUMPY
-        return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding})
+        return Prepared(arrays, results, bound, Kind.of(kinds), dict(inputs), {key: outputs[key] for key in adding})
 
     def _given_outputs(self, out: Any) -> dict[str, Array]:
         """``out=`` as arrays."""

@@ -1,0 +1,1166 @@
+/*
+ * kernel @check_08ebf3 rows() cols(i0: n0) {
+ *   phase
+ *   %0 = load b0[i0] : i64
+ *   check %0 {bound=n1, op="gather", source=""}
+ * }
+ */
+static void check_08ebf3_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i64 R = 1, C = n0;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  const i64 strips = gradc_chunks(C, GRADC_STRIP), first_row = task / strips * CH, last_row = gradc_min(first_row + CH, R);
+  const i64 first_col = task % strips * GRADC_STRIP, last_col = gradc_min(first_col + GRADC_STRIP, C);
+  for (i64 r = first_row; r < last_row; r++) {
+      {
+        for (i64 c0 = first_col; c0 < last_col; c0 += GRADC_STRIP) {
+          const i64 c1 = last_col;
+          for (i64 i0 = c0; i0 < c1; i0++) {
+            const i64 v0 = b0[i0];
+            if ((u64)v0 >= (u64)n1) gradc_report(A->ctx, GRADC_INDEX_OUT_OF_RANGE, A->site, i0, v0, n1);
+          }
+        }
+      }
+  }
+}
+static i64 check_08ebf3_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  (void)n_;
+  return gradc_chunk(1, n0);
+}
+GRADC_SHARED i64 check_08ebf3_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, check_08ebf3_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = 1, C = n0;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int check_08ebf3(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, check_08ebf3_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i64 R = 1, C = n0;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  (void)b0;
+  ctx->parallel_for(ctx, gradc_chunks(R, CH) * gradc_chunks(C, GRADC_STRIP), check_08ebf3_rows, args);
+  return gradc_failed(ctx);
+}
+
+/*
+ * kernel @sum_5db000 rows(i0: n0) cols(i1: 16) {
+ *   %0 = load b0[i0] : i64
+ *   phase
+ *   %1 = load b1[%0, i1] : i8
+ *   %2 = cast %1 {dtype=f32} : f32
+ *   %3 = load b2[%0, 0] : f32
+ *   %4 = mul %2, %3 : f32
+ *   %5 = const {value=0x1.6a09e6p-1} : f32
+ *   %6 = mul %4, %5 : f32
+ *   %7 = erf %6 : f32
+ *   %8 = const {value=0x1p+0} : f32
+ *   %9 = add %7, %8 : f32
+ *   %10 = const {value=0x1p-1} : f32
+ *   %11 = mul %9, %10 : f32
+ *   %12 = mul %4, %11 : f32
+ *   %13 = sum_cols %12 : f32
+ *   store b3[i0] <- %13 : f32
+ *   %14 = const {value=0x1p+4} : f32
+ *   %15 = div %13, %14 : f32
+ *   phase
+ *   %16 = sub %12, %15 : f32
+ *   %17 = sum_cols %16 : f32
+ *   store b4[i0] <- %17 : f32
+ *   %18 = div %17, %14 : f32
+ *   phase
+ *   %19 = sub %16, %18 : f32
+ *   %20 = mul %19, %19 : f32
+ *   %21 = sum_cols %20 : f32
+ *   store b5[i0] <- %21 : f32
+ *   %22 = div %21, %14 : f32
+ *   %23 = const {value=0x1.4f8b58p-17} : f32
+ *   %24 = add %22, %23 : f32
+ *   %25 = rsqrt %24 : f32
+ *   phase
+ *   %26 = mul %19, %25 : f32
+ *   %27 = load b6[i1] : f32
+ *   %28 = mul %26, %27 : f32
+ *   store b7[i0, i1] <- %28 : f32
+ * }
+ */
+static void sum_5db000_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i8 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  f32 *restrict const b3 = A->b[3];
+  f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  f32 *restrict const b7 = A->b[7];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
+      const i64 i0 = r;
+      const i64 v0 = b0[i0];
+      const f32 v3 = b2[(i64)v0];
+      const f32 v5 = 0x1.6a09e60000000p-1f;
+      const f32 v8 = 0x1.0000000000000p+0f;
+      const f32 v10 = 0x1.0000000000000p-1f;
+      const f32 v14 = 0x1.0000000000000p+4f;
+      const f32 v23 = 0x1.4f8b580000000p-17f;
+      f64 t_v13 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v13 = 0;
+#pragma omp simd reduction(+:b_v13)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const i8 v1 = b1[((i64)v0 * 16 + i1)];
+            const f32 v2 = (f32)v1;
+            const f32 v4 = v2 * v3;
+            const f32 v6 = v4 * v5;
+            const f32 v7 = erf_f32(v6);
+            const f32 v9 = v7 + v8;
+            const f32 v11 = v9 * v10;
+            const f32 v12 = v4 * v11;
+            b_v13 += v12;
+          }
+          t_v13 += b_v13;
+        }
+      }
+      const f32 v13 = (f32)t_v13;
+      b3[i0] = v13;
+      const f32 v15 = v13 / v14;
+      f64 t_v17 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v17 = 0;
+#pragma omp simd reduction(+:b_v17)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const i8 v1 = b1[((i64)v0 * 16 + i1)];
+            const f32 v2 = (f32)v1;
+            const f32 v4 = v2 * v3;
+            const f32 v6 = v4 * v5;
+            const f32 v7 = erf_f32(v6);
+            const f32 v9 = v7 + v8;
+            const f32 v11 = v9 * v10;
+            const f32 v12 = v4 * v11;
+            const f32 v16 = v12 - v15;
+            b_v17 += v16;
+          }
+          t_v17 += b_v17;
+        }
+      }
+      const f32 v17 = (f32)t_v17;
+      b4[i0] = v17;
+      const f32 v18 = v17 / v14;
+      f64 t_v21 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v21 = 0;
+#pragma omp simd reduction(+:b_v21)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const i8 v1 = b1[((i64)v0 * 16 + i1)];
+            const f32 v2 = (f32)v1;
+            const f32 v4 = v2 * v3;
+            const f32 v6 = v4 * v5;
+            const f32 v7 = erf_f32(v6);
+            const f32 v9 = v7 + v8;
+            const f32 v11 = v9 * v10;
+            const f32 v12 = v4 * v11;
+            const f32 v16 = v12 - v15;
+            const f32 v19 = v16 - v18;
+            const f32 v20 = v19 * v19;
+            b_v21 += v20;
+          }
+          t_v21 += b_v21;
+        }
+      }
+      const f32 v21 = (f32)t_v21;
+      b5[i0] = v21;
+      const f32 v22 = v21 / v14;
+      const f32 v24 = v22 + v23;
+      const f32 v25 = rsqrt_f32(v24);
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += 16) {
+          const i64 c1 = 16;
+#pragma omp simd
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const i8 v1 = b1[((i64)v0 * 16 + i1)];
+            const f32 v2 = (f32)v1;
+            const f32 v4 = v2 * v3;
+            const f32 v6 = v4 * v5;
+            const f32 v7 = erf_f32(v6);
+            const f32 v9 = v7 + v8;
+            const f32 v11 = v9 * v10;
+            const f32 v12 = v4 * v11;
+            const f32 v16 = v12 - v15;
+            const f32 v19 = v16 - v18;
+            const f32 v26 = v19 * v25;
+            const f32 v27 = b6[i1];
+            const f32 v28 = v26 * v27;
+            b7[i0 * 16 + i1] = v28;
+          }
+        }
+      }
+  }
+}
+static i64 sum_5db000_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  (void)n_;
+  return gradc_chunk(n0, 16);
+}
+GRADC_SHARED i64 sum_5db000_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_5db000_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_5db000_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i8 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  f32 *restrict const b3 = A->b[3];
+  f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  f32 *restrict const b7 = A->b[7];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  (void)b0;
+  (void)b1;
+  (void)b2;
+  (void)b3;
+  (void)b4;
+  (void)b5;
+  (void)b6;
+  (void)b7;
+  ctx->parallel_for(ctx, chunks, sum_5db000_rows, args);
+  return 0;
+}
+
+/*
+ * kernel @rsqrt_8c0857 rows() cols(i0: n0) {
+ *   phase
+ *   %0 = load b0[i0] : f32
+ *   %1 = const {value=0x1p+4} : f32
+ *   %2 = div %0, %1 : f32
+ *   %3 = const {value=0x1.4f8b58p-17} : f32
+ *   %4 = add %2, %3 : f32
+ *   %5 = rsqrt %4 : f32
+ *   store b1[i0] <- %5 : f32
+ * }
+ */
+static void rsqrt_8c0857_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const f32 *restrict const b0 = A->b[0];
+  f32 *restrict const b1 = A->b[1];
+  const i64 R = 1, C = n0;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  const i64 strips = gradc_chunks(C, GRADC_STRIP), first_row = task / strips * CH, last_row = gradc_min(first_row + CH, R);
+  const i64 first_col = task % strips * GRADC_STRIP, last_col = gradc_min(first_col + GRADC_STRIP, C);
+  for (i64 r = first_row; r < last_row; r++) {
+      const f32 v1 = 0x1.0000000000000p+4f;
+      const f32 v3 = 0x1.4f8b580000000p-17f;
+      {
+        for (i64 c0 = first_col; c0 < last_col; c0 += GRADC_STRIP) {
+          const i64 c1 = last_col;
+#pragma omp simd
+          for (i64 i0 = c0; i0 < c1; i0++) {
+            const f32 v0 = b0[i0];
+            const f32 v2 = v0 / v1;
+            const f32 v4 = v2 + v3;
+            const f32 v5 = rsqrt_f32(v4);
+            b1[i0] = v5;
+          }
+        }
+      }
+  }
+}
+static i64 rsqrt_8c0857_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  (void)n_;
+  return gradc_chunk(1, n0);
+}
+GRADC_SHARED i64 rsqrt_8c0857_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, rsqrt_8c0857_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 R = 1, C = n0;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int rsqrt_8c0857(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, rsqrt_8c0857_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const f32 *restrict const b0 = A->b[0];
+  f32 *restrict const b1 = A->b[1];
+  const i64 R = 1, C = n0;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  (void)b0;
+  (void)b1;
+  ctx->parallel_for(ctx, gradc_chunks(R, CH) * gradc_chunks(C, GRADC_STRIP), rsqrt_8c0857_rows, args);
+  return 0;
+}
+
+/*
+ * kernel @sum_162d85 rows(i0: n0) cols(i1: 16) {
+ *   phase
+ *   %0 = load b0[i0, i1] : f32
+ *   %1 = load b1[i1] : f32
+ *   %2 = mul %0, %1 : f32
+ *   %3 = sum_cols %2 : f32
+ *   store b2[i0] <- %3 : f32
+ * }
+ */
+static void sum_162d85_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const f32 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  f32 *restrict const b2 = A->b[2];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
+      const i64 i0 = r;
+      f64 t_v3 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f32 b_v3 = 0;
+#pragma omp simd reduction(+:b_v3)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const f32 v0 = b0[i0 * 16 + i1];
+            const f32 v1 = b1[i1];
+            const f32 v2 = v0 * v1;
+            b_v3 += v2;
+          }
+          t_v3 += b_v3;
+        }
+      }
+      const f32 v3 = (f32)t_v3;
+      b2[i0] = v3;
+  }
+}
+static i64 sum_162d85_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  (void)n_;
+  return gradc_chunk(n0, 16);
+}
+GRADC_SHARED i64 sum_162d85_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_162d85_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int sum_162d85(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_162d85_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const f32 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  f32 *restrict const b2 = A->b[2];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  (void)b0;
+  (void)b1;
+  (void)b2;
+  ctx->parallel_for(ctx, chunks, sum_162d85_rows, args);
+  return 0;
+}
+
+/*
+ * kernel @sum_mul_919b55 rows(i0: n0) cols(i1: 16) strategy(b11: privatized) {
+ *   %0 = load b0[i0] : i64
+ *   phase
+ *   %1 = load b1[%0, i1] : i8
+ *   %2 = cast %1 {dtype=f32} : f32
+ *   %3 = load b2[%0, 0] : f32
+ *   %4 = mul %2, %3 : f32
+ *   %5 = const {value=0x1.6a09e6p-1} : f32
+ *   %6 = mul %4, %5 : f32
+ *   %7 = erf %6 : f32
+ *   store b3[i0, i1] <- %7 : f32
+ *   %8 = load b4[i0] : f32
+ *   %9 = load b5[i0, i1] : f32
+ *   %10 = load b6[i1] : f32
+ *   %11 = mul %9, %10 : f32
+ *   %12 = load b7[i0] : f32
+ *   %13 = const {value=0x1p+4} : f32
+ *   %14 = div %12, %13 : f32
+ *   %15 = sub %11, %14 : f32
+ *   %16 = const {value=0x1p+0} : f32
+ *   %17 = add %7, %16 : f32
+ *   %18 = const {value=0x1p-1} : f32
+ *   %19 = mul %17, %18 : f32
+ *   %20 = mul %4, %19 : f32
+ *   %21 = load b8[i0] : f32
+ *   %22 = div %21, %13 : f32
+ *   %23 = sub %20, %22 : f32
+ *   %24 = load b9[i0] : f32
+ *   %25 = div %24, %13 : f32
+ *   %26 = sub %23, %25 : f32
+ *   %27 = mul %26, %8 : f32
+ *   %28 = mul %11, %27 : f32
+ *   %29 = sum_cols %28 : f32
+ *   %30 = div %29, %13 : f32
+ *   phase
+ *   %31 = mul %27, %30 : f32
+ *   %32 = sub %15, %31 : f32
+ *   %33 = mul %8, %32 : f32
+ *   store b10[i0, i1] <- %33 : f32
+ *   %34 = mul %9, %27 : f32
+ *   accum b11[i1] <- %34 : f32
+ * }
+ */
+static void sum_mul_919b55_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i8 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  f32 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  const f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
+  f32 *restrict const b11 = A->b[11];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  f64 *restrict const p0 = s0 + task * (16);
+  for (i64 e = 0; e < 16; e++) p0[e] = 0x0.0p+0f;
+  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
+      const i64 i0 = r;
+      const i64 v0 = b0[i0];
+      const f32 v3 = b2[(i64)v0];
+      const f32 v5 = 0x1.6a09e60000000p-1f;
+      const f32 v8 = b4[i0];
+      const f32 v12 = b7[i0];
+      const f32 v13 = 0x1.0000000000000p+4f;
+      const f32 v14 = v12 / v13;
+      const f32 v16 = 0x1.0000000000000p+0f;
+      const f32 v18 = 0x1.0000000000000p-1f;
+      const f32 v21 = b8[i0];
+      const f32 v22 = v21 / v13;
+      const f32 v24 = b9[i0];
+      const f32 v25 = v24 / v13;
+      f64 t_v29 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v29 = 0;
+#pragma omp simd reduction(+:b_v29)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const i8 v1 = b1[((i64)v0 * 16 + i1)];
+            const f32 v2 = (f32)v1;
+            const f32 v4 = v2 * v3;
+            const f32 v6 = v4 * v5;
+            const f32 v7 = erf_f32(v6);
+            const f32 v9 = b5[i0 * 16 + i1];
+            const f32 v10 = b6[i1];
+            const f32 v11 = v9 * v10;
+            const f32 v17 = v7 + v16;
+            const f32 v19 = v17 * v18;
+            const f32 v20 = v4 * v19;
+            const f32 v23 = v20 - v22;
+            const f32 v26 = v23 - v25;
+            const f32 v27 = v26 * v8;
+            const f32 v28 = v11 * v27;
+            const f32 v34 = v9 * v27;
+            b3[i0 * 16 + i1] = v7;
+            b_v29 += v28;
+            p0[i1] += v34;
+          }
+          t_v29 += b_v29;
+        }
+      }
+      const f32 v29 = (f32)t_v29;
+      const f32 v30 = v29 / v13;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += 16) {
+          const i64 c1 = 16;
+#pragma omp simd
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const i8 v1 = b1[((i64)v0 * 16 + i1)];
+            const f32 v2 = (f32)v1;
+            const f32 v4 = v2 * v3;
+            const f32 v7 = b3[i0 * 16 + i1];
+            const f32 v9 = b5[i0 * 16 + i1];
+            const f32 v10 = b6[i1];
+            const f32 v11 = v9 * v10;
+            const f32 v15 = v11 - v14;
+            const f32 v17 = v7 + v16;
+            const f32 v19 = v17 * v18;
+            const f32 v20 = v4 * v19;
+            const f32 v23 = v20 - v22;
+            const f32 v26 = v23 - v25;
+            const f32 v27 = v26 * v8;
+            const f32 v31 = v27 * v30;
+            const f32 v32 = v15 - v31;
+            const f32 v33 = v8 * v32;
+            b10[i0 * 16 + i1] = v33;
+          }
+        }
+      }
+  }
+}
+static void sum_mul_919b55_fold0(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i8 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  f32 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  const f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
+  f32 *restrict const b11 = A->b[11];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  const i64 size = 16;
+  for (i64 e0 = task * 512; e0 < gradc_min(task * 512 + 512, size); e0 += 64) {
+    const i64 count = gradc_min(64, size - e0);
+    f64 total[64];
+    for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
+    for (i64 c = 0; c < chunks; c++)
+      for (i64 e = 0; e < count; e++) total[e] += s0[c * size + e0 + e];
+    for (i64 e = 0; e < count; e++) b11[e0 + e] = (f32)total[e];
+  }
+}
+static i64 sum_mul_919b55_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  (void)n_;
+  return gradc_chunk_private(n0, 16, 16);
+}
+GRADC_SHARED i64 sum_mul_919b55_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_mul_919b55_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int sum_mul_919b55(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_mul_919b55_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const i8 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  f32 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  const f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
+  f32 *restrict const b11 = A->b[11];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  (void)b0;
+  (void)b1;
+  (void)b2;
+  (void)b3;
+  (void)b4;
+  (void)b5;
+  (void)b6;
+  (void)b7;
+  (void)b8;
+  (void)b9;
+  (void)b10;
+  (void)b11;
+  ctx->parallel_for(ctx, chunks, sum_mul_919b55_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_mul_919b55_fold0, args);
+  return 0;
+}
+
+/*
+ * kernel @sum_scatter_add_add_7bfa16 rows(i0: n0) cols(i1: 16) order(b5) strategy(b5: segmented) {
+ *   %0 = load b0[i0] : i64
+ *   %1 = const {value=0} : i64
+ *   %2 = ne %0, %1 : bool
+ *   phase
+ *   %3 = load b1[i0, i1] : f32
+ *   %4 = load b2[i0, i1] : f32
+ *   %5 = const {value=0x1p+0} : f32
+ *   %6 = add %4, %5 : f32
+ *   %7 = const {value=0x1p-1} : f32
+ *   %8 = mul %6, %7 : f32
+ *   %9 = mul %3, %8 : f32
+ *   %10 = load b3[%0, i1] : i8
+ *   %11 = cast %10 {dtype=f32} : f32
+ *   %12 = load b4[%0, 0] : f32
+ *   %13 = mul %11, %12 : f32
+ *   %14 = mul %3, %13 : f32
+ *   %15 = mul %14, %7 : f32
+ *   %16 = const {value=0x1.6a09e6p-1} : f32
+ *   %17 = mul %13, %16 : f32
+ *   %18 = mul %17, %17 : f32
+ *   %19 = neg %18 : f32
+ *   %20 = exp %19 : f32
+ *   %21 = mul %15, %20 : f32
+ *   %22 = const {value=0x1.20dd76p+0} : f32
+ *   %23 = mul %21, %22 : f32
+ *   %24 = mul %23, %16 : f32
+ *   %25 = add %9, %24 : f32
+ *   %26 = mul %25, %11 : f32
+ *   %27 = sum_cols %26 : f32
+ *   accum b5[%0, 0] <- %27 where %2 : f32
+ * }
+ */
+static void sum_scatter_add_add_7bfa16_key(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  (void)scratch;
+  for (i64 r = task * 4096; r < gradc_min(task * 4096 + 4096, R); r++) {
+      const i64 i0 = r;
+      const i64 v0 = b0[i0];
+      const i64 v1 = 0;
+      const i32 v2 = v0 != v1;
+      key[r] = (i32)(v2 ? (i64)v0 : n1);
+  }
+}
+static void sum_scatter_add_add_7bfa16_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  (void)scratch;
+  const i64 end = start[V];
+  const i64 from = task * CH, until = gradc_min(from + CH, end);
+  i64 now = -1;
+  f32 *restrict a0 = 0;
+  for (i64 p = from; p < until; p++) {
+    const i64 r = perm[p], at = key[r], goes = at < V;
+    const int first = at != now;
+    (void)goes, (void)first;
+    if (first && goes) { /* a piece of a segment that is not whole in this chunk goes to a carry row */
+      const i64 carry = start[at] < from ? 2 * task : start[at + 1] > from + CH ? 2 * task + 1 : -1;
+      a0 = carry < 0 ? b5 + at * (1) : s0 + carry * (1);
+    }
+    now = at;
+      const i64 i0 = r;
+      const i64 v0 = b0[i0];
+      const i64 v1 = 0;
+      const i32 v2 = v0 != v1;
+      const f32 v5 = 0x1.0000000000000p+0f;
+      const f32 v7 = 0x1.0000000000000p-1f;
+      const f32 v12 = b4[(i64)v0];
+      const f32 v16 = 0x1.6a09e60000000p-1f;
+      const f32 v22 = 0x1.20dd760000000p+0f;
+      f64 t_v27 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v27 = 0;
+#pragma omp simd reduction(+:b_v27)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const f32 v3 = b1[i0 * 16 + i1];
+            const f32 v4 = b2[i0 * 16 + i1];
+            const f32 v6 = v4 + v5;
+            const f32 v8 = v6 * v7;
+            const f32 v9 = v3 * v8;
+            const i8 v10 = b3[((i64)v0 * 16 + i1)];
+            const f32 v11 = (f32)v10;
+            const f32 v13 = v11 * v12;
+            const f32 v14 = v3 * v13;
+            const f32 v15 = v14 * v7;
+            const f32 v17 = v13 * v16;
+            const f32 v18 = v17 * v17;
+            const f32 v19 = -v18;
+            const f32 v20 = exp_f32(v19);
+            const f32 v21 = v15 * v20;
+            const f32 v23 = v21 * v22;
+            const f32 v24 = v23 * v16;
+            const f32 v25 = v9 + v24;
+            const f32 v26 = v25 * v11;
+            b_v27 += v26;
+          }
+          t_v27 += b_v27;
+        }
+      }
+      const f32 v27 = (f32)t_v27;
+      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v27);
+  }
+}
+static void sum_scatter_add_add_7bfa16_finish(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  (void)scratch;
+  for (i64 v = task * 64; v < gradc_min(task * 64 + 64, V); v++) {
+    const i64 from = start[v], to = start[v + 1];
+    if (to > from && from / CH == (to - 1) / CH) continue;
+    {
+      f32 *restrict const row = b5 + v * (1);
+      const i64 inner = 1;
+      if (to == from) {
+        for (i64 e = 0; e < inner; e++) row[e] = 0x0.0p+0f;
+      } else {
+        for (i64 e0 = 0; e0 < inner; e0 += 64) {
+          const i64 count = gradc_min(64, inner - e0);
+          f64 total[64];
+          for (i64 e = 0; e < count; e++) total[e] = s0[(2 * (from / CH) + 1) * inner + e0 + e];
+          for (i64 c = from / CH + 1; c <= (to - 1) / CH; c++)
+            for (i64 e = 0; e < count; e++) total[e] += s0[2 * c * inner + e0 + e];
+          for (i64 e = 0; e < count; e++) row[e0 + e] = (f32)total[e];
+        }
+      }
+    }
+  }
+}
+static i64 sum_scatter_add_add_7bfa16_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  (void)n_;
+  return gradc_chunk(n0, 16);
+}
+GRADC_SHARED i64 sum_scatter_add_add_7bfa16_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_add_7bfa16_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int sum_scatter_add_add_7bfa16(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_add_7bfa16_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  (void)scratch;
+  (void)b0;
+  (void)b1;
+  (void)b2;
+  (void)b3;
+  (void)b4;
+  (void)b5;
+  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_scatter_add_add_7bfa16_key, args);
+  gradc_sort(key, R, V, start, perm);
+  ctx->parallel_for(ctx, gradc_chunks(start[V], CH), sum_scatter_add_add_7bfa16_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_scatter_add_add_7bfa16_finish, args);
+  return 0;
+}
+
+/*
+ * kernel @sum_scatter_add_add_f86f0b rows(i0: n0) cols(i1: 16) strategy(b5: privatized) {
+ *   %0 = load b0[i0] : i64
+ *   %1 = const {value=0} : i64
+ *   %2 = ne %0, %1 : bool
+ *   phase
+ *   %3 = load b1[i0, i1] : f32
+ *   %4 = load b2[i0, i1] : f32
+ *   %5 = const {value=0x1p+0} : f32
+ *   %6 = add %4, %5 : f32
+ *   %7 = const {value=0x1p-1} : f32
+ *   %8 = mul %6, %7 : f32
+ *   %9 = mul %3, %8 : f32
+ *   %10 = load b3[%0, i1] : i8
+ *   %11 = cast %10 {dtype=f32} : f32
+ *   %12 = load b4[%0, 0] : f32
+ *   %13 = mul %11, %12 : f32
+ *   %14 = mul %3, %13 : f32
+ *   %15 = mul %14, %7 : f32
+ *   %16 = const {value=0x1.6a09e6p-1} : f32
+ *   %17 = mul %13, %16 : f32
+ *   %18 = mul %17, %17 : f32
+ *   %19 = neg %18 : f32
+ *   %20 = exp %19 : f32
+ *   %21 = mul %15, %20 : f32
+ *   %22 = const {value=0x1.20dd76p+0} : f32
+ *   %23 = mul %21, %22 : f32
+ *   %24 = mul %23, %16 : f32
+ *   %25 = add %9, %24 : f32
+ *   %26 = mul %25, %11 : f32
+ *   %27 = sum_cols %26 : f32
+ *   accum b5[%0, 0] <- %27 where %2 : f32
+ * }
+ */
+static void sum_scatter_add_add_f86f0b_rows(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  (void)scratch;
+  f64 *restrict const p0 = s0 + task * (n1);
+  for (i64 e = 0; e < n1; e++) p0[e] = 0x0.0p+0f;
+  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
+      const i64 i0 = r;
+      const i64 v0 = b0[i0];
+      const i64 v1 = 0;
+      const i32 v2 = v0 != v1;
+      const f32 v5 = 0x1.0000000000000p+0f;
+      const f32 v7 = 0x1.0000000000000p-1f;
+      const f32 v12 = b4[(i64)v0];
+      const f32 v16 = 0x1.6a09e60000000p-1f;
+      const f32 v22 = 0x1.20dd760000000p+0f;
+      f64 t_v27 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v27 = 0;
+#pragma omp simd reduction(+:b_v27)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const f32 v3 = b1[i0 * 16 + i1];
+            const f32 v4 = b2[i0 * 16 + i1];
+            const f32 v6 = v4 + v5;
+            const f32 v8 = v6 * v7;
+            const f32 v9 = v3 * v8;
+            const i8 v10 = b3[((i64)v0 * 16 + i1)];
+            const f32 v11 = (f32)v10;
+            const f32 v13 = v11 * v12;
+            const f32 v14 = v3 * v13;
+            const f32 v15 = v14 * v7;
+            const f32 v17 = v13 * v16;
+            const f32 v18 = v17 * v17;
+            const f32 v19 = -v18;
+            const f32 v20 = exp_f32(v19);
+            const f32 v21 = v15 * v20;
+            const f32 v23 = v21 * v22;
+            const f32 v24 = v23 * v16;
+            const f32 v25 = v9 + v24;
+            const f32 v26 = v25 * v11;
+            b_v27 += v26;
+          }
+          t_v27 += b_v27;
+        }
+      }
+      const f32 v27 = (f32)t_v27;
+      if (v2) p0[(i64)v0] += v27;
+  }
+}
+static void sum_scatter_add_add_f86f0b_fold0(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  (void)scratch;
+  const i64 size = n1;
+  for (i64 e0 = task * 512; e0 < gradc_min(task * 512 + 512, size); e0 += 64) {
+    const i64 count = gradc_min(64, size - e0);
+    f64 total[64];
+    for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
+    for (i64 c = 0; c < chunks; c++)
+      for (i64 e = 0; e < count; e++) total[e] += s0[c * size + e0 + e];
+    for (i64 e = 0; e < count; e++) b5[e0 + e] = (f32)total[e];
+  }
+}
+static i64 sum_scatter_add_add_f86f0b_chunk(const i64 *n_) {
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  (void)n_;
+  return gradc_chunk_private(n0, 16, n1);
+}
+GRADC_SHARED i64 sum_scatter_add_add_f86f0b_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_add_f86f0b_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  (void)scratch;
+  return (i64)(scratch - A->scratch);
+}
+GRADC_SHARED int sum_scatter_add_add_f86f0b(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_add_f86f0b_chunk(dims)};
+  const void *const args = &all;
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  f32 *restrict const b5 = A->b[5];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  (void)scratch;
+  (void)b0;
+  (void)b1;
+  (void)b2;
+  (void)b3;
+  (void)b4;
+  (void)b5;
+  ctx->parallel_for(ctx, chunks, sum_scatter_add_add_f86f0b_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_scatter_add_add_f86f0b_fold0, args);
+  return 0;
+}
