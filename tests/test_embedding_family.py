@@ -132,7 +132,7 @@ def samples() -> Iterator[Any]:
                 yield pytest.param(info, id=label)
 
 
-@pytest.mark.parametrize("info", samples())
+@pytest.mark.parametrize("info", list(samples()))
 def test_torchs_own_samples(info: Any) -> None:
     torch.manual_seed(0)
     tried = 0

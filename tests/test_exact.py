@@ -74,7 +74,7 @@ EXACT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases(["f64"]), ids=str)
+@pytest.mark.parametrize("case", list(cases(["f64"])), ids=str)
 def test_small_numbers_are_what_the_interpreter_says(case: Any) -> None:
     """Wherever a result is a small dyadic rational it is f64's; for the ops of the field that is everywhere."""
     for seed in range(2):
