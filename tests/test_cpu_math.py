@@ -19,6 +19,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gradc.ir.types import DTYPES
+from gradc.ops.pointwise import convert
+
 TEMPLATES = Path(__file__).parent.parent / "templates" / "cpu"
 COMPILER = shutil.which(os.environ.get("CC") or "gcc")
 FLAGS = "-std=c11 -O2 -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fopenmp-simd -fno-strict-aliasing".split()
@@ -30,7 +33,8 @@ pytestmark = [
 ]
 
 NUMPY = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}
-STORAGE = {"bf16": "u16", "f16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}
+NUMPY |= {"f4e2m1": ml_dtypes.float4_e2m1fn, "e8m0": ml_dtypes.float8_e8m0fnu}
+STORAGE = {"bf16": "u16", "f16": "u16", **dict.fromkeys(("f8e4m3", "f8e5m2", "f4e2m1", "e8m0"), "u8")}
 SIGNED, UNSIGNED = ("i8", "i16", "i32", "i64"), ("u8", "u16", "u32", "u64")
 INTEGERS = SIGNED + UNSIGNED
 NARROW = {"i2": ("i8", -2, 1), "u2": ("u8", 0, 3), "i4": ("i8", -8, 7), "u4": ("u8", 0, 15)}
@@ -81,6 +85,7 @@ def signatures() -> dict[str, tuple[list[str], str]]:
         table |= {f"{name}_{t}": ([t], t) for name in INTEGER_UNARY} | {f"{name}_{t}": ([t, t], t) for name in INTEGER_PAIRS}
     for t, stored in STORAGE.items():
         table |= {f"{t}_load": ([stored], "f32"), f"{t}_store": (["f32"], stored), f"{t}_round": (["f32"], "f32")}
+    table["odd_f64"] = (["f64"], "f32")
     return table
 
 
@@ -149,7 +154,7 @@ def from_bits(bits, dtype) -> np.ndarray:
 
 def every_value(c_type: str) -> np.ndarray:
     """All values of a storage format, as f32."""
-    return from_bits(np.arange(2 ** (8 * np.dtype(NUMPY[c_type]).itemsize)), NUMPY[c_type]).astype(np.float32)
+    return from_bits(np.arange(2 ** DTYPES[c_type].bits), NUMPY[c_type]).astype(np.float32)
 
 
 def random_f32(seed: int, n: int = SAMPLES) -> np.ndarray:
@@ -383,7 +388,7 @@ def test_f16_through_the_compilers_own_type(tmp_path):
 @pytest.mark.parametrize("t", STORAGE)
 def test_load_every_pattern(loops, t):
     bits = np.arange(2 ** (8 * np.dtype(NUMPY[t]).itemsize))
-    stored = from_bits(bits, NUMPY[t])
+    stored = from_bits(bits & 15 if t == "f4e2m1" else bits, NUMPY[t])  # one to a byte: the upper bits are nothing
     got, expected = loops(f"{t}_load", bits), stored.astype(np.float32)
     number = ~np.isnan(expected)
     assert np.array_equal(got.view(np.uint32)[number], expected.view(np.uint32)[number])
@@ -402,10 +407,14 @@ def storage_samples(t: str) -> np.ndarray:
 
 
 def expected_store(t: str, x: np.ndarray) -> np.ndarray:
-    """ml_dtypes' rounding, with the saturation of finite values that gradc adds to the f8 formats."""
+    """ml_dtypes' rounding, with the saturation of finite values that gradc adds to the f8 formats, one zero for NaN in f4e2m1, and e8m0 right below 2^-126."""
     largest = {"f8e4m3": 448.0, "f8e5m2": 57344.0}.get(t)
     if largest is not None:
         x = np.where(np.isfinite(x), np.clip(x, -np.float32(largest), np.float32(largest)), x)
+    if t == "f4e2m1":
+        x = np.where(np.isnan(x), np.float32(np.nan), x)
+    if t == "e8m0":  # ml_dtypes rounds what lies just above its least value up
+        x = np.where((x > 0) & (x < np.float32(1.5 * 2.0**-127)), np.float32(2.0**-127), x)
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(NUMPY[t])
 
@@ -429,6 +438,67 @@ def test_f8_saturates_finite_values_only(loops):
     assert loops("f8e4m3_store", x).tolist()[:3] == [0x7E, 0x7E, 0xFE]
     assert np.isnan(loops("f8e4m3_round", x)[3:]).all()
     assert loops("f8e5m2_round", 1000 * x).tolist()[:5] == [57344, 57344, -57344, np.inf, -np.inf]
+
+
+def test_the_four_bit_floats():
+    """Every value, every midpoint, and what lies one f32 beside it: written from the formats' definitions."""
+    e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    assert from_bits(np.arange(16), NUMPY["f4e2m1"]).astype(np.float32).tolist() == [*e2m1, *(-v for v in e2m1)]
+    e8m0 = from_bits(np.arange(256), NUMPY["e8m0"]).astype(np.float64)
+    assert e8m0[:255].tolist() == [2.0 ** (k - 127) for k in range(255)] and np.isnan(e8m0[255])
+
+
+def test_f4e2m1_stores_the_nearest_value(loops):
+    x = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, 7, np.inf, np.nan])  # ties go to the even code
+    up, down = np.nextafter(x, np.float32(np.inf)), np.nextafter(x, np.float32(-np.inf))
+    assert loops("f4e2m1_store", x).tolist() == [0, 2, 2, 4, 4, 6, 6, 7, 7, 7, 8]
+    assert loops("f4e2m1_store", up).tolist()[:7] == [1, 2, 3, 4, 5, 6, 7]
+    assert loops("f4e2m1_store", down).tolist()[:7] == [0, 1, 2, 3, 4, 5, 6]
+    assert loops("f4e2m1_store", -x).tolist() == [8, 10, 10, 12, 12, 14, 14, 15, 15, 15, 8]
+
+
+def test_e8m0_stores_the_nearest_power_of_two(loops):
+    k = np.arange(-127, 127)
+    middle = np.ldexp(np.float64(1.5), k).astype(np.float32)
+    assert np.array_equal(loops("e8m0_store", middle), k + 128)  # half-way goes up
+    assert np.array_equal(loops("e8m0_store", np.nextafter(middle, np.float32(0))), k + 127)
+    x = np.float32([0.0, -0.0, -1.0, np.inf, -np.inf, np.nan, 1.5 * 2.0**127, 2.0**-149, 2.0**-128, 2.0**127])
+    assert loops("e8m0_store", x).tolist() == [255] * 7 + [0, 0, 254]
+
+
+def nearest(t: str, x: np.ndarray) -> np.ndarray:
+    """The value of format t nearest to each f64, by comparing with the midpoints, which f64 holds."""
+    values = np.unique(every_value(t)[np.isfinite(every_value(t))].astype(np.float64))
+    even = (values.astype(NUMPY[t]).view(f"u{np.dtype(NUMPY[t]).itemsize}") & 1) == 0
+    middle = (values[1:] + values[:-1]) / 2
+    below = np.searchsorted(middle, x, "left")  # at a midpoint the lower of the two
+    tie = (below < middle.size) & (middle[np.minimum(below, middle.size - 1)] == x)
+    return values[below + (tie & (~even[below] if t != "e8m0" else True))]
+
+
+@pytest.mark.parametrize("t", STORAGE)
+def test_f64_is_rounded_once(loops, t):
+    """Through f32 first, a value beside a midpoint would land on it: by the C and by the cast's NumPy meaning."""
+    values = np.unique(every_value(t)[np.isfinite(every_value(t))].astype(np.float64))
+    middle = (values[1:] + values[:-1]) / 2
+    x = np.concatenate([values, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf), middle * (1 + 2.0**-40), middle * (1 - 2.0**-40)])
+    x = np.concatenate([x, np.exp2(np.random.default_rng(13).uniform(-30, 17, 20_000))])
+    x = x[(x >= values[0]) & (x <= values[-1]) & ((x > 0) | (t != "e8m0"))]
+    expected = nearest(t, x)
+    assert np.array_equal(loops(f"{t}_round", loops("odd_f64", x)).astype(np.float64), expected)
+    assert np.array_equal(convert(x, DTYPES[t]).astype(np.float64), expected)
+    far = np.array([1e300, -1e300, 1e-300, -1e-300, np.inf, -np.inf, np.nan, -0.0])
+    c, py = loops(f"{t}_store", loops("odd_f64", far)), convert(far, DTYPES[t])
+    number = ~np.isnan(py.astype(np.float32))
+    assert np.array_equal(c[number], py.view(c.dtype)[number]) and np.isnan(c.view(py.dtype).astype(np.float32)[~number]).all()
+
+
+@pytest.mark.parametrize("t", STORAGE)
+def test_a_cast_means_the_same_in_numpy(loops, t):
+    x = storage_samples(t)
+    c, py = loops(f"{t}_store", x), convert(x, DTYPES[t])
+    number = ~np.isnan(py.astype(np.float32))
+    assert np.array_equal(c[number], py.view(c.dtype)[number]) and np.isnan(c.view(py.dtype).astype(np.float32)[~number]).all()
 
 
 # ---- casts and integers

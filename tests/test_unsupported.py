@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import gradc
 from gradc import ops
 from gradc.errors import Unsupported
-
-
-def _identity(dtype: str) -> gradc.Module:
-    return gradc.compile(gradc.trace(lambda x: x.reshape(2, 2), x=f"{dtype}[4]"))
 
 
 def _run_with_stream() -> object:
@@ -24,8 +19,6 @@ def _run_with_stream() -> object:
 NOT_YET: dict[str, tuple[Callable[[], object], str]] = {
     "the cuda target": (lambda: gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[4]"), target="cuda"), "the target 'cuda'"),
     "the cuda-sim target": (lambda: gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[4]"), target="cuda-sim"), "the target 'cuda-sim'"),
-    "f4e2m1 on the cpu": (lambda: _identity("f4e2m1"), "no f4e2m1 yet"),
-    "e8m0 on the cpu": (lambda: _identity("e8m0"), "no e8m0 yet"),
     "float atomics": (lambda: gradc.compile(gradc.trace(lambda x, b: x + b, x="f32[N,3]", b="f32[3]"), wrt=["b"], reductions={"*": "atomic"}), "the reduction 'atomic'"),
     "the torch frontend": (lambda: gradc.from_torch(object()), "gradc.from_torch is not there yet"),
     "the ONNX frontend": (lambda: gradc.from_onnx("model.onnx"), "gradc.from_onnx is not there yet"),
@@ -39,9 +32,3 @@ def test_it_says_so(name: str) -> None:
     attempt, message = NOT_YET[name]
     with pytest.raises(Unsupported, match=message):
         attempt()
-
-
-def test_the_interpreter_has_the_narrow_floats() -> None:
-    module = gradc.compile(gradc.trace(lambda x: x.reshape(2, 2), x="f4e2m1[4]"), target="numpy")
-    x = np.array([0.5, 1, 6, -3], ml_dtypes.float4_e2m1fn)
-    np.testing.assert_array_equal(module(x=x).astype(np.float32), x.astype(np.float32).reshape(2, 2))

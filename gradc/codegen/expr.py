@@ -58,7 +58,7 @@ def converted(value: str, source: DType, target: DType) -> str:
         return f"({value} != 0)"
     if target.is_float:
         if target.name in ROUNDED:
-            return f"{target.name}_round((f32){value})"
+            return f"{target.name}_round({f'odd_f64({value})' if source.name == 'f64' else f'(f32){value}'})"
         return f"({target.name}){value}"
     if source.is_float:
         return f"sat_{target.name}_{carrier(source)}({value})"

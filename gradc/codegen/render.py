@@ -23,7 +23,6 @@ PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
 FEW = 32
 """Rows that are added in f32 where a row of f64 beside the result would cost as much again."""
-UNSUPPORTED = {"f4e2m1", "e8m0"}
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ class Source:
 def render_program(program: Program) -> Source:
     """The C of a program: kernels in units of eight, and one entry that runs them."""
     types = {b.name: b.type for b in program.buffers}
-    for name, type_ in types.items():
-        if type_.dtype.name in UNSUPPORTED:
-            raise Unsupported(f"the cpu target has no {type_.dtype} yet ({name}: {type_})")
     dims = {name: f"n[{i}]" for i, name in enumerate(program.dims)}
     roots = [b.name for b in program.buffers if not b.alias]
     place = {b.name: roots.index(program.root(b.name)) for b in program.buffers}

@@ -294,6 +294,10 @@ cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, d
     doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values")  # fmt: skip
 
 
+LIMITS = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
+"""The largest values of the formats in which a cast saturates (f4e2m1 has nothing beyond 6 to overflow to)."""
+
+
 def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """NumPy's meaning of a cast, on every target (contracts 3)."""
     x = np.asarray(x)
@@ -320,12 +324,26 @@ def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
             low = dtype.range[0]
             x = (((x.astype(np.int64) - low) & (2**dtype.bits - 1)) + low).astype(np.int8)
         return x.astype(dtype.np)
-    if dtype.name in ("f8e4m3", "f8e5m2"):
-        limit = 448.0 if dtype.name == "f8e4m3" else 57344.0
-        wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
-        x = np.where(np.isfinite(wide), np.clip(wide, -limit, limit), wide).astype(wide.dtype)
     with np.errstate(all="ignore"):
+        if dtype.is_float and dtype.bits < 32:
+            x = _odd(x) if source == "f" and x.dtype.itemsize == 8 else x.astype(np.float32)
+        if dtype.name in LIMITS:
+            limit = np.float32(LIMITS[dtype.name])
+            x = np.where(np.isfinite(x), np.clip(x, -limit, limit), x)
+        if dtype.name == "f4e2m1":  # without a NaN: ml_dtypes makes the positive one -0
+            x = np.where(np.isnan(x), np.float32(np.nan), x)
+        if dtype.name == "e8m0":  # ml_dtypes rounds up whatever lies above the least power of two
+            x = np.where((x > 0) & (x < np.float32(1.5 * 2.0**-127)), np.float32(2.0**-127), x)
         return x.astype(dtype.np)
+
+
+def _odd(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """f64 as an f32 that rounds to a shorter format as x itself does: what f32 does not hold becomes the neighbour whose last bit is 1."""
+    y = np.asarray(x.astype(np.float32))
+    back = y.astype(np.float64)
+    bits = y.view(np.uint32)
+    inward = bits - (np.abs(back) > np.abs(x)).astype(np.uint32)
+    return np.asarray(np.where((back == x) | np.isnan(x), bits, inward | np.uint32(1))).view(np.float32)
 
 
 def _stop(x: Type) -> Type:

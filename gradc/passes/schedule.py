@@ -82,7 +82,7 @@ class Scheduler:
         lower = lowering(node)
         if isinstance(lower, Movement | Lookup | Alias):
             return True
-        if not isinstance(lower, Expr):
+        if not isinstance(lower, Expr) or self.shared_index(node):
             return False
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
         while pending:
@@ -97,6 +97,17 @@ class Scheduler:
             pending += fresh
         users = self.users[node]
         return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(users) <= 1)
+
+    def shared_index(self, node: Node) -> bool:
+        """Whether it is a position that more elements are read (or added) at than it has."""
+        pending = [(node, user) for user in self.users[node]]
+        while pending:
+            value, user = pending.pop()
+            if any(user.operands[k] is value for k in user.op.indices) and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize:
+                return True
+            if isinstance(lowering(user), Movement | Alias) and not user.op.indices:
+                pending += [(user, further) for further in self.users[user]]
+        return False
 
     # -- library calls -------------------------------------------------------------------------------------------------
 
@@ -286,8 +297,9 @@ class Scheduler:
                 return "row"
             ordered = bool(set(group.domain.real) - gone - columns)
             if lower.combine == "sum" and (not gone & columns or gone > columns):
-                if ordered and (group.scatter is not None or any(self.is_ordered(n, group) for n in group.placed)):
-                    return None
+                others = [n for n in group.placed if self.is_ordered(n, group)]
+                if ordered and (group.scatter is not None or any(self.reduced_dims(n, group) != gone for n in others)):
+                    return None  # one visiting order per kernel
                 return "accum"
             return None
         if alike(space, group.real):

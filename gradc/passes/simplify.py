@@ -19,8 +19,8 @@ x, y, z = Var("x"), Var("y"), Var("z")
 
 def holds(inner: DType, outer: DType) -> bool:
     """Whether every value of ``inner`` is a value of ``outer``."""
-    fraction = {"f8e4m3": 3, "f8e5m2": 2, "f16": 10, "bf16": 7, "f32": 23, "f64": 52, "f4e2m1": 1}
-    exponent = {"f8e4m3": 4, "f8e5m2": 5, "f16": 5, "bf16": 8, "f32": 8, "f64": 11, "f4e2m1": 2}
+    fraction = {"f8e4m3": 3, "f8e5m2": 2, "f16": 10, "bf16": 7, "f32": 23, "f64": 52, "f4e2m1": 1, "e8m0": 0}
+    exponent = {"f8e4m3": 4, "f8e5m2": 5, "f16": 5, "bf16": 8, "f32": 8, "f64": 11, "f4e2m1": 2, "e8m0": 8}
     if inner is outer:
         return True
     if inner.is_float and outer.is_float:

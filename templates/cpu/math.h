@@ -392,7 +392,16 @@ GRADC_FN f64 sigmoid_f64(f64 x) {
     return (x >= 0.0 ? 1.0 : e) / (1.0 + e);
 }
 
-/* ---- storage formats: bf16, f16, f8e4m3, f8e5m2 ------------------------------------------------------------- */
+/* ---- storage formats: bf16, f16, f8e4m3, f8e5m2, f4e2m1, e8m0 ----------------------------------------------- */
+
+/* f64 on its way to a shorter format, as an f32 from which the second rounding is that of x itself: what f32 does not
+   hold becomes the neighbour whose last bit is 1 (round to odd). */
+GRADC_FN f32 odd_f64(f64 x) {
+    f32 y = (f32)x;
+    f64 back = (f64)y;
+    u32 inward = bits_of_f32(y) - (u32)(__builtin_fabs(back) > __builtin_fabs(x));
+    return back == x || x != x ? y : f32_of_bits(inward | 1u);
+}
 
 GRADC_FN u32 bf16_rounded_bits(f32 x) { /* the rounded value as f32 bits, low half garbage */
     u32 b = bits_of_f32(x);
@@ -472,6 +481,37 @@ GRADC_FN u32 f8e5m2_encode(f32 x) {
 GRADC_FN f32 f8e5m2_load(u8 h) { return f8e5m2_decode(h); }
 GRADC_FN u8 f8e5m2_store(f32 x) { return (u8)f8e5m2_encode(x); }
 GRADC_FN f32 f8e5m2_round(f32 x) { return f8e5m2_decode(f8e5m2_encode(x)); }
+
+/* E2M1, one to a byte: no infinity, no NaN.  Everything above 6 is 6, infinity too; NaN is -0, as in ml_dtypes. */
+GRADC_FN f32 f4e2m1_decode(u32 h) {
+    f32 finite = GRADC_DECODE(h & 0x7u, 1, 0x1p126f);
+    return f32_of_bits(bits_of_f32(finite) | (h & 0x8u) << 28);
+}
+GRADC_FN u32 f4e2m1_encode(f32 x) {
+    u32 b = bits_of_f32(x);
+    u32 a = b & 0x7fffffffu;
+    u32 bounded = a > 0x40c00000u ? 0x40c00000u : a; /* 6 */
+    u32 finite = GRADC_ENCODE(bounded, 1, 1, 0x1p22f) | ((b >> 28) & 0x8u);
+    return a > 0x7f800000u ? 0x8u : finite;
+}
+GRADC_FN f32 f4e2m1_load(u8 h) { return f4e2m1_decode(h); }
+GRADC_FN u8 f4e2m1_store(f32 x) { return (u8)f4e2m1_encode(x); }
+GRADC_FN f32 f4e2m1_round(f32 x) { return f4e2m1_decode(f4e2m1_encode(x)); }
+
+/* E8M0: 2^(h - 127), NaN is 0xff.  Half-way goes up.  What is not above 0 or rounds to 2^128 becomes NaN, what lies
+   between 0 and 2^-127 becomes 2^-127. */
+GRADC_FN f32 e8m0_decode(u32 h) {
+    u32 finite = h == 0u ? 0x00400000u : h << 23;
+    return f32_of_bits(h == 0xffu ? 0x7fc00000u : finite);
+}
+GRADC_FN u32 e8m0_encode(f32 x) {
+    u32 b = bits_of_f32(x);
+    u32 finite = b < 0x00800000u ? (u32)(b >= 0x00600000u) : (b + 0x00400000u) >> 23;
+    return b - 1u < 0x7f7fffffu ? finite : 0xffu; /* +0, the negative ones, infinity and NaN lie outside */
+}
+GRADC_FN f32 e8m0_load(u8 h) { return e8m0_decode(h); }
+GRADC_FN u8 e8m0_store(f32 x) { return (u8)e8m0_encode(x); }
+GRADC_FN f32 e8m0_round(f32 x) { return e8m0_decode(e8m0_encode(x)); }
 
 #undef GRADC_ENCODE
 #undef GRADC_DECODE
