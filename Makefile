@@ -2,6 +2,8 @@
 #
 #   make demo                         a quantized language model, differentiated, compiled, trained and measured
 #   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
+#   make docs                         docs/ops.md, from the records of the ops
+#   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make lint | bench | gpu | clean
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
@@ -29,7 +31,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test lint bench gpu extras clean
+.PHONY: demo test lint bench conformance gpu docs extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -45,9 +47,15 @@ lint: $(LINT)
 bench: $(BENCH)
 	$(VENV)/bin/python -m benchmarks $(CASE) $(ARGS)
 
+conformance: $(call with,test torch)
+	$(VENV)/bin/python -W ignore -m benchmarks.conformance --determinism $(ARGS)
+
 gpu: $(GPU)
 	@$(VENV)/bin/python -m pytest -m gpu $(ARGS); status=$$?; \
 	  if [ $$status -eq 5 ]; then echo "there is no CUDA target yet, so nothing to run on a GPU"; exit 0; fi; exit $$status
+
+docs: $(call with,)
+	$(VENV)/bin/python -m gradc.docs $(ARGS)
 
 # Every extra that goes together, comma-separated: cuda13 cannot stand beside cuda12.
 extras:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import random
 import sys
 import types
@@ -61,9 +62,12 @@ def _take_along_dim(x: Any, index: Any, dim: int | None = None) -> Any:
     return ops.take_along_axis(*grown, axis=dim, oob="wrap")
 
 
+MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+
+
 def _sampler(x: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
     """torch's numbers for mode and padding."""
-    return ops.grid_sample(x, grid, mode=("bilinear", "nearest", "bicubic")[mode], padding_mode=("zeros", "border", "reflection")[padding], align_corners=align_corners)
+    return ops.grid_sample(x, grid, mode=MODES[mode], padding_mode=PADDINGS[padding], align_corners=align_corners)
 
 
 # sparse=True asks torch for another form of the same gradient: here both are compared dense.
@@ -99,7 +103,7 @@ def _bag_by_frequency(
     starts = list(range(0, index.numel(), index.shape[1])) if offsets is None else offsets.tolist()
     ends = [*starts, index.numel()]
     out = []
-    for i, j in list(zip(ends, ends[1:], strict=False))[: len(starts) - include_last_offset]:
+    for i, j in list(itertools.pairwise(ends))[: len(starts) - include_last_offset]:
         total = (rows[i:j] * factors[i:j, None])[kept[i:j]].sum(0)
         out.append(total / kept[i:j].sum().clamp(min=1) if mode == "mean" else total)
     return torch.stack(out)
@@ -135,6 +139,7 @@ class Case:
 
     :ivar arrays: x0, x1... in the order of torch's arguments.  :ivar ours: of nodes.  :ivar theirs: of tensors.
     :ivar statics: the other arguments.  :ivar departure: why the oracle is the definition and not torch's op; "" if it is torch's.
+    :ivar sampler: mode, padding and align_corners of what grid_sample does; its sizes stay symbols.
     """
 
     op: str
@@ -145,7 +150,7 @@ class Case:
     theirs: Callable[..., torch.Tensor]
     statics: str
     departure: str = ""
-    symbolic: bool = False
+    sampler: tuple[str, str, bool] | None = None
 
     @property
     def label(self) -> str:
@@ -154,12 +159,12 @@ class Case:
     @property
     def signature(self) -> tuple[Any, ...]:
         """Cases that have the same one share a graph."""
-        kinds = tuple((str(typeof(a).dtype), a.ndim) if self.symbolic else str(typeof(a)) for a in self.arrays.values())
-        return (kinds, self.statics)
+        kinds = tuple((str(typeof(a).dtype), a.ndim) if self.sampler else str(typeof(a)) for a in self.arrays.values())
+        return (self.op, kinds, self.statics)
 
     def types(self, prefix: str) -> dict[str, str]:
         """Of the inputs; symbols begin with ``prefix``."""
-        if not self.symbolic:
+        if not self.sampler:
             return {n: str(typeof(a)) for n, a in self.arrays.items()}
         image, grid = SYMBOLIC[self.arrays["x0"].ndim]
         sizes = [",".join(prefix + s for s in image), ",".join([*(prefix + s for s in grid), str(len(image) - 2)])]
@@ -172,6 +177,12 @@ class Case:
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _sampling(name: str, values: list[Any], named: dict[str, Any]) -> tuple[str, str, bool] | None:
+    if name == "nn.functional.grid_sample":
+        return named["mode"], named["padding_mode"], named["align_corners"]
+    return (MODES[values[2]], PADDINGS[values[3]], values[4]) if name in SAMPLERS else None
 
 
 def make_case(name: str, label: str, dtype: str, number: int, call: Callable[..., Any], values: list[Any], named: dict[str, Any]) -> Case:
@@ -202,7 +213,7 @@ def make_case(name: str, label: str, dtype: str, number: int, call: Callable[...
 
     words = [_text(v) for k, v in enumerate(values) if k not in places] + [f"{k}={_text(v)}" for k, v in plain.items() if v is not None]
     arrays = {f"x{i}": to_numpy(t) for i, t in enumerate(tensors)}
-    return Case(label, dtype, number, arrays, ours, theirs, "".join(f" {w}" for w in words), found[0] if found else "", symbolic=name in SAMPLERS)
+    return Case(label, dtype, number, arrays, ours, theirs, "".join(f" {w}" for w in words), found[0] if found else "", _sampling(name, values, plain))
 
 
 @cache

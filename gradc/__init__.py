@@ -22,6 +22,7 @@ _PUBLIC = {
     "graph": "frontend",
     "load": "api",
     "load_module": "api",
+    "pack": "ops.bits",
     "parse": "api",
     "scope": "trace",
     "trace": "trace",
@@ -33,11 +34,12 @@ _PUBLIC = {
     "Module": "module",
     "Type": "ir.types",
 }
-__all__ = sorted([*_PUBLIC, "errors", "interp", "knobs", "ops"])
+_MODULES = ("errors", "interp", "knobs", "ops", "plans")
+__all__ = sorted([*_PUBLIC, *_MODULES])
 __version__ = "0.1.0"
 
 
-_LATER = ("from_onnx", "from_torch", "plans")
+_LATER = ("from_onnx", "from_torch")
 
 
 def _not_yet(name: str, *_: Any, **__: Any) -> Any:
@@ -50,7 +52,7 @@ def __getattr__(name: str) -> Any:
     # loaded on first use: importing gradc costs no more than the parts that are used
     if name in _PUBLIC:
         value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
-    elif name in ("errors", "interp", "knobs", "ops"):
+    elif name in _MODULES:
         value = importlib.import_module(f".{name}", __name__)
     elif name in _LATER:
         return functools.partial(_not_yet, name)

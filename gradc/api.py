@@ -29,6 +29,7 @@ from .passes.plan_buffers import plan_buffers
 from .passes.schedule import schedule
 from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
+from .passes.split_axes import split_axes
 from .passes.widen import widen
 from .trace import trace
 
@@ -53,6 +54,7 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
     graph = pipeline.run(simplify, graph, numerics=numerics)
     graph = pipeline.run(fold, graph)
     graph = pipeline.run(sink_dequant, graph, numerics=numerics)
+    graph = pipeline.run(split_axes, graph, numerics=numerics)
     return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
 
 

@@ -6,6 +6,7 @@ Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimis
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
@@ -21,7 +22,8 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
 
     A joint graph can be differentiated again; a name it has already gets another ``d.`` in front: ``d.d.NAME``.
 
-    A cotangent has its value's shape; a float's has its dtype, an int's or bool's is f64 if a float op it feeds computes in f64, else f32.
+    A cotangent has its value's shape; a float's has its dtype; that of an int, a bool or a float of 8 bits and less, which hold quantized values, is
+    f64 if a float op it feeds computes in f64, else f32.
 
     :param unused: ``"zeros"`` gives a zero gradient to an input that no differentiable path reaches; ``"error"`` raises.
     :raises NotDifferentiable: a wanted gradient does not exist; the op in the way is named.
@@ -103,7 +105,7 @@ def _reaching(graph: Graph, wanted: set[Node]) -> set[Node]:
 
 def tangent_dtype(node: Node, contributions: Sequence[Node]) -> DType:
     """The dtype of a value's cotangent (contracts 4)."""
-    if node.dtype.is_float:
+    if node.dtype.has_tangent:
         return node.dtype
     return F64 if any(c.dtype is F64 for c in contributions) else F32
 
@@ -124,21 +126,29 @@ def _sweep(roots: Sequence[Node], contributions: dict[Node, list[Node]], needed:
             continue
         if node.op.vjp is None:
             raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp")
-        try:
-            entries = node.op.vjp(total, node, *node.operands, **node.attrs)
-        except TypeRuleError as error:
-            if node.dtype.is_float:
-                raise
-            raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and passes no derivative: it computes in {node.dtype}") from error
+        entries = _vjp(node, total)
         if len(entries) != len(node.operands):
             raise InternalError(f"the vjp of {node.op.name} gave {len(entries)} entries for {len(node.operands)} operands")
         for operand, entry in zip(node.operands, entries, strict=True):
             if entry is ZERO or entry is DISCRETE or operand not in needed:
                 continue
-            if entry.shape != operand.shape or not entry.dtype.is_float or (operand.dtype.is_float and entry.dtype is not operand.dtype):
+            if entry.shape != operand.shape or not entry.dtype.is_float or (operand.dtype.has_tangent and entry.dtype is not operand.dtype):
                 raise InternalError(f"the vjp of {node.op.name} gave {entry.type} for an operand of type {operand.type}")
             contributions.setdefault(operand, []).append(entry)
     return gradients
+
+
+def _vjp(node: Node, total: Node) -> tuple[Any, ...]:
+    """What a node hands on to its operands."""
+    assert node.op.vjp is not None
+    try:
+        return tuple(node.op.vjp(total, node, *node.operands, **node.attrs))
+    except TypeRuleError as error:
+        if node.dtype.has_tangent:
+            raise
+        if node.dtype.is_float:  # arithmetic in a short float: its derivative is written in that type
+            return tuple(node.op.vjp(converted(total, node.dtype), node, *node.operands, **node.attrs))
+        raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and passes no derivative: it computes in {node.dtype}") from error
 
 
 def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str) -> Node:
@@ -146,7 +156,7 @@ def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str
     if node in gradients:
         return gradients[node]
     if unused == "zeros":
-        return full(0.0, node, node.dtype if node.dtype.is_float else F32)
+        return full(0.0, node, node.dtype if node.dtype.has_tangent else F32)
     users = [n for n in graph.nodes if node in n.operands]
     if not users:
         raise NotDifferentiable(f"no output of {graph.name} depends on {name!r}; unused='zeros' gives it a zero gradient")

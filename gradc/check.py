@@ -144,7 +144,8 @@ class HeldGraph:
 
     def _open(self, node: Node, operands: tuple[Node, ...], within: tuple[str, ...] = ()) -> Node:
         """The node in primitives, floats as f64; an op ``within`` its own surrogate is its value."""
-        attrs = {name: F64 if isinstance(value, DType) and value.is_float else value for name, value in node.attrs.items()}
+        rounds = not within and match(CAST, node, {})  # also to a short float; what a surrogate casts to one is a quantized value
+        attrs = {name: F64 if isinstance(value, DType) and (value.has_tangent or (rounds and value.is_float)) else value for name, value in node.attrs.items()}
         try:
             root = node.op.surrogate(*operands, **attrs) if node.op.surrogate is not None and node.op.name not in within else None
             if root is not None and root is not node.op.apply(operands, attrs):  # else: with these attributes it is its own surrogate

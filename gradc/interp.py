@@ -1,7 +1,7 @@
 """What a Graph and a Program mean, in NumPy.
 
 The oracle for every target: each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its own.
-``precision="f64"`` reruns any stage with every float as f64 and no rounding between.
+``precision="f64"`` reruns any stage with every float as f64 and no rounding between; what holds quantized values (floats of 8 bits and less) stays.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def _concrete(value: Any, bindings: Mapping[str, int]) -> Any:
 
 
 def round_to(value: Any, dtype: DType, precise: bool = False) -> Array:
-    """An array as ``dtype``; with ``precise`` floats stay f64."""
+    """An array as ``dtype``; with ``precise`` floats of more than 8 bits stay f64."""
     array = np.asarray(value)
-    if precise and dtype.is_float:
+    if precise and dtype.has_tangent:
         return array.astype(np.float64)
     if dtype.is_integer and array.dtype.kind in "iu" and dtype.bits < 8:
         return convert(array, dtype)
@@ -99,7 +99,7 @@ def _widened(array: Array) -> Array:
 def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], precise: bool = False) -> Array:
     """One op on arrays: widened, computed, rounded to the node's dtype."""
     attrs = {name: _concrete(value, bindings) for name, value in node.attrs.items()}
-    if precise and "dtype" in attrs and attrs["dtype"].is_float:
+    if precise and "dtype" in attrs and attrs["dtype"].has_tangent:
         attrs["dtype"] = DTYPES["f64"]
     exact = node.op.in_place_of_dtype
     with np.errstate(all="ignore"):
@@ -130,7 +130,7 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
             raise InvalidProblem(f"{name} is {node.type}, got an array of {arrays[name].dtype}")
-        values[node] = arrays[name].astype(np.float64) if precise and node.dtype.is_float else arrays[name]
+        values[node] = arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else arrays[name]
 
     def value_of(root: Node) -> None:
         pending = [root]
@@ -210,7 +210,7 @@ class _Memory:
         for buffer in program.buffers:
             if buffer.alias:
                 continue
-            dtype = np.dtype(np.float64) if precise and buffer.type.dtype.is_float else buffer.type.dtype.np
+            dtype = np.dtype(np.float64) if precise and buffer.type.dtype.has_tangent else buffer.type.dtype.np
             if buffer.kind == "input":
                 self.flat[buffer.name] = arrays[buffer.name].astype(dtype).reshape(-1)
             elif buffer.kind == "const":
@@ -325,7 +325,7 @@ class _KernelRun:
             assert dtype is not None
             op = REGISTRY[s.op]
             attrs = {k: _concrete(v, memory.bindings) for k, v in s.attrs}
-            if memory.precise and "dtype" in attrs and attrs["dtype"].is_float:
+            if memory.precise and "dtype" in attrs and attrs["dtype"].has_tangent:
                 attrs["dtype"] = DTYPES["f64"]
             exact = op.in_place_of_dtype
             self.values[s.name] = round_to(op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs), dtype, memory.precise)

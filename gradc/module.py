@@ -16,7 +16,7 @@ from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
-from .runtime.arrays import to_numpy
+from .runtime.arrays import empty, from_numpy, to_numpy
 from .runtime.executable import Executable, Precision
 from .trace import unflatten
 
@@ -24,17 +24,18 @@ Array = np.ndarray[Any, Any]
 
 
 class Gradients(MutableMapping[str, Any]):
-    """Name -> gradient, in the order of ``wrt``."""
+    """Name -> gradient, in the order of ``wrt``, also when one was taken and put back; what was inserted comes after them."""
 
     def __init__(self, arrays: Mapping[str, Any], structure: Any = None):
         self._arrays = dict(arrays)
+        self._order = tuple(arrays)
         self._structure = structure
 
     def __getitem__(self, name: str) -> Any:
         try:
             return self._arrays[name]
         except KeyError:
-            raise KeyError(f"no gradient of {name!r}; there are {', '.join(self._arrays) or 'none'}") from None
+            raise KeyError(f"no gradient of {name!r}; there are {', '.join(self) or 'none'}") from None
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._arrays[name] = value
@@ -44,7 +45,8 @@ class Gradients(MutableMapping[str, Any]):
         del self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        yield from (name for name in self._order if name in self._arrays)
+        yield from (name for name in self._arrays if name not in self._order)
 
     def __len__(self) -> int:
         return len(self._arrays)
@@ -54,24 +56,26 @@ class Gradients(MutableMapping[str, Any]):
         self._arrays[name] = gradient
 
     def accumulate(self, other: Mapping[str, Any]) -> None:
-        """Add another set of gradients; names that are new are inserted.
+        """Add another set of gradients, as new arrays of the kind that is here; names that are new are inserted.
 
         :raises InvalidProblem: shapes or dtypes differ; then nothing was added.
         """
-        for name, value in other.items():
-            mine = self._arrays.get(name)
-            if mine is not None and (tuple(mine.shape) != tuple(value.shape) or str(mine.dtype) != str(value.dtype)):
-                raise InvalidProblem(f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {value.dtype}{list(value.shape)}")
-        for name, value in other.items():
-            self._arrays[name] = self._arrays[name] + value if name in self._arrays else value
+        sums = {name: self._sum(name, value) for name, value in other.items() if name in self._arrays}
+        self._arrays |= {**other, **sums}
+
+    def _sum(self, name: str, value: Any) -> Any:
+        (mine, kind), (more, _) = to_numpy(self._arrays[name]), to_numpy(value)
+        if mine.shape != more.shape or mine.dtype != more.dtype:
+            raise InvalidProblem(f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {more.dtype}{list(more.shape)}")
+        return from_numpy(np.add(mine, more, out=empty(mine.shape, mine.dtype)), kind)
 
     @property
     def tree(self) -> Any:
         """The gradients nested as the parameters are; of a graph that was traced from types, as dicts."""
         if self._structure is not None:
-            return unflatten(self._structure, self._arrays)
+            return unflatten(self._structure, self)
         tree: dict[str, Any] = {}
-        for name, array in self._arrays.items():
+        for name, array in self.items():
             *path, last = name.split(".")
             at = tree
             for part in path:
@@ -80,19 +84,25 @@ class Gradients(MutableMapping[str, Any]):
         return tree
 
     def __repr__(self) -> str:
-        return f"Gradients({', '.join(f'{n}: {g.dtype}{list(g.shape)}' for n, g in self._arrays.items())})"
+        return f"Gradients({', '.join(f'{n}: {g.dtype}{list(g.shape)}' if hasattr(g, 'dtype') else f'{n}: {g!r}' for n, g in self.items())})"
 
 
 class Residuals:
     """What forward keeps for backward: arrays by name, and the forward's dims."""
 
-    def __init__(self, arrays: Mapping[str, Any], inputs: Mapping[str, Any], dims: Mapping[str, int], cotangent_types: Mapping[str, Any]):
-        self.arrays, self.inputs, self.dims = dict(arrays), dict(inputs), dict(dims)
+    def __init__(self, arrays: Mapping[str, Any], inputs: Mapping[str, Any], dims: Mapping[str, int], cotangent_types: Mapping[str, Any], donated: Collection[str] = ()):
+        self.arrays, self.dims, self.donated = dict(arrays), dict(dims), frozenset(donated)
+        self.inputs = {name: value for name, value in inputs.items() if name not in self.donated}
         self.cotangent_types = cotangent_types
         self._sums = {n: _checksum(a) for n, a in self.arrays.items() if n in inputs} if knobs.CHECK_RESIDUALS.get() else {}
 
     def inner(self, name: str) -> Any:
-        """The plain value of an input, untouched."""
+        """The plain value of an input, untouched: the very object that was given.
+
+        :raises KeyError: there is no such input; a donated one is gone.
+        """
+        if name in self.donated:
+            raise KeyError(f"the input {name!r} was donated: its memory is an output's now")
         if name not in self.inputs:
             raise KeyError(f"no input {name!r}; there are {', '.join(self.inputs)}")
         return self.inputs[name]
@@ -130,7 +140,7 @@ class Forward(Executable):
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
-        return _single(values), Residuals(kept, given, bound, types)
+        return _single(values), Residuals(kept, given, bound, types, self.donated.values())
 
 
 class Backward(Executable):

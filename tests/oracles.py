@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from gradc.ir.types import DTYPES, dtype
+from gradc.ops.block_scales import NF4
 
 DTYPE = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "bool": torch.bool}
 DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {
@@ -34,7 +35,7 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach()
     return (
-        tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+        tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy(force=True)
     )
 
 
@@ -288,6 +289,22 @@ def _dequantize(
     return (y * _over_blocks(scale.to(wide), q.shape, block)).to(DTYPE[out_dtype])
 
 
+def _nearest(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The nearest value of a short float to each number, of two equally near the one with the even code."""
+    codes = np.arange(2 ** (DTYPES[name].bits - 1), dtype=np.uint8).view(DTYPES[name].np).astype(np.float64)
+    values = codes[np.isfinite(codes)]
+
+    def nearest(x: np.ndarray) -> np.ndarray:
+        apart = np.abs(np.abs(x)[..., None] - values)
+        best = apart == apart.min(-1, keepdims=True)
+        return np.copysign(values[np.where(best, 1 + np.arange(values.size) % 2, 3).argmin(-1)], x)
+
+    return nearest
+
+
+NEAREST = {name: _nearest(name) for name in ("f8e4m3", "f8e5m2", "f4e2m1")}
+
+
 def _quantize(
     x: Any,
     scale: Any,
@@ -298,6 +315,8 @@ def _quantize(
     quant_max: Any = None,
     **_: Any,
 ) -> np.ndarray:
+    if dtype in NEAREST:
+        return NEAREST[dtype](x / _over_blocks(scale.astype(np.float64), x.shape, block))
     low, high = DTYPES[dtype].range
     low, high = low if quant_min is None else quant_min, high if quant_max is None else quant_max
     q = np.rint(x / _over_blocks(scale, x.shape, block))
@@ -321,6 +340,8 @@ def _fake_quantize(
     quant_max: Any = None,
 ) -> np.ndarray:
     q = _quantize(x, scale, zero, block, dtype, quant_min, quant_max)
+    if dtype in NEAREST:
+        return q * _over_blocks(scale.astype(np.float64), x.shape, block)
     low, high = DTYPES[dtype].range
     whole = (
         0
@@ -368,6 +389,71 @@ def _mse(x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Ten
     return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
 
 
+def _nf4(packed: torch.Tensor, scale: torch.Tensor, block: Any = None, axis: int = -1, low_nibble_first: bool = True, out_dtype: str = "f32") -> torch.Tensor:
+    wide = torch.float64 if torch.float64 in (scale.dtype, DTYPE[out_dtype]) else torch.float32
+    values = torch.tensor(NF4, dtype=wide)[torch.from_numpy(_unpack(packed.numpy(), "u4", axis, low_nibble_first).astype(np.int64))]
+    return (values * _over_blocks(scale.to(wide), values.shape, block)).to(DTYPE[out_dtype])
+
+
+def _largest(x: torch.Tensor, block: Any) -> torch.Tensor:
+    """max |x| of each block."""
+    view, widths, inner = [], [], []
+    for n, b in zip(x.shape, block or x.shape, strict=True):
+        whole = block is None or (b >= n > 0 and b > 1)
+        count, size = (1, n) if whole else (-(-n // b), b)
+        inner.append(len(view) + 1)
+        view += [count, size]
+        widths = [0, count * size - n, *widths]
+    if not x.numel():
+        return x.new_zeros(view[::2]) + x.sum()
+    return F.pad(x.abs(), widths).reshape(view).amax(inner) if view else x.abs()
+
+
+def _dynamic_scale(x: torch.Tensor, block: Any = None, dtype: str = "i8", differentiable: bool = False) -> torch.Tensor:
+    top = {"f8e4m3": 448, "f8e5m2": 57344, "f4e2m1": 6}.get(dtype) or DTYPES[dtype].range[1]
+    scale = _largest(x if x.dtype is torch.float64 else x.float(), block) / top
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return scale if differentiable else scale.detach() + 0 * x.sum()
+
+
+def _mx_scale(x: np.ndarray, dtype: str, block: Any = None) -> np.ndarray:
+    """By definition, from the binary exponents."""
+    most = _largest(torch.from_numpy(np.asarray(x, np.float64)), block).numpy()
+    exponent = np.frexp(most)[1] - 1 - {"f4e2m1": 2, "f8e4m3": 8, "f8e5m2": 15}[dtype]
+    return np.exp2(np.where(most == 0, -127, np.clip(exponent, -127, 127)).astype(np.float64))
+
+
+def _right_shift(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """By definition, in Python's integers; everything is shifted out by the width or a negative number."""
+    bits = dtype(a.dtype).bits
+    return np.vectorize(lambda x, n: int(x) // 2 ** (int(n) if 0 <= n < bits else bits), otypes=[np.int64])(a, np.broadcast_to(b, a.shape))
+
+
+def _coded(codes: np.ndarray, name: str) -> np.ndarray:
+    """Codes as numbers, by each format's definition."""
+    bits = DTYPES[name].bits
+    if name == "f4e2m1":
+        return np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])[codes]
+    return np.where((codes >= 2 ** (bits - 1)) & (name[0] == "i"), codes.astype(np.int64) - 2**bits, codes)
+
+
+def _unpack(packed: np.ndarray, dtype: str, axis: int = -1, low_nibble_first: bool = True) -> np.ndarray:
+    bits = DTYPES[dtype].bits
+    order = range(0, 8, bits) if low_nibble_first else range(8 - bits, -1, -bits)
+    rows = np.moveaxis(packed, axis, -1)
+    codes = [np.stack([(rows[..., k] // 2**at) % 2**bits for k in range(rows.shape[-1]) for at in order], -1)] if rows.shape[-1] else [rows]
+    return _coded(np.moveaxis(codes[0], -1, axis).astype(np.int64), dtype)
+
+
+def _bitcast(x: np.ndarray, to: str) -> np.ndarray:
+    wide = {"f4e2m1": 4, "i4": 4, "u2": 2}.get(to)
+    if wide:
+        return _coded(x % 2**wide, to)
+    if to == "e8m0":
+        return np.where(x == 255, np.nan, np.exp2(x.astype(np.float64) - 127))
+    return torch.from_numpy(x.astype(f"i{x.itemsize}")).view({"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}.get(to) or DTYPE[to]).double().numpy()
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg, "reciprocal": torch.reciprocal, "pow": torch.pow,
     "floordiv": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")), "mod": _divided(torch.remainder), "maximum": torch.maximum, "minimum": torch.minimum,
@@ -389,7 +475,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
     "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()), "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
     **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")}, "scatter_reduce": _scatter_reduce,
-    "scatter_add": _scatter, "scatter_add_along_axis": _put,
+    "scatter_add": _scatter, "scatter_add_along_axis": _put, "dequantize_nf4": _nf4, "dynamic_scale": _dynamic_scale,
     "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
     "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,
     "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(x, _shape(normalized_shape), weight, bias, eps),
@@ -397,7 +483,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight=None, *, normalized_shape, eps=None: F.rms_norm(x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps),
 }  # fmt: skip
 
-NUMPY: dict[str, Callable[..., Any]] = {"quantize": _quantize, "fake_quantize": _fake_quantize}
+NUMPY: dict[str, Callable[..., Any]] = {
+    "quantize": _quantize, "fake_quantize": _fake_quantize, "right_shift": _right_shift, "unpack": _unpack, "bitcast": _bitcast,
+    "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64), "mx_scale": _mx_scale,
+}  # fmt: skip
 
 KINKED = frozenset(
     "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor clamp eq floor floordiv ge gt invert le lt max maximum min minimum mod ne relu round sign".split()

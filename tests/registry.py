@@ -68,15 +68,15 @@ class Case:
 
     @cached_property
     def smooth(self) -> Graph:
-        """The graph with a float output: quantize's is cast, through which the gradient passes."""
+        """The graph with a float output: quantize's, also a short float, is cast, through which the gradient passes."""
         (name, y), *_ = self.graph.outputs
-        straight = y.dtype.is_integer and self.op.surrogate is not None
+        straight = not y.dtype.has_tangent and self.op.surrogate is not None
         return self.graph.with_outputs([(name, y.astype(self.dtype or "f32"))]) if straight else self.graph
 
     @property
     def differentiable(self) -> bool:
         """Whether a gradient can be asked for at all."""
-        return bool(self.floats) and all(n.dtype.is_float for _, n in self.smooth.outputs)
+        return bool(self.floats) and all(n.dtype.has_tangent for _, n in self.smooth.outputs)
 
     @property
     def coarsest(self) -> str:

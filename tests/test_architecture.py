@@ -30,7 +30,7 @@ LAYERS = [
     ("explain",),
     ("module",),
     ("api",),
-    ("check", "frontend", "frontends", "interop", "report", "plans"),
+    ("check", "docs", "frontend", "frontends", "interop", "report", "plans"),
     ("demo",),
     ("cli",),
     ("__main__",),

@@ -264,7 +264,7 @@ def test_check_says_yes_and_no(gradc_command):
 
 
 def test_extract_gives_files_that_check_themselves(gradc_command, folder: Path):
-    out = gradc_command("extract", "model.py:bag", "--wrt", "scale", "sum_scatter_add_add", "-o", "one", "--dims", "N=300,V=90")[0]
+    out = gradc_command("extract", "model.py:bag", "--wrt", "scale", "sum_scatter_add_mul", "-o", "one", "--dims", "N=300,V=90")[0]
     assert "N=300, V=90" in out
     script = [sys.executable, str(folder / "one" / "check.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

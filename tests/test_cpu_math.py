@@ -61,7 +61,7 @@ EXACT = {
 }  # fmt: skip
 EXACT_PAIRS = {"minimum": np.minimum, "maximum": np.maximum, "floormod": np.mod, "floordiv": np.floor_divide}
 LIBM_F64 = ("exp", "log", "log1p", "expm1", "tanh", "sigmoid", "erf", "sin", "cos", "rsqrt", "sqrt", "reciprocal")
-INTEGER_UNARY, INTEGER_PAIRS = ("abs", "sign"), ("minimum", "maximum", "floordiv", "floormod", "pow")
+INTEGER_UNARY, INTEGER_PAIRS = ("abs", "sign"), ("minimum", "maximum", "floordiv", "floormod", "pow", "right_shift")
 
 
 def numpy_dtype(c_type: str) -> np.dtype:
@@ -555,6 +555,17 @@ def test_integer_minimum_maximum_abs_sign(loops, t):
     assert np.array_equal(loops(f"maximum_{t}", a, b), np.maximum(a, b))
     assert np.array_equal(loops(f"abs_{t}", a), np.abs(a))
     assert np.array_equal(loops(f"sign_{t}", a), np.sign(a))
+
+
+@pytest.mark.parametrize("t", INTEGERS)
+def test_right_shift(loops, t):
+    a, b = integer_samples(t)
+    for by in (b, np.abs(b.astype(np.int64)).astype(b.dtype) % numpy_dtype(t).type(8 * b.itemsize + 1)):
+        shifts = [min(n, 63) if n >= 0 else 63 for n in by.tolist()]
+        expected = [v >> n if n < 8 * b.itemsize else -(v < 0) for v, n in zip(a.tolist(), shifts, strict=True)]
+        wide = [n >= 8 * b.itemsize or n < 0 for n in by.tolist()]
+        expected = [-(v < 0) if far else e for v, e, far in zip(a.tolist(), expected, wide, strict=True)]
+        assert loops(f"right_shift_{t}", a, by).tolist() == expected == np.right_shift(a, by).tolist()
 
 
 @pytest.mark.parametrize("t", INTEGERS)

@@ -284,7 +284,7 @@ def test_dequantized_images_are_read_where_they_stand() -> None:
     scale = rng.uniform(0.1, 1, (1, 4, 1, 1)).astype(np.float32)
     grid = rng.uniform(-1, 1, (8, 3, 2, 2)).astype(np.float32)
     got = gradc.interp.run(program, {"q": q, "scale": scale, "grid": grid})
-    want = F.grid_sample(torch.tensor(q * scale), torch.tensor(grid), align_corners=False).numpy()
+    want = F.grid_sample(torch.tensor(q * scale.astype(np.float64)), torch.tensor(grid.astype(np.float64)), align_corners=False).numpy()
     close(next(iter(got.values())), want, 1e-6, "y")
 
 

@@ -298,6 +298,45 @@ def test_precision_is_read_from_the_kernels() -> None:
     assert whole.precision.math == () and whole.precision.deterministic
 
 
+def precisions(function: Any, wrt: list[str], **types: str) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(math, accumulator) of the forward and of the backward."""
+    module = gradc.compile(gradc.trace(function, **types), wrt=wrt)
+    found = [e.precision for e in module.executables.values()]
+    assert all(p.deterministic and p.bit_stable for p in found)
+    return [(p.math, p.accumulator) for p in found]
+
+
+def test_precision_of_what_moves_compares_and_adds_up() -> None:
+    """What only moves, casts, selects and compares computes in nothing; a largest value is no sum."""
+    f, none = ("f32",), ()
+    table = {"i": "i64[N]", "w": "f32[V,D]"}
+    for dtype in ("f32", "bf16"):
+        assert precisions(ops.embedding, ["weight"], indices="i64[N]", weight=f"{dtype}[V,D]") == [(none, none), (f, f)]
+    assert precisions(ops.embedding, ["weight"], indices="i64[N]", weight="f64[V,D]") == [(none, none), (("f64",), ("f64",))]
+    bag = {"indices": "i64[N]", "weight": "bf16[V,D]", "offsets": "i64[B]"}  # a search says which bag a position is in
+    assert precisions(lambda **o: ops.embedding_bag(**o, mode="max"), ["weight"], **bag) == [(f, none), (f, f)]
+    assert precisions(lambda **o: ops.embedding_bag(**o, mode="sum"), ["weight"], **bag) == [(f, f), (f, f)]
+    assert precisions(lambda x, w: ops.layer_norm(x, (x.shape[1],), w), ["x", "w"], x="bf16[N,D]", w="bf16[D]") == [(f, f), (f, f)]
+    assert precisions(lambda x, w: x @ w, ["x", "w"], x="bf16[N,D]", w="bf16[D,M]") == [(f, f), (f, f)]
+    assert precisions(lambda m, x: ops.where(m, x, ops.flip(x)), ["x"], m="bool[N]", x="bf16[N]")[0] == (none, none)
+    assert precisions(lambda x: ops.amax(x, axis=1), [], x="f32[N,M]") == [(f, none)]
+    assert precisions(lambda x: ops.prod(x, axis=1), [], x="f32[N,M]") == [(f, f)]
+    product = gradc.trace(lambda i, w: ops.embedding(i, w) @ ops.embedding(i, w).T, **table)
+    numpy, cpu = (gradc.compile(product, target=target).precision for target in ("numpy", "cpu"))
+    assert cpu.bit_stable and not numpy.bit_stable and numpy.deterministic  # NumPy's own product adds up by the number of threads
+
+
+def test_precision_knows_a_strategy_that_is_not_deterministic() -> None:
+    from dataclasses import replace
+
+    from gradc.runtime.precision import precision_of
+
+    program = gradc.compile(gradc.trace(ops.embedding, indices="i64[N]", weight="f32[5,3]"), wrt=["weight"]).backward.program
+    assert precision_of(program, "cpu").deterministic
+    loose = replace(program, steps=tuple(replace(s, strategy=tuple((b, "atomic") for b, _ in s.strategy)) for s in program.steps))  # type: ignore[call-arg, union-attr]
+    assert not precision_of(loose, "cpu").deterministic and not precision_of(loose, "cpu").bit_stable
+
+
 @pytest.mark.parametrize("knob", [gradc.knobs.VERIFY, gradc.knobs.VALIDATE], ids=lambda knob: knob.name)
 def test_compilation_that_checks_every_pass(knob: Any) -> None:
     graph = gradc.trace(bag, tokens="i64[N]", table="bf16[V,8]", w="bf16[8,M]")

@@ -22,7 +22,6 @@ NOT_YET: dict[str, tuple[Callable[[], object], str]] = {
     "float atomics": (lambda: gradc.compile(gradc.trace(lambda x, b: x + b, x="f32[N,3]", b="f32[3]"), wrt=["b"], reductions={"*": "atomic"}), "the reduction 'atomic'"),
     "the torch frontend": (lambda: gradc.from_torch(object()), "gradc.from_torch is not there yet"),
     "the ONNX frontend": (lambda: gradc.from_onnx("model.onnx"), "gradc.from_onnx is not there yet"),
-    "plans": (lambda: gradc.plans("embedding_backward"), "gradc.plans is not there yet"),
     "streams on the cpu": (_run_with_stream, "the CPU has no streams"),
 }
 

@@ -65,6 +65,11 @@ def converted(value: str, source: DType, target: DType) -> str:
     return wrapped(value, target)
 
 
+def with_bits(value: str, target: DType) -> str:
+    """An unsigned integer as the value that has these bits."""
+    return f"{target.name}_of_bits({value})" if target.name in ("f32", "f64") else loaded(target, f"({stored(target)})({value})")
+
+
 def wrapped(value: str, dtype: DType) -> str:
     """An integer expression brought into its type's range by wrapping."""
     if dtype.name in _NARROW_INT:
@@ -124,6 +129,8 @@ class Scribe:
             return f"maximum_i64(minimum_i64({args[0]}, {high} - 1), 0)"
         if s.op == "cast":
             return converted(args[0], self.values[s.args[0]], s.dtype)
+        if s.op == "bitcast":
+            return with_bits(args[0], s.dtype)
         lower = getattr(REGISTRY[s.op], "lower", None)
         if not isinstance(lower, Expr):
             raise InternalError(f"the statement {s.op} has no C expression")

@@ -75,7 +75,7 @@ def literal(value: Any, dtype: DType) -> str:
     if dtype.kind == "b":
         return "1" if value else "0"
     if dtype.is_float:
-        number = float(value)
+        number = float(value) if dtype.name != "e8m0" or value > 0 else float("nan")  # which has no zero
         if number != number or number in (float("inf"), float("-inf")):
             if dtype.name == "f64":
                 return f"f64_of_bits(0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016x}ull)"

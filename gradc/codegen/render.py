@@ -263,12 +263,30 @@ class _Writer:
                 simd &= entry.pop("simd")
                 body += entry.pop("lines")
                 reductions.append(entry)
+            elif self.by_block(s, innermost):
+                entry = self.block_sum(s, clauses)
+                body += entry.pop("lines")
+                reductions.append(entry)
             else:
                 body += self.effect(s)
                 simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not any(v.startswith("%") and self.column_value(v) for i in s.index for v, _ in i.terms)
         clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
         return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "blocked": bool(reductions)}
+
+    def by_block(self, s: Stmt, innermost: str) -> bool:
+        """Whether an accum adds a whole run of the innermost columns to one element."""
+        level = frozenset[str]().union(*(self.k.levels[v] if v.startswith("%") else {v} for i in s.index for v, _ in i.terms))
+        return s.op == "accum" and s.combine == "sum" and self.how[s.buffer] != "segmented" and innermost not in level
+
+    def block_sum(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
+        """Such an accum: the run is added up first."""
+        number, value = self.accum_number[s.buffer], variable(s.args[0])
+        partial = self.accum(s)["partial"]
+        clauses.setdefault("+", []).append(f"b_a{number}")
+        line = f"b_a{number} += {f'{variable(s.where)} ? {value} : 0' if s.where else value};"
+        (merge,) = self.effect(replace(s, where=""), f"b_a{number}")
+        return {"total": "", "block": f"{partial} b_a{number} = 0;", "lines": [line], "merge": merge}
 
     def column_value(self, value: str) -> bool:
         return bool(self.k.levels[value] & {a for a, _ in self.k.cols})
@@ -323,8 +341,8 @@ class _Writer:
         low, high = dtype.range if dtype.is_integer else (0, 1)
         return literal(low if lowest else high, dtype)
 
-    def effect(self, s: Stmt) -> list[str]:
-        value = variable(s.args[0])
+    def effect(self, s: Stmt, value: str = "") -> list[str]:
+        value = value or variable(s.args[0])
         if s.op == "check":
             axes, level = (*self.k.rows, *self.k.cols), self.k.stmt_level(s)  # along the others the value repeats: the first is meant
             at = index(flatten([Index.of(a) if a in level else Index() for a, _ in axes], [n for _, n in axes])) if axes else "0"

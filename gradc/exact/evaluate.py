@@ -122,6 +122,8 @@ class _Evaluation:
             return concrete(interp.apply(node, arrays, self.dims), dtype, derived)
         if op.name == "cast":
             return self.cast(operands[0], dtype)
+        if operands and not any(x.dtype.is_float for x in operands):  # bits read as a float
+            return embed(interp.apply(node, [x.value for x in operands], self.dims), dtype)
         if op.name in COMPARISONS:
             return concrete(COMPARISONS[op.name](*operands), dtype)
         if op.name == "where":

@@ -161,7 +161,7 @@ def describe(annotation: Any) -> str:
         return " or ".join(describe(a) for a in args)
     if origin is tuple:
         return f"a tuple of {describe(args[0])}"
-    return {DType: "a dtype", type(None): "None", int: "an int", float: "a float", bool: "a bool", Dim: "a dim"}.get(annotation, str(annotation))
+    return {DType: "a dtype", type(None): "None", int: "an int", float: "a float", bool: "a bool", str: "a str", Dim: "a dim"}.get(annotation, str(annotation))
 
 
 def _short(value: Any) -> str:

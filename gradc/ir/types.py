@@ -39,6 +39,11 @@ class DType:
         return self.kind in "iu"
 
     @property
+    def has_tangent(self) -> bool:
+        """Whether a value's cotangent has its own type; what holds quantized values (integers, floats of 8 bits and less) passes a wider one on."""
+        return self.is_float and self.bits > 8
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one stored element."""
         return int(self.np.itemsize)

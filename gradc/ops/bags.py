@@ -272,6 +272,8 @@ def _bag_value(indices: Node, weight: Node, offsets: Node | None = None, per_sam
 
 
 def _bag_vjp(g: Node, y: Node, indices: Node, weight: Node, offsets: Node | None = None, per_sample_weights: Node | None = None, **attrs: Any) -> tuple[Any, ...]:
+    # with r of each bag (1, sum w, or the root of sum w^2) and j a member: sum, mean and sqrtn give row j w_j g / r, max gives g to the first winner of each column;
+    # dw_j = g.x_j (sum), g.(x_j - y) / r (mean), (g.x_j - w_j (g.y) / r) / r (sqrtn)
     b = _bags(indices, weight, offsets, per_sample_weights, attrs)
     g = converted(g, b.rows.dtype)
     of_weight, _ = gather.vjp(b.of_rows(g), b.raw, *b.raw.operands, **b.raw.attrs)  # type: ignore[misc]
@@ -323,5 +325,5 @@ embedding_bag: Composite = Composite("embedding_bag", implies=lambda node: paddi
         BadSample(("i64[7,2]", "f32[5,3]", "f32[7,2]"), {"mode": "max"}, match="no meaning with mode='max'"), BadSample(("i64[7,2]", "f32[5,3]"), {"mode": "median"}, match="mode='median'"), BadSample(("i64[2,2,2]", "f32[5,3]"), match="rank 3"),
         BadSample(("i64[7]", "f32[5,3]", "i64[0]"), {"include_last_offset": True}, match="1 offset at least, got 0"), BadSample(("i64[7,2]", "i8[5,3]"), match="i8 is no float"),
     ),
-    doc="rows of a table summed (sum), averaged (mean), divided by the root of the sum of squared weights (sqrtn), or their largest (max) over each bag; a bag is a row of indices, or begins at an offset; padding does not count, an empty bag is 0",
+    doc="rows of a table summed (sum), averaged (mean), divided by the root of the sum of squared weights (sqrtn), or their largest (max) over each bag; a bag is a row of indices, or begins at an offset; padding does not count, an empty bag is 0; oob is 'error' here and 'skip' in gradc.plans",
     source="torch.nn.functional.embedding_bag; tf.nn.embedding_lookup_sparse (sqrtn)")  # fmt: skip

@@ -10,9 +10,11 @@ from typing import Any
 from ..errors import TypeRuleError
 from ..ir.dims import Size, ceildiv, known_nonnegative, same
 from ..ir.node import Node, call
+from ..ir.op import DISCRETE, Resized
+from ..ir.types import F32, F64, DType, Type
 from .movement import broadcast_axes
-from .reduce import sum
-from .rules import reshaped, spread
+from .reduce import amax, sum
+from .rules import converted, reshaped, spread
 
 
 def text_of(sizes: Sequence[Size]) -> str:
@@ -107,3 +109,58 @@ class Blocks:
         """The sum over each block: the adjoint of spread."""
         axes = broadcast_axes(self.parameter, self.view)
         return reshaped(sum.plain(x, axis=axes) if axes else x, like.shape)
+
+    def largest(self, x: Node) -> Node:
+        """The largest of each block, with the shape of a parameter; of values >= 0, and 0 of none."""
+        axes = broadcast_axes(self.parameter, self.view)
+        found = amax.plain(x, axis=axes, empty="infinite") if axes else x
+        return reshaped(call("maximum", found, 0.0), self.counts)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def check_parameters(
+    x: Type, scale: Type, zero_point: Type | None, block: tuple[Size, ...] | None
+) -> tuple[Size, ...]:
+    """The canonical block, where the parameters have the types and shapes for it."""
+    if not scale.dtype.is_float:
+        raise TypeRuleError(f"the scale is {scale.dtype}, no float")
+    if zero_point is not None and zero_point.dtype.kind == "b":
+        raise TypeRuleError("the zero point is bool; it may be an int or a float")
+    blocks = Blocks(x.shape, canonical_block(x.shape, block))
+    for name, parameter in (("scale", scale), ("zero_point", zero_point)):
+        if parameter is None or blocks.fit(parameter.shape):
+            continue
+        blocked = f"blocks of {text_of(blocks.block)} in {text_of(x.shape)}"
+        raise TypeRuleError(f"{name} has shape {text_of(parameter.shape)}; {blocked} need {text_of(blocks.counts)}")
+    return blocks.block
+
+
+def compute_dtype(*dtypes: DType | None) -> DType:
+    """What a quantization computes in: f64 where one takes part, else f32."""
+    return F64 if F64 in dtypes else F32
+
+
+def tangent(node: Node, compute: DType) -> DType:
+    """The dtype in which an operand's gradient is given: a float's own; a quantized value passes it straight through."""
+    return node.dtype if node.dtype.has_tangent else compute
+
+
+def scale_gradient(gradient: Node, scale: Node) -> Any:
+    """A scale's vjp entry: powers of two are not moved by a gradient."""
+    return DISCRETE if scale.dtype.name == "e8m0" else converted(gradient, tangent(scale, gradient.dtype))
+
+
+def resized_along(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+    """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter varies."""
+    block, whole = node.attrs["block"], node.shape[axis]
+    if block[axis] not in (1, whole):
+        return None
+    alone = block[axis] == 1
+
+    def parameter(shape: tuple[Size, ...]) -> int | tuple[Size, ...]:
+        return axis if alone and shape else (*shape[:axis], *(1,) * len(sizes), *shape[axis + 1 :]) if shape else ()
+
+    operands = (axis, *(parameter(o.shape) for o in node.operands[1:]))
+    return operands, {**node.attrs, "block": (*block[:axis], *((1,) * len(sizes) if alone else sizes), *block[axis + 1 :])}

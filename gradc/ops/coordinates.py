@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..ir.dims import Size, maximum
 from ..ir.node import Node, call
-from ..ir.types import I32, I64, DType
+from ..ir.types import F32, F64, I32, I64, DType
 from .pointwise import abs, eq, floor, ge, gt, le, logical_and, lt, minimum, mod, round, where
 from .rules import converted, reshaped
 
@@ -38,8 +38,14 @@ def position_dtype(sizes: Iterable[Size]) -> DType:
 
 
 def read_at(coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mode: str, align_corners: bool) -> tuple[Node, Node | None]:
-    """(positions, weights) on an axis of ``size``: ``[N,T,...]`` for coordinates ``[N,...]``; nearest has no taps T and no weights."""
-    place = _place(coordinate, size, align_corners)
+    """(positions, weights) on an axis of ``size``: ``[N,T,...]`` for coordinates ``[N,...]``; nearest has no taps T and no weights.
+
+    Coordinates are mapped in f64: in f32 a place on an axis of 1000 pixels keeps 14 bits of its fraction, and may fall beside its pixel.  In
+    f32 the products of 16-bit coordinates are exact already.
+    """
+    compute, coordinate = coordinate.dtype.compute, converted(coordinate, F32 if coordinate.dtype.bits == 16 else F64)
+    known = where(eq(coordinate, coordinate), coordinate, -1.0)  # NaN counts as -1
+    place = _place(known, size, align_corners)
     if mode == "nearest":
         return _index(round(_padded(place, size, padding_mode, align_corners)), size, dtype), None
     first, polynomials = _TAPS[mode]
@@ -48,8 +54,11 @@ def read_at(coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mo
     else:
         place = _finite(place, align_corners) if padding_mode == "reflection" else _held(place, -_FAR, size + (_FAR - 1))
     base = floor(place)
-    fraction = _over_taps(place - base)
-    taps = _over_taps(base) + _per_tap(range(first, first + len(polynomials)), fraction)
+    fraction = place - base
+    if compute is F64:
+        fraction = _completed(fraction, known, place, base, size, align_corners, mode=mode, padding_mode=padding_mode)
+    base, fraction = _over_taps(base), _over_taps(converted(fraction, compute))
+    taps = base + _per_tap(range(first, first + len(polynomials)), base)
     if mode == "bicubic" and padding_mode != "zeros":  # each tap is padded, never the coordinate
         taps = _padded(taps, size, padding_mode, align_corners)
     weights = None
@@ -68,10 +77,23 @@ def _per_tap(values: object, like: Node) -> Node:
     return call("constant", value=items, dtype=like.dtype, shape=(1, len(items), *(1,) * (like.rank - 2)))
 
 
-def _place(coordinate: Node, size: Size, align_corners: bool) -> Node:
-    """[-1, 1] -> pixels: -1 and 1 are the centres of the outermost ones, or their outer edges; NaN counts as -1."""
-    known = where(eq(coordinate, coordinate), coordinate, -1.0)
-    return (known + 1) / 2 * (size - 1) if align_corners else ((known + 1) * size - 1) / 2
+def _place(x: Node, size: Size, align_corners: bool) -> Node:
+    """[-1, 1] -> pixels: -1 and 1 are the centres of the outermost ones, or their outer edges."""
+    return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+
+
+def _completed(fraction: Node, x: Node, place: Node, base: Node, size: Size, align_corners: bool, *, mode: str, padding_mode: str) -> Node:
+    """place - base of the coordinate x with the bits that f64 itself lost: x in two parts, of which one times a size is exact."""
+    if mode == "bilinear" and padding_mode == "reflection":
+        x = x - round(x / 4) * 4  # folded back at -1 and 1: exact in floats, as is 2 - x between 1 and 2
+        x = where(gt(x, 1), 2 - x, where(lt(x, -1), -2 - x, x))
+    scale, coarse = size - 1 if align_corners else size, round(x * 2.0**26) / 2.0**26
+    exact = ((coarse * scale + (size - 1)) / 2 - base) + (x - coarse) * scale / 2
+    free = lt(abs(x), 16)  # only bicubic reflection makes anything of larger ones
+    if mode == "bilinear" or padding_mode != "reflection":
+        low, high = (0, size - 1) if mode == "bilinear" and padding_mode != "zeros" else (-_FAR, size + (_FAR - 1))
+        free = logical_and(free, logical_and(gt(place, low), lt(place, high)))
+    return where(free, exact, fraction)
 
 
 def _padded(place: Node, size: Size, padding_mode: str, align_corners: bool) -> Node:

@@ -17,7 +17,7 @@ from .pointwise import mul
 from .rules import canonical_axis, converted, full, number, reshaped, spread, summing
 
 Bounds = Literal["error", "skip", "clamp", "wrap"]
-INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u8")
+INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u2", "u4", "u8")
 
 
 def _indices(type: Type) -> Type:
@@ -53,6 +53,12 @@ def padding_exists(padding_idx: Padding, size: Size) -> list[Assumption]:
 def unpadded(place: Node, padding_idx: Padding) -> Node:
     """Which positions are not the padding's; in i64, whatever their dtype."""
     return call("ne", converted(place, I64), padding_idx)
+
+
+def in_range(place: Node, size: Size) -> Node:
+    """Which positions are inside an axis."""
+    wide = converted(place, I64)
+    return call("bitwise_and", call("ge", wide, full(0, wide)), call("lt", wide, spread(call("dim", size=size), wide.shape)))
 
 
 # -- what an index means under each rule for bounds --------------------------------------------------------------------
@@ -94,10 +100,10 @@ def _gather(x: Type, indices: Type, *, axis: int = 0, oob: Bounds = "error", pad
 def _gather_reference(x: Any, indices: Any, *, axis: int, oob: str, **_: Any) -> Any:
     where, counts = resolve(indices, x.shape[axis], oob, "gather")
     if not x.shape[axis] and where.size:
-        return np.zeros((*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]), x.dtype)
+        return np.zeros((*x.shape[:axis], *where.shape, *x.shape[axis + 1 :])).astype(x.dtype)
     rows = np.take(x, where, axis)
     mask = counts.reshape((1,) * axis + counts.shape + (1,) * (x.ndim - axis - 1))
-    return np.where(mask, rows, np.zeros((), x.dtype)) if oob == "skip" else rows
+    return np.where(mask, rows, np.zeros(()).astype(x.dtype)) if oob == "skip" else rows
 
 
 def _gather_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
@@ -116,6 +122,7 @@ def row_share(indices: Node, size: Size, dtype: DType, *, oob: str, padding_idx:
 
 
 def _gather_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str, padding_idx: Padding, scale_grad_by_freq: bool) -> tuple[Any, Any]:
+    # dx[i] = the sum of g over the positions that read i, divided by how many they are under scale_grad_by_freq; 0 for padding_idx
     size = x.shape[axis]
     if scale_grad_by_freq:
         share = reshaped(row_share(indices, size, g.dtype.compute, oob=oob, padding_idx=padding_idx), (1,) * axis + indices.shape + (1,) * (x.rank - axis - 1))
@@ -188,6 +195,7 @@ def _scatter_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[I
 
 
 def _scatter_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str, padding_idx: Padding) -> tuple[Any, Node]:
+    # du = g at the indices; 0 at padding_idx
     back = gather.plain(g, indices, axis=axis, oob=oob)
     if padding_idx is not None:
         kept = unpadded(indices if oob in ("error", "skip") else _as_resolved(indices, size, oob), padding_idx)
@@ -235,9 +243,9 @@ def _take(x: Type, indices: Type, *, axis: int, oob: Bounds = "error") -> Any:
 def _take_reference(x: Any, indices: Any, *, axis: int, oob: str) -> Any:
     where, counts = resolve(indices, x.shape[axis], oob, "take_along_axis")
     if not x.shape[axis]:
-        return np.zeros(indices.shape, x.dtype)
+        return np.zeros(indices.shape).astype(x.dtype)
     rows = np.take_along_axis(x, where, axis)
-    return np.where(counts, rows, np.zeros((), x.dtype)) if oob == "skip" else rows
+    return np.where(counts, rows, np.zeros(()).astype(x.dtype)) if oob == "skip" else rows
 
 
 def _take_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
@@ -339,4 +347,4 @@ index_add = Composite("index_add", infer=_index_add, decompose=_index_add_value,
         BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), {"dim": 0}, match="should be f32[2,3]"), BadSample(("f32[5,3]", "i64[2]", "f64[2,3]"), {"dim": 0}, match="dtypes differ"), BadSample(("i32[5]", "i64[2]", "i32[2]"), {"dim": 0, "alpha": 0.5}, match="no int"),
         BadSample(("f32[5,3]", "f32[2]", "f32[2,3]"), {"dim": 0}, match="indices are f32"),
     ),
-    doc="input with alpha * source added at the positions in index along dim; 16-bit floats add up in f32", source="torch.index_add")  # fmt: skip
+    doc="input with alpha * source added at the positions in index along dim; 16-bit floats add up in f32; oob is 'error' here and 'skip' in gradc.plans", source="torch.index_add")  # fmt: skip

@@ -173,6 +173,7 @@ def broadcast_axes(before: Sequence[Size], after: Sequence[Size]) -> tuple[int, 
 
 
 def _broadcast_vjp(g: Node, y: Node, x: Node, *, shape: Any) -> tuple[Node]:
+    # dx = the sum of g over the axes along which x was repeated
     axes = broadcast_axes(x.shape, y.shape)
     return (reshaped(call("sum", g, axis=axes), x.shape) if axes else g,)
 
@@ -221,6 +222,7 @@ def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...],
 
 
 def _slice_vjp(g: Node, y: Node, x: Node, *, start: Any, limit: Any, step: Any) -> tuple[Node]:
+    # dx = g where it was read, zeros elsewhere
     if any(s != 1 for s in step):
         return (_strided_back(g, x, start, step),)
     return (pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)
@@ -338,6 +340,7 @@ def _concat_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
+    # each operand's part of g
     parts: list[Node] = []
     start: Size = 0
     for x in xs:

@@ -110,6 +110,7 @@ reciprocal = Primitive("reciprocal", infer=unary_float, reference=lambda x: 1 / 
 
 
 def _pow_vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    # da = g b a^(b-1), 0 where b is 0; db = g y log(a), 0 where a is 0 and b >= 0 (torch), not 0 * log(0)
     zero = zeros_like(y)
     da = where(eq(b, zero), zero, g * b * pow(a, b - 1))
     known = where(logical_and(eq(a, zero), ge(b, zero)), full(1, a), a)  # d/db a^b at a = 0 is 0, as torch says, not 0 * log(0)
@@ -283,9 +284,10 @@ def _cast(x: Type, *, dtype: DType) -> Type:
 
 
 def _cast_vjp(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Any]:
+    # float to int: 0; else dx = g in x's dtype, or wide where x holds quantized values
     if not dtype.is_float:
         return (ZERO,)
-    return (converted(g, x.dtype if x.dtype.is_float else dtype.compute),)  # an int value passes it on (contracts 4)
+    return (converted(g, x.dtype if x.dtype.has_tangent else dtype.compute),)  # a quantized value passes it on (contracts 4)
 
 
 cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, dtype), lower=Expr("cast", cost=1), in_place_of_dtype=True, vjp=_cast_vjp, linear=_only(0),
@@ -361,6 +363,7 @@ def _scale_gradient(x: Type, factor: Type) -> Type:
 
 
 def _scale_gradient_vjp(g: Node, y: Node, x: Node, factor: Node) -> tuple[Any, Any]:
+    # dx = g factor
     wide = x.dtype.compute
     return converted(converted(g, wide) * converted(stop_gradient(factor), wide), x.dtype), DISCRETE
 
@@ -428,6 +431,7 @@ def _softplus_value(x: Node, *, beta: float, threshold: float) -> Node:
 
 
 def _softplus_vjp(g: Node, y: Node, x: Node, *, beta: float, threshold: float) -> tuple[Node]:
+    # dx = g sigmoid(beta x), g itself above the threshold
     scaled = converted(x, x.dtype.compute) * beta
     slope = where(gt(scaled, full(threshold, scaled)), full(1, scaled), sigmoid(scaled))
     return (converted(converted(g, x.dtype.compute) * slope, x.dtype),)

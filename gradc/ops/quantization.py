@@ -14,67 +14,23 @@ from typing import Any
 from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size
 from ..ir.node import Node
-from ..ir.op import DISCRETE, BadSample, Composite, Resized, Sample
-from ..ir.types import DTYPES, F32, F64, DType, Type
-from .blocks import Blocks, canonical_block, text_of
-from .pointwise import ge, le, logical_and, maximum, minimum, round, stop_gradient, where
+from ..ir.op import BadSample, Composite, Sample
+from ..ir.types import DTYPES, F32, DType, Type
+from .blocks import Blocks, check_parameters, compute_dtype, resized_along, scale_gradient, tangent
+from .pointwise import LIMITS, ge, le, logical_and, maximum, minimum, round, stop_gradient, where
 from .rules import converted, full, reshaped, zeros_like
 
 SizeLike = int | Dim
 STORED = ("i2", "i4", "i8", "i16", "i32", "u2", "u4", "u8", "u16", "u32", "f8e4m3", "f8e5m2", "f4e2m1")
 """What dequantize reads."""
-TARGETS = ("i2", "i4", "i8", "i16", "u2", "u4", "u8", "u16")
+TARGETS = ("i2", "i4", "i8", "i16", "u2", "u4", "u8", "u16", "f8e4m3", "f8e5m2", "f4e2m1")
 """What quantize makes: every value of these is exact in f32."""
-
-# -- parameters --------------------------------------------------------------------------------------------------------
-
-
-def _check_parameters(
-    x: Type, scale: Type, zero_point: Type | None, block: tuple[Size, ...] | None
-) -> tuple[Size, ...]:
-    if not scale.dtype.is_float:
-        raise TypeRuleError(f"the scale is {scale.dtype}, no float")
-    if zero_point is not None and zero_point.dtype.kind == "b":
-        raise TypeRuleError("the zero point is bool; it may be an int or a float")
-    blocks = Blocks(x.shape, canonical_block(x.shape, block))
-    for name, parameter in (("scale", scale), ("zero_point", zero_point)):
-        if parameter is None or blocks.fit(parameter.shape):
-            continue
-        blocked = f"blocks of {text_of(blocks.block)} in {text_of(x.shape)}"
-        raise TypeRuleError(f"{name} has shape {text_of(parameter.shape)}; {blocked} need {text_of(blocks.counts)}")
-    return blocks.block
-
-
-def _compute(*dtypes: DType | None) -> DType:
-    return F64 if F64 in dtypes else F32
+LARGEST = {**LIMITS, "f4e2m1": 6.0}
+"""The largest value of each short float."""
 
 
 def _dtype_of(node: Node | None) -> DType | None:
     return None if node is None else node.dtype
-
-
-def _tangent(node: Node, compute: DType) -> DType:
-    """The dtype in which an operand's gradient is given: a float's own; an int passes it straight through."""
-    return node.dtype if node.dtype.is_float else compute
-
-
-def _scale_gradient(gradient: Node, scale: Node) -> Any:
-    # powers of two are not moved by a gradient
-    return DISCRETE if scale.dtype.name == "e8m0" else converted(gradient, scale.dtype)
-
-
-def _resized(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
-    """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter varies."""
-    block, whole = node.attrs["block"], node.operands[0].shape[axis]
-    if block[axis] not in (1, whole):
-        return None
-    alone = block[axis] == 1
-
-    def parameter(shape: tuple[Size, ...]) -> int | tuple[Size, ...]:
-        return axis if alone and shape else (*shape[:axis], *(1,) * len(sizes), *shape[axis + 1 :]) if shape else ()
-
-    operands = (axis, *(parameter(o.shape) for o in node.operands[1:]))
-    return operands, {**node.attrs, "block": (*block[:axis], *((1,) * len(sizes) if alone else sizes), *block[axis + 1 :])}
 
 
 # -- dequantize --------------------------------------------------------------------------------------------------------
@@ -92,7 +48,7 @@ def _dequantize(
         raise TypeRuleError(f"q is {q.dtype}; it may be {' '.join(STORED)}")
     if not out_dtype.is_float:
         raise TypeRuleError(f"out_dtype={out_dtype} is no float")
-    return q.with_dtype(out_dtype), {"block": _check_parameters(q, scale, zero_point, block), "out_dtype": out_dtype}
+    return q.with_dtype(out_dtype), {"block": check_parameters(q, scale, zero_point, block), "out_dtype": out_dtype}
 
 
 def _centred(q: Node, zero_point: Node | None, blocks: Blocks, compute: DType) -> Node:
@@ -104,7 +60,7 @@ def _centred(q: Node, zero_point: Node | None, blocks: Blocks, compute: DType) -
 def _dequantize_value(
     q: Node, scale: Node, zero_point: Node | None = None, *, block: tuple[Size, ...], out_dtype: DType
 ) -> Node:
-    blocks, compute = Blocks(q.shape, block), _compute(scale.dtype, _dtype_of(zero_point), out_dtype)
+    blocks, compute = Blocks(q.shape, block), compute_dtype(scale.dtype, _dtype_of(zero_point), out_dtype)
     y = _centred(q, zero_point, blocks, compute) * blocks.spread(converted(scale, compute))
     return converted(blocks.leave(y), out_dtype)
 
@@ -112,16 +68,16 @@ def _dequantize_value(
 def _dequantize_vjp(
     g: Node, y: Node, q: Node, scale: Node, zero_point: Node | None = None, *, block: tuple[Size, ...], out_dtype: DType
 ) -> tuple[Any, ...]:
-    # y = (q - zp) s, with q taken as a real number
-    blocks, compute = Blocks(q.shape, block), _compute(scale.dtype, _dtype_of(zero_point), out_dtype)
+    # y = (q - zp) s, with q taken as a real number: dq = g s, ds = the sum over each block of g (q - zp), dzp = -s times that of g
+    blocks, compute = Blocks(q.shape, block), compute_dtype(scale.dtype, _dtype_of(zero_point), out_dtype)
     s, dy = converted(scale, compute), blocks.enter(converted(g, compute))
-    dq = converted(blocks.leave(dy * blocks.spread(s)), _tangent(q, compute))
+    dq = converted(blocks.leave(dy * blocks.spread(s)), tangent(q, compute))
     ds = blocks.total(dy * _centred(q, zero_point, blocks, compute), scale)
-    gradients = (dq, _scale_gradient(ds, scale))
+    gradients = (dq, scale_gradient(ds, scale))
     if zero_point is None:
         return gradients
     dzp = -(reshaped(s, zero_point.shape) * blocks.total(dy, zero_point))
-    return (*gradients, converted(dzp, _tangent(zero_point, compute)))
+    return (*gradients, converted(dzp, tangent(zero_point, compute)))
 
 
 _Q = ("int", "positive", "int")
@@ -145,7 +101,7 @@ dequantize = Composite(
     "dequantize",
     infer=_dequantize,
     decompose=_dequantize_value,
-    resized=_resized,
+    resized=resized_along,
     vjp=_dequantize_vjp,
     samples=(
         Sample(("i8[N,4]", "F[1,1]"), draw=_Q),
@@ -161,6 +117,9 @@ dequantize = Composite(
         Sample(("u2[N,4]", "F[1,4]", "u2[1,4]"), {"block": ("N", 1)}, draw=_Q),
         Sample(("f8e4m3[N,4]", "F[N,1]"), {"block": (1, 4)}, draw=("normal", "positive")),
         Sample(("f8e5m2[N,4]", "F[1,1]"), draw=("normal", "positive")),
+        Sample(("f4e2m1[N,8]", "e8m0[N,2]"), {"block": (1, 4)}, draw=("normal", "positive")),
+        Sample(("f4e2m1[N,8]", "F[N,2]"), {"block": (1, 4)}, draw=("normal", "positive")),
+        Sample(("f8e4m3[N,4]", "f8e4m3[N,1]"), {"block": (1, 4)}, draw=("normal", "positive")),
     ),
     bad=(
         *_bad("i8"),
@@ -185,8 +144,8 @@ class _Steps:
     zero_point: Node | None
     block: tuple[Size, ...]
     dtype: DType
-    quant_min: int
-    quant_max: int
+    quant_min: int | None
+    quant_max: int | None
     grad_factor: float = 1.0
 
     @cached_property
@@ -195,7 +154,7 @@ class _Steps:
 
     @cached_property
     def compute(self) -> DType:
-        return _compute(self.x.dtype, self.parameter.dtype, _dtype_of(self.zero_point))
+        return compute_dtype(self.x.dtype, self.parameter.dtype, _dtype_of(self.zero_point))
 
     @cached_property
     def scale(self) -> Node:
@@ -222,19 +181,28 @@ class _Steps:
         return None if self.whole_zero is None else self.blocks.spread(self.whole_zero)
 
     @cached_property
-    def integer(self) -> Node:
-        """round(x / s) + zp before the clamp: what the mask is taken from."""
+    def bounds(self) -> tuple[float, float]:
+        if self.quant_min is None or self.quant_max is None:
+            return -LARGEST[self.dtype.name], LARGEST[self.dtype.name]
+        return self.quant_min, self.quant_max
+
+    @cached_property
+    def before(self) -> Node:
+        """What is clamped, and the mask is taken from: round(x / s) + zp, or x / s where a float is made."""
+        if self.dtype.is_float:
+            return self.ratio
         return round(self.ratio) if self.zero is None else round(self.ratio) + self.zero
 
     @cached_property
     def inside(self) -> Node:
         """Where the clamp changes nothing, bounds included."""
-        low, high = full(self.quant_min, self.integer), full(self.quant_max, self.integer)
-        return logical_and(ge(self.integer, low), le(self.integer, high))
+        low, high = (full(bound, self.before) for bound in self.bounds)
+        return logical_and(ge(self.before, low), le(self.before, high))
 
     @cached_property
     def clamped(self) -> Node:
-        return self.clamp(self.integer)
+        value = self.clamp(self.before)
+        return converted(converted(value, self.dtype), self.compute) if self.dtype.is_float else value
 
     @cached_property
     def above_zero(self) -> Node:
@@ -242,13 +210,14 @@ class _Steps:
         return self.clamped if self.zero is None else self.clamped - self.zero
 
     def clamp(self, x: Node) -> Node:
-        return minimum(maximum(x, full(self.quant_min, x)), full(self.quant_max, x))
+        low, high = (full(bound, x) for bound in self.bounds)
+        return minimum(maximum(x, low), high)
 
     # for the surrogates: what stop_gradient holds stays as it is while the operands move
 
     @cached_property
     def rounding(self) -> Node:
-        return stop_gradient(round(self.ratio) - self.ratio)
+        return stop_gradient((self.clamped if self.dtype.is_float else round(self.ratio)) - self.ratio)
 
     def moving(self, operand: Node, value: Node) -> Node:
         """``value`` per block, moving ``grad_factor`` times as fast as ``operand``, in the view."""
@@ -262,6 +231,10 @@ class _Steps:
 def _range(dtype: DType, quant_min: int | None, quant_max: int | None) -> dict[str, Any]:
     if dtype.name not in TARGETS:
         raise TypeRuleError(f"dtype={dtype}; quantized values may be {' '.join(TARGETS)}")
+    if dtype.is_float:
+        if quant_min is not None or quant_max is not None:
+            raise TypeRuleError(f"quant_min and quant_max are for integers; {dtype} saturates at {LARGEST[dtype.name]:g}")
+        return {"dtype": dtype, "quant_min": None, "quant_max": None}
     lowest, highest = dtype.range
     low, high = lowest if quant_min is None else quant_min, highest if quant_max is None else quant_max
     if not lowest <= low <= high <= highest:
@@ -283,8 +256,10 @@ def _quantize(
 ) -> Any:
     if not x.dtype.is_float:
         raise TypeRuleError(f"{x.dtype} is no float; write a cast")
+    if dtype.is_float and zero_point is not None:
+        raise TypeRuleError(f"{dtype} has no zero point")
     return x.with_dtype(dtype), {
-        "block": _check_parameters(x, scale, zero_point, block),
+        "block": check_parameters(x, scale, zero_point, block),
         **_range(dtype, quant_min, quant_max),
     }
 
@@ -297,18 +272,18 @@ def _quantize_value(x: Node, scale: Node, zero_point: Node | None = None, **attr
 def _quantize_vjp(
     g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any
 ) -> tuple[Any, ...]:
-    # inside the range q passes for x/s + zp, outside it is constant
+    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m / s, ds = the sum over each block of -g m x / s^2, dzp = that of g m
     steps = _Steps(x, scale, zero_point, **attrs)
     blocks, inside = steps.blocks, steps.inside
     dq = blocks.enter(converted(g, steps.compute))
     none, slope = zeros_like(dq), dq / steps.scale
     dx = blocks.leave(where(inside, slope, none))
     ds = -blocks.total(where(inside, slope * steps.ratio, none), scale)
-    gradients = (converted(dx, x.dtype), _scale_gradient(ds, scale))
+    gradients = (converted(dx, x.dtype), scale_gradient(ds, scale))
     if zero_point is None:
         return gradients
     dzp = blocks.total(where(inside, dq, none), zero_point)
-    return (*gradients, converted(dzp, _tangent(zero_point, steps.compute)))
+    return (*gradients, converted(dzp, tangent(zero_point, steps.compute)))
 
 
 def _quantize_surrogate(x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> Node:
@@ -325,7 +300,7 @@ quantize = Composite(
     "quantize",
     infer=_quantize,
     decompose=_quantize_value,
-    resized=_resized,
+    resized=resized_along,
     vjp=_quantize_vjp,
     surrogate=_quantize_surrogate,
     samples=(
@@ -339,6 +314,9 @@ quantize = Composite(
         Sample(("F[]", "F[]", "i32[]"), draw=_X),
         Sample(("F[N]", "F[(N+3)//4]"), {"block": (4,), "quant_min": -1, "quant_max": 1}, draw=_X),
         Sample(("F[2,N,3]", "f32[1,1,3]"), {"block": (2, "N", 1), "dtype": "i2"}, draw=_X),
+        Sample(("F[N,8]", "F[N,2]"), {"block": (1, 4), "dtype": "f4e2m1"}, draw=_X),
+        Sample(("F[N,8]", "e8m0[N,2]"), {"block": (1, 4), "dtype": "f8e4m3"}, draw=_X),
+        Sample(("F[N]", "F[]"), {"dtype": "f8e5m2"}, draw=_X),
     ),
     bad=(
         *_bad("f32"),
@@ -350,11 +328,15 @@ quantize = Composite(
             match="quant_max=255 are no range within i8, which holds -128 to 127",
         ),
         BadSample(("f32[4]", "f32[1]"), {"quant_min": 3, "quant_max": 2}, match="no range"),
+        BadSample(("f32[4]", "f32[1]"), {"dtype": "f4e2m1", "quant_max": 2}, match="f4e2m1 saturates at 6"),
+        BadSample(("f32[4]", "f32[1]", "f32[1]"), {"dtype": "f8e4m3"}, match="f8e4m3 has no zero point"),
     ),
     doc="clamp(round(x / scale) + zero_point, quant_min, quant_max) as dtype, half to even, one scale "
     "and zero point per block of x (block: as for dequantize); a float zero point is rounded "
-    "and clamped first; NaN gives 0; the gradient passes straight through where nothing is clamped",
-    source="Jacob et al. 2018, equation 12",
+    "and clamped first; NaN gives 0; the gradient passes straight through where nothing is clamped. With an f8 or f4e2m1 "
+    "dtype: x / scale, saturated and rounded, without a zero point; f8 keeps NaN. A scale of 0 gives the bound on x's side "
+    "(0/0 as NaN), an infinite one 0, NaN as a NaN in x, a negative one mirrors",
+    source="Jacob et al. 2018, equation 12; OCP Microscaling Formats v1.0",
 )
 
 # -- fake_quantize -----------------------------------------------------------------------------------------------------
@@ -381,7 +363,8 @@ def _fake_value(x: Node, scale: Node, zero_point: Node | None = None, **attrs: A
 
 
 def _fake_vjp(g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> tuple[Any, ...]:
-    # inside the range y passes for x, and moves with s by its rounding error; outside it is (bound - zp) s
+    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m, ds = the sum over each block of g ((q - zp) - m x/s), dzp = -s times that of g (1 - m);
+    # ds and dzp times grad_factor
     steps = _Steps(x, scale, zero_point, **attrs)
     blocks, inside = steps.blocks, steps.inside
     narrow = blocks.enter(g)
@@ -390,12 +373,12 @@ def _fake_vjp(g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = 
     none = zeros_like(dy)
     # one difference per element: two sums would cancel
     ds = steps.slowed(blocks.total(dy * (steps.above_zero - where(inside, steps.ratio, none)), scale))
-    gradients = (dx, _scale_gradient(ds, scale))
+    gradients = (dx, scale_gradient(ds, scale))
     if zero_point is None:
         return gradients
     outside = blocks.total(where(inside, none, dy), zero_point)
     dzp = steps.slowed(-(reshaped(converted(scale, steps.compute), zero_point.shape) * outside))
-    return (*gradients, converted(dzp, _tangent(zero_point, steps.compute)))
+    return (*gradients, converted(dzp, tangent(zero_point, steps.compute)))
 
 
 def _fake_surrogate(x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> Node:
@@ -412,7 +395,7 @@ fake_quantize = Composite(
     "fake_quantize",
     infer=_fake_quantize,
     decompose=_fake_value,
-    resized=_resized,
+    resized=resized_along,
     vjp=_fake_vjp,
     surrogate=_fake_surrogate,
     samples=(

@@ -208,6 +208,7 @@ def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int) -> Node:
 
 
 def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int) -> tuple[Node]:
+    # dx = 2 g (x - mean) / (count - ddof)
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
@@ -253,6 +254,7 @@ def _logsumexp_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
 
 
 def _logsumexp_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool) -> tuple[Node]:
+    # dx = g exp(x - y)
     wide = converted(x, x.dtype.compute)
     exact = logsumexp(wide, axis)
     shift = where(eq(call("abs", exact), full(float("inf"), exact)), zeros_like(exact), exact)
@@ -280,6 +282,7 @@ def _softmax_value(x: Node, *, axis: int) -> Node:
 
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
+    # dx = y (g - sum(g y))
     wide = converted(x, x.dtype.compute)
     p = softmax(wide, axis)
     g = converted(g, p.dtype)
@@ -297,6 +300,7 @@ def _log_softmax_value(x: Node, *, axis: int) -> Node:
 
 
 def _log_softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
+    # dx = g - softmax(x) sum(g)
     p = softmax(converted(x, x.dtype.compute), axis)
     g = converted(g, p.dtype)
     return (converted(g - p * along(sum.plain(g, axis=(axis,)), x.shape, (axis,)), x.dtype),)

@@ -275,16 +275,15 @@ def _grid_sample(input: Type, grid: Type, *, mode: Mode = "bilinear", padding_mo
 
 
 def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str, align_corners: bool) -> Node:
-    rank, wide = input.rank - 2, converted(grid, grid.dtype.compute)
-    dtype = position_dtype(input.shape[2:])
+    rank, dtype = input.rank - 2, position_dtype(input.shape[2:])
     positions, weights = [], []
     for axis, size in enumerate(input.shape[2:]):  # the grid's last dim counts from the last axis
-        position, weight = read_at(wide[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
+        position, weight = read_at(grid[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
         positions.append(position)
         weights.append(weight)
     if mode == "nearest":
         return insensitive(_GATHER[rank].plain(input, *positions), grid)
-    y = _INTERPOLATE[rank].plain(converted(input, wide.dtype), *weights, *positions)
+    y = _INTERPOLATE[rank].plain(converted(input, input.dtype.compute), *weights, *positions)
     return converted(y, input.dtype)
 
 

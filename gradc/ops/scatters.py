@@ -48,6 +48,7 @@ def _others(zero: Node, zeros: Node, rest: Node, x: Node) -> Node:
 
 
 def _prod_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str) -> tuple[Any, Node]:
+    # du_j = g at its index times the product of the others there: with no zero y/u_j, with one zero the product of the rest at it, else 0
     how: dict[str, Any] = {"axis": axis, "size": size, "oob": oob}
     x, g = converted(updates, g.dtype.compute), converted(g, g.dtype.compute)
     zero = eq(x, zeros_like(x))
@@ -182,6 +183,8 @@ def _scatter_reduce_value(input: Node, index: Node, src: Node, *, dim: int, redu
 
 
 def _scatter_reduce_vjp(g: Node, y: Node, input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str) -> tuple[Any, ...]:
+    # sum: g, at the index; mean: g over the count; amax and amin: g shared by the winners; prod: g times the product of the others, exact with any number of zeros;
+    # input has none of it where include_self=False and something is combined in
     r = _Reduction(input, index, src, dim, reduce, include_self, oob)
     of_input, of_src = r.gradients(converted(reshaped(g, r.input.shape), r.input.dtype))
     return reshaped(converted(of_input, g.dtype), input.shape), DISCRETE, reshaped(r.grow(converted(of_src, g.dtype), r.whole.shape), src.shape)

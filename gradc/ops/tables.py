@@ -86,4 +86,4 @@ embedding: Composite = Composite("embedding", infer=_embedding, implies=lambda n
         Sample(("u8[N]", "F[5,3]"), {"scale_grad_by_freq": True, "padding_idx": 0}, draw=("index:5", "normal")), Sample(("i64[2,2,N]", "F[3,3]"), {"oob": "skip"}, draw=("index:5", "normal")),
     ),
     bad=(BadSample(("f32[2]", "f32[5,3]"), match="indices are f32"), BadSample(("i64[2]", "f32[5]"), match="rank 1, not 2"), BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7")),
-    doc="rows of a table: [..., D] for indices [...]; padding rows get no gradient; max_norm puts embedding_renorm in front", source="torch.nn.functional.embedding")  # fmt: skip
+    doc="rows of a table: [..., D] for indices [...]; padding rows get no gradient; max_norm puts embedding_renorm in front; oob is 'error' here and 'skip' in gradc.plans", source="torch.nn.functional.embedding")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ..ir.dims import Size
+from ..ir.dims import Size, known_nonnegative
 from ..ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
 from ..ir.node import Node, Note, topological
 from ..ir.op import Alias, Expr, Movement
@@ -163,7 +163,10 @@ class _Emission:
         for node in self.graph.nodes:
             if node.attrs.get("oob") == "error":
                 for operand, bound in node.op.indices.items():
-                    found.setdefault((node.operands[operand], bound(node), operand in node.op.ascending), node.op.name)
+                    index, size, ascending = node.operands[operand], bound(node), operand in node.op.ascending
+                    low, high = index.dtype.range
+                    if ascending or low < 0 or not known_nonnegative(size - 1 - high):  # else its type keeps it in range
+                        found.setdefault((index, size, ascending), node.op.name)
         return [(*key, op) for key, op in found.items()]
 
     def check(self, index: Node, bound: Size, op: str, source: str, ascending: bool, buffer_of: Callable[[Node], str | None]) -> tuple[Kernel, list[Node]]:

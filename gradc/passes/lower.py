@@ -177,6 +177,22 @@ class Builder:
         wide = i if self._dtype(i) is I64 else self.cast(i, I64)
         return self._emit("ne", (wide, self.number(value, I64) if isinstance(value, int) else self.size(value)), BOOL)
 
+    def emit(self, op: str, *args: str, dtype: DType, **attrs: Any) -> str:
+        """A pointwise op on values of the kernel."""
+        return self._emit(op, args, dtype, attrs=tuple(attrs.items()))
+
+    def divided(self, index: Index, by: int) -> tuple[Index, str | int]:
+        """``index // by`` and ``index % by``, for a power of two: affine in what is a multiple, values of the rest."""
+        whole = tuple((v, c) for v, c in index.terms if isinstance(c, int) and c % by == 0)
+        const = index.const // by if isinstance(index.const, int) else 0
+        quotient = Index(const, tuple((v, c // by) for v, c in whole))
+        rest = Index(index.const - const * by, tuple(t for t in index.terms if t not in whole))
+        if not rest.terms and isinstance(rest.const, int):
+            return quotient, rest.const
+        value = self.position(rest, I64)
+        further = self.emit("right_shift", value, self.number(by.bit_length() - 1, I64), dtype=I64)
+        return quotient + Index.of(further), self.emit("bitwise_and", value, self.number(by - 1, I64), dtype=I64)
+
     def _stmt(self, value: str) -> Stmt:
         return self.body[int(value[1:])]
 

@@ -17,11 +17,11 @@ from ..interp import apply
 from ..ir.dims import Size, known_nonnegative, product
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call, topological
-from ..ir.op import Composite, Expr
+from ..ir.op import Composite, Expr, Lookup
 from ..ir.pattern import Var, match, op, splat
 from ..ir.types import DTYPES
-from ..ops.indexing import row_share, unpadded
-from ..ops.rules import converted, full, reshaped, spread
+from ..ops.indexing import in_range, row_share, unpadded
+from ..ops.rules import full, reshaped, spread
 from .manager import graph_pass
 from .resize import computes, moves, nbytes, resize
 
@@ -168,7 +168,7 @@ class Taken:
             # what is not gathered gets no gradient from padding either
             result = call("where", self._along(self._kept(indices), result), result, call("stop_gradient", result))
         if self.read.attrs["oob"] == "skip" and not self.zero_at_zero:
-            result = call("where", self._along(self._in_range(indices), result), result, full(0, result))
+            result = call("where", self._along(in_range(indices, self.size), result), result, full(0, result))
         return result
 
     def _along(self, mask: Node, result: Node) -> Node:
@@ -181,9 +181,6 @@ class Taken:
             indices = call("gather", rows, indices, axis=0, oob=self.read.attrs["oob"])
         return unpadded(indices, self.read.attrs["padding_idx"])
 
-    def _in_range(self, indices: Node) -> Node:
-        wide = converted(indices, DTYPES["i64"])
-        return call("bitwise_and", call("ge", wide, full(0, wide)), call("lt", wide, spread(call("dim", size=self.size), wide.shape)))
 
 
 def _depends(node: Node) -> bool:
@@ -204,7 +201,7 @@ def _pays(table: Node, uses: Sequence[Taken]) -> bool:
 def at_zero(root: Node, leaves: set[Node]) -> np.generic | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
     """The value of ``root``, the same at every element, where each of ``leaves`` is 0; None if that is not so or not known."""
     inner: dict[Node, Node] = {}  # composites opened
-    values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {n: np.zeros((), n.dtype.np) for n in leaves}
+    values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {n: np.zeros(()).astype(n.dtype.np) for n in leaves}
     pending = [root]
     while pending:
         node = pending[-1]
@@ -231,5 +228,7 @@ def _scalar(node: Node, operands: list[np.ndarray[tuple[int, ...], np.dtype[np.g
     if isinstance(node.op.lower, Expr):
         return apply(node, known, {})
     if moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]:  # a pad may hold another value
-        return known[0]
+        if not isinstance(node.op.lower, Lookup):
+            return known[0]
+        return np.zeros(()).astype(node.dtype.np) if known[0] == 0 else None  # unpacked: other bits are other values
     return None

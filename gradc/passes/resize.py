@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..errors import TypeRuleError
 from ..ir.dims import Size, evaluate, product
 from ..ir.node import Node
-from ..ir.op import Alias, Composite, Expr, Movement, Primitive, Resized
+from ..ir.op import Alias, Composite, Expr, Lookup, Movement, Primitive, Resized
 from ..ir.pattern import Var, match, op, splat
 from ..ops.rules import reshaped
 from .cost import nominal
@@ -46,8 +46,8 @@ def computes(node: Node) -> bool:
 
 
 def moves(node: Node) -> bool:
-    """Whether an op only says where each element of its one operand stands."""
-    return isinstance(node.op, Primitive) and isinstance(node.op.lower, Movement | Alias) and node.op.resized is not None
+    """Whether an op only says where each element of its one operand stands (unpack: which bits of it)."""
+    return isinstance(node.op, Primitive) and isinstance(node.op.lower, Movement | Alias | Lookup) and node.op.resized is not None
 
 
 def _within(root: Node, stop: Sequence[Node]) -> list[Node]:

@@ -84,6 +84,8 @@ class Scheduler:
             return True
         if not isinstance(lower, Expr) or self.shared_index(node):
             return False
+        if self.computed_once(node):
+            return True
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
         while pending:
             at = pending.pop()
@@ -95,8 +97,14 @@ class Scheduler:
             fresh = [o for o in at.operands if o not in seen]
             seen.update(fresh)
             pending += fresh
+        return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
+
+    def computed_once(self, node: Node) -> bool:
+        """Whether it has one reader, a computation that needs each element once: computed there it costs what it would cost here."""
         users = self.users[node]
-        return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(users) <= 1)
+        while len(users) == 1 and isinstance(lowering(users[0]), Alias):
+            users = self.users[users[0]]
+        return len(users) == 1 and isinstance(lowering(users[0]), Expr)
 
     def shared_index(self, node: Node) -> bool:
         """Whether it is a position that more elements are read (or added) at than it has."""
@@ -116,7 +124,7 @@ class Scheduler:
             try:
                 base, _ = View(self).read(operand, [Index.of(f"v{a}") for a in range(operand.rank)])
             except CannotInline:
-                raise CannotInline(operand, "a library reads it") from None
+                raise CannotInline(self.behind(operand), "a library reads it") from None
             if base not in self.in_memory:
                 raise CannotInline(base, "a library reads it")
         group = self.open((), None)
@@ -126,6 +134,13 @@ class Scheduler:
         self.loads[group.key] = {View(self).read(o, [Index.of(f"v{a}") for a in range(o.rank)])[0] for o in node.operands}
         self.connect(group, self.loads[group.key])
         self.library.append(node)
+
+    def behind(self, node: Node) -> Node:
+        """What needs memory so that a library can read the node: the value behind ops that only move it; if that has some, a reshape of it; if none, the node."""
+        base, above = node, node
+        while base.operands and isinstance(lowering(base), Movement | Alias) and not base.op.indices and base not in self.in_memory:
+            above, base = (base if isinstance(lowering(base), Alias) else node), base.operands[0]
+        return above if base in self.in_memory else base
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
         group = Group(len(self.groups), shape, cols)
@@ -296,7 +311,7 @@ class Scheduler:
             if gone == columns:
                 return "row"
             ordered = bool(set(group.domain.real) - gone - columns)
-            if lower.combine == "sum" and (not gone & columns or gone > columns):
+            if lower.combine == "sum" and (not gone & columns or gone > columns or gone < columns):
                 others = [n for n in group.placed if self.is_ordered(n, group)]
                 if ordered and (group.scatter is not None or any(self.reduced_dims(n, group) != gone for n in others)):
                     return None  # one visiting order per kernel

@@ -80,6 +80,8 @@ def _moved(node: Node) -> Node | None:
         return full(value, node)
     if node.op.name == "broadcast_to" and source.op.name == "broadcast_to":
         return spread(source.operands[0], node.shape)
+    if node.op.name == "reshape" and source.op.name == "reshape":
+        return reshaped(source.operands[0], node.shape)
     return None
 
 

@@ -1,6 +1,7 @@
 """sink_dequant: scales move to where they cost least, and sums move into scatters.
 
 (b) a sum over columns of something times a scatter happens before the scatter, so that no gradient of the table's size is made;
+    a sum over the scattered axes needs no scatter at all;
 (c) a scale per row of a scatter's result is read inside the scatter's load, or taken out of it, whichever moves fewer bytes;
 (d) a scale passes every op that is linear in its operand, along axes on which it is constant (:mod:`gradc.passes.scales`).
 
@@ -9,30 +10,33 @@ Rule (a) works before differentiation: :mod:`gradc.passes.prepare`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir.dims import same, symbols
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call
-from ..ir.op import Expr, Primitive, Reduction
+from ..ir.op import Expr, Primitive, Reduction, Scatter
 from ..ir.pattern import Var, match, op, splat
+from ..ops.indexing import in_range
+from ..ops.rules import full, reshaped, spread
 from .manager import graph_pass
 from .prepare import GATHER, prepare
 from .resize import Variation, elements, moves, nbytes, resize
 from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, carry, homogeneous, sink
 
-SUM = op("sum", Var("x"))
+SUM, SELECT = op("sum", Var("x")), op("where", Var("kept"), Var("value"), Var("none"))
 ROUNDS = 4
 
 
 @graph_pass("REAL")
 def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
-    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u)); a scale moves to where it costs least"""
+    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u)), or sum(gather(a, i) * u); a scale moves to where it costs least"""
     if numerics == "strict":
         return graph
     for _ in range(ROUNDS):
         before = graph
-        for step in (_reduce_before_scatter, carry, sink, _scale_after_scatter):
+        for step in (_sum_without_scatter, _reduce_before_scatter, carry, sink, _scale_after_scatter):
             graph = step(graph)
         if graph == before:
             break
@@ -40,6 +44,47 @@ def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
 
 
 # -- (b) ---------------------------------------------------------------------------------------------------------------
+
+
+def _sum_without_scatter(graph: Graph) -> Graph:
+    """sum(a * scatter(i, u))  ->  sum(gather(a, i) * u), the sum over every axis that the scatter mixes: its adjoint is the gather of its vjp"""
+    uses = Uses(graph)
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        operands = tuple(new[o] for o in node.operands)
+        result = _gathered_sum(node, uses, new)
+        new[node] = result if result is not None else node if operands == node.operands else again(node, operands)
+    return graph.renamed(new)
+
+
+def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
+    found: dict[str, Node] = {}
+    if not match(op("sum", MUL), root, found) or not uses.single(root.operands[0]):
+        return None
+    for scatter, other in ((found["x"], found["y"]), (found["y"], found["x"])):
+        lower = getattr(scatter.op, "lower", None)
+        if not isinstance(lower, Scatter) or lower.combine != "sum" or scatter.op.linear is None or not uses.single(scatter):
+            continue
+        axes, updates = scatter.op.linear(scatter)[lower.updates], scatter.operands[lower.updates]
+        if any(a not in root.attrs["axis"] for a in range(scatter.rank) if a not in axes):
+            continue
+        operands = tuple(new[o] for o in scatter.operands)
+        back: Node = scatter.op.vjp(new[other], again(scatter, operands), *operands, **scatter.attrs)[lower.updates]
+        known = not any(symbols(size) for size in (*updates.shape, *scatter.shape))
+        if known and nbytes(updates) > 2 * nbytes(scatter) + nbytes(other):
+            return None  # so many are added that a gather for each costs more than the dense sum
+        select: dict[str, Node] = {}
+        if match(SELECT, back, select) and splat(select["none"]) == 0:  # what is not added is not multiplied either: 0 * inf
+            product = call("where", select["kept"], select["value"] * new[updates], select["none"])
+        else:
+            product = back * new[updates]
+        if scatter.attrs.get("oob") == "skip":
+            at, rank = scatter.attrs["axis"], scatter.operands[0].rank
+            inside = in_range(operands[0], scatter.attrs["size"])
+            inside = spread(reshaped(inside, (*(1,) * at, *inside.shape, *(1,) * (updates.rank - at - rank))), updates.shape)
+            product = call("where", inside, product, full(0, product))
+        return call("sum", product, axis=tuple(a for a, to in enumerate(axes) if to is None or to in root.attrs["axis"]))
+    return None
 
 
 @dataclass(frozen=True)

@@ -21,31 +21,18 @@ from ..errors import (
 )
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
 from ..ir.dims import LARGEST, evaluate
-from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
+from ..ir.kernel import Buffer, Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
 from .arrays import Kind, available_bytes, empty, from_numpy, overlap, to_numpy
+from .precision import Precision, precision_of
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("cpu", "numpy")
 WORKSPACE_ALIGN = 16
 """What every allocator gives; slots inside start at multiples of 64 of it."""
 _WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Derived from the kernels, never typed in.
-
-    :param math: dtypes arithmetic happens in.  :param accumulator: dtypes sums are kept in.  :param deterministic: same inputs, same bits.
-    :param bit_stable: the bits do not depend on the number of threads.
-    """
-
-    math: tuple[str, ...]
-    accumulator: tuple[str, ...]
-    deterministic: bool
-    bit_stable: bool
 
 
 @dataclass
@@ -125,9 +112,9 @@ class Executable:
         bound = self._bind(tuple(shapes), arrays, outputs, dims)
         adding = self._adding(accumulate, outputs)
         self._check_outputs(arrays, bound, outputs)
+        loose = [key for key, array in arrays.items() if not array.flags.c_contiguous or not array.flags.aligned]
+        self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose))
         if allocate:
-            loose = [key for key, array in arrays.items() if not array.flags.c_contiguous or not array.flags.aligned]
-            self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose))
             for key in loose:
                 packed = empty(arrays[key].shape, arrays[key].dtype)
                 packed[...] = arrays[key]
@@ -156,10 +143,11 @@ class Executable:
             if accumulate and not out:
                 raise InvalidProblem("accumulate=True adds to the arrays of out=, and there are none")
             return set(out) if accumulate else set()
-        names = {accumulate} if isinstance(accumulate, str) else set(accumulate) if isinstance(accumulate, Collection) else {accumulate}
-        if names - out.keys():
-            raise InvalidProblem(f"accumulate names {min(map(str, names - out.keys()))!r}, for which out= gives no array")
-        return names
+        names = list(accumulate) if isinstance(accumulate, Collection) and not isinstance(accumulate, str) else [accumulate]
+        strange = [name for name in names if not isinstance(name, str) or name not in out]
+        if strange:
+            raise InvalidProblem(f"accumulate names {min(map(str, strange))!r}, for which out= gives no array")
+        return set(names)
 
     def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
         """The donated input whose memory an output takes in this call: no default's, and none that another input looks at too."""
@@ -252,17 +240,22 @@ class Executable:
             if needed > left:
                 raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {left} are left")
 
-    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, workspace: Any = None, **more: Any) -> GradcError | None:
+    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, stream: Any = None, workspace: Any = None, **more: Any) -> GradcError | None:
         """None if the call is right, else the error it would raise, before anything runs.
 
-        Dtypes, shapes, strides, lengths, alignment and aliasing are checked; values are not.
+        Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
         """
         try:
+            self._check_stream(stream)
             prepared = self.prepare({**(inputs or {}), **more}, out, accumulate, dims, allocate=False)
             self._workspace(workspace, prepared)
         except GradcError as error:
             return error
         return None
+
+    def _check_stream(self, stream: Any) -> None:
+        if stream is not None:
+            raise Unsupported("stream=: the CPU has no streams")
 
     def _workspace(self, workspace: Any, prepared: Prepared) -> Array | None:
         if workspace is None:
@@ -294,8 +287,7 @@ class Executable:
 
     def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
-        if stream is not None and self.target in ("cpu", "numpy"):
-            raise Unsupported("stream=: the CPU has no streams")
+        self._check_stream(stream)
         prepared = self.prepare(inputs, out, accumulate, dims)
         space = self._workspace(workspace, prepared)
         self.launch(prepared, space)
@@ -344,20 +336,8 @@ class Executable:
 
     @property
     def precision(self) -> Precision:
-        math, sums = set(), set()
-        for kernel in self.program.kernels:
-            for s in kernel.body:
-                if s.dtype is not None and s.dtype.is_float:
-                    if s.op in ("accum", "sum_cols", "prod_cols"):
-                        sums.add(s.dtype.name)
-                    elif s.op not in ("load", "store", "const", "cast"):
-                        math.add(s.dtype.name)
-        for step in self.program.steps:
-            if isinstance(step, Call):
-                name = self.program.buffer[step.out.buffer].type.dtype.name
-                math.add(name)
-                sums.add(name)
-        return Precision(tuple(sorted(math)), tuple(sorted(sums)), True, True)
+        """What it computes and accumulates in, read off its kernels."""
+        return precision_of(self.program, self.target)
 
     @property
     def source(self) -> str:

@@ -484,8 +484,10 @@ GRADC_FN f32 f8e5m2_round(f32 x) { return f8e5m2_decode(f8e5m2_encode(x)); }
 
 /* E2M1, one to a byte: no infinity, no NaN.  Everything above 6 is 6, infinity too; NaN is -0, as in ml_dtypes. */
 GRADC_FN f32 f4e2m1_decode(u32 h) {
-    f32 finite = GRADC_DECODE(h & 0x7u, 1, 0x1p126f);
-    return f32_of_bits(bits_of_f32(finite) | (h & 0x8u) << 28);
+    u32 code = h & 0x7u; /* no product, whose operand would be subnormal half of the time, and no branch: either is slow */
+    u32 small = 0u - ((code - 2u) >> 31);
+    u32 finite = (((code << 22) + 0x3f000000u) & ~small) | ((0u - code) & 0x3f000000u & small);
+    return f32_of_bits(finite | (h & 0x8u) << 28);
 }
 GRADC_FN u32 f4e2m1_encode(f32 x) {
     u32 b = bits_of_f32(x);
@@ -610,6 +612,12 @@ GRADC_FN u64 floordiv_u64(u64 a, u64 b) {
     GRADC_FN T floormod_##T(T a, T b) {                                                                               \
         T rest = (T)((PRODUCT)a - (PRODUCT)floordiv_##T(a, b) * (PRODUCT)b);                                          \
         return b == 0 ? (T)0 : rest;                                                                                  \
+    }                                                                                                                 \
+    /* a shift by all of the bits or by a negative number leaves the sign */                                          \
+    GRADC_FN T right_shift_##T(T a, T b) {                                                                            \
+        T most = (T)(8 * sizeof(T) - 1);                                                                              \
+        T by = b < (T)0 || b > most ? most : b;                                                                       \
+        return (T)((a >> by) >> (b != by));                                                                           \
     }                                                                                                                 \
     /* by squaring, wrapping; a negative exponent gives 0 but for the bases 1 and -1 */                               \
     GRADC_FN T pow_##T(T base, T exponent) {                                                                          \

@@ -462,289 +462,64 @@ GRADC_SHARED int sum_162d85(const gradc_ctx *ctx, void *const *buffers, const i6
 }
 
 /*
- * kernel @sum_mul_919b55 rows(i0: n0) cols(i1: 16) strategy(b11: privatized) {
- *   %0 = load b0[i0] : i64
- *   phase
- *   %1 = load b1[%0, i1] : i8
- *   %2 = cast %1 {dtype=f32} : f32
- *   %3 = load b2[%0, 0] : f32
- *   %4 = mul %2, %3 : f32
- *   %5 = const {value=0x1.6a09e6p-1} : f32
- *   %6 = mul %4, %5 : f32
- *   %7 = erf %6 : f32
- *   store b3[i0, i1] <- %7 : f32
- *   %8 = load b4[i0] : f32
- *   %9 = load b5[i0, i1] : f32
- *   %10 = load b6[i1] : f32
- *   %11 = mul %9, %10 : f32
- *   %12 = load b7[i0] : f32
- *   %13 = const {value=0x1p+4} : f32
- *   %14 = div %12, %13 : f32
- *   %15 = sub %11, %14 : f32
- *   %16 = const {value=0x1p+0} : f32
- *   %17 = add %7, %16 : f32
- *   %18 = const {value=0x1p-1} : f32
- *   %19 = mul %17, %18 : f32
- *   %20 = mul %4, %19 : f32
- *   %21 = load b8[i0] : f32
- *   %22 = div %21, %13 : f32
- *   %23 = sub %20, %22 : f32
- *   %24 = load b9[i0] : f32
- *   %25 = div %24, %13 : f32
- *   %26 = sub %23, %25 : f32
- *   %27 = mul %26, %8 : f32
- *   %28 = mul %11, %27 : f32
- *   %29 = sum_cols %28 : f32
- *   %30 = div %29, %13 : f32
- *   phase
- *   %31 = mul %27, %30 : f32
- *   %32 = sub %15, %31 : f32
- *   %33 = mul %8, %32 : f32
- *   store b10[i0, i1] <- %33 : f32
- *   %34 = mul %9, %27 : f32
- *   accum b11[i1] <- %34 : f32
- * }
- */
-static void sum_mul_919b55_rows(const void *args, i64 task) {
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const i64 n1 = n_[1];
-  const i64 *restrict const b0 = A->b[0];
-  const i8 *restrict const b1 = A->b[1];
-  const f32 *restrict const b2 = A->b[2];
-  f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const f32 *restrict const b5 = A->b[5];
-  const f32 *restrict const b6 = A->b[6];
-  const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
-  const f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
-  f32 *restrict const b11 = A->b[11];
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  f64 *const s0 = (f64 *)scratch;
-  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
-  (void)scratch;
-  f64 *restrict const p0 = s0 + task * (16);
-  for (i64 e = 0; e < 16; e++) p0[e] = 0x0.0p+0f;
-  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
-      const i64 i0 = r;
-      const i64 v0 = b0[i0];
-      const f32 v3 = b2[(i64)v0];
-      const f32 v5 = 0x1.6a09e60000000p-1f;
-      const f32 v8 = b4[i0];
-      const f32 v12 = b7[i0];
-      const f32 v13 = 0x1.0000000000000p+4f;
-      const f32 v14 = v12 / v13;
-      const f32 v16 = 0x1.0000000000000p+0f;
-      const f32 v18 = 0x1.0000000000000p-1f;
-      const f32 v21 = b8[i0];
-      const f32 v22 = v21 / v13;
-      const f32 v24 = b9[i0];
-      const f32 v25 = v24 / v13;
-      f64 t_v29 = 0;
-      {
-        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
-          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v29 = 0;
-#pragma omp simd reduction(+:b_v29)
-          for (i64 i1 = c0; i1 < c1; i1++) {
-            const i8 v1 = b1[((i64)v0 * 16 + i1)];
-            const f32 v2 = (f32)v1;
-            const f32 v4 = v2 * v3;
-            const f32 v6 = v4 * v5;
-            const f32 v7 = erf_f32(v6);
-            const f32 v9 = b5[i0 * 16 + i1];
-            const f32 v10 = b6[i1];
-            const f32 v11 = v9 * v10;
-            const f32 v17 = v7 + v16;
-            const f32 v19 = v17 * v18;
-            const f32 v20 = v4 * v19;
-            const f32 v23 = v20 - v22;
-            const f32 v26 = v23 - v25;
-            const f32 v27 = v26 * v8;
-            const f32 v28 = v11 * v27;
-            const f32 v34 = v9 * v27;
-            b3[i0 * 16 + i1] = v7;
-            b_v29 += v28;
-            p0[i1] += v34;
-          }
-          t_v29 += b_v29;
-        }
-      }
-      const f32 v29 = (f32)t_v29;
-      const f32 v30 = v29 / v13;
-      {
-        for (i64 c0 = 0; c0 < 16; c0 += 16) {
-          const i64 c1 = 16;
-#pragma omp simd
-          for (i64 i1 = c0; i1 < c1; i1++) {
-            const i8 v1 = b1[((i64)v0 * 16 + i1)];
-            const f32 v2 = (f32)v1;
-            const f32 v4 = v2 * v3;
-            const f32 v7 = b3[i0 * 16 + i1];
-            const f32 v9 = b5[i0 * 16 + i1];
-            const f32 v10 = b6[i1];
-            const f32 v11 = v9 * v10;
-            const f32 v15 = v11 - v14;
-            const f32 v17 = v7 + v16;
-            const f32 v19 = v17 * v18;
-            const f32 v20 = v4 * v19;
-            const f32 v23 = v20 - v22;
-            const f32 v26 = v23 - v25;
-            const f32 v27 = v26 * v8;
-            const f32 v31 = v27 * v30;
-            const f32 v32 = v15 - v31;
-            const f32 v33 = v8 * v32;
-            b10[i0 * 16 + i1] = v33;
-          }
-        }
-      }
-  }
-}
-static void sum_mul_919b55_fold0(const void *args, i64 task) {
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const i64 n1 = n_[1];
-  const i64 *restrict const b0 = A->b[0];
-  const i8 *restrict const b1 = A->b[1];
-  const f32 *restrict const b2 = A->b[2];
-  f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const f32 *restrict const b5 = A->b[5];
-  const f32 *restrict const b6 = A->b[6];
-  const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
-  const f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
-  f32 *restrict const b11 = A->b[11];
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  f64 *const s0 = (f64 *)scratch;
-  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
-  (void)scratch;
-  const i64 size = 16;
-  for (i64 e0 = task * 512; e0 < gradc_min(task * 512 + 512, size); e0 += 64) {
-    const i64 count = gradc_min(64, size - e0);
-    f64 total[64];
-    for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
-    for (i64 c = 0; c < chunks; c++)
-      for (i64 e = 0; e < count; e++) total[e] += s0[c * size + e0 + e];
-    for (i64 e = 0; e < count; e++) b11[e0 + e] = (f32)total[e];
-  }
-}
-static i64 sum_mul_919b55_chunk(const i64 *n_) {
-  const i64 n0 = n_[0];
-  (void)n0;
-  const i64 n1 = n_[1];
-  (void)n1;
-  (void)n_;
-  return gradc_chunk_private(n0, 16, 16);
-}
-GRADC_SHARED i64 sum_mul_919b55_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_mul_919b55_chunk(n_)};
-  const gradc_args *const A = &all;
-  const i64 n0 = n_[0];
-  (void)n0;
-  const i64 n1 = n_[1];
-  (void)n1;
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  f64 *const s0 = (f64 *)scratch;
-  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
-  (void)scratch;
-  return (i64)(scratch - A->scratch);
-}
-GRADC_SHARED int sum_mul_919b55(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_mul_919b55_chunk(dims)};
-  const void *const args = &all;
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const i64 n1 = n_[1];
-  const i64 *restrict const b0 = A->b[0];
-  const i8 *restrict const b1 = A->b[1];
-  const f32 *restrict const b2 = A->b[2];
-  f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const f32 *restrict const b5 = A->b[5];
-  const f32 *restrict const b6 = A->b[6];
-  const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
-  const f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
-  f32 *restrict const b11 = A->b[11];
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  f64 *const s0 = (f64 *)scratch;
-  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
-  (void)scratch;
-  (void)b0;
-  (void)b1;
-  (void)b2;
-  (void)b3;
-  (void)b4;
-  (void)b5;
-  (void)b6;
-  (void)b7;
-  (void)b8;
-  (void)b9;
-  (void)b10;
-  (void)b11;
-  ctx->parallel_for(ctx, chunks, sum_mul_919b55_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_mul_919b55_fold0, args);
-  return 0;
-}
-
-/*
- * kernel @sum_scatter_add_add_7bfa16 rows(i0: n0) cols(i1: 16) order(b5) strategy(b5: segmented) {
+ * kernel @sum_scatter_add_6583cc rows(i0: n0) cols(i1: 16) order(b9) strategy(b9: segmented, b10: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
+ *   %3 = load b1[i0] : f32
  *   phase
- *   %3 = load b1[i0, i1] : f32
  *   %4 = load b2[i0, i1] : f32
- *   %5 = const {value=0x1p+0} : f32
- *   %6 = add %4, %5 : f32
- *   %7 = const {value=0x1p-1} : f32
- *   %8 = mul %6, %7 : f32
- *   %9 = mul %3, %8 : f32
- *   %10 = load b3[%0, i1] : i8
- *   %11 = cast %10 {dtype=f32} : f32
- *   %12 = load b4[%0, 0] : f32
- *   %13 = mul %11, %12 : f32
- *   %14 = mul %3, %13 : f32
- *   %15 = mul %14, %7 : f32
- *   %16 = const {value=0x1.6a09e6p-1} : f32
- *   %17 = mul %13, %16 : f32
- *   %18 = mul %17, %17 : f32
- *   %19 = neg %18 : f32
- *   %20 = exp %19 : f32
- *   %21 = mul %15, %20 : f32
- *   %22 = const {value=0x1.20dd76p+0} : f32
- *   %23 = mul %21, %22 : f32
- *   %24 = mul %23, %16 : f32
- *   %25 = add %9, %24 : f32
- *   %26 = mul %25, %11 : f32
- *   %27 = sum_cols %26 : f32
- *   accum b5[%0, 0] <- %27 where %2 : f32
+ *   %5 = load b3[i1] : f32
+ *   %6 = mul %4, %5 : f32
+ *   %7 = load b4[i0] : f32
+ *   %8 = const {value=0x1p+4} : f32
+ *   %9 = div %7, %8 : f32
+ *   %10 = sub %6, %9 : f32
+ *   %11 = load b5[%0, i1] : i8
+ *   %12 = cast %11 {dtype=f32} : f32
+ *   %13 = load b6[%0, 0] : f32
+ *   %14 = mul %12, %13 : f32
+ *   %15 = const {value=0x1.6a09e6p-1} : f32
+ *   %16 = mul %14, %15 : f32
+ *   %17 = erf %16 : f32
+ *   %18 = const {value=0x1p+0} : f32
+ *   %19 = add %17, %18 : f32
+ *   %20 = const {value=0x1p-1} : f32
+ *   %21 = mul %19, %20 : f32
+ *   %22 = mul %14, %21 : f32
+ *   %23 = load b7[i0] : f32
+ *   %24 = div %23, %8 : f32
+ *   %25 = sub %22, %24 : f32
+ *   %26 = load b8[i0] : f32
+ *   %27 = div %26, %8 : f32
+ *   %28 = sub %25, %27 : f32
+ *   %29 = mul %28, %3 : f32
+ *   %30 = mul %6, %29 : f32
+ *   %31 = sum_cols %30 : f32
+ *   %32 = div %31, %8 : f32
+ *   phase
+ *   %33 = mul %29, %32 : f32
+ *   %34 = sub %10, %33 : f32
+ *   %35 = mul %3, %34 : f32
+ *   %36 = mul %35, %21 : f32
+ *   %37 = mul %35, %14 : f32
+ *   %38 = mul %37, %20 : f32
+ *   %39 = mul %16, %16 : f32
+ *   %40 = neg %39 : f32
+ *   %41 = exp %40 : f32
+ *   %42 = mul %38, %41 : f32
+ *   %43 = const {value=0x1.20dd76p+0} : f32
+ *   %44 = mul %42, %43 : f32
+ *   %45 = mul %44, %15 : f32
+ *   %46 = add %36, %45 : f32
+ *   %47 = mul %46, %12 : f32
+ *   %48 = sum_cols %47 : f32
+ *   accum b9[%0, 0] <- %48 where %2 : f32
+ *   %49 = mul %4, %29 : f32
+ *   accum b10[i1] <- %49 : f32
  * }
  */
-static void sum_scatter_add_add_7bfa16_key(const void *args, i64 task) {
+static void sum_scatter_add_6583cc_key(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -753,9 +528,14 @@ static void sum_scatter_add_add_7bfa16_key(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -769,6 +549,8 @@ static void sum_scatter_add_add_7bfa16_key(const void *args, i64 task) {
   scratch += gradc_align((V + 2) * 4);
   f32 *const s0 = (f32 *)scratch;
   scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   for (i64 r = task * 4096; r < gradc_min(task * 4096 + 4096, R); r++) {
       const i64 i0 = r;
@@ -778,7 +560,7 @@ static void sum_scatter_add_add_7bfa16_key(const void *args, i64 task) {
       key[r] = (i32)(v2 ? (i64)v0 : n1);
   }
 }
-static void sum_scatter_add_add_7bfa16_rows(const void *args, i64 task) {
+static void sum_scatter_add_6583cc_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -787,9 +569,14 @@ static void sum_scatter_add_add_7bfa16_rows(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -803,8 +590,12 @@ static void sum_scatter_add_add_7bfa16_rows(const void *args, i64 task) {
   scratch += gradc_align((V + 2) * 4);
   f32 *const s0 = (f32 *)scratch;
   scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
-  const i64 end = start[V];
+  f64 *restrict const p1 = s1 + task * (16);
+  for (i64 e = 0; e < 16; e++) p1[e] = 0x0.0p+0f;
+  const i64 end = R;
   const i64 from = task * CH, until = gradc_min(from + CH, end);
   i64 now = -1;
   f32 *restrict a0 = 0;
@@ -814,54 +605,103 @@ static void sum_scatter_add_add_7bfa16_rows(const void *args, i64 task) {
     (void)goes, (void)first;
     if (first && goes) { /* a piece of a segment that is not whole in this chunk goes to a carry row */
       const i64 carry = start[at] < from ? 2 * task : start[at + 1] > from + CH ? 2 * task + 1 : -1;
-      a0 = carry < 0 ? b5 + at * (1) : s0 + carry * (1);
+      a0 = carry < 0 ? b9 + at * (1) : s0 + carry * (1);
     }
     now = at;
       const i64 i0 = r;
       const i64 v0 = b0[i0];
       const i64 v1 = 0;
       const i32 v2 = v0 != v1;
-      const f32 v5 = 0x1.0000000000000p+0f;
-      const f32 v7 = 0x1.0000000000000p-1f;
-      const f32 v12 = b4[(i64)v0];
-      const f32 v16 = 0x1.6a09e60000000p-1f;
-      const f32 v22 = 0x1.20dd760000000p+0f;
-      f64 t_v27 = 0;
+      const f32 v3 = b1[i0];
+      const f32 v7 = b4[i0];
+      const f32 v8 = 0x1.0000000000000p+4f;
+      const f32 v9 = v7 / v8;
+      const f32 v13 = b6[(i64)v0];
+      const f32 v15 = 0x1.6a09e60000000p-1f;
+      const f32 v18 = 0x1.0000000000000p+0f;
+      const f32 v20 = 0x1.0000000000000p-1f;
+      const f32 v23 = b7[i0];
+      const f32 v24 = v23 / v8;
+      const f32 v26 = b8[i0];
+      const f32 v27 = v26 / v8;
+      const f32 v43 = 0x1.20dd760000000p+0f;
+      f64 t_v31 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v27 = 0;
-#pragma omp simd reduction(+:b_v27)
+          f64 b_v31 = 0;
+#pragma omp simd reduction(+:b_v31)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v3 = b1[i0 * 16 + i1];
             const f32 v4 = b2[i0 * 16 + i1];
-            const f32 v6 = v4 + v5;
-            const f32 v8 = v6 * v7;
-            const f32 v9 = v3 * v8;
-            const i8 v10 = b3[((i64)v0 * 16 + i1)];
-            const f32 v11 = (f32)v10;
-            const f32 v13 = v11 * v12;
-            const f32 v14 = v3 * v13;
-            const f32 v15 = v14 * v7;
-            const f32 v17 = v13 * v16;
-            const f32 v18 = v17 * v17;
-            const f32 v19 = -v18;
-            const f32 v20 = exp_f32(v19);
-            const f32 v21 = v15 * v20;
-            const f32 v23 = v21 * v22;
-            const f32 v24 = v23 * v16;
-            const f32 v25 = v9 + v24;
-            const f32 v26 = v25 * v11;
-            b_v27 += v26;
+            const f32 v5 = b3[i1];
+            const f32 v6 = v4 * v5;
+            const i8 v11 = b5[((i64)v0 * 16 + i1)];
+            const f32 v12 = (f32)v11;
+            const f32 v14 = v12 * v13;
+            const f32 v16 = v14 * v15;
+            const f32 v17 = erf_f32(v16);
+            const f32 v19 = v17 + v18;
+            const f32 v21 = v19 * v20;
+            const f32 v22 = v14 * v21;
+            const f32 v25 = v22 - v24;
+            const f32 v28 = v25 - v27;
+            const f32 v29 = v28 * v3;
+            const f32 v30 = v6 * v29;
+            const f32 v49 = v4 * v29;
+            b_v31 += v30;
+            p1[i1] += v49;
           }
-          t_v27 += b_v27;
+          t_v31 += b_v31;
         }
       }
-      const f32 v27 = (f32)t_v27;
-      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v27);
+      const f32 v31 = (f32)t_v31;
+      const f32 v32 = v31 / v8;
+      f64 t_v48 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v48 = 0;
+#pragma omp simd reduction(+:b_v48)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const f32 v4 = b2[i0 * 16 + i1];
+            const f32 v5 = b3[i1];
+            const f32 v6 = v4 * v5;
+            const f32 v10 = v6 - v9;
+            const i8 v11 = b5[((i64)v0 * 16 + i1)];
+            const f32 v12 = (f32)v11;
+            const f32 v14 = v12 * v13;
+            const f32 v16 = v14 * v15;
+            const f32 v17 = erf_f32(v16);
+            const f32 v19 = v17 + v18;
+            const f32 v21 = v19 * v20;
+            const f32 v22 = v14 * v21;
+            const f32 v25 = v22 - v24;
+            const f32 v28 = v25 - v27;
+            const f32 v29 = v28 * v3;
+            const f32 v33 = v29 * v32;
+            const f32 v34 = v10 - v33;
+            const f32 v35 = v3 * v34;
+            const f32 v36 = v35 * v21;
+            const f32 v37 = v35 * v14;
+            const f32 v38 = v37 * v20;
+            const f32 v39 = v16 * v16;
+            const f32 v40 = -v39;
+            const f32 v41 = exp_f32(v40);
+            const f32 v42 = v38 * v41;
+            const f32 v44 = v42 * v43;
+            const f32 v45 = v44 * v15;
+            const f32 v46 = v36 + v45;
+            const f32 v47 = v46 * v12;
+            b_v48 += v47;
+          }
+          t_v48 += b_v48;
+        }
+      }
+      const f32 v48 = (f32)t_v48;
+      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v48);
   }
 }
-static void sum_scatter_add_add_7bfa16_finish(const void *args, i64 task) {
+static void sum_scatter_add_6583cc_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -870,9 +710,14 @@ static void sum_scatter_add_add_7bfa16_finish(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -886,12 +731,57 @@ static void sum_scatter_add_add_7bfa16_finish(const void *args, i64 task) {
   scratch += gradc_align((V + 2) * 4);
   f32 *const s0 = (f32 *)scratch;
   scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  const i64 size = 16;
+  for (i64 e0 = task * 512; e0 < gradc_min(task * 512 + 512, size); e0 += 64) {
+    const i64 count = gradc_min(64, size - e0);
+    f64 total[64];
+    for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
+    for (i64 c = 0; c < chunks; c++)
+      for (i64 e = 0; e < count; e++) total[e] += s1[c * size + e0 + e];
+    for (i64 e = 0; e < count; e++) b10[e0 + e] = (f32)total[e];
+  }
+}
+static void sum_scatter_add_6583cc_finish(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const f32 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   for (i64 v = task * 64; v < gradc_min(task * 64 + 64, V); v++) {
     const i64 from = start[v], to = start[v + 1];
     if (to > from && from / CH == (to - 1) / CH) continue;
     {
-      f32 *restrict const row = b5 + v * (1);
+      f32 *restrict const row = b9 + v * (1);
       const i64 inner = 1;
       if (to == from) {
         for (i64 e = 0; e < inner; e++) row[e] = 0x0.0p+0f;
@@ -908,16 +798,16 @@ static void sum_scatter_add_add_7bfa16_finish(const void *args, i64 task) {
     }
   }
 }
-static i64 sum_scatter_add_add_7bfa16_chunk(const i64 *n_) {
+static i64 sum_scatter_add_6583cc_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return gradc_chunk(n0, 16);
+  return gradc_chunk_private(n0, 16, 16);
 }
-GRADC_SHARED i64 sum_scatter_add_add_7bfa16_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_add_7bfa16_chunk(n_)};
+GRADC_SHARED i64 sum_scatter_add_6583cc_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_6583cc_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -936,11 +826,13 @@ GRADC_SHARED i64 sum_scatter_add_add_7bfa16_scratch(const i64 *n_) {
   scratch += gradc_align((V + 2) * 4);
   f32 *const s0 = (f32 *)scratch;
   scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int sum_scatter_add_add_7bfa16(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_add_7bfa16_chunk(dims)};
+GRADC_SHARED int sum_scatter_add_6583cc(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_6583cc_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -950,9 +842,14 @@ GRADC_SHARED int sum_scatter_add_add_7bfa16(const gradc_ctx *ctx, void *const *b
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -966,6 +863,8 @@ GRADC_SHARED int sum_scatter_add_add_7bfa16(const gradc_ctx *ctx, void *const *b
   scratch += gradc_align((V + 2) * 4);
   f32 *const s0 = (f32 *)scratch;
   scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   (void)b0;
   (void)b1;
@@ -973,48 +872,78 @@ GRADC_SHARED int sum_scatter_add_add_7bfa16(const gradc_ctx *ctx, void *const *b
   (void)b3;
   (void)b4;
   (void)b5;
-  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_scatter_add_add_7bfa16_key, args);
+  (void)b6;
+  (void)b7;
+  (void)b8;
+  (void)b9;
+  (void)b10;
+  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_scatter_add_6583cc_key, args);
   gradc_sort(key, R, V, start, perm);
-  ctx->parallel_for(ctx, gradc_chunks(start[V], CH), sum_scatter_add_add_7bfa16_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_scatter_add_add_7bfa16_finish, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_scatter_add_6583cc_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_scatter_add_6583cc_fold1, args);
+  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_scatter_add_6583cc_finish, args);
   return 0;
 }
 
 /*
- * kernel @sum_scatter_add_add_f86f0b rows(i0: n0) cols(i1: 16) strategy(b5: privatized) {
+ * kernel @sum_scatter_add_f0b47f rows(i0: n0) cols(i1: 16) strategy(b9: privatized, b10: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
+ *   %3 = load b1[i0] : f32
  *   phase
- *   %3 = load b1[i0, i1] : f32
  *   %4 = load b2[i0, i1] : f32
- *   %5 = const {value=0x1p+0} : f32
- *   %6 = add %4, %5 : f32
- *   %7 = const {value=0x1p-1} : f32
- *   %8 = mul %6, %7 : f32
- *   %9 = mul %3, %8 : f32
- *   %10 = load b3[%0, i1] : i8
- *   %11 = cast %10 {dtype=f32} : f32
- *   %12 = load b4[%0, 0] : f32
- *   %13 = mul %11, %12 : f32
- *   %14 = mul %3, %13 : f32
- *   %15 = mul %14, %7 : f32
- *   %16 = const {value=0x1.6a09e6p-1} : f32
- *   %17 = mul %13, %16 : f32
- *   %18 = mul %17, %17 : f32
- *   %19 = neg %18 : f32
- *   %20 = exp %19 : f32
- *   %21 = mul %15, %20 : f32
- *   %22 = const {value=0x1.20dd76p+0} : f32
- *   %23 = mul %21, %22 : f32
- *   %24 = mul %23, %16 : f32
- *   %25 = add %9, %24 : f32
- *   %26 = mul %25, %11 : f32
- *   %27 = sum_cols %26 : f32
- *   accum b5[%0, 0] <- %27 where %2 : f32
+ *   %5 = load b3[i1] : f32
+ *   %6 = mul %4, %5 : f32
+ *   %7 = load b4[i0] : f32
+ *   %8 = const {value=0x1p+4} : f32
+ *   %9 = div %7, %8 : f32
+ *   %10 = sub %6, %9 : f32
+ *   %11 = load b5[%0, i1] : i8
+ *   %12 = cast %11 {dtype=f32} : f32
+ *   %13 = load b6[%0, 0] : f32
+ *   %14 = mul %12, %13 : f32
+ *   %15 = const {value=0x1.6a09e6p-1} : f32
+ *   %16 = mul %14, %15 : f32
+ *   %17 = erf %16 : f32
+ *   %18 = const {value=0x1p+0} : f32
+ *   %19 = add %17, %18 : f32
+ *   %20 = const {value=0x1p-1} : f32
+ *   %21 = mul %19, %20 : f32
+ *   %22 = mul %14, %21 : f32
+ *   %23 = load b7[i0] : f32
+ *   %24 = div %23, %8 : f32
+ *   %25 = sub %22, %24 : f32
+ *   %26 = load b8[i0] : f32
+ *   %27 = div %26, %8 : f32
+ *   %28 = sub %25, %27 : f32
+ *   %29 = mul %28, %3 : f32
+ *   %30 = mul %6, %29 : f32
+ *   %31 = sum_cols %30 : f32
+ *   %32 = div %31, %8 : f32
+ *   phase
+ *   %33 = mul %29, %32 : f32
+ *   %34 = sub %10, %33 : f32
+ *   %35 = mul %3, %34 : f32
+ *   %36 = mul %35, %21 : f32
+ *   %37 = mul %35, %14 : f32
+ *   %38 = mul %37, %20 : f32
+ *   %39 = mul %16, %16 : f32
+ *   %40 = neg %39 : f32
+ *   %41 = exp %40 : f32
+ *   %42 = mul %38, %41 : f32
+ *   %43 = const {value=0x1.20dd76p+0} : f32
+ *   %44 = mul %42, %43 : f32
+ *   %45 = mul %44, %15 : f32
+ *   %46 = add %36, %45 : f32
+ *   %47 = mul %46, %12 : f32
+ *   %48 = sum_cols %47 : f32
+ *   accum b9[%0, 0] <- %48 where %2 : f32
+ *   %49 = mul %4, %29 : f32
+ *   accum b10[i1] <- %49 : f32
  * }
  */
-static void sum_scatter_add_add_f86f0b_rows(const void *args, i64 task) {
+static void sum_scatter_add_f0b47f_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1023,64 +952,122 @@ static void sum_scatter_add_add_f86f0b_rows(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
   char *scratch = A->scratch;
   f64 *const s0 = (f64 *)scratch;
   scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   f64 *restrict const p0 = s0 + task * (n1);
   for (i64 e = 0; e < n1; e++) p0[e] = 0x0.0p+0f;
+  f64 *restrict const p1 = s1 + task * (16);
+  for (i64 e = 0; e < 16; e++) p1[e] = 0x0.0p+0f;
   for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
       const i64 i0 = r;
       const i64 v0 = b0[i0];
       const i64 v1 = 0;
       const i32 v2 = v0 != v1;
-      const f32 v5 = 0x1.0000000000000p+0f;
-      const f32 v7 = 0x1.0000000000000p-1f;
-      const f32 v12 = b4[(i64)v0];
-      const f32 v16 = 0x1.6a09e60000000p-1f;
-      const f32 v22 = 0x1.20dd760000000p+0f;
-      f64 t_v27 = 0;
+      const f32 v3 = b1[i0];
+      const f32 v7 = b4[i0];
+      const f32 v8 = 0x1.0000000000000p+4f;
+      const f32 v9 = v7 / v8;
+      const f32 v13 = b6[(i64)v0];
+      const f32 v15 = 0x1.6a09e60000000p-1f;
+      const f32 v18 = 0x1.0000000000000p+0f;
+      const f32 v20 = 0x1.0000000000000p-1f;
+      const f32 v23 = b7[i0];
+      const f32 v24 = v23 / v8;
+      const f32 v26 = b8[i0];
+      const f32 v27 = v26 / v8;
+      const f32 v43 = 0x1.20dd760000000p+0f;
+      f64 t_v31 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v27 = 0;
-#pragma omp simd reduction(+:b_v27)
+          f64 b_v31 = 0;
+#pragma omp simd reduction(+:b_v31)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v3 = b1[i0 * 16 + i1];
             const f32 v4 = b2[i0 * 16 + i1];
-            const f32 v6 = v4 + v5;
-            const f32 v8 = v6 * v7;
-            const f32 v9 = v3 * v8;
-            const i8 v10 = b3[((i64)v0 * 16 + i1)];
-            const f32 v11 = (f32)v10;
-            const f32 v13 = v11 * v12;
-            const f32 v14 = v3 * v13;
-            const f32 v15 = v14 * v7;
-            const f32 v17 = v13 * v16;
-            const f32 v18 = v17 * v17;
-            const f32 v19 = -v18;
-            const f32 v20 = exp_f32(v19);
-            const f32 v21 = v15 * v20;
-            const f32 v23 = v21 * v22;
-            const f32 v24 = v23 * v16;
-            const f32 v25 = v9 + v24;
-            const f32 v26 = v25 * v11;
-            b_v27 += v26;
+            const f32 v5 = b3[i1];
+            const f32 v6 = v4 * v5;
+            const i8 v11 = b5[((i64)v0 * 16 + i1)];
+            const f32 v12 = (f32)v11;
+            const f32 v14 = v12 * v13;
+            const f32 v16 = v14 * v15;
+            const f32 v17 = erf_f32(v16);
+            const f32 v19 = v17 + v18;
+            const f32 v21 = v19 * v20;
+            const f32 v22 = v14 * v21;
+            const f32 v25 = v22 - v24;
+            const f32 v28 = v25 - v27;
+            const f32 v29 = v28 * v3;
+            const f32 v30 = v6 * v29;
+            const f32 v49 = v4 * v29;
+            b_v31 += v30;
+            p1[i1] += v49;
           }
-          t_v27 += b_v27;
+          t_v31 += b_v31;
         }
       }
-      const f32 v27 = (f32)t_v27;
-      if (v2) p0[(i64)v0] += v27;
+      const f32 v31 = (f32)t_v31;
+      const f32 v32 = v31 / v8;
+      f64 t_v48 = 0;
+      {
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
+          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
+          f64 b_v48 = 0;
+#pragma omp simd reduction(+:b_v48)
+          for (i64 i1 = c0; i1 < c1; i1++) {
+            const f32 v4 = b2[i0 * 16 + i1];
+            const f32 v5 = b3[i1];
+            const f32 v6 = v4 * v5;
+            const f32 v10 = v6 - v9;
+            const i8 v11 = b5[((i64)v0 * 16 + i1)];
+            const f32 v12 = (f32)v11;
+            const f32 v14 = v12 * v13;
+            const f32 v16 = v14 * v15;
+            const f32 v17 = erf_f32(v16);
+            const f32 v19 = v17 + v18;
+            const f32 v21 = v19 * v20;
+            const f32 v22 = v14 * v21;
+            const f32 v25 = v22 - v24;
+            const f32 v28 = v25 - v27;
+            const f32 v29 = v28 * v3;
+            const f32 v33 = v29 * v32;
+            const f32 v34 = v10 - v33;
+            const f32 v35 = v3 * v34;
+            const f32 v36 = v35 * v21;
+            const f32 v37 = v35 * v14;
+            const f32 v38 = v37 * v20;
+            const f32 v39 = v16 * v16;
+            const f32 v40 = -v39;
+            const f32 v41 = exp_f32(v40);
+            const f32 v42 = v38 * v41;
+            const f32 v44 = v42 * v43;
+            const f32 v45 = v44 * v15;
+            const f32 v46 = v36 + v45;
+            const f32 v47 = v46 * v12;
+            b_v48 += v47;
+          }
+          t_v48 += b_v48;
+        }
+      }
+      const f32 v48 = (f32)t_v48;
+      if (v2) p0[(i64)v0] += v48;
   }
 }
-static void sum_scatter_add_add_f86f0b_fold0(const void *args, i64 task) {
+static void sum_scatter_add_f0b47f_fold0(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1089,15 +1076,22 @@ static void sum_scatter_add_add_f86f0b_fold0(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
   char *scratch = A->scratch;
   f64 *const s0 = (f64 *)scratch;
   scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   const i64 size = n1;
   for (i64 e0 = task * 512; e0 < gradc_min(task * 512 + 512, size); e0 += 64) {
@@ -1106,19 +1100,55 @@ static void sum_scatter_add_add_f86f0b_fold0(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
     for (i64 c = 0; c < chunks; c++)
       for (i64 e = 0; e < count; e++) total[e] += s0[c * size + e0 + e];
-    for (i64 e = 0; e < count; e++) b5[e0 + e] = (f32)total[e];
+    for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static i64 sum_scatter_add_add_f86f0b_chunk(const i64 *n_) {
+static void sum_scatter_add_f0b47f_fold1(const void *args, i64 task) {
+  const gradc_args *const A = args;
+  const i64 *const n_ = A->n;
+  (void)n_;
+  const i64 n0 = n_[0];
+  const i64 n1 = n_[1];
+  const i64 *restrict const b0 = A->b[0];
+  const f32 *restrict const b1 = A->b[1];
+  const f32 *restrict const b2 = A->b[2];
+  const f32 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  const i64 size = 16;
+  for (i64 e0 = task * 512; e0 < gradc_min(task * 512 + 512, size); e0 += 64) {
+    const i64 count = gradc_min(64, size - e0);
+    f64 total[64];
+    for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
+    for (i64 c = 0; c < chunks; c++)
+      for (i64 e = 0; e < count; e++) total[e] += s1[c * size + e0 + e];
+    for (i64 e = 0; e < count; e++) b10[e0 + e] = (f32)total[e];
+  }
+}
+static i64 sum_scatter_add_f0b47f_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return gradc_chunk_private(n0, 16, n1);
+  return gradc_chunk_private(n0, 16, (n1 + 16));
 }
-GRADC_SHARED i64 sum_scatter_add_add_f86f0b_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_add_f86f0b_chunk(n_)};
+GRADC_SHARED i64 sum_scatter_add_f0b47f_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_f0b47f_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -1130,11 +1160,13 @@ GRADC_SHARED i64 sum_scatter_add_add_f86f0b_scratch(const i64 *n_) {
   char *scratch = A->scratch;
   f64 *const s0 = (f64 *)scratch;
   scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int sum_scatter_add_add_f86f0b(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_add_f86f0b_chunk(dims)};
+GRADC_SHARED int sum_scatter_add_f0b47f(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_f0b47f_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -1144,15 +1176,22 @@ GRADC_SHARED int sum_scatter_add_add_f86f0b(const gradc_ctx *ctx, void *const *b
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b3 = A->b[3];
   const f32 *restrict const b4 = A->b[4];
-  f32 *restrict const b5 = A->b[5];
+  const i8 *restrict const b5 = A->b[5];
+  const f32 *restrict const b6 = A->b[6];
+  const f32 *restrict const b7 = A->b[7];
+  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b9 = A->b[9];
+  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
   char *scratch = A->scratch;
   f64 *const s0 = (f64 *)scratch;
   scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   (void)b0;
   (void)b1;
@@ -1160,7 +1199,13 @@ GRADC_SHARED int sum_scatter_add_add_f86f0b(const gradc_ctx *ctx, void *const *b
   (void)b3;
   (void)b4;
   (void)b5;
-  ctx->parallel_for(ctx, chunks, sum_scatter_add_add_f86f0b_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_scatter_add_add_f86f0b_fold0, args);
+  (void)b6;
+  (void)b7;
+  (void)b8;
+  (void)b9;
+  (void)b10;
+  ctx->parallel_for(ctx, chunks, sum_scatter_add_f0b47f_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_scatter_add_f0b47f_fold0, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_scatter_add_f0b47f_fold1, args);
   return 0;
 }

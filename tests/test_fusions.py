@@ -1,0 +1,144 @@
+"""The fusions that the names promise: what a dequantize feeds reads the quantized values itself, and the scale's gradient is a sum in the kernel that
+has its terms.  Each case has its graph, its gradient graph and its programs in tests/golden/fusions, and no float of the table's size in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.autodiff import differentiate
+from gradc.ir.dims import symbol
+
+V, D = symbol("V"), 16
+GRANULARITY = {"tensor": ("f32[1,1]", (V, D)), "row": ("f32[V,1]", (1, D)), "column": ("f32[1,16]", (V, 1)), "group": ("f32[V,4]", (1, 4))}
+"""Type of the scale, block; a row is a channel of a weight, a token of activations."""
+
+
+def _table(op: Any, **types: str) -> tuple[Any, dict[str, str]]:
+    return op, types
+
+
+CASES: dict[str, tuple[Any, dict[str, str]]] = {
+    "embedding": _table(lambda w, i: ops.embedding(i, w, padding_idx=0), i="i64[N]"),
+    "bag": _table(lambda w, i: ops.embedding_bag(i, w, mode="mean"), i="i64[N,5]"),
+    "bag_offsets": _table(lambda w, i, o: ops.embedding_bag(i, w, o, mode="sum"), i="i64[N]", o="i64[B]"),
+    "bag_max": _table(lambda w, i: ops.embedding_bag(i, w, mode="max"), i="i64[N,5]"),
+    "linear": _table(lambda w, x: ops.linear(x, w), x="f32[N,16]"),
+    "layer_norm": _table(lambda w, g: ops.layer_norm(w, (16,), g), g="f32[16]"),
+    "softmax": _table(lambda w: ops.softmax(w)),
+    "pointwise": _table(lambda w, x: ops.gelu(w) * ops.sigmoid(x), x="f32[V,16]"),
+}
+SIZES = {"V": 12, "N": 9, "B": 4}
+
+
+def compiled(fn: Any, scale: str, block: Any, types: dict[str, str], target: str = "cpu", **table: str) -> gradc.Module:
+    graph = gradc.trace(lambda q, s, **rest: fn(ops.dequantize(q, s, block=block), **rest), q="i8[V,16]", s=scale, **types)
+    return gradc.compile(graph, wrt=["s"], target=target)
+
+
+def arrays(module: gradc.Module) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    out: dict[str, np.ndarray] = {}
+    for node in module.graph.inputs:
+        name, shape = module.graph.input_name(node), node.type.concrete(SIZES)
+        values = {"i": lambda s: rng.integers(0, SIZES["V"], s), "o": lambda s: np.array([0, 3, 3, 7]), "q": lambda s: rng.integers(-128, 128, s), "s": lambda s: rng.uniform(0.01, 0.05, s)}
+        draw = values.get(name, rng.standard_normal)
+        out[name] = np.asarray(draw(shape)).astype(node.dtype.np)
+    return out
+
+
+def floats_in_memory(program: Any, count: Any) -> list[str]:
+    """Buffers of floats with as many elements as the table, beside inputs and outputs; an alias is no memory of its own."""
+    return [b.name for b in program.buffers if b.type.dtype.is_float and b.type.count == count and b.kind == "temp" and not b.alias]
+
+
+def check_against_float64(module: gradc.Module) -> None:
+    given = arrays(module)
+    y, residuals = module.forward(**given)
+    dy = np.random.default_rng(1).standard_normal(np.shape(y)).astype(np.float32)
+    got = module.backward(residuals, dy)["s"]
+    joint, given = differentiate(module.graph, ["s"]), {**given, "d.y": dy}
+    exact, plain = interp.run(joint, given, precision="f64"), interp.run(joint, given)
+    for key, value in (("y", y), ("d.s", got)):  # a norm cancels its scale: what is left of that gradient is rounding, here and op by op
+        bound = max(16 * 2.0**-24 * np.abs(exact[key]).max(), 4 * np.abs(plain[key] - exact[key]).max())
+        assert np.abs(value - exact[key]).max() <= bound, key
+
+
+@pytest.mark.parametrize("granularity", GRANULARITY)
+@pytest.mark.parametrize("name", CASES)
+def test_dequantize_is_read_where_it_is_used(name: str, granularity: str, golden: Any) -> None:
+    fn, types = CASES[name]
+    module = compiled(fn, *GRANULARITY[granularity], types)
+    for what in ("forward", "backward"):
+        program = getattr(module, what).program
+        found = floats_in_memory(program, V * D)
+        if name == "linear":  # a library reads memory: the weight without its scale, or with it where that is the cheapest side
+            assert len(found) == 1, f"{what}: {found}\n{program}"
+        else:
+            assert not found, f"{what}: {found}\n{program}"
+    check_against_float64(module)
+    stages = {"before": module.graph, "gradient": module.stages["tidy"], "forward": module.forward.program, "backward": module.backward.program}
+    text = "\n\n".join(f"-- {title}\n{stage}" for title, stage in stages.items())
+    golden(f"fusions/{name}_{granularity}.txt", re.sub(r"  # .*", "", text))
+
+
+@pytest.mark.parametrize("granularity", [g for g in GRANULARITY if g != "linear"])
+@pytest.mark.parametrize("name", ["embedding", "softmax", "pointwise"])
+def test_the_scales_gradient_is_a_sum_in_the_kernel_that_has_its_terms(name: str, granularity: str) -> None:
+    fn, types = CASES[name]
+    module = compiled(fn, *GRANULARITY[granularity], types)
+    kernels = [k for k in module.backward.program.kernels if any(s.op not in ("check", "const") and s.buffer and s.dtype and s.dtype.is_float for s in k.body)]
+    with_upstream = [k for k in kernels if "d.y" in k.reads]
+    last = {k.name for k in kernels if "d.s" in k.writes}
+    assert len({k.name for k in with_upstream} | last) <= 2 and any("q" in k.reads for k in with_upstream), str(module.backward.program)
+    assert not floats_in_memory(module.backward.program, symbol("N") * D), "a product of the upstream gradient's size"
+
+
+IMAGE = {"tensor": ("f32[1,1,1,1]", None), "channel": ("f32[1,3,1,1]", (symbol("B"), 1, symbol("H"), symbol("W"))), "image": ("f32[B,1,1,1]", (1, 3, symbol("H"), symbol("W")))}
+
+
+@pytest.mark.parametrize("granularity", IMAGE)
+def test_dequantize_then_grid_sample(granularity: str) -> None:
+    scale, block = IMAGE[granularity]
+    graph = gradc.trace(lambda q, s, g: ops.grid_sample(ops.dequantize(q, s, block=block), g), q="i8[B,3,H,W]", s=scale, g="f32[B,h,w,2]")
+    module = gradc.compile(graph, wrt=["s", "g"])
+    count = symbol("B") * 3 * symbol("H") * symbol("W")
+    for program in (module.forward.program, module.backward.program):
+        assert not floats_in_memory(program, count), str(program)
+    sizes = {"B": 2, "H": 5, "W": 6, "h": 4, "w": 3}
+    rng = np.random.default_rng(0)
+    given = {"q": rng.integers(-128, 128, (2, 3, 5, 6)).astype(np.int8), "g": rng.uniform(-1.2, 1.2, (2, 4, 3, 2)).astype(np.float32)}
+    given["s"] = rng.uniform(0.01, 0.05, graph.input("s").type.concrete(sizes)).astype(np.float32)
+    y, residuals = module.forward(**given)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    exact = interp.run(differentiate(graph, ["s", "g"]), {**given, "d.y": dy}, precision="f64")
+    got = module.backward(residuals, dy)
+    for key in ("s", "g"):
+        assert np.abs(got[key] - exact[f"d.{key}"]).max() <= 1e-5 * np.abs(exact[f"d.{key}"]).max()
+
+
+@pytest.mark.parametrize("granularity", GRANULARITY)
+def test_fake_quantize_then_embedding(granularity: str, golden: Any) -> None:
+    """The mask of what was clamped is computed where the scatter loads its rows."""
+    scale, block = GRANULARITY[granularity]
+    graph = gradc.trace(lambda w, s, i: ops.embedding(i, ops.fake_quantize(w, s, block=block)), w="f32[V,16]", s=scale, i="i64[N]")
+    module = gradc.compile(graph, wrt=["w", "s"])
+    for program in (module.forward.program, module.backward.program):
+        assert not floats_in_memory(program, V * D), str(program)
+        assert not [b for b in program.buffers if b.type.dtype.name == "bool" and b.type.rank == 2], "a mask in memory"
+    golden(f"fusions/fake_quantize_embedding_{granularity}.txt", re.sub(r"  # .*", "", str(module.backward.program)))
+    rng = np.random.default_rng(0)
+    given = {"w": rng.standard_normal((12, 16)).astype(np.float32), "i": rng.integers(0, 12, 9)}
+    given["s"] = rng.uniform(0.005, 0.02, graph.input("s").type.concrete(SIZES)).astype(np.float32)
+    y, residuals = module.forward(**given)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    exact = interp.run(differentiate(graph, ["w", "s"]), {**given, "d.y": dy})
+    got = module.backward(residuals, dy)
+    for key in ("w", "s"):
+        assert np.abs(got[key] - exact[f"d.{key}"]).max() <= 16 * 2.0**-24 * np.abs(exact[f"d.{key}"]).max()
