@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -342,3 +343,38 @@ def test_the_command_does_not_wait_for_input(folder: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-m", "gradc"], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert "Usage: gradc" in done.stdout + done.stderr
+
+
+# -- opt ---------------------------------------------------------------------------------------------------------------
+
+
+def test_opt_repeats_what_compile_did(gradc_command, folder: Path):
+    """Pass after pass over the dumps of a compilation gives the next dump."""
+    gradc_command("compile", "model.py:bag", "--wrt", "scale", "--emit", "ir", "-o", "stages")
+    files = {f.stem.split("-", 1)[1]: f for f in sorted((folder / "stages").glob("*.gir"))}
+    names = list(files)
+    for before, name in itertools.pairwise(names):
+        if name not in ("prepare", "decompose", "widen", "simplify", "fold", "sink_dequant", "split_axes"):
+            continue
+        out = gradc_command("opt", f"stages/{files[before].name}", "-p", name)[0]
+        assert gradc.parse(out) == gradc.parse(files[name].read_text()), name
+    gradc_command("opt", f"stages/{files['forward'].name}", "-p", "differentiate,decompose,simplify", "--wrt", "scale", "-o", "joint.gir")
+    out = gradc_command("opt", "joint.gir", "-p", "schedule,choose_reduction,plan_buffers", "--all")[0]
+    assert "# after schedule" in out and "slot 0" in out.split("# after plan_buffers")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-p", "polish"), "there is no pass 'polish'; passes over a graph: prepare"),
+        (("-p", "plan_buffers"), "plan_buffers is no pass over a graph"),
+        (("-p", "differentiate"), "differentiate needs --wrt"),
+        (("-p", "schedule"), "decompose comes before it"),
+        (("-p", "decompose,schedule,decompose"), "decompose is no pass over a program"),
+        ((), "Missing option"),
+    ],
+)
+def test_opt_says_what_is_wrong(gradc_command, folder: Path, arguments: tuple[str, ...], message: str):
+    gradc_command("compile", "model.py:bag", "--wrt", "scale", "--emit", "ir", "-o", "stages")
+    (first,) = (folder / "stages").glob("*-forward.gir")
+    assert message in gradc_command("opt", f"stages/{first.name}", *arguments, code=2)[1]

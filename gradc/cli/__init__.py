@@ -15,6 +15,7 @@ from .commands import check, compile, demo, explain, run
 from .doctor import doctor
 from .dump import dump
 from .extract import extract
+from .opt import opt
 
 FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -36,7 +37,7 @@ def cli() -> None:
     """
 
 
-for command in (compile, dump, run, explain, check, extract, demo, doctor):
+for command in (compile, dump, run, explain, check, opt, extract, demo, doctor):
     cli.add_command(command)
 
 

@@ -1,0 +1,94 @@
+"""opt: single passes over IR in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..api import load
+from ..autodiff import differentiate
+from ..ir.graph import Graph
+from ..ir.kernel import Program
+from ..ir.op import Composite
+from ..ir.program_text import parse_program
+from ..ir.verify import verify, verify_program
+from ..passes.choose_reduction import choose_reduction
+from ..passes.decompose import decompose
+from ..passes.fold import fold
+from ..passes.plan_buffers import plan_buffers
+from ..passes.prepare import prepare
+from ..passes.schedule import schedule
+from ..passes.simplify import simplify
+from ..passes.sink_dequant import sink_dequant
+from ..passes.split_axes import split_axes
+from ..passes.widen import widen
+from .model import names
+
+GRAPH_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (prepare, differentiate, decompose, widen, simplify, fold, sink_dequant, split_axes, schedule)}
+PROGRAM_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (choose_reduction, plan_buffers)}
+LICENSED = ("prepare", "simplify", "sink_dequant", "split_axes")
+"""Passes that take ``numerics``."""
+
+
+@click.command(short_help="Run single passes over IR in a file.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-p", "--passes", multiple=True, required=True, metavar="A,B", callback=names, help="Which, in this order.")
+@click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="For differentiate: the inputs whose gradients are wanted.")
+@click.option("--numerics", type=click.Choice(["real", "strict"]), default="real", help="strict keeps every bit.")
+@click.option("--fuse/--no-fuse", default=True, help="For schedule: several nodes in a kernel, or one each.")
+@click.option("--all", "everything", is_flag=True, help="Print the result of each pass, not only of the last.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A file for the result.")
+def opt(file: Path, passes: tuple[str, ...], wrt: tuple[str, ...], numerics: str, fuse: bool, everything: bool, output: Path | None) -> None:
+    """Read a graph or a program from FILE, run passes over it, verify after each, and print what comes out.
+
+    \b
+    gradc opt 05-joint.gir -p decompose,widen,simplify
+    gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
+    gradc opt joint.gir -p decompose,schedule,choose_reduction,plan_buffers -o program.gir
+
+    Passes over graphs: prepare, differentiate, decompose, widen, simplify, fold, sink_dequant, split_axes; schedule makes a program of a
+    graph; passes over programs: choose_reduction, plan_buffers.
+    """
+    subject = read(file)
+    texts = []
+    for name in passes:
+        subject = one(subject, name, wrt, numerics, fuse)
+        if isinstance(subject, Graph):
+            verify(subject)
+        else:
+            verify_program(subject)
+        texts.append((name, str(subject)))
+    text = "\n\n".join(f"# after {name}\n{body}" for name, body in texts) if everything else texts[-1][1]
+    if output is None:
+        click.echo(text)
+    else:
+        output.write_text(text + "\n", encoding="utf-8")
+        click.echo(f"wrote {output}")
+
+
+def read(file: Path) -> Graph | Program:
+    """The graph or program that a file holds; what precedes either are comments and the format's first line."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    first = next((line.split("@")[0].strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "gradc-ir"))), "")
+    return parse_program(text) if first == "program" else load(file)
+
+
+def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str, fuse: bool) -> Graph | Program:
+    """The subject after one pass."""
+    here, kind = (GRAPH_PASSES, "graph") if isinstance(subject, Graph) else (PROGRAM_PASSES, "program")
+    if name not in here:
+        known = f"passes over a {kind}: {', '.join(here)}"
+        raise click.BadParameter(f"{name} is no pass over a {kind}; {known}" if name in GRAPH_PASSES or name in PROGRAM_PASSES else f"there is no pass {name!r}; {known}")
+    if name == "differentiate":
+        if not wrt:
+            raise click.UsageError("differentiate needs --wrt")
+        return differentiate(subject, wrt)  # type: ignore[arg-type]
+    if name == "schedule" and isinstance(subject, Graph) and any(isinstance(n.op, Composite) for n in subject.nodes):
+        whole = next(n.op.name for n in subject.nodes if isinstance(n.op, Composite))
+        raise click.BadParameter(f"schedule works on primitives, and {whole} is made of others: decompose comes before it")
+    options: dict[str, Any] = {"numerics": numerics} if name in LICENSED else {"fuse": fuse} if name == "schedule" else {}
+    result: Graph | Program = here[name](subject, **options)
+    return result
