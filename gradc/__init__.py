@@ -30,6 +30,7 @@ _PUBLIC = {
     "value_and_grad": "frontend",
     "Executable": "runtime.executable",
     "Gradients": "module",
+    "SparseRows": "sparse",
     "Graph": "ir.graph",
     "Module": "module",
     "Type": "ir.types",

@@ -11,7 +11,7 @@ from typing import Any
 import gradc.ops as ops
 
 from . import knobs
-from .autodiff import differentiate
+from .autodiff import differentiate, joint_names
 from .errors import InvalidProblem, IRFormatError, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
@@ -29,21 +29,30 @@ from .passes.plan_buffers import plan_buffers
 from .passes.schedule import schedule
 from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
+from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.widen import widen
 from .trace import trace
 
 VERSION = "0.1.0"
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": ()}
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": ()}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
     """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
     graph = pipeline.start("forward", graph)
     graph = pipeline.run(prepare, graph, numerics=options["numerics"])
-    joint = pipeline.keep("joint", graph, lambda: differentiate(graph, wrt, unused=options["unused"])) if wrt else graph
+    joint = _joint(graph, wrt, options, pipeline) if wrt else graph
     joint = optimise(joint, options, pipeline)
     return partition(joint, graph.output_names, save=options["save"], dims=options["dims"]) if wrt else Partition(joint, joint, ())
+
+
+def _joint(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
+    joint: Graph = pipeline.keep("joint", graph, lambda: differentiate(graph, wrt, unused=options["unused"]))
+    if not options["sparse"]:
+        return joint
+    names = joint_names(graph, wrt)[1]
+    return pipeline.run(sparse_rows, joint, names=[names[n] for n in options["sparse"]])  # type: ignore[no-any-return]
 
 
 def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
@@ -74,7 +83,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
     :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice.
-    :param donate: inputs whose memory outputs may take.
+    :param donate: inputs whose memory outputs may take.  :param sparse: tables whose gradients come as :class:`gradc.SparseRows`.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
     """
     unknown = options.keys() - DEFAULTS.keys()
@@ -88,7 +97,12 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if target not in ("cpu", "numpy"):
         raise Unsupported(f"the target {target!r}; there are cpu and numpy, cuda is to come")
     names = expand(graph, _names("wrt", wrt))
-    return cached(graph, names, target, _settings(graph, options))
+    settings = _settings(graph, options)
+    settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
+    strange = [name for name in settings["sparse"] if name not in names]
+    if strange:
+        raise InvalidProblem(f"sparse names {strange[0]!r}, which is not in wrt: {', '.join(names) or 'nothing'}")
+    return cached(graph, names, target, settings)
 
 
 def _names(what: str, given: Any) -> list[str]:
@@ -154,8 +168,7 @@ def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) 
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
     ready = pipeline.run(prepare, pipeline.start("forward", graph), numerics=options["numerics"])
-    joint = pipeline.keep("joint", ready, lambda: differentiate(ready, wrt, unused=options["unused"]))
-    return kernels(optimise(joint, options, pipeline), options, pipeline, "joint")
+    return kernels(optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, pipeline, "joint")
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import knobs
 from .autodiff import joint_names
-from .errors import InvalidProblem, NotDifferentiable
+from .errors import InvalidProblem, NotDifferentiable, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
@@ -18,6 +18,7 @@ from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
 from .runtime.arrays import empty, from_numpy, to_numpy
 from .runtime.executable import Executable, Precision
+from .sparse import SparseRows, assembled
 from .trace import unflatten
 
 Array = np.ndarray[Any, Any]
@@ -64,6 +65,8 @@ class Gradients(MutableMapping[str, Any]):
         self._arrays |= {**other, **sums}
 
     def _sum(self, name: str, value: Any) -> Any:
+        if isinstance(value, SparseRows) or isinstance(self._arrays[name], SparseRows):
+            return value + self._arrays[name] if isinstance(value, SparseRows) else self._arrays[name] + value
         (mine, kind), (more, _) = to_numpy(self._arrays[name]), to_numpy(value)
         if mine.shape != more.shape or mine.dtype != more.dtype:
             raise InvalidProblem(f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {more.dtype}{list(more.shape)}")
@@ -174,13 +177,17 @@ class Backward(Executable):
             strange = out.keys() - gradient_names.keys()
             if strange:
                 raise InvalidProblem(f"out= names {min(map(str, strange))!r}; there are gradients of {', '.join(gradient_names)}")
+            rows = out.keys() & set(self.module.options.get("sparse") or ())
+            if rows:
+                raise Unsupported(f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits; SparseRows.add_to adds them to yours")
             out = {gradient_names[n]: a for n, a in out.items()}
         adding = {accumulate} if isinstance(accumulate, str) else accumulate
         if isinstance(adding, Collection):
             adding = {gradient_names.get(n, n) for n in adding}
         own = {d: v for d, v in {**residuals.dims, **self.module.sizes(dims)}.items() if d in self.program.dims}
         results = self.run(inputs, out=out, accumulate=adding, stream=stream, workspace=workspace, dims=own)
-        return Gradients({n: results[gradient_names[n]] for n in self.module.wrt}, self.module.structure)
+        shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
+        return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
 
 
 @dataclass(frozen=True)
@@ -278,8 +285,13 @@ class Module:
         given = self.flat(inputs, more)
         cotangent_names, gradient_names = joint_names(self.graph, self.wrt)
         given[cotangent_names[name]] = one
-        results = self._grad.run(given, dims=self.sizes(dims))
-        return _single({n: results[n] for n in self.graph.output_names}), Gradients({n: results[gradient_names[n]] for n in self.wrt}, self.structure)
+        results, bound = self._grad.run_bound(given, None, False, None, None, self.sizes(dims))
+        shapes = self.shapes_of_sparse(bound)
+        return _single({n: results[n] for n in self.graph.output_names}), Gradients(assembled(results, gradient_names, shapes, shapes), self.structure)
+
+    def shapes_of_sparse(self, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tables whose gradients come as rows."""
+        return {name: self.graph.input(name).type.concrete(dims) for name in self.options.get("sparse") or ()}
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
-    ("explain",),
+    ("explain", "sparse"),
     ("module",),
     ("api",),
     ("check", "docs", "frontend", "frontends", "interop", "report", "plans"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import TypeRuleError
+from ..errors import TypeRuleError, Unsupported
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.operands import adopt
@@ -70,9 +70,11 @@ def _embedding(indices: Type, weight: Type, *, padding_idx: Padding = None, scal
 
 
 def _embedding_call(
-    indices: Any, weight: Any, padding_idx: Padding = None, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, oob: Bounds = "error"
+    indices: Any, weight: Any, padding_idx: Padding = None, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, oob: Bounds = "error", sparse: bool = False
 ) -> Node:
     """``max_norm`` is another op in front: the table itself stays as it is, ``ops.embedding_renorm`` gives the new one."""
+    if sparse:
+        raise Unsupported("embedding(sparse=True): the form of a gradient is a matter of the compilation: gradc.compile(graph, wrt=[...], sparse=[the table])")
     (indices,), (weight,) = adopt("embedding", [indices], broadcasting=False), adopt("embedding", [weight], broadcasting=False)
     if max_norm is not None:
         weight = embedding_renorm.plain(weight, indices, max_norm=max_norm, norm_type=norm_type, oob=oob)
