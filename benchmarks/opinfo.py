@@ -217,16 +217,23 @@ def make_case(name: str, label: str, dtype: str, number: int, call: Callable[...
 
 
 @cache
-def infos() -> dict[str, tuple[str, Any]]:
-    """label -> (torch's name, OpInfo), in the order of OURS."""
-    if importlib.util.find_spec("expecttest") is None:  # a base class of torch's own tests, which are not run here
-        sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
+def op_db() -> list[Any]:
+    """torch's OpInfos."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:  # a base class of torch's own tests, which are not run here
+        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
+
+        return list(op_db)
+
+
+@cache
+def infos() -> dict[str, tuple[str, Any]]:
+    """label -> (torch's name, OpInfo), in the order of OURS."""
     found = {}
     for name in OURS:
-        for info in sorted((i for i in op_db if i.name == name), key=lambda i: i.variant_test_name):
+        for info in sorted((i for i in op_db() if i.name == name), key=lambda i: i.variant_test_name):
             found[name.removeprefix("nn.functional.") + (f".{info.variant_test_name}" if info.variant_test_name else "")] = (name, info)
     return found
 

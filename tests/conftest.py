@@ -6,12 +6,15 @@ import difflib
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks/ is part of the checkout, not of the package
 
 OPTIONAL = {
     "torch": "gradients against torch",

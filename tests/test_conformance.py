@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import conformance, long_double  # noqa: E402
 from benchmarks.opinfo import Case, absent, cases, infos  # noqa: E402

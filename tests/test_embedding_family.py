@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
-import types
-import unittest
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +14,7 @@ torch = pytest.importorskip("torch")
 from oracles import _bag, to_numpy, to_torch  # noqa: E402
 
 import gradc  # noqa: E402
+from benchmarks.opinfo import op_db  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import IndexOutOfRange, InvalidProblem, NotAscending, TypeRuleError  # noqa: E402
@@ -120,16 +116,10 @@ OURS: dict[str, Callable[..., Any]] = {
 
 
 def samples() -> Iterator[Any]:
-    if importlib.util.find_spec("expecttest") is None:  # a base class of torch's own tests, which we do not run
-        sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-
-        for info in op_db:
-            if info.name in OURS:
-                label = info.name.removeprefix("nn.functional.") + (f"_{info.variant_test_name}" if info.variant_test_name else "")
-                yield pytest.param(info, id=label)
+    for info in op_db():
+        if info.name in OURS:
+            label = info.name.removeprefix("nn.functional.") + (f"_{info.variant_test_name}" if info.variant_test_name else "")
+            yield pytest.param(info, id=label)
 
 
 @pytest.mark.parametrize("info", list(samples()))

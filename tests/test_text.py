@@ -589,7 +589,7 @@ def test_mutations(which: str) -> None:
     count = 400_000 if SLOW else 4_000
     slowest = accepted = 0.0
     for mutated in mutations(text, count, seed=int(os.environ.get("GRADC_FUZZ_SEED", 1))):
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             result = read(mutated)
         except (IRFormatError, TypeRuleError):
@@ -597,7 +597,7 @@ def test_mutations(which: str) -> None:
         else:
             accepted += 1
             assert read(str(result)) == result or "nan" in mutated, mutated
-        slowest = max(slowest, time.perf_counter() - start)
+        slowest = max(slowest, time.process_time() - start)
     assert slowest < 1.0
     assert accepted < count / 2
 
