@@ -20,7 +20,7 @@ from test_cpu import merged  # noqa: E402
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
-from gradc.errors import TypeRuleError  # noqa: E402
+from gradc.errors import InvalidProblem, TypeRuleError  # noqa: E402
 from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.types import DTYPES  # noqa: E402
 from gradc.runtime import pool  # noqa: E402
@@ -416,3 +416,13 @@ def test_compiled_is_interpreted_for_any_number_of_threads(rank: int, mode: str,
             close(results[0][key][name], want[name], 2e-6, f"{option} {name}")
             for other in results[1:]:
                 assert other[key][name].tobytes() == results[0][key][name].tobytes(), f"{option} {name}: bits differ between numbers of threads"
+
+
+def test_an_image_without_pixels_is_an_error_at_the_call() -> None:
+    module = gradc.compile(trace(lambda x, g: ops.grid_sample(x, g), x="f32[N,2,H,W]", g="f32[N,h,w,2]"), wrt=["x"])
+    grid = np.zeros((1, 3, 3, 2), np.float32)
+    for height, width, fact in ((0, 4, "H >= 1"), (4, 0, "W >= 1")):
+        with pytest.raises(InvalidProblem, match=rf"assume\({fact}\)"):
+            module.forward(x=np.zeros((1, 2, height, width), np.float32), g=grid)
+    y, residuals = module.forward(x=np.zeros((1, 2, 1, 1), np.float32), g=grid[:, :0])
+    assert y.shape == (1, 2, 0, 3) and not module.backward(residuals, y)["x"].any()

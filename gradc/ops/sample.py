@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, maximum, same
+from ..ir.dims import Assumption, Dim, Size, maximum, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
@@ -289,6 +289,7 @@ def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str,
 
 _IMAGE, _VOLUME = ("F[2,3,5,4]", "F[2,N,3,2]"), ("F[2,2,4,3,5]", "F[2,N,2,1,3]")
 grid_sample = Composite("grid_sample", infer=_grid_sample, decompose=_grid_sample_value,
+    implies=lambda node: [Assumption(size, ">=", 1) for size in node.operands[0].shape[2:] if not isinstance(size, int)],
     samples=(
         Sample(_IMAGE), Sample(("F[N,2,C,4]", "F[N,3,2,2]"), {"padding_mode": "reflection", "align_corners": True}, dims={"N": 3, "C": 6}), Sample(_IMAGE, {"mode": "nearest", "padding_mode": "reflection"}),
         Sample(_IMAGE, {"mode": "bicubic", "padding_mode": "border"}), Sample(_VOLUME, {"padding_mode": "border", "align_corners": True}),
