@@ -276,8 +276,10 @@ class _Writer:
 
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""
-        level = frozenset[str]().union(*(self.k.levels[v] if v.startswith("%") else {v} for i in s.index for v, _ in i.terms))
-        return s.op == "accum" and s.combine == "sum" and self.how[s.buffer] != "segmented" and innermost not in level
+        places = [v for i in s.index for v, _ in i.terms]
+        if s.op != "accum" or s.combine != "sum" or self.how[s.buffer] == "segmented" or innermost in places:
+            return False
+        return not any(v.startswith("%") and self.column_value(v) for v in places)  # one that a column decides is known inside the run alone
 
     def block_sum(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
         """Such an accum: the run is added up first."""

@@ -24,6 +24,10 @@ from .lower import Builder, CannotInline, Domain
 
 MOST_BUFFERS = 24
 CHEAP = 8
+MOST_STATEMENTS, MOST_COST = 300, 400
+"""Of a kernel of several values: a compiler's time grows faster than a kernel does."""
+LONGEST = 48
+"""Values that are computed in one expression."""
 
 
 def schedule(graph: Graph, *, fuse: bool = True) -> Program:
@@ -84,8 +88,6 @@ class Scheduler:
             return True
         if not isinstance(lower, Expr) or self.shared_index(node):
             return False
-        if self.computed_once(node):
-            return True
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
         while pending:
             at = pending.pop()
@@ -97,6 +99,8 @@ class Scheduler:
             fresh = [o for o in at.operands if o not in seen]
             seen.update(fresh)
             pending += fresh
+        if len(seen) <= LONGEST and cost <= MOST_COST // 2 and self.computed_once(node):
+            return True
         return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
     def computed_once(self, node: Node) -> bool:
@@ -109,12 +113,15 @@ class Scheduler:
     def shared_index(self, node: Node) -> bool:
         """Whether it is a position that more elements are read (or added) at than it has."""
         pending = [(node, user) for user in self.users[node]]
+        seen = set(pending)
         while pending:
             value, user = pending.pop()
             if any(user.operands[k] is value for k in user.op.indices) and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize:
                 return True
             if isinstance(lowering(user), Movement | Alias) and not user.op.indices:
-                pending += [(user, further) for further in self.users[user]]
+                fresh = [pair for further in self.users[user] if (pair := (user, further)) not in seen]
+                seen.update(fresh)
+                pending += fresh
         return False
 
     # -- library calls -------------------------------------------------------------------------------------------------
@@ -277,6 +284,8 @@ class Scheduler:
             loaded = {n for n in builder.loaded.values() if n not in group.placed}
             if len(loaded) + len(group.placed) > MOST_BUFFERS and len(group.placed) > 1:
                 raise CannotInline(node, "too many buffers in one kernel")
+            if (len(builder.body) > MOST_STATEMENTS or builder.cost > MOST_COST) and len(group.placed) > 1:
+                raise CannotInline(node, "too long a kernel")
             for other in loaded:
                 owner = self.owner(other)
                 if owner is group:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir.dims import same, symbols
+from ..ir.dims import known_nonnegative, same, symbols
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call
 from ..ir.op import Expr, Primitive, Reduction, Scatter
@@ -57,10 +57,32 @@ def _sum_without_scatter(graph: Graph) -> Graph:
     return graph.renamed(new)
 
 
+def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
+    """Masks of the updates that are inside, each to be spread to the updates' shape; None where that is not known."""
+    oob, updates = scatter.attrs.get("oob", "skip"), scatter.operands[scatter.op.lower.updates]
+    positions = {k: bound(scatter) for k, bound in scatter.op.indices.items()}
+    if oob == "error":
+        return []
+    if oob != "skip":  # clamp and wrap: of no rows there is none to be meant
+        return [] if all(known_nonnegative(size - 1) for size in positions.values()) else None
+    masks = []
+    for k, size in positions.items():
+        mask = in_range(operands[k], size)
+        if match(SCATTER, scatter, {}):
+            at = scatter.attrs["axis"]
+            mask = reshaped(mask, (*(1,) * at, *mask.shape, *(1,) * (updates.rank - at - mask.rank)))
+        elif mask.rank == updates.rank - 1:  # positions of each batch element, the same for every channel
+            mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
+        elif mask.rank != updates.rank:
+            return None
+        masks.append(mask)
+    return masks
+
+
 def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
     found: dict[str, Node] = {}
-    if not match(op("sum", MUL), root, found) or not uses.single(root.operands[0]):
-        return None
+    if not match(op("sum", MUL), root, found) or not uses.single(root.operands[0]) or root.dtype is not root.operands[0].dtype:
+        return None  # a sum in a wider integer: the scatter wraps before it
     for scatter, other in ((found["x"], found["y"]), (found["y"], found["x"])):
         lower = getattr(scatter.op, "lower", None)
         if not isinstance(lower, Scatter) or lower.combine != "sum" or scatter.op.linear is None or not uses.single(scatter):
@@ -70,6 +92,9 @@ def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | No
             continue
         operands = tuple(new[o] for o in scatter.operands)
         back: Node = scatter.op.vjp(new[other], again(scatter, operands), *operands, **scatter.attrs)[lower.updates]
+        inside = _added(scatter, operands)
+        if inside is None:
+            continue
         known = not any(symbols(size) for size in (*updates.shape, *scatter.shape))
         if known and nbytes(updates) > 2 * nbytes(scatter) + nbytes(other):
             return None  # so many are added that a gather for each costs more than the dense sum
@@ -78,11 +103,8 @@ def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | No
             product = call("where", select["kept"], select["value"] * new[updates], select["none"])
         else:
             product = back * new[updates]
-        if scatter.attrs.get("oob") == "skip":
-            at, rank = scatter.attrs["axis"], scatter.operands[0].rank
-            inside = in_range(operands[0], scatter.attrs["size"])
-            inside = spread(reshaped(inside, (*(1,) * at, *inside.shape, *(1,) * (updates.rank - at - rank))), updates.shape)
-            product = call("where", inside, product, full(0, product))
+        for mask in inside:
+            product = call("where", spread(mask, updates.shape), product, full(0, product))
         return call("sum", product, axis=tuple(a for a, to in enumerate(axes) if to is None or to in root.attrs["axis"]))
     return None
 

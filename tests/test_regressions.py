@@ -1,0 +1,82 @@
+"""Graphs that once went wrong, each as small as it could be made: compiled, fused and not, against the interpreter in f64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.ir.dims import symbol
+
+rng = np.random.default_rng(1)
+
+
+def agrees(fn: Any, types: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+    graph = gradc.trace(fn, **types)
+    want = interp.run(graph, arrays, precision="f64")
+    for fuse in (True, False):
+        got = gradc.compile(graph, fuse=fuse).forward.run(**arrays)
+        for name, value in got.items():
+            np.testing.assert_allclose(value.astype(np.float64), want[name].astype(np.float64), rtol=1e-4, atol=1e-4, err_msg=f"{name} fuse={fuse}")
+
+
+def f32(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("rows", [0, 7, 64])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "i32"])
+def test_a_scatter_of_narrow_ints_wraps_before_the_sum(dtype: str, rows: int) -> None:
+    kind = gradc.typeof(np.zeros(1, {"i8": np.int8, "u8": np.uint8, "i16": np.int16, "i32": np.int32}[dtype])).dtype
+    low, high = kind.range
+    draw = lambda *shape: rng.integers(low, high, shape, endpoint=True).astype(kind.np)
+    types = {"i": "i64[N]", "u": f"{dtype}[N,3]", "a": f"{dtype}[5,3]"}
+    graph = gradc.trace(lambda i, u, a: ops.sum(a * ops.scatter_add(i, u, axis=0, size=5)), **types)
+    arrays = {"i": rng.integers(0, 5, rows), "u": draw(rows, 3), "a": draw(5, 3)}
+    np.testing.assert_array_equal(gradc.compile(graph)(**arrays), interp.run(graph, arrays)["y"])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 64])
+def test_a_scatter_by_a_column_beside_a_sum(rows: int) -> None:
+    def fn(x, i):
+        spread = ops.broadcast_to(ops.reshape(i, (6, 1)), (6, 5))
+        return {"a": ops.sum(x, axis=(1, 2)), "b": ops.scatter_add(spread, x, axis=1, size=4)}
+
+    agrees(fn, {"x": "f32[N,6,5]", "i": "i64[6]"}, {"x": f32(rows, 6, 5), "i": rng.integers(0, 4, 6)})
+
+
+def test_skipped_positions_along_an_axis() -> None:
+    types = {"i": "i64[N,3]", "u": "f32[N,3]", "a": "f32[N,5]"}
+    arrays = {"i": rng.integers(-2, 8, (9, 3)), "u": f32(9, 3), "a": f32(9, 5)}
+    agrees(lambda i, u, a: ops.sum(a * ops.scatter_add_along_axis(i, u, axis=1, size=5, oob="skip")), types, arrays)
+
+
+def test_what_falls_outside_an_image_is_not_multiplied() -> None:
+    i, j, u = rng.integers(0, 5, (2, 6)), rng.integers(0, 4, (2, 6)), f32(2, 3, 6)
+    i[:, 0], u[:, :, 0] = 9, np.inf
+    types = {"a": "f32[2,3,5,4]", "u": "f32[2,3,6]", "i": "i64[2,6]", "j": "i64[2,6]"}
+    agrees(lambda a, u, i, j: ops.sum(a * ops.scatter_2d(u, i, j, size=(5, 4)), axis=(2, 3)), types, {"a": f32(2, 3, 5, 4), "u": u, "i": i, "j": j})
+
+
+@pytest.mark.parametrize("oob", ["clamp", "wrap"])
+def test_nothing_is_added_to_a_table_without_rows(oob: str) -> None:
+    types = {"i": "i64[N]", "u": "f32[N,3]", "a": "f32[V,3]"}
+    arrays = {"i": np.array([0, 1]), "u": np.full((2, 3), np.inf, np.float32), "a": np.zeros((0, 3), np.float32)}
+    agrees(lambda i, u, a: ops.sum(a * ops.scatter_add(i, u, axis=0, size=symbol("V"), oob=oob)), types, arrays)
+
+
+@pytest.mark.parametrize("links", [200, 1500])
+def test_a_long_chain_is_cut_into_kernels(links: int) -> None:
+    def chain(x):
+        for k in range(links):
+            x = ops.sin(x) * 0.5 + 0.25 if k % 2 else ops.tanh(x)
+        return x
+
+    graph = gradc.trace(chain, x="f32[64,6]")
+    program = gradc.compile(graph, target="numpy").forward.program
+    assert len(program.kernels) > 3 and max(len(k.body) for k in program.kernels) < 1000
+    if links == 200:
+        agrees(chain, {"x": "f32[64,6]"}, {"x": f32(64, 6)})
