@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 from oracles import _bag, to_numpy, to_torch  # noqa: E402
 
 import gradc  # noqa: E402
-from benchmarks.opinfo import op_db  # noqa: E402
+from benchmarks.opinfo import OURS as ALL  # noqa: E402
+from benchmarks.opinfo import SAMPLERS, op_db  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import IndexOutOfRange, InvalidProblem, NotAscending, TypeRuleError  # noqa: E402
@@ -72,47 +73,13 @@ def same_as_torch(ours: Callable[..., Any], theirs: Callable[..., Any], arrays: 
 # -- torch's own samples -----------------------------------------------------------------------------------------------
 
 
-def _take(x: Any, dim: int, index: Any) -> Any:
-    """torch.gather: the index may have less than x on the other axes."""
-    if x.rank == 0 or index.rank == 0:
-        line = ops.reshape(x, (x.type.count,))
-        return ops.reshape(_take(line, 0, ops.reshape(index, (index.type.count,))), index.shape)
-    if x.rank != index.rank and 0 in index.shape:  # torch lets an empty index have any shape
-        return ops.broadcast_to(ops.sum(x) * 0.0, index.shape)
-    limit = tuple(n if a == dim % x.rank else m for a, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)))
-    return ops.take_along_axis(x[tuple(slice(0, n) for n in limit)], index, axis=dim)
-
-
-def _take_along_dim(x: Any, index: Any, dim: int | None = None) -> Any:
-    """Negative indices count from the end: oob='wrap'."""
-    if dim is None:
-        return ops.take_along_axis(ops.reshape(x, (-1,)), ops.reshape(index, (-1,)), axis=0, oob="wrap")
-    dim = dim % x.rank
-    shape = [max(n, m) if a != dim else 0 for a, (n, m) in enumerate(zip(x.shape, index.shape, strict=True))]
-    grown = [ops.broadcast_to(v, tuple(v.shape[a] if a == dim else n for a, n in enumerate(shape))) for v in (x, index)]
-    return ops.take_along_axis(*grown, axis=dim, oob="wrap")
-
-
-def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
-    return ops.scatter_reduce(x, dim, index, src, "sum")
-
-
 def by_definition(i: Any, w: Any, offsets: Any = None, per_sample_weights: Any = None, sparse: bool = False, **how: Any) -> Any:
     """Where torch 2.13 is not the oracle: with scale_grad_by_freq its embedding_bag divides by the count of another index; it crashes where there is
     no bag at all; where the last offset falls short it puts the rest in the last bag if a gradient is wanted, and does not if none is."""
     return _bag(i, w, *(x for x in (offsets, per_sample_weights) if x is not None), **how)
 
 
-OURS: dict[str, Callable[..., Any]] = {
-    "nn.functional.embedding": lambda weight, index, sparse=False, **more: ops.embedding(index, weight, **more),
-    "nn.functional.embedding_bag": lambda weight, index, offsets=None, sparse=False, per_sample_weights=None, **more: ops.embedding_bag(index, weight, offsets, per_sample_weights, **more),
-    "index_add": ops.index_add,
-    "index_select": ops.index_select,
-    "gather": _take,
-    "scatter_add": _scatter_add,
-    "scatter_reduce": ops.scatter_reduce,
-    "take_along_dim": _take_along_dim,
-}
+OURS = {name: fn for name, fn in ALL.items() if name not in SAMPLERS}
 
 
 def samples() -> Iterator[Any]:
