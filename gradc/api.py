@@ -23,6 +23,7 @@ from .module import Module, Recipe
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
 from .passes.fold import fold
+from .passes.layouts import relaid
 from .passes.manager import Pipeline
 from .passes.partition import Partition, Residual, partition
 from .passes.plan_buffers import plan_buffers
@@ -84,9 +85,10 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
     :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice.
     :param donate: inputs whose memory outputs may take.  :param sparse: tables whose gradients come as :class:`gradc.SparseRows`.
+    :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: inputs (with their gradients) and outputs whose arrays have their axes in that order.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
     """
-    unknown = options.keys() - DEFAULTS.keys()
+    unknown = options.keys() - DEFAULTS.keys() - {"layout"}
     if unknown:
         raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join(DEFAULTS)}")
     if not isinstance(graph, Graph):
@@ -97,6 +99,11 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if target not in ("cpu", "numpy"):
         raise Unsupported(f"the target {target!r}; there are cpu and numpy, cuda is to come")
     names = expand(graph, _names("wrt", wrt))
+    layout = options.pop("layout", None)
+    if layout is not None:
+        if not isinstance(layout, Mapping):
+            raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")
+        graph = relaid(graph, layout=layout)
     settings = _settings(graph, options)
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
