@@ -121,7 +121,7 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
     arrays = {name: np.asarray(value) for name, value in given.items()}
     bindings = bind_dims(types, {name: a.shape for name, a in arrays.items()}, dims)
     for fact in graph.assumptions:
-        if not fact.holds(bindings):
+        if fact.fails(bindings):
             raise InvalidProblem(f"graph {graph.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bindings.items())}")
     precise = precision == "f64"
     values: dict[Node, Array] = {}

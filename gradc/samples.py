@@ -46,7 +46,7 @@ def sizes(graph: Graph, dims: Mapping[str, int] | None = None, inputs: Mapping[s
         try:
             for _ in derived:  # one may stand on another
                 attempt |= {d: evaluate(size, attempt) for d, size in derived.items() if symbols(size) <= attempt.keys()}
-            if all(f.holds(attempt) for f in graph.assumptions) and all(n >= 0 for node in graph.nodes for n in node.type.concrete(attempt)):
+            if not any(f.fails(attempt) for f in graph.assumptions) and all(n >= 0 for node in graph.nodes for n in node.type.concrete(attempt)):
                 return {d: attempt[d] for d in graph.dims}
         except (GradcError, ValueError, ArithmeticError, KeyError):
             continue

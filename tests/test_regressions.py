@@ -80,3 +80,11 @@ def test_a_long_chain_is_cut_into_kernels(links: int) -> None:
     assert len(program.kernels) > 3 and max(len(k.body) for k in program.kernels) < 1000
     if links == 200:
         agrees(chain, {"x": "f32[64,6]"}, {"x": f32(64, 6)})
+
+
+def test_a_fact_about_a_dim_that_nothing_depends_on() -> None:
+    """The gradient of nearest sampling's grid is zero whatever the image is, so nothing of its program binds H and W."""
+    graph = gradc.trace(lambda x, g: ops.grid_sample(x, g, mode="nearest"), x="f32[B,2,H,W]", g="f32[B,h,w,2]")
+    module = gradc.compile(graph, wrt=["g"])
+    y, residuals = module.forward(x=f32(1, 2, 4, 4), g=f32(1, 3, 2, 2))
+    assert not module.backward(residuals, y)["g"].any()

@@ -89,7 +89,7 @@ def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) ->
         bound = {**given, **dict(zip(names, sizes, strict=True))}
         if different and len(set(sizes)) < min(len(sizes), len(_SIZES)):
             continue
-        if all(fact.holds(bound) for fact in facts) and all(_fits(n, bound) for n in nodes):
+        if not any(fact.fails(bound) for fact in facts) and all(_fits(n, bound) for n in nodes):
             return bound
     raise InvalidProblem(f"no small sizes fit {graphs[0].name}<{','.join(names)}>; give dims=")
 

@@ -249,6 +249,10 @@ class Assumption:
         left, right = evaluate(self.left, bindings), evaluate(self.right, bindings)
         return left >= right if self.relation == ">=" else left == right
 
+    def fails(self, bindings: Mapping[str, int]) -> bool:
+        """Whether the sizes contradict it; of a dim that nothing binds, because nothing depends on it, it says nothing."""
+        return symbols(self.left) | symbols(self.right) <= bindings.keys() and not self.holds(bindings)
+
 
 _facts: contextvars.ContextVar[tuple[Assumption, ...]] = contextvars.ContextVar("facts", default=())
 

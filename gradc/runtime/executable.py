@@ -184,7 +184,7 @@ class Executable:
         if unbound:
             raise InvalidProblem(f"{self.program.name}: nothing binds the dim {unbound[0]}; give dims={{{unbound[0]!r}: ...}} to compile or to the call")
         for fact in self.program.assumptions:
-            if not fact.holds(bound):
+            if fact.fails(bound):
                 raise InvalidProblem(f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}")
         self._check_sizes(bound)
         check_nonempty(self.program, bound)
