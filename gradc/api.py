@@ -75,7 +75,7 @@ def kernels(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline, what: 
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
 
-def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), target: str | None = None, **options: Any) -> Module:
+def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), target: str | None = None, *, layout: Mapping[str, Any] | None = None, **options: Any) -> Module:
     """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
 
     :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
@@ -88,9 +88,9 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: inputs (with their gradients) and outputs whose arrays have their axes in that order.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
     """
-    unknown = options.keys() - DEFAULTS.keys() - {"layout"}
+    unknown = options.keys() - DEFAULTS.keys()
     if unknown:
-        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join(DEFAULTS)}")
+        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*DEFAULTS, "layout"))}")
     if not isinstance(graph, Graph):
         if not callable(graph):
             raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
@@ -99,7 +99,6 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if target not in ("cpu", "numpy"):
         raise Unsupported(f"the target {target!r}; there are cpu and numpy, cuda is to come")
     names = expand(graph, _names("wrt", wrt))
-    layout = options.pop("layout", None)
     if layout is not None:
         if not isinstance(layout, Mapping):
             raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")

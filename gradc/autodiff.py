@@ -11,7 +11,7 @@ from typing import Any
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
 from .ir.graph import Graph, input_node
-from .ir.node import Node, Note, call, topological
+from .ir.node import Node, Note, topological
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.types import F32, F64, DType
 from .ops.rules import converted, full
@@ -176,4 +176,3 @@ def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
     return last
 
 
-_ = call

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .errors import TypeRuleError
-from .ir.dims import Assumption, Size, assuming, known_nonnegative
+from .ir.dims import Assumption, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
 from .ir.node import Node, Note, listening, topological
 from .ir.operands import CAPTURE
@@ -228,5 +228,3 @@ class _Recorder:
         self.defaults[str(node.attrs["name"])] = frozen
         return node
 
-
-_Unused = Size

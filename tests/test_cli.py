@@ -366,7 +366,7 @@ def test_opt_repeats_what_compile_did(gradc_command, folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-p", "polish"), "there is no pass 'polish'; passes over a graph: prepare"),
+        (("-p", "polish"), "there is no pass 'polish'; passes over a graph: differentiate"),
         (("-p", "plan_buffers"), "plan_buffers is no pass over a graph"),
         (("-p", "differentiate"), "differentiate needs --wrt"),
         (("-p", "schedule"), "decompose comes before it"),

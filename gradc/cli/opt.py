@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,19 @@ from ..ir.op import Composite
 from ..ir.program_text import parse_program
 from ..ir.verify import verify, verify_program
 from ..passes.choose_reduction import choose_reduction
-from ..passes.decompose import decompose
-from ..passes.fold import fold
+from ..passes.manager import PASSES
 from ..passes.plan_buffers import plan_buffers
-from ..passes.prepare import prepare
 from ..passes.schedule import schedule
-from ..passes.simplify import simplify
-from ..passes.sink_dequant import sink_dequant
-from ..passes.split_axes import split_axes
-from ..passes.widen import widen
 from .model import names
 
-GRAPH_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (prepare, differentiate, decompose, widen, simplify, fold, sink_dequant, split_axes, schedule)}
+
+def _alone(function: Callable[..., Any]) -> bool:
+    """Whether a pass needs nothing beside the graph."""
+    return all(p.default is not p.empty for p in list(inspect.signature(function).parameters.values())[1:])
+
+
+GRAPH_PASSES: dict[str, Callable[..., Any]] = {"differentiate": differentiate, **{name: p for name, p in PASSES.items() if _alone(p)}, "schedule": schedule}
 PROGRAM_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (choose_reduction, plan_buffers)}
-LICENSED = ("prepare", "simplify", "sink_dequant", "split_axes")
-"""Passes that take ``numerics``."""
 
 
 @click.command(short_help="Run single passes over IR in a file.")
@@ -49,8 +48,7 @@ def opt(file: Path, passes: tuple[str, ...], wrt: tuple[str, ...], numerics: str
     gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
     gradc opt joint.gir -p decompose,schedule,choose_reduction,plan_buffers -o program.gir
 
-    Passes over graphs: prepare, differentiate, decompose, widen, simplify, fold, sink_dequant, split_axes; schedule makes a program of a
-    graph; passes over programs: choose_reduction, plan_buffers.
+    A name that is no pass lists those there are; schedule makes a program of a graph.
     """
     subject = read(file)
     texts = []
@@ -89,6 +87,6 @@ def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str
     if name == "schedule" and isinstance(subject, Graph) and any(isinstance(n.op, Composite) for n in subject.nodes):
         whole = next(n.op.name for n in subject.nodes if isinstance(n.op, Composite))
         raise click.BadParameter(f"schedule works on primitives, and {whole} is made of others: decompose comes before it")
-    options: dict[str, Any] = {"numerics": numerics} if name in LICENSED else {"fuse": fuse} if name == "schedule" else {}
-    result: Graph | Program = here[name](subject, **options)
+    known_options = {"numerics": numerics, "fuse": fuse}
+    result: Graph | Program = here[name](subject, **{k: v for k, v in known_options.items() if k in inspect.signature(here[name]).parameters})
     return result

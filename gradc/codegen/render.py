@@ -15,7 +15,7 @@ from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
 from ..passes.cost import Combine, combines
-from .expr import Scribe, carrier, stored, variable
+from .expr import Scribe, carrier, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
 
@@ -353,8 +353,6 @@ class _Writer:
             below = [f"if ({value} < {v}) gradc_report(A->ctx, GRADC_DECREASES, A->site, {at}, {value}, {v});" for v in low]
             return [*below, f"if ((u64){value} >= (u64){bound}) gradc_report(A->ctx, GRADC_INDEX_OUT_OF_RANGE, A->site, {at}, {value}, {bound});"]
         if s.op == "store":
-            from .expr import to_memory
-
             assert s.dtype is not None
             return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
         how, number, part = self.how[s.buffer], self.accum_number[s.buffer], self.parts[s.buffer]

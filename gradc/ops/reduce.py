@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import InvalidProblem, TypeRuleError
 from ..ir.dims import Size, product
 from ..ir.node import Node, call
-from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Reduction, Resized, Sample
+from ..ir.op import BadSample, Composite, Primitive, Reduction, Resized, Sample
 from ..ir.types import DTYPES, I64, Type
 from .pointwise import eq, exp, log, where
 from .rules import (
@@ -307,4 +307,3 @@ def _log_softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
 
 
 log_softmax = Composite("log_softmax", infer=_row_function, decompose=_log_softmax_value, vjp=_log_softmax_vjp, samples=_SOFT, bad=BAD_AXIS[:1], doc="log(softmax(x)) along an axis")  # fmt: skip
-_ = DISCRETE

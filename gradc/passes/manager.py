@@ -16,6 +16,8 @@ from ..ir.kernel import Program
 
 Licence = Literal["BITS", "REAL", "FAST"]
 GraphPass = Callable[..., Graph]
+PASSES: dict[str, GraphPass] = {}
+"""Every Graph -> Graph pass by name; :func:`graph_pass` fills it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
                 return function(graph, **options)
 
         run.licence = licence  # type: ignore[attr-defined]
+        PASSES[function.__name__] = run
         return run
 
     return mark
