@@ -90,7 +90,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     """
     unknown = options.keys() - DEFAULTS.keys()
     if unknown:
-        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*DEFAULTS, "layout"))}")
+        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*DEFAULTS, 'layout'))}")
     if not isinstance(graph, Graph):
         if not callable(graph):
             raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
