@@ -8,6 +8,7 @@ import math
 import os
 import random
 import struct
+import sys
 import time
 
 import ml_dtypes
@@ -443,10 +444,10 @@ def test_mistakes_in_programs(old: str, new: str, message: str) -> None:
 
 
 def refused(text: str, seconds: float = 2.0, read=parse) -> GradcError:  # type: ignore[no-untyped-def]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(GradcError) as caught:
         read(text)
-    assert time.perf_counter() - start < seconds
+    assert time.process_time() - start < seconds
     assert len(str(caught.value)) < 2000 and all(len(note) < 2000 for note in getattr(caught.value, "__notes__", ()))
     return caught.value
 
@@ -458,9 +459,9 @@ def test_large_garbage(read) -> None:  # type: ignore[no-untyped-def]
     long = 20_000_000
     for text in (noise, head + noise, "a" * long, head + "%" * long, "\n" * long, head + "{[(" * (long // 3), " " * long, "x" * (2**26 + 1)):
         with pytest.raises(IRFormatError):
-            start = time.perf_counter()
+            start = time.process_time()
             read(text)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("bracket", ["[", "(", "{", '"', "\\", "-", "max(", "[1,", '"\\', "#", "0x", "9", "a.", "%a,"])
@@ -470,10 +471,10 @@ def test_nesting_and_repetition(bracket: str) -> None:
         refused(TEXT.replace(place, deep, 1))
     text = str(example_program())
     for place in ("tokens[n]", "[n, d*(-2) + 3]", "D*N", "3072", "segmented", "%g, %c"):
-        start = time.perf_counter()
+        start = time.process_time()
         with contextlib.suppress(GradcError):
             parse_program(text.replace(place, deep, 1))
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
 
 
 EXPLODING = ("*".join(f"(a{i}+b{i})" for i in range(60)), "//".join(f"a{i}" for i in range(150)), "min(" * 30 + "N" + ",b)" * 30, "9" * 5000)
@@ -491,15 +492,26 @@ def test_a_million_lines() -> None:
 
 
 def test_reading_is_linear() -> None:
-    def seconds(lines: int) -> float:
-        text = "graph @f(%x: f32[N]) {\n" + "".join(f"  %{i}: f32[N] = exp %{i - 1 if i else 'x'}\n" for i in range(lines)) + f"  return y=%{lines - 1}\n}}"
-        start = time.perf_counter()
-        graph = parse(text)
-        assert len(graph.nodes) == lines + 1
-        return time.perf_counter() - start
+    def calls(lines: int) -> int:
+        """How many functions, Python's and C's, reading so many lines calls: the same on every machine, however busy."""
+        text = "graph @f(%x: f32[N]) {\n" + "".join(f"  %{i:05}: f32[N] = exp %{f'{i - 1:05}' if i else 'x'}\n" for i in range(lines)) + f"  return y=%{lines - 1:05}\n}}"
+        count = 0
 
-    seconds(100)
-    assert seconds(20_000) < 16 * seconds(2_500) + 0.5
+        def seen(frame: object, event: str, arg: object) -> None:
+            nonlocal count
+            count += "call" in event
+
+        sys.setprofile(seen)
+        try:
+            graph = parse(text)
+        finally:
+            sys.setprofile(None)
+        assert len(graph.nodes) == lines + 1
+        return count
+
+    calls(100)
+    few, more, most = calls(1000), calls(2000), calls(4000)
+    assert most - more <= 2.02 * (more - few)
 
 
 def test_truncated_at_every_byte() -> None:
