@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +25,10 @@ OPTIONAL = {
     "ziglang": "the zig compiler",
 }
 _cache = pytest.StashKey[str]()
+
+# A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine, and no verdict on a slow one.
 settings.register_profile(
