@@ -6,38 +6,42 @@ typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))))
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
-/* c[MR,NR] (+)= a[MR,kc] x panel b over kc steps; a's element (i, p) is a[i * a_row + p * a_col], c has rows ldc apart. */
+/* c[MR,NR] (+)= a[MR,kc] x panel b over kc > 0 steps; a's element (i, p) is a[i * a_row + p * a_col], c has rows ldc apart.  Registers
+ * add `run` steps and memory the runs: the error grows with the square root of their length, not of kc. */
 static inline __attribute__((always_inline)) void GEMM(steps)(int64_t kc, const T *restrict a, int64_t a_row, int64_t a_col,
-                                                               const T *restrict b, T *restrict c, int64_t ldc, int add) {
-  GEMM(vec) sums[GEMM_MR][2];
-  for (int i = 0; i < GEMM_MR; i++) {
-    sums[i][0] = sums[i][1] = (GEMM(vec)){0};
-  }
-  for (int64_t p = 0; p < kc; p++) {
-    const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * GEMM(NR));
-    const GEMM(vec) b1 = *(const GEMM(vec) *)(b + p * GEMM(NR) + GEMM(LANES));
+                                                               const T *restrict b, T *restrict c, int64_t ldc, int add, int64_t run) {
+  for (int64_t p = 0, end; p < kc; add = 1) {
+    end = kc - p < run ? kc : p + run;
+    GEMM(vec) sums[GEMM_MR][2];
+    for (int i = 0; i < GEMM_MR; i++) {
+      sums[i][0] = sums[i][1] = (GEMM(vec)){0};
+    }
+    for (; p < end; p++) {
+      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * GEMM(NR));
+      const GEMM(vec) b1 = *(const GEMM(vec) *)(b + p * GEMM(NR) + GEMM(LANES));
+#pragma GCC unroll 16
+      for (int i = 0; i < GEMM_MR; i++) {
+        const T ai = a[i * a_row + p * a_col];
+        sums[i][0] += ai * b0;
+        sums[i][1] += ai * b1;
+      }
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < GEMM_MR; i++) {
-      const T ai = a[i * a_row + p * a_col];
-      sums[i][0] += ai * b0;
-      sums[i][1] += ai * b1;
+      GEMM(vec) *row0 = (GEMM(vec) *)(c + i * ldc), *row1 = (GEMM(vec) *)(c + i * ldc + GEMM(LANES));
+      *row0 = add ? *row0 + sums[i][0] : sums[i][0];
+      *row1 = add ? *row1 + sums[i][1] : sums[i][1];
     }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < GEMM_MR; i++) {
-    GEMM(vec) *row0 = (GEMM(vec) *)(c + i * ldc), *row1 = (GEMM(vec) *)(c + i * ldc + GEMM(LANES));
-    *row0 = add ? *row0 + sums[i][0] : sums[i][0];
-    *row1 = add ? *row1 + sums[i][1] : sums[i][1];
   }
 }
 
-static void GEMM(kernel)(int64_t kc, const T *a, const T *b, T *c, int64_t ldc, int add) {
-  GEMM(steps)(kc, a, 1, GEMM_MR, b, c, ldc, add);
+static void GEMM(kernel)(int64_t kc, const T *a, const T *b, T *c, int64_t ldc, int add, int64_t run) {
+  GEMM(steps)(kc, a, 1, GEMM_MR, b, c, ldc, add, run);
 }
 
 /* The same with a not packed, its rows contiguous. */
-static void GEMM(direct)(int64_t kc, const T *a, int64_t a_row, const T *b, T *c, int64_t ldc, int add) {
-  GEMM(steps)(kc, a, a_row, 1, b, c, ldc, add);
+static void GEMM(direct)(int64_t kc, const T *a, int64_t a_row, const T *b, T *c, int64_t ldc, int add, int64_t run) {
+  GEMM(steps)(kc, a, a_row, 1, b, c, ldc, add, run);
 }
 
 /* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros. */
@@ -95,15 +99,15 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const T *a, int64_t a_ro
         const T *panel_a = pa + (i - whole) * kc, *panel_b = pb + j * kc;
         const int full = n - j >= GEMM(NR);
         if (i < whole && full) {
-          GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, c + i * ldc + j, ldc, more);
+          GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
         } else if (m - i >= GEMM_MR && full) {
-          GEMM(kernel)(kc, panel_a, panel_b, c + i * ldc + j, ldc, more);
+          GEMM(kernel)(kc, panel_a, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
         } else {
           const int64_t rows = m - i < GEMM_MR ? m - i : GEMM_MR, cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
           if (i < whole) {
-            GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, edge, GEMM(NR), 0);
+            GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
           } else {
-            GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0);
+            GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
           }
           for (int64_t r = 0; r < rows; r++) {
             for (int64_t s = 0; s < cols; s++) {

@@ -289,7 +289,7 @@ static void after_fork(void) {
 #define GEMM_BYTES 16
 #define GEMM_MR 6
 #endif
-enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256 };
+enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_LONG = 64, GEMM_SHORT = 16 };
 
 #define T float
 #define GEMM(name) sgemm_##name
