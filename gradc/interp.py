@@ -235,7 +235,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
             total = total + grids[variable] * evaluate(coefficient, memory.bindings)
         return total
 
-    arrays = []
+    arrays, result = [], memory.program.buffer[step.out.buffer].type.dtype
     order = [i.variable for i in step.out.index]
     inner = [axis for axis in sizes if axis not in order]
     batch = order[:-2]
@@ -247,9 +247,8 @@ def _run_call(step: Call, memory: _Memory) -> None:
         full = full[tuple(0 if i in drop else slice(None) for i in range(len(sizes)))]
         left = sorted(keep)
         full = np.transpose(full, [left.index(k) for k in keep])
-        arrays.append(np.broadcast_to(full, [sizes[a] for a in own if a]))
-    result = REGISTRY[step.op].reference(*map(_widened, arrays))
-    memory.read(step.out.buffer)[...] = round_to(result, memory.program.buffer[step.out.buffer].type.dtype, memory.precise)
+        arrays.append(round_to(np.broadcast_to(full, [sizes[a] for a in own if a]), result, memory.precise))
+    memory.read(step.out.buffer)[...] = round_to(REGISTRY[step.op].reference(*map(_widened, arrays)), result, memory.precise)
 
 
 class _KernelRun:

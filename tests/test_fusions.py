@@ -14,6 +14,8 @@ import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.ir.dims import symbol
+from gradc.ir.program_text import parse_program
+from gradc.ir.verify import verify_program
 
 V, D = symbol("V"), 16
 GRANULARITY = {"tensor": ("f32[1,1]", (V, D)), "row": ("f32[V,1]", (1, D)), "column": ("f32[1,16]", (V, 1)), "group": ("f32[V,4]", (1, 4))}
@@ -93,6 +95,46 @@ def test_the_scales_gradient_is_a_sum_in_the_kernel_that_has_its_terms(name: str
     adds = [k for k in program.kernels if {"d.y", "q"} <= set(k.reads) and any(s.op in ("sum_cols", "accum") for s in k.body)]
     assert adds and all(k in adds for k in program.kernels if "d.y" in k.reads), str(program)
     assert not floats_in_memory(program, (symbol("N") if name == "embedding" else V) * D), "a product of the upstream gradient's size"
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i2", "u4", "i4", "i8", "u8", "i16", "u16", "f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1"])
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_a_matrix_product_reads_narrow_values_as_they_are(dtype: str, side: str) -> None:
+    """No f32 copy of int8 weights, nor of bf16 operands, in either layout; 70 steps and 300 columns are more than a tile's."""
+    for flip in (False, True):
+
+        def product(x: Any, w: Any, flip: bool = flip) -> Any:
+            x, w = (ops.cast(v, "f32") if v.dtype.name != "f32" else v for v in (x, w))
+            return (x.T if flip else x) @ (w.T if flip else w)
+
+        left, right = (dtype if side in (which, "both") else "f32" for which in ("left", "right"))
+        types = {"x": f"{left}[{'K,M' if flip else 'M,K'}]", "w": f"{right}[{'N,K' if flip else 'K,N'}]"}
+        module = gradc.compile(gradc.trace(product, **types))
+        (call,) = module.forward.program.steps
+        assert set(call.reads) == {"x", "w"}, str(module.forward.program)
+        for sizes in ({"M": 5, "K": 70, "N": 300}, {"M": 40, "K": 300, "N": 3}, {"M": 1, "K": 1, "N": 1}, {"M": 3, "K": 0, "N": 2}):
+            rng = np.random.default_rng(0)
+            given = {n: random_of(t.type, sizes, rng) for n, t in zip("xw", module.graph.inputs, strict=True)}
+            exact = interp.run(module.graph, given, precision="f64")["y"]
+            (got,) = module.forward.run(**given).values()
+            assert got.dtype == np.float32 and np.abs(got - exact).max(initial=0) <= 8 * 2.0**-24 * np.abs(exact).max(initial=0)
+
+
+def random_of(type_: gradc.Type, sizes: dict[str, int], rng: np.random.Generator) -> np.ndarray:
+    shape, dtype = type_.concrete(sizes), type_.dtype
+    if dtype.is_float:
+        return rng.standard_normal(shape).astype(dtype.np)
+    low, high = dtype.range if dtype.is_integer else (0, 1)
+    return rng.integers(low, high, shape, endpoint=True).astype(dtype.np)
+
+
+def test_a_matrix_product_does_not_read_what_its_type_does_not_hold() -> None:
+    """i32 -> f32 rounds as the node says it does: in memory, once."""
+    module = gradc.compile(gradc.trace(lambda x, w: ops.cast(x, "f32") @ w, x="i32[M,K]", w="f32[K,N]"))
+    assert [b.type.dtype.name for b in module.forward.program.buffers if b.kind == "temp"] == ["f32"]
+    text = str(gradc.compile(gradc.trace(lambda x, w: ops.cast(x, "f32") @ w, x="i16[M,K]", w="f32[K,N]")).forward.program)
+    with pytest.raises(gradc.errors.GradcError, match="x is i32, and f32 does not hold its values"):
+        verify_program(parse_program(text.replace("x: i16", "x: i32")))
 
 
 IMAGE = {"tensor": ("f32[1,1,1,1]", None), "channel": ("f32[1,3,1,1]", (symbol("B"), 1, symbol("H"), symbol("W"))), "image": ("f32[B,1,1,1]", (1, 3, symbol("H"), symbol("W")))}

@@ -15,7 +15,7 @@ from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
 from ..passes.cost import Combine, combines
-from .expr import Scribe, carrier, stored, to_memory, variable
+from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
 
@@ -64,7 +64,10 @@ def render_program(program: Program) -> Source:
                 for s in item.body:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
-    main = render("cpu/program.c.j2", kernels=list(texts), steps=steps)
+    calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
+    pairs = {(types[operand.buffer].dtype, types[call.out.buffer].dtype): None for call in calls for operand in call.args}
+    readers = [{"name": _reader(own, wide), "from": stored(own), "to": wide.name, "value": converted(f"({loaded(own, 'from[i * from_step]')})", own, wide)} for own, wide in pairs if own is not wide]
+    main = render("cpu/program.c.j2", kernels=list(texts), steps=steps, readers=readers)
     names = list(texts)
     parts = [names[i : i + PER_UNIT] for i in range(0, len(names), PER_UNIT)] or [[]]
     # one unit needs no linkage between its functions; several share hidden symbols
@@ -89,6 +92,11 @@ def _kernel_entry(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, 
     return {"kind": "kernel", "name": kernel.name, "buffers": [f"buf[{place[b]}]" for b in kernel.buffers], "dims": [dims[d] for d in kernel.dims(types)]}
 
 
+def _reader(own: DType, wide: DType) -> str:
+    """The function that reads elements of a narrower type."""
+    return "" if own is wide else f"read_{own}_{wide}"
+
+
 def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
     sizes = dict(call.axes)
     out_axes = [i.variable for i in call.out.index]
@@ -107,6 +115,7 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
     dtype = program.buffer[call.out.buffer].type.dtype
     if dtype not in (F32, F64):
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
+    own = [program.buffer[operand.buffer].type.dtype for operand in call.args]
 
     def c(value: Size) -> str:
         return _over(value, dims)
@@ -114,6 +123,7 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
     return {
         "kind": "call", "name": call.name, "dims": [], "width": dtype.bits, "buffers": [],
         "a": place[call.args[0].buffer], "b": place[call.args[1].buffer], "c": place[call.out.buffer],
+        "a_read": _reader(own[0], dtype) or "0", "b_read": _reader(own[1], dtype) or "0", "a_bytes": own[0].itemsize, "b_bytes": own[1].itemsize,
         "batch": [{"size": c(sizes[str(x)]), "a": c(a.get(str(x), 0)), "b": c(b.get(str(x), 0))} for x in batch],
         "m": c(sizes[str(m)]), "n": c(sizes[str(n)]), "k": c(sizes[k]),
         "ar": c(a.get(str(m), 0)), "ac": c(a.get(k, 0)), "br": c(b.get(k, 0)), "bc": c(b.get(str(n), 0)),

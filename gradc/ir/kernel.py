@@ -297,7 +297,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """A library call, an einsum over named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``."""
+    """A library call, an einsum over named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``.
+
+    An operand of another dtype is cast to the result's as it is read; that dtype holds all its values.
+    """
 
     name: str
     op: str

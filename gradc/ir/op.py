@@ -48,10 +48,12 @@ class Expr:
     """A pointwise scalar expression in C: ``Expr("{0} * {1}")``; ``name(...)`` resolves to ``name_<dtype>`` of ``templates/*/math.h``.
 
     :param cost: multiples of one addition.  :param by_kind: another text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
+    :param conversion: the result is the operand itself where its dtype holds the operand's values.
     """
 
     text: str
     cost: int = 1
+    conversion: bool = False
     by_kind: Mapping[str, str] = field(default_factory=dict)
 
 

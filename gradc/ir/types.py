@@ -53,6 +53,12 @@ class DType:
         """Smallest and largest value of an integer type."""
         return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if self.kind == "i" else (0, 2**self.bits - 1)
 
+    def holds(self, other: DType) -> bool:
+        """Whether a cast of every value of the other, f32 or f64 to it, is that value."""
+        if other.is_float:
+            return self is other or (self.name == "f64" or (self.name == "f32" and other.bits < 32))
+        return {"f32": 24, "f64": 53}.get(self.name, 0) >= other.bits - (other.kind == "i")
+
     @property
     def compute(self) -> DType:
         """The type arithmetic happens in: f32 for the storage floats, itself otherwise."""

@@ -197,6 +197,11 @@ class _CallCheck(_StepCheck):
         known = self.axes(call.axes)
         for operand in (*call.args, call.out):
             self.access(operand, known)
+        own = self.program.buffer[call.out.buffer].type.dtype
+        for operand in call.args:
+            dtype = self.program.buffer[operand.buffer].type.dtype
+            if dtype is not own and not own.holds(dtype):
+                self.wrong(f"{operand.buffer} is {dtype}, and {own} does not hold its values", operand.buffer)
         self.written(call.reads, written)
         self.writable(call.out.buffer)
 

@@ -290,7 +290,7 @@ def _cast_vjp(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Any]:
     return (converted(g, x.dtype if x.dtype.has_tangent else dtype.compute),)  # a quantized value passes it on (contracts 4)
 
 
-cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, dtype), lower=Expr("cast", cost=1), in_place_of_dtype=True, vjp=_cast_vjp, linear=_only(0),
+cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, dtype), lower=Expr("cast", conversion=True), in_place_of_dtype=True, vjp=_cast_vjp, linear=_only(0),
     samples=(*(Sample(("F[2,N]",), {"dtype": d}) for d in ("f32", "f64", "bf16", "f16", "i32", "i8", "u8", "bool")), Sample(("i32[N]",), {"dtype": "f32"}, draw=("int",)), Sample(("bool[N]",), {"dtype": "f32"}, draw=("bool",)), Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",))),
     bad=(BadSample(("f32[3]",), {"dtype": "f31"}, match="not a dtype"),),
     doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values")  # fmt: skip

@@ -9,7 +9,7 @@ from ..ir.dims import Size, evaluate, product, same, symbols
 from ..ir.graph import Graph
 from ..ir.kernel import Index
 from ..ir.node import Node
-from ..ir.op import Alias, Movement
+from ..ir.op import Alias, Expr, Movement
 from .lower import Builder, CannotInline, Domain
 
 
@@ -65,7 +65,10 @@ class Memory(Protocol):
 
 
 class View:
-    """Follows ops that only move data to the value in memory behind them: what a library call can read through strides."""
+    """Follows ops that only move data to the value in memory behind them: what a library call can read through strides.
+
+    A call reads narrower values as its own (int8 weights, bf16): what only converts them needs no memory either.
+    """
 
     def __init__(self, memory: Memory):
         self.memory = memory
@@ -80,6 +83,8 @@ class View:
             found = lower.at(index, node, self)
             if found is not None:
                 return found  # type: ignore[no-any-return]
+        if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):
+            return self.read(node.operands[0], index)
         raise CannotInline(node, "no view of memory")
 
     def __getattr__(self, name: str) -> Any:

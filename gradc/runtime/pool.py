@@ -256,6 +256,12 @@ def parallel_for(context: Context, tasks: int, body: Any, args: int | None = Non
     _library().gradc_parallel_for(context.pointer, ctypes.c_int64(tasks), body, ctypes.c_void_p(args))
 
 
+class _Matrix(ctypes.Structure):
+    """``gradc_matrix``."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("row", ctypes.c_int64), ("col", ctypes.c_int64), ("bytes", ctypes.c_int64), ("read", ctypes.c_void_p)]
+
+
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
     """``out (+)= a @ b`` as generated code does it, f32 or f64.
 
@@ -276,11 +282,8 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     ):
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
     context = new_context()
-    strides = [(ctypes.c_int64 * 3)(*(s // x.itemsize for s in x.strides)) for x in (a, b)]
+    operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize, None) for x in (a, b)]
     sizes = [ctypes.c_int64(x) for x in (batch, m, n, k)]
-    a_data, b_data, out_data = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, out))
-    _library().gradc_matmul(
-        context.pointer, out.itemsize * 8, *sizes, a_data, strides[0], b_data, strides[1], out_data, int(accumulate)
-    )
+    _library().gradc_matmul(context.pointer, out.itemsize * 8, *sizes, *map(ctypes.byref, operands), ctypes.c_void_p(out.ctypes.data), int(accumulate))
     if context.code:
         raise MemoryError(f"matmul needs {context.error[3]} bytes for partial sums")

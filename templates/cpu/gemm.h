@@ -69,15 +69,54 @@ static void GEMM(pack)(T *restrict to, const T *restrict from, int64_t count, in
   }
 }
 
+/* The same, from elements of another type; short runs again. */
+static void GEMM(pack_read)(T *restrict to, const gradc_matrix *in, int64_t at, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+    const int w = count - i0 < width ? (int)(count - i0) : width;
+    const char *panel = in->data + (at + i0 * across) * in->bytes;
+    if (w < width) {
+      memset(to, 0, (size_t)(steps * width) * sizeof(T));
+    }
+    if (across == 1) {
+      for (int64_t p = 0; p < steps; p++) {
+        in->read(to + p * width, panel + p * along * in->bytes, w, 1, 1);
+      }
+    } else {
+      for (int64_t p = 0; p < steps; p += 32) {
+        for (int i = 0; i < w; i++) {
+          in->read(to + p * width + i, panel + (i * across + p * along) * in->bytes, steps - p < 32 ? steps - p : 32, width, along);
+        }
+      }
+    }
+  }
+}
+
+static void GEMM(panels)(T *to, const gradc_matrix *in, int64_t at, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+  if (in->read) {
+    GEMM(pack_read)(to, in, at, count, steps, across, along, width);
+  } else {
+    GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width);
+  }
+}
+
+static T GEMM(element)(const gradc_matrix *in, int64_t at) {
+  if (!in->read) {
+    return ((const T *)in->data)[at];
+  }
+  T value;
+  in->read(&value, in->data + at * in->bytes, 1, 1, 1);
+  return value;
+}
+
 /* c[m,n] (+)= a[m,k] b[k,n]; m <= GEMM_MC, n <= GEMM_NC; c has rows ldc apart. */
-static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const T *a, int64_t a_row, int64_t a_col, const T *b, int64_t b_row,
-                       int64_t b_col, T *c, int64_t ldc, int add, void *workspace) {
+static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, const gradc_matrix *b, T *c, int64_t ldc, int add,
+                       void *workspace) {
   if (!workspace) { /* no memory: slow and right */
     for (int64_t i = 0; i < m; i++) {
       for (int64_t j = 0; j < n; j++) {
         T sum = 0;
         for (int64_t p = 0; p < k; p++) {
-          sum += a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
+          sum += GEMM(element)(a, i * a->row + p * a->col) * GEMM(element)(b, p * b->row + j * b->col);
         }
         c[i * ldc + j] = add ? c[i * ldc + j] + sum : sum;
       }
@@ -87,25 +126,25 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const T *a, int64_t a_ro
   T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
   T edge[GEMM_MR * GEMM(NR)];
   /* Packing a pays when its rows are read often; its last panel, if not full, needs the zeros. */
-  const int direct = a_col == 1 && n <= 4 * GEMM(NR);
+  const int direct = !a->read && a->col == 1 && n <= 4 * GEMM(NR);
   const int64_t whole = direct ? m / GEMM_MR * GEMM_MR : 0;
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
     const int more = add || p > 0;
-    GEMM(pack)(pa, a + whole * a_row + p * a_col, m - whole, kc, a_row, a_col, GEMM_MR);
-    GEMM(pack)(pb, b + p * b_row, n, kc, b_col, b_row, GEMM(NR));
+    GEMM(panels)(pa, a, whole * a->row + p * a->col, m - whole, kc, a->row, a->col, GEMM_MR);
+    GEMM(panels)(pb, b, p * b->row, n, kc, b->col, b->row, GEMM(NR));
     for (int64_t j = 0; j < n; j += GEMM(NR)) {
       for (int64_t i = 0; i < m; i += GEMM_MR) {
         const T *panel_a = pa + (i - whole) * kc, *panel_b = pb + j * kc;
         const int full = n - j >= GEMM(NR);
         if (i < whole && full) {
-          GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
+          GEMM(direct)(kc, (const T *)a->data + i * a->row + p, a->row, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
         } else if (m - i >= GEMM_MR && full) {
           GEMM(kernel)(kc, panel_a, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
         } else {
           const int64_t rows = m - i < GEMM_MR ? m - i : GEMM_MR, cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
           if (i < whole) {
-            GEMM(direct)(kc, a + i * a_row + p, a_row, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
+            GEMM(direct)(kc, (const T *)a->data + i * a->row + p, a->row, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
           } else {
             GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
           }

@@ -61,7 +61,7 @@ GRADC_SEARCH(u8)
 
 /* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops. */
 static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 *as, const i64 *bs, i64 m, i64 n,
-                                                  i64 k, const char *a, i64 ar, i64 ac, const char *b, i64 br, i64 bc, char *c) {
+                                                  i64 k, gradc_matrix a, gradc_matrix b, char *c) {
   i64 batch = 1, sa = 0, sb = 0, done = axes;
   while (done > 0) {
     const i64 s = size[done - 1];
@@ -72,13 +72,15 @@ static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtyp
   }
   i64 outer = 1;
   for (i64 i = 0; i < done; i++) outer *= size[i];
-  const i64 width = dtype / 8, a_steps[3] = {sa, ar, ac}, b_steps[3] = {sb, br, bc};
+  const char *const a_first = a.data, *const b_first = b.data;
+  a.batch = sa, b.batch = sb;
   for (i64 o = 0; o < outer; o++) {
     i64 left = o, ao = 0, bo = 0;
     for (i64 i = done - 1; i >= 0; i--) {
       ao += left % size[i] * as[i], bo += left % size[i] * bs[i];
       left /= size[i];
     }
-    ctx->matmul(ctx, dtype, batch, m, n, k, a + ao * width, a_steps, b + bo * width, b_steps, c + o * batch * m * n * width, 0);
+    a.data = a_first + ao * a.bytes, b.data = b_first + bo * b.bytes;
+    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * (dtype / 8), 0);
   }
 }

@@ -340,10 +340,9 @@ __attribute__((constructor)) static void set_up(void) {
 }
 
 typedef struct {
-  const char *data;
-  int64_t batch, row, col; /* strides in elements */
-  int transposed;          /* as BLAS sees it */
-  int64_t leading;         /* 0: not a matrix that BLAS takes */
+  gradc_matrix in;
+  int transposed;  /* as BLAS sees it */
+  int64_t leading; /* 0: not a matrix that BLAS takes */
 } operand;
 
 /* The products of one call: batch x splits x tiles_m x tiles_n, `group` batches to a task. */
@@ -356,14 +355,17 @@ typedef struct {
   int dtype, size, accumulate, use_blas;
 } product;
 
-static operand describe(const void *data, const int64_t *strides, int64_t rows, int64_t cols) {
-  operand o = {data, strides[0], strides[1], strides[2], 0, 0};
+static operand describe(const gradc_matrix *in, int64_t rows, int64_t cols) {
+  operand o = {*in, 0, 0};
+  if (in->read) {
+    return o;
+  }
   /* A stride along an axis of size 1 says nothing. */
-  if ((o.col == 1 || cols == 1) && (rows == 1 || o.row >= cols)) {
-    o.leading = rows == 1 ? cols : o.row;
-  } else if ((o.row == 1 || rows == 1) && (cols == 1 || o.col >= rows)) {
+  if ((in->col == 1 || cols == 1) && (rows == 1 || in->row >= cols)) {
+    o.leading = rows == 1 ? cols : in->row;
+  } else if ((in->row == 1 || rows == 1) && (cols == 1 || in->col >= rows)) {
     o.transposed = 1;
-    o.leading = cols == 1 ? rows : o.col;
+    o.leading = cols == 1 ? rows : in->col;
   }
   return o;
 }
@@ -371,8 +373,9 @@ static operand describe(const void *data, const int64_t *strides, int64_t rows, 
 static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, int64_t j) {
   const int64_t rows = p->m - i < p->tile_m ? p->m - i : p->tile_m, cols = p->n - j < p->tile_n ? p->n - j : p->tile_n;
   const int64_t from = split * p->step, steps = p->k - from < p->step ? p->k - from : p->step;
-  const char *a = p->a.data + (batch * p->a.batch + i * p->a.row + from * p->a.col) * p->size;
-  const char *b = p->b.data + (batch * p->b.batch + from * p->b.row + j * p->b.col) * p->size;
+  gradc_matrix a = p->a.in, b = p->b.in;
+  a.data += (batch * a.batch + i * a.row + from * a.col) * a.bytes;
+  b.data += (batch * b.batch + from * b.row + j * b.col) * b.bytes;
   char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
   c += (batch * p->m * p->n + i * p->n + j) * p->size;
   const int add = p->accumulate && p->splits == 1;
@@ -380,22 +383,22 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
     const size_t bytes = (size_t)((GEMM_MC + GEMM_MR) * GEMM_KC + GEMM_KC * (GEMM_NC + 2 * GEMM_BYTES)) * (size_t)p->size;
     void *packs = scratch(PACKS, bytes);
     if (p->dtype == 32) {
-      sgemm_tile(rows, cols, steps, (const float *)a, p->a.row, p->a.col, (const float *)b, p->b.row, p->b.col, (float *)c, p->n, add, packs);
+      sgemm_tile(rows, cols, steps, &a, &b, (float *)c, p->n, add, packs);
     } else {
-      dgemm_tile(rows, cols, steps, (const double *)a, p->a.row, p->a.col, (const double *)b, p->b.row, p->b.col, (double *)c, p->n, add, packs);
+      dgemm_tile(rows, cols, steps, &a, &b, (double *)c, p->n, add, packs);
     }
     return;
   }
   const int ta = p->a.transposed ? TRANSPOSED : PLAIN, tb = p->b.transposed ? TRANSPOSED : PLAIN;
   const int before = blas.count == COUNT_IS_PER_THREAD ? blas.set_local(1) : 0;
   if (p->dtype == 32 && blas.wide) {
-    ((GEMM_TYPE(int64_t, float))blas.sgemm)(ROW_MAJOR, ta, tb, rows, cols, steps, 1, (const float *)a, p->a.leading, (const float *)b, p->b.leading, add, (float *)c, p->n);
+    ((GEMM_TYPE(int64_t, float))blas.sgemm)(ROW_MAJOR, ta, tb, rows, cols, steps, 1, (const float *)a.data, p->a.leading, (const float *)b.data, p->b.leading, add, (float *)c, p->n);
   } else if (p->dtype == 32) {
-    ((GEMM_TYPE(int, float))blas.sgemm)(ROW_MAJOR, ta, tb, (int)rows, (int)cols, (int)steps, 1, (const float *)a, (int)p->a.leading, (const float *)b, (int)p->b.leading, add, (float *)c, (int)p->n);
+    ((GEMM_TYPE(int, float))blas.sgemm)(ROW_MAJOR, ta, tb, (int)rows, (int)cols, (int)steps, 1, (const float *)a.data, (int)p->a.leading, (const float *)b.data, (int)p->b.leading, add, (float *)c, (int)p->n);
   } else if (blas.wide) {
-    ((GEMM_TYPE(int64_t, double))blas.dgemm)(ROW_MAJOR, ta, tb, rows, cols, steps, 1, (const double *)a, p->a.leading, (const double *)b, p->b.leading, add, (double *)c, p->n);
+    ((GEMM_TYPE(int64_t, double))blas.dgemm)(ROW_MAJOR, ta, tb, rows, cols, steps, 1, (const double *)a.data, p->a.leading, (const double *)b.data, p->b.leading, add, (double *)c, p->n);
   } else {
-    ((GEMM_TYPE(int, double))blas.dgemm)(ROW_MAJOR, ta, tb, (int)rows, (int)cols, (int)steps, 1, (const double *)a, (int)p->a.leading, (const double *)b, (int)p->b.leading, add, (double *)c, (int)p->n);
+    ((GEMM_TYPE(int, double))blas.dgemm)(ROW_MAJOR, ta, tb, (int)rows, (int)cols, (int)steps, 1, (const double *)a.data, (int)p->a.leading, (const double *)b.data, (int)p->b.leading, add, (double *)c, (int)p->n);
   }
   if (blas.count == COUNT_IS_PER_THREAD) {
     blas.set_local(before);
@@ -439,8 +442,8 @@ static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
-EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const void *a,
-                         const int64_t *a_strides, const void *b, const int64_t *b_strides, void *c, int accumulate) {
+EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
+                         const gradc_matrix *b, void *c, int accumulate) {
   if (batch <= 0 || m <= 0 || n <= 0) {
     return;
   }
@@ -451,7 +454,7 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
     }
     return;
   }
-  product p = {.a = describe(a, a_strides, m, k), .b = describe(b, b_strides, k, n), .c = c, .batch = batch, .m = m, .n = n, .k = k, .dtype = dtype, .size = size, .accumulate = accumulate};
+  product p = {.a = describe(a, m, k), .b = describe(b, k, n), .c = c, .batch = batch, .m = m, .n = n, .k = k, .dtype = dtype, .size = size, .accumulate = accumulate};
   const int64_t longest = blas.wide ? INT64_MAX : INT32_MAX;
   p.use_blas = (dtype == 32 ? blas.sgemm : blas.dgemm) && p.a.leading && p.b.leading && p.a.leading <= longest && p.b.leading <= longest && n <= longest && k <= longest;
 

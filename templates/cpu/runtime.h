@@ -7,14 +7,24 @@
 typedef struct gradc_ctx gradc_ctx;
 typedef void (*gradc_body)(const void *args, int64_t task);
 
+/* Elements of a narrower type as the product's: to[i * to_step] = from[i * from_step] for i in [0, count). */
+typedef void (*gradc_read)(void *to, const void *from, int64_t count, int64_t to_step, int64_t from_step);
+
+/* An operand of a matrix product.  Strides are in elements, any value that stays inside the array (0 repeats). */
+typedef struct {
+  const char *data;
+  int64_t batch, row, col;
+  int64_t bytes;   /* of an element */
+  gradc_read read; /* 0 where the elements are the product's own */
+} gradc_matrix;
+
 struct gradc_ctx {
   /* body(args, t) for each t in [0, tasks), in any order, on any threads; a call from inside a body runs in place. */
   void (*parallel_for)(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args);
-  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32 or 64.
-   * Strides are of batch, row and column, in elements, any value that stays inside the array (0 repeats); c is contiguous
-   * and overlaps neither operand. */
-  void (*matmul)(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const void *a,
-                 const int64_t *a_strides, const void *b, const int64_t *b_strides, void *c, int accumulate);
+  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32 or 64.  c is contiguous and
+   * overlaps neither operand. */
+  void (*matmul)(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
+                 const gradc_matrix *b, void *c, int accumulate);
   /* 8 slots, all 0 before the call: see gradc_report.  Slots 5 and 6 are free, slot 7 is a lock. */
   int64_t *error;
 };
