@@ -14,6 +14,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from .version import VERSION
+
 _PUBLIC = {
     "assume": "trace",
     "check": "check",
@@ -37,7 +39,7 @@ _PUBLIC = {
 }
 _MODULES = ("errors", "interp", "knobs", "ops", "plans")
 __all__ = sorted([*_PUBLIC, *_MODULES])
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 _LATER = ("from_onnx", "from_torch")

@@ -34,8 +34,8 @@ from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.widen import widen
 from .trace import trace
+from .version import VERSION
 
-VERSION = "0.1.0"
 DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": ()}
 
 
@@ -202,7 +202,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
             pipeline.append(build(graph, wrt, options)[0])
         return pipeline[0]
 
-    recipe = Recipe(stages, lambda: joint_program(graph, wrt, options), save_module)
+    recipe = _recipe(graph, wrt, target, options, stages)
     if target != "cpu" or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
         made, programs, residuals = build(graph, wrt, options)
         pipeline.append(made)
@@ -226,6 +226,10 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
     compile_natives(module)
     cache.put(key, pack(_parts(module)))
     return module
+
+
+def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
+    return Recipe(stages, lambda: joint_program(graph, wrt, options), save_module, lambda orders: cached(relaid(graph, layout=orders), wrt, target, options))
 
 
 def compile_natives(module: Module) -> None:
@@ -343,5 +347,5 @@ def load_module(folder: Any) -> Module:
     graph = load_graph(path / "graph.gir")
     if machine != cpu_identity():
         parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
-    recipe = Recipe(lambda: build(graph, wrt, options)[0], lambda: joint_program(graph, wrt, options), save_module)
+    recipe = _recipe(graph, wrt, target, options, lambda: build(graph, wrt, options)[0])
     return _from_parts(graph, wrt, target, options, parts, recipe)

@@ -65,6 +65,9 @@ def explain(module: Module, dims: Mapping[str, int]) -> str:
         moved = sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps)
         lines.append(f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is {_human(floor_bytes(program, bound))}")
         lines += reduction_table(program, bound)
+        lines += [f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read" for name, calls in executable.copied.items()]
+    for variant in module.variants.values():
+        lines.append(f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in variant.items())}")
     lines += ["", "residuals:"]
     for r in module.residuals:
         size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})

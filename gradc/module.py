@@ -20,6 +20,7 @@ from .runtime.arrays import empty, from_numpy, to_numpy
 from .runtime.executable import Executable, Precision
 from .sparse import SparseRows, assembled
 from .trace import unflatten
+from .variants import MOST, Orders, Targets, laid, orders_of, restored
 
 Array = np.ndarray[Any, Any]
 
@@ -98,6 +99,14 @@ class Residuals:
         self.inputs = {name: value for name, value in inputs.items() if name not in self.donated}
         self.cotangent_types = cotangent_types
         self._sums = {n: _checksum(a) for n, a in self.arrays.items() if n in inputs} if knobs.CHECK_RESIDUALS.get() else {}
+        self.variant: Module | None = None
+        self.orders: Orders = {}
+
+    def of(self, variant: Module, orders: Orders, inputs: Mapping[str, Any]) -> Residuals:
+        """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
+        self.variant, self.orders = variant, orders
+        self.inputs = {name: inputs[name] for name in self.inputs}
+        return self
 
     def inner(self, name: str) -> Any:
         """The plain value of an input, untouched: the very object that was given.
@@ -138,6 +147,9 @@ class Forward(Executable):
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
         inputs = self.module.flat(inputs, more)
+        if orders := self.module.orders(inputs):
+            value, residuals = (variant := self.module.variant(orders)).forward(laid(inputs, orders), out=out, workspace=workspace, stream=stream, dims=dims)
+            return value, residuals.of(variant, orders, inputs)
         results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
         values = {name: results[name] for name in self.module.graph.output_names}
         given = {**self.defaults, **inputs}
@@ -154,6 +166,10 @@ class Backward(Executable):
     def __call__(self, residuals: Residuals, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
         if not isinstance(residuals, Residuals):
             raise InvalidProblem(f"backward begins with the residuals that forward gave, not with a {type(residuals).__name__}")
+        if residuals.variant not in (None, self.module):
+            targets = Targets(out, residuals.orders, accumulate)
+            gradients = residuals.variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
+            return Gradients(targets.finish(restored(gradients, residuals.orders)), self.module.structure)
         residuals.unchanged()
         cotangent_names, gradient_names = joint_names(self.module.graph, self.module.wrt)
         names = list(residuals.cotangent_types)
@@ -195,11 +211,13 @@ class Recipe:
     """How a module came to be, for what is only done on demand.
 
     :param stages: runs every pass again.  :param joint: the program of value and gradients together.  :param save: writes the module into a folder.
+    :param variant: the same module for inputs whose axes lie in another order.
     """
 
     stages: Callable[[], Pipeline]
     joint: Callable[[], Program]
     save: Callable[[Module, Any], None]
+    variant: Callable[[Mapping[str, Any]], Module]
 
 
 class Module:
@@ -213,7 +231,8 @@ class Module:
         self.graph, self.wrt, self.target = graph, tuple(wrt), target
         self.residuals, self.options = tuple(residuals), dict(options)
         self.structure: Any = None
-        self._recipe = recipe
+        self.recipe = recipe
+        self._variants: dict[Any, Module] = {}
         self._pipeline: Pipeline | None = None
         self._grad: Executable | None = None
         dims = options.get("dims") or {}
@@ -243,7 +262,7 @@ class Module:
     def stages(self) -> Pipeline:
         """Every stage of the compilation; recomputed on first access if the module came from the cache."""
         if self._pipeline is None:
-            self._pipeline = self._recipe.stages()
+            self._pipeline = self.recipe.stages()
         return self._pipeline
 
     def stage(self, name: str) -> Stage:
@@ -256,6 +275,24 @@ class Module:
         if unknown:
             raise InvalidProblem(f"{self.graph.name} has no dim {min(map(str, unknown))!r}; it has {', '.join(self.graph.dims) or 'none'}")
         return given
+
+    @property
+    def variants(self) -> dict[Any, Orders]:
+        """The orders of axes that calls were met with."""
+        return {key: dict(key) for key in self._variants}
+
+    def orders(self, inputs: Mapping[str, Any]) -> Orders:
+        """Inputs whose axes lie in another order (channels last), where a variant of the module reads them as they lie."""
+        found = orders_of(inputs, self.options.get("donate") or ())
+        return found if found and (len(self._variants) < MOST or _key(found) in self._variants) else {}
+
+    def variant(self, orders: Orders) -> Module:
+        """The module for such inputs, compiled when they are first met."""
+        key = _key(orders)
+        if key not in self._variants:
+            self._variants[key] = self.recipe.variant(orders)
+            self._variants[key].structure = self.structure
+        return self._variants[key]
 
     def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
@@ -270,19 +307,25 @@ class Module:
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """The value alone."""
-        results = self.forward.run(self.flat(inputs, more), out=out, dims=self.sizes(dims))
+        flat = self.flat(inputs, more)
+        if orders := self.orders(flat):
+            return self.variant(orders)(laid(flat, orders), out=out, dims=dims)
+        results = self.forward.run(flat, out=out, dims=self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
     def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
         """The value of a scalar output and its gradients, in one program (compiled on first use)."""
+        given = self.flat(inputs, more)
+        if orders := self.orders(given):
+            value, gradients = self.variant(orders).value_and_grad(laid(given, orders), dims=dims)
+            return value, Gradients(restored(gradients, orders), self.structure)
         if self._grad is None:
             outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
             if len(outputs) != 1 or outputs[0][1].type.count != 1:
                 raise InvalidProblem(f"value_and_grad needs one scalar float output; {self.graph.name} has {', '.join(f'{n}: {v.type}' for n, v in self.graph.outputs)}")
-            self._grad = Executable(self._recipe.joint(), self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
+            self._grad = Executable(self.recipe.joint(), self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         one = np.ones([1] * node.rank, node.dtype.np)
-        given = self.flat(inputs, more)
         cotangent_names, gradient_names = joint_names(self.graph, self.wrt)
         given[cotangent_names[name]] = one
         results, bound = self._grad.run_bound(given, None, False, None, None, self.sizes(dims))
@@ -338,12 +381,16 @@ class Module:
 
     def save(self, folder: Any) -> None:
         """Write everything needed to run again without compiling: graph, programs, machine code."""
-        self._recipe.save(self, folder)
+        self.recipe.save(self, folder)
 
     def __str__(self) -> str:
         from .explain import summary
 
         return summary(self)
+
+
+def _key(orders: Orders) -> tuple[Any, ...]:
+    return tuple(sorted(orders.items()))
 
 
 def _single(values: dict[str, Any]) -> Any:

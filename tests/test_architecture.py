@@ -17,7 +17,7 @@ PACKAGE = ROOT / "gradc"
 
 # A part may import itself and what stands on a line above its own.  A new top-level part is placed here on purpose.
 LAYERS = [
-    ("errors",),
+    ("errors", "version"),
     ("knobs",),
     ("ir",),
     ("ops",),
@@ -27,7 +27,7 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
-    ("explain", "sparse"),
+    ("explain", "sparse", "variants"),
     ("module",),
     ("api",),
     ("check", "docs", "frontend", "frontends", "interop", "report", "plans"),

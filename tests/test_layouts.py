@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import gradc
 from gradc import ops
 from gradc.errors import InvalidProblem
 from gradc.ir.dims import symbol
+from gradc.runtime.arrays import to_numpy
+from gradc.variants import MOST
 
 rng = np.random.default_rng(0)
 
@@ -68,3 +71,86 @@ def test_what_is_no_layout(layout: Any, message: str) -> None:
     graph = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[B,6,H,W]", g="f32[B,h,w,2]")
     with pytest.raises(InvalidProblem, match=message):
         gradc.compile(graph, layout=layout)
+
+
+def last_axis_channels(kind: str, shape: tuple[int, ...]) -> Any:
+    """An image [B,C,H,W] whose memory is [B,H,W,C]."""
+    array = rng.standard_normal((shape[0], *shape[2:], shape[1])).astype(np.float32)
+    if kind == "numpy":
+        return np.moveaxis(array, -1, 1)
+    torch = pytest.importorskip("torch")
+    if kind == "torch":
+        return torch.from_numpy(array).movedim(-1, 1)
+    xp = pytest.importorskip("array_api_strict")
+    return xp.permute_dims(xp.asarray(array), (0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "array api"])
+def test_channels_last_is_recognised_at_the_call(kind: str) -> None:
+    """The image is read where it lies, by a module compiled for that order, and its gradient lies in memory as the image does."""
+    module = compiled(4, "bilinear")
+    x, g = last_axis_channels(kind, (2, 6, 160, 170)), rng.uniform(-1.2, 1.2, (2, 30, 40, 2)).astype(np.float32)
+    plain = np.ascontiguousarray(to_numpy(x)[0])
+    want, kept = module.forward(x=plain, g=g)
+    assert not module._variants
+    y, residuals = module.forward(x=x, g=g)
+    assert len(module._variants) == 1 and not module.variant(residuals.orders).forward.copied and type(y) is type(x)
+    np.testing.assert_allclose(np.asarray(y), want, rtol=1e-6, atol=1e-6)
+    assert residuals.inner("x") is x
+    dy = rng.standard_normal(want.shape).astype(np.float32)
+    exact, got = module.backward(kept, dy), module.backward(residuals, dy)
+    assert list(got) == ["x", "g"] and tuple(got["x"].shape) == plain.shape
+    strides = lambda a: tuple(s // 4 for s in to_numpy(a)[0].strides)
+    assert strides(got["x"]) == strides(x)
+    for name in got:
+        np.testing.assert_allclose(np.asarray(got[name]), exact[name], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.asarray(module(x=x, g=g)), np.asarray(y))
+    module.forward(x=x, g=g)
+    assert len(module._variants) == 1
+
+
+def test_out_of_a_recognised_layout() -> None:
+    """out= is written whether it lies as the input does or as the graph says, and added to with accumulate."""
+    module = compiled(4, "bilinear")
+    x, g = last_axis_channels("numpy", (2, 6, 160, 170)), rng.uniform(-1, 1, (2, 30, 40, 2)).astype(np.float32)
+    y, residuals = module.forward(x=x, g=g)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    want = module.backward(residuals, dy)
+    for make in (lambda: np.moveaxis(np.ones((2, 160, 170, 6), np.float32), -1, 1), lambda: np.ones(x.shape, np.float32)):
+        for accumulate in (False, True, {"x"}, {"g"}, "x"):
+            out = {"x": make(), "g": np.ones(g.shape, np.float32)}
+            got = module.backward(residuals, dy, out=dict(out), accumulate=accumulate)
+            for name in out:
+                adds = accumulate is True or (accumulate is not False and name in accumulate)
+                np.testing.assert_allclose(out[name], want[name] + adds, rtol=1e-6, atol=1e-6)
+                assert np.shares_memory(got[name], out[name])
+    with pytest.raises(InvalidProblem, match="out"):
+        module.backward(residuals, dy, out={"x": np.ones(x.shape, np.float64)})
+    with pytest.raises(gradc.errors.MisalignedOperand):
+        module.backward(residuals, dy, out={"x": np.ones((*x.shape[:3], 2 * x.shape[3]), np.float32)[..., ::2]})
+
+
+def test_what_lies_in_no_order_is_copied_and_counted() -> None:
+    module = compiled(4, "bilinear")
+    g = rng.uniform(-1, 1, (2, 30, 40, 2)).astype(np.float32)
+    small, gaps = last_axis_channels("numpy", (2, 6, 8, 9)), np.zeros((2, 6, 300, 300), np.float32)[..., ::2]
+    for x in (small, gaps, np.zeros((2, 6, 300, 150), np.float32)[..., ::-1]):
+        module.forward(x=x, g=g)
+    assert not module._variants and module.forward.copied == {"x": 3}
+    assert "x was copied in 3 calls" in module.explain(B=2, H=8, W=9, h=30, w=40)
+
+
+def test_value_and_grad_and_a_weight_turned() -> None:
+    graph = gradc.trace(lambda x, w: ops.mean((x @ w) * (x @ w)), x="f32[N,K]", w="f32[K,M]")
+    module = gradc.compile(graph, wrt=["w"])
+    x, w = rng.standard_normal((7, 600)).astype(np.float32), rng.standard_normal((500, 600)).astype(np.float32)
+    want, exact = module.value_and_grad(x=x, w=np.ascontiguousarray(w.T))
+    value, got = module.value_and_grad(x=x, w=w.T)
+    np.testing.assert_allclose(value, want, rtol=1e-6)
+    np.testing.assert_allclose(got["w"], exact["w"], rtol=1e-5, atol=1e-7)
+    assert got["w"].strides == w.T.strides
+    axes = [np.moveaxis(np.zeros((40, 30, 20, 15), np.float32), (0, 1, 2, 3), order) for order in itertools.permutations(range(4))]
+    many = gradc.compile(gradc.trace(lambda a: ops.sum(a * a, axis=0), a="f32[A,B,C,D]"))
+    for a in axes:
+        many(a=a)
+    assert len(many._variants) == MOST

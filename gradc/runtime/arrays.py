@@ -330,6 +330,17 @@ def _from_protocol(x: Any) -> Array:
     )
 
 
+def permuted(x: Any, order: Sequence[int]) -> Any:
+    """A view with its axes in another order, of the same kind."""
+    if isinstance(x, np.ndarray):
+        return x.transpose(order)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.permute(*order)
+    namespace = getattr(x, "__array_namespace__", None)
+    return to_numpy(x)[0].transpose(order) if namespace is None else namespace().permute_dims(x, tuple(order))
+
+
 def from_numpy(array: Array, kind: Kind) -> Any:
     """The array as the kind that :func:`to_numpy` named; the same memory if it is writable and its strides positive.
 

@@ -71,6 +71,7 @@ class Executable:
         self._native: Any = None
         self._lock = threading.Lock()
         self._shapes: dict[Any, dict[str, int]] = {}
+        self.copied: dict[str, int] = {}  # inputs that lay in no order the kernels read, and in how many calls
 
     # -- the machine code ----------------------------------------------------------------------------------------------
 
@@ -116,6 +117,7 @@ class Executable:
         self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose))
         if allocate:
             for key in loose:
+                self.copied[key] = self.copied.get(key, 0) + 1
                 packed = empty(arrays[key].shape, arrays[key].dtype)
                 packed[...] = arrays[key]
                 arrays[key] = packed

@@ -1,0 +1,3 @@
+"""The version of gradc; part of every cache key."""
+
+VERSION = "0.1.0"
