@@ -16,7 +16,7 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Program, Stmt, neutral, taken
+from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Stmt, neutral, taken
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
@@ -235,11 +235,12 @@ def _run_call(step: Call, memory: _Memory) -> None:
             total = total + grids[variable] * evaluate(coefficient, memory.bindings)
         return total
 
-    arrays, result = [], memory.program.buffer[step.out.buffer].type.dtype
+    result = memory.program.buffer[step.out.buffer].type.dtype
     order = [i.variable for i in step.out.index]
     inner = [axis for axis in sizes if axis not in order]
     batch = order[:-2]
-    for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True):
+
+    def seen(operand: Operand, own: Sequence[str | None]) -> Array:
         array = memory.read(operand.buffer)[tuple(np.asarray(place(i)) for i in operand.index)] if operand.index else memory.read(operand.buffer)
         full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1,) * len(sizes)))
         keep = [list(sizes).index(a) for a in own if a]
@@ -247,7 +248,10 @@ def _run_call(step: Call, memory: _Memory) -> None:
         full = full[tuple(0 if i in drop else slice(None) for i in range(len(sizes)))]
         left = sorted(keep)
         full = np.transpose(full, [left.index(k) for k in keep])
-        arrays.append(round_to(np.broadcast_to(full, [sizes[a] for a in own if a]), result, memory.precise))
+        values = round_to(np.broadcast_to(full, [sizes[a] for a in own if a]), result, memory.precise)
+        return round_to(values * seen(operand.scale, own), result, memory.precise) if operand.scale else values
+
+    arrays = [seen(operand, own) for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True)]
     memory.read(step.out.buffer)[...] = round_to(REGISTRY[step.op].reference(*map(_widened, arrays)), result, memory.precise)
 
 

@@ -14,6 +14,7 @@ import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.ir.dims import symbol
+from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 
@@ -76,8 +77,10 @@ def test_dequantize_is_read_where_it_is_used(name: str, granularity: str, golden
     for what in ("forward", "backward"):
         program = getattr(module, what).program
         found = floats_in_memory(program, V * D)
-        if name == "linear":  # a library reads memory: the weight without its scale, or with it where that is the cheapest side
-            assert len(found) == 1, f"{what}: {found}\n{program}"
+        if name == "linear" and what == "backward":  # what the scale's gradient is summed from: dy^T x, a product, no table
+            assert len(found) == 1 and {c.out.buffer for c in program.steps if isinstance(c, Call)} == set(found), f"{found}\n{program}"
+        elif (name, granularity) == ("linear", "group"):  # where a group's scale lies is no stride: the library reads the scaled weight
+            assert len(found) == 1, f"{found}\n{program}"
         else:
             assert not found, f"{what}: {found}\n{program}"
     check_against_float64(module)
@@ -118,6 +121,35 @@ def test_a_matrix_product_reads_narrow_values_as_they_are(dtype: str, side: str)
             exact = interp.run(module.graph, given, precision="f64")["y"]
             (got,) = module.forward.run(**given).values()
             assert got.dtype == np.float32 and np.abs(got - exact).max(initial=0) <= 8 * 2.0**-24 * np.abs(exact).max(initial=0)
+
+
+@pytest.mark.parametrize("scale", ["[]", "[B,1,1]", "[1,R,1]", "[R,1]", "[C]", "[R,C]", "[B,R,1]", "[B,1,C]"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("wide", ["f32", "f64"])
+def test_a_matrix_product_reads_scaled_values(scale: str, side: str, wide: str) -> None:
+    """Scales per tensor, batch, row, column and element, of either operand, in either layout: read where they lie, multiplied as they are read."""
+    for flip in (False, True):
+        rows, cols = ("M", "K") if side == "left" else ("K", "N")
+        shape = scale.replace("R", rows).replace("C", cols)
+
+        def product(q: Any, s: Any, y: Any, flip: bool = flip) -> Any:
+            q = ops.cast(ops.transpose(q, (0, 2, 1)) if flip else q, wide) * s
+            return q @ y if side == "left" else y @ q
+
+        other = "K,N" if side == "left" else "M,K"
+        module = gradc.compile(gradc.trace(product, q=f"i8[B,{cols if flip else rows},{rows if flip else cols}]", s=wide + shape, y=f"{wide}[B,{other}]"))
+        (call,) = module.forward.program.steps
+        assert isinstance(call, Call) and set(call.reads) == {"q", "s", "y"}, str(module.forward.program)
+        for sizes in ({"B": 2, "M": 5, "K": 70, "N": 300}, {"B": 3, "M": 270, "K": 300, "N": 3}, {"B": 1, "M": 1, "K": 1, "N": 1}):
+            rng = np.random.default_rng(0)
+            given = {module.graph.input_name(n): random_of(n.type, sizes, rng) for n in module.graph.inputs}
+            exact = interp.run(module.graph, given, precision="f64")["y"]
+            (got,) = module.forward.run(**given).values()
+            unit = 2.0**-24 if wide == "f32" else 2.0**-52
+            assert np.abs(got - exact).max() <= 16 * unit * np.abs(exact).max()
+            meaning = interp.run_program(module.forward.program, given)["y"]
+            assert np.abs(meaning - exact).max() <= 16 * unit * np.abs(exact).max()
+        assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
 
 
 def random_of(type_: gradc.Type, sizes: dict[str, int], rng: np.random.Generator) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
-from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Pass, Program, Select, Stmt, alternatives, neutral
+from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
 from ..passes.cost import Combine, combines
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
@@ -65,7 +65,7 @@ def render_program(program: Program) -> Source:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
     calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
-    pairs = {(types[operand.buffer].dtype, types[call.out.buffer].dtype): None for call in calls for operand in call.args}
+    pairs = {(types[operand.buffer].dtype, types[call.out.buffer].dtype): None for call in calls for operand in call.operands}
     readers = [{"name": _reader(own, wide), "from": stored(own), "to": wide.name, "value": converted(f"({loaded(own, 'from[i * from_step]')})", own, wide)} for own, wide in pairs if own is not wide]
     main = render("cpu/program.c.j2", kernels=list(texts), steps=steps, readers=readers)
     names = list(texts)
@@ -105,29 +105,30 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
         raise InternalError(f"{call.name} is no matrix product")
     batch, (m, n), (k,) = out_axes[:-2], out_axes[-2:], inner
 
-    def steps(which: int) -> tuple[dict[str, Size], Size]:
-        operand = call.args[which]
-        flat = flatten(operand.index, program.buffer[operand.buffer].type.shape)
-        return dict(flat.terms), flat.const
-
-    a, a_offset = steps(0)
-    b, b_offset = steps(1)
-    dtype = program.buffer[call.out.buffer].type.dtype
-    if dtype not in (F32, F64):
-        raise Unsupported(f"a matrix product in {dtype} on the cpu")
-    own = [program.buffer[operand.buffer].type.dtype for operand in call.args]
-
     def c(value: Size) -> str:
         return _over(value, dims)
 
+    def seen(operand: Operand | None, row: str, col: str) -> dict[str, Any]:
+        """Where a buffer lies, and its steps along the batch, rows and columns; of none all is 0."""
+        if operand is None:
+            return {"at": "0", "row": "0", "col": "0", "batch": ["0" for _ in batch], "bytes": 0, "read": "0"}
+        type_ = program.buffer[operand.buffer].type
+        flat = flatten(operand.index, type_.shape)
+        along = dict(flat.terms)
+        return {
+            "at": f"(const char *)buf[{place[operand.buffer]}] + ({c(flat.const)}) * {type_.dtype.itemsize}", "row": c(along.get(row, 0)), "col": c(along.get(col, 0)),
+            "batch": [c(along.get(str(x), 0)) for x in batch], "bytes": type_.dtype.itemsize, "read": _reader(type_.dtype, dtype) or "0",
+        }  # fmt: skip
+
+    dtype = program.buffer[call.out.buffer].type.dtype
+    if dtype not in (F32, F64):
+        raise Unsupported(f"a matrix product in {dtype} on the cpu")
+    left, right = call.args
+    operands = [seen(left, str(m), k), seen(right, k, str(n)), seen(left.scale, str(m), k), seen(right.scale, k, str(n))]
+
     return {
-        "kind": "call", "name": call.name, "dims": [], "width": dtype.bits, "buffers": [],
-        "a": place[call.args[0].buffer], "b": place[call.args[1].buffer], "c": place[call.out.buffer],
-        "a_read": _reader(own[0], dtype) or "0", "b_read": _reader(own[1], dtype) or "0", "a_bytes": own[0].itemsize, "b_bytes": own[1].itemsize,
-        "batch": [{"size": c(sizes[str(x)]), "a": c(a.get(str(x), 0)), "b": c(b.get(str(x), 0))} for x in batch],
-        "m": c(sizes[str(m)]), "n": c(sizes[str(n)]), "k": c(sizes[k]),
-        "ar": c(a.get(str(m), 0)), "ac": c(a.get(k, 0)), "br": c(b.get(k, 0)), "bc": c(b.get(str(n), 0)),
-        "a_offset": c(a_offset), "b_offset": c(b_offset),
+        "kind": "call", "name": call.name, "dims": [], "width": dtype.bits, "buffers": [], "operands": operands, "c": place[call.out.buffer],
+        "batch": [{"size": c(sizes[str(x)]), "steps": [o["batch"][i] for o in operands]} for i, x in enumerate(batch)], "m": c(sizes[str(m)]), "n": c(sizes[str(n)]), "k": c(sizes[k]),
     }  # fmt: skip
 
 

@@ -289,10 +289,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Operand:
-    """A buffer seen through an index: ``a[m, k]``."""
+    """A buffer seen through an index: ``a[m, k]``, or ``q[n, k] * s[n, 0]``: each element times another's, rounded."""
 
     buffer: str
     index: tuple[Index, ...]
+    scale: Operand | None = None
 
 
 @dataclass(frozen=True)
@@ -311,7 +312,13 @@ class Call:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(a.buffer for a in self.args))
+        return tuple(dict.fromkeys(o.buffer for o in self.operands))
+
+    @property
+    def operands(self) -> Iterator[Operand]:
+        """What it reads, scales after what they scale."""
+        for arg in self.args:
+            yield from (arg, arg.scale) if arg.scale else (arg,)
 
     @property
     def writes(self) -> tuple[str, ...]:

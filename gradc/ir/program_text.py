@@ -41,7 +41,7 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
     index     ::= term ("+" term)*                              # bare only after the ops "index" and "inside"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
-    call      ::= "call" "@" name "axes" axes access "<-" name access ("," access)* LINE
+    call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE     # scaled ::= access ["*" access]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
@@ -53,6 +53,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .dims import Assumption, Size
@@ -121,7 +122,8 @@ def _headings(kernel: Kernel) -> set[int]:
 
 
 def _operand(operand: Operand) -> str:
-    return f"{operand.buffer}[{', '.join(map(str, operand.index))}]"
+    scale = f" * {_operand(operand.scale)}" if operand.scale else ""
+    return f"{operand.buffer}[{', '.join(map(str, operand.index))}]{scale}"
 
 
 def print_step(step: Step) -> str:
@@ -303,9 +305,10 @@ def _call(reader: Reader) -> Call:
     out = _access(reader, known)
     reader.expect("<-")
     op = reader.name("the name of a library op")
-    args = [_access(reader, known)]
-    while reader.maybe(","):
-        args.append(_access(reader, known))
+    args: list[Operand] = []
+    while not args or reader.maybe(","):
+        operand = _access(reader, known)
+        args.append(replace(operand, scale=_access(reader, known)) if reader.maybe("*") else operand)
     reader.finish()
     return Call(name, op, axes, out, tuple(args), reader.note())
 

@@ -195,13 +195,15 @@ class _CallCheck(_StepCheck):
         if call.op not in REGISTRY:
             self.wrong(f"there is no op {call.op!r}", call.op)
         known = self.axes(call.axes)
-        for operand in (*call.args, call.out):
+        for operand in (*call.operands, call.out):
             self.access(operand, known)
         own = self.program.buffer[call.out.buffer].type.dtype
         for operand in call.args:
             dtype = self.program.buffer[operand.buffer].type.dtype
             if dtype is not own and not own.holds(dtype):
                 self.wrong(f"{operand.buffer} is {dtype}, and {own} does not hold its values", operand.buffer)
+            if operand.scale and self.program.buffer[operand.scale.buffer].type.dtype is not own:
+                self.wrong(f"the scale {operand.scale.buffer} is {self.program.buffer[operand.scale.buffer].type.dtype}, not {own}", operand.scale.buffer)
         self.written(call.reads, written)
         self.writable(call.out.buffer)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..ir.dims import Size, evaluate, product, same, symbols
 from ..ir.graph import Graph
-from ..ir.kernel import Index
+from ..ir.kernel import Index, Operand
 from ..ir.node import Node
 from ..ir.op import Alias, Expr, Movement
+from ..ir.pattern import Var, match
 from .lower import Builder, CannotInline, Domain
 
 
@@ -64,27 +66,52 @@ class Memory(Protocol):
     forced: set[Node]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A value in memory, where an element of it lies, and what it is multiplied with as it is read."""
+
+    base: Node
+    index: tuple[Index, ...]
+    scale: Seen | None = None
+
+    @property
+    def bases(self) -> set[Node]:
+        return {self.base} | (self.scale.bases if self.scale else set())
+
+    def operand(self, names: Mapping[Node, str]) -> Operand:
+        return Operand(names[self.base], self.index, self.scale.operand(names) if self.scale else None)
+
+
+SCALED = Var("values") * Var("scale")
+
+
 class View:
     """Follows ops that only move data to the value in memory behind them: what a library call can read through strides.
 
-    A call reads narrower values as its own (int8 weights, bf16): what only converts them needs no memory either.
+    A call reads narrower values as its own (int8 weights, bf16), and with a scale: what only converts and scales them needs no memory either.
     """
 
     def __init__(self, memory: Memory):
         self.memory = memory
 
-    def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> tuple[Node, tuple[Index, ...]]:
+    def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> Seen:
         lower = lowering(node)
         if where is not None:
             raise CannotInline(node, "a mask")
         if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
-            return node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True))
+            return Seen(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
         if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides
             found = lower.at(index, node, self)
             if found is not None:
                 return found  # type: ignore[no-any-return]
         if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):
             return self.read(node.operands[0], index)
+        factors: dict[str, Any] = {}
+        if match(SCALED, node, factors):
+            for core, scale in (("values", "scale"), ("scale", "values")):
+                one, two = self.read(factors[core], index), self.read(factors[scale], index)
+                if one.base.dtype is not node.dtype and two.base.dtype is node.dtype and not (one.scale or two.scale) and nbytes(two.base) < nbytes(one.base):
+                    return replace(one, scale=two)
         raise CannotInline(node, "no view of memory")
 
     def __getattr__(self, name: str) -> Any:

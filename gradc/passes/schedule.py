@@ -19,7 +19,7 @@ from ..ir.kernel import Index, Program
 from ..ir.node import Node
 from ..ir.op import Alias, Expr, Library, Lookup, Movement, Reduction, Scatter
 from .emit import emit
-from .groups import Group, View, alike, lowering, nbytes, real
+from .groups import Group, Seen, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
 
 MOST_BUFFERS = 24
@@ -127,18 +127,17 @@ class Scheduler:
     # -- library calls -------------------------------------------------------------------------------------------------
 
     def library_node(self, node: Node) -> None:
+        seen: list[Seen] = []
         for operand in node.operands:
             try:
-                base, _ = View(self).read(operand, [Index.of(f"v{a}") for a in range(operand.rank)])
+                seen.append(View(self).read(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
             except CannotInline:
                 raise CannotInline(self.behind(operand), "a library reads it") from None
-            if base not in self.in_memory:
-                raise CannotInline(base, "a library reads it")
         group = self.open((), None)
         group.placed[node] = "library"
         self.group_of[node] = group
         self.in_memory.add(node)
-        self.loads[group.key] = {View(self).read(o, [Index.of(f"v{a}") for a in range(o.rank)])[0] for o in node.operands}
+        self.loads[group.key] = set().union(*(s.bases for s in seen))
         self.connect(group, self.loads[group.key])
         self.library.append(node)
 

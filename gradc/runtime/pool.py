@@ -259,7 +259,7 @@ def parallel_for(context: Context, tasks: int, body: Any, args: int | None = Non
 class _Matrix(ctypes.Structure):
     """``gradc_matrix``."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("row", ctypes.c_int64), ("col", ctypes.c_int64), ("bytes", ctypes.c_int64), ("read", ctypes.c_void_p)]
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("row", ctypes.c_int64), ("col", ctypes.c_int64), ("bytes", ctypes.c_int64), ("read", ctypes.c_void_p), ("scale", ctypes.c_void_p), *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col"))]
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
@@ -282,7 +282,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     ):
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
     context = new_context()
-    operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize, None) for x in (a, b)]
+    operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
     sizes = [ctypes.c_int64(x) for x in (batch, m, n, k)]
     _library().gradc_matmul(context.pointer, out.itemsize * 8, *sizes, *map(ctypes.byref, operands), ctypes.c_void_p(out.ctypes.data), int(accumulate))
     if context.code:

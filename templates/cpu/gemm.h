@@ -91,21 +91,52 @@ static void GEMM(pack_read)(T *restrict to, const gradc_matrix *in, int64_t at, 
   }
 }
 
-static void GEMM(panels)(T *to, const gradc_matrix *in, int64_t at, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+/* Panels times their scales; `scale` belongs to their first element. */
+static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+    const int w = count - i0 < width ? (int)(count - i0) : width;
+    const T *panel = scale + i0 * across;
+    T line[GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR)];
+    for (int i = 0; i < w; i++) {
+      line[i] = panel[i * across];
+    }
+    for (int64_t p = 0; p < steps; p++) {
+      if (along) {
+        for (int i = 0; i < w; i++) {
+          line[i] = panel[i * across + p * along];
+        }
+      }
+      for (int i = 0; i < w; i++) {
+        to[p * width + i] *= line[i];
+      }
+    }
+  }
+}
+
+/* Rows of a, from its element (i, p) on; columns of b are the rows of its transpose. */
+static void GEMM(panels)(T *to, const gradc_matrix *in, int transposed, int64_t i, int64_t p, int64_t count, int64_t steps, int width) {
+  const int64_t across = transposed ? in->col : in->row, along = transposed ? in->row : in->col;
+  const int64_t at = i * across + p * along;
   if (in->read) {
     GEMM(pack_read)(to, in, at, count, steps, across, along, width);
   } else {
     GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width);
   }
+  if (in->scale) {
+    const int64_t scale_across = transposed ? in->scale_col : in->scale_row, scale_along = transposed ? in->scale_row : in->scale_col;
+    GEMM(pack_scale)(to, (const T *)in->scale + i * scale_across + p * scale_along, count, steps, scale_across, scale_along, width);
+  }
 }
 
-static T GEMM(element)(const gradc_matrix *in, int64_t at) {
-  if (!in->read) {
-    return ((const T *)in->data)[at];
-  }
+static T GEMM(element)(const gradc_matrix *in, int64_t row, int64_t col) {
+  const char *from = in->data + (row * in->row + col * in->col) * in->bytes;
   T value;
-  in->read(&value, in->data + at * in->bytes, 1, 1, 1);
-  return value;
+  if (in->read) {
+    in->read(&value, from, 1, 1, 1);
+  } else {
+    memcpy(&value, from, sizeof value);
+  }
+  return in->scale ? value * ((const T *)in->scale)[row * in->scale_row + col * in->scale_col] : value;
 }
 
 /* c[m,n] (+)= a[m,k] b[k,n]; m <= GEMM_MC, n <= GEMM_NC; c has rows ldc apart. */
@@ -116,7 +147,7 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, c
       for (int64_t j = 0; j < n; j++) {
         T sum = 0;
         for (int64_t p = 0; p < k; p++) {
-          sum += GEMM(element)(a, i * a->row + p * a->col) * GEMM(element)(b, p * b->row + j * b->col);
+          sum += GEMM(element)(a, i, p) * GEMM(element)(b, p, j);
         }
         c[i * ldc + j] = add ? c[i * ldc + j] + sum : sum;
       }
@@ -126,13 +157,13 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, c
   T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
   T edge[GEMM_MR * GEMM(NR)];
   /* Packing a pays when its rows are read often; its last panel, if not full, needs the zeros. */
-  const int direct = !a->read && a->col == 1 && n <= 4 * GEMM(NR);
+  const int direct = !a->read && !a->scale && a->col == 1 && n <= 4 * GEMM(NR);
   const int64_t whole = direct ? m / GEMM_MR * GEMM_MR : 0;
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
     const int more = add || p > 0;
-    GEMM(panels)(pa, a, whole * a->row + p * a->col, m - whole, kc, a->row, a->col, GEMM_MR);
-    GEMM(panels)(pb, b, p * b->row, n, kc, b->col, b->row, GEMM(NR));
+    GEMM(panels)(pa, a, 0, whole, p, m - whole, kc, GEMM_MR);
+    GEMM(panels)(pb, b, 1, 0, p, n, kc, GEMM(NR));
     for (int64_t j = 0; j < n; j += GEMM(NR)) {
       for (int64_t i = 0; i < m; i += GEMM_MR) {
         const T *panel_a = pa + (i - whole) * kc, *panel_b = pb + j * kc;

@@ -41,46 +41,34 @@ static __attribute__((unused)) void gradc_sort(const i32 *key, i64 rows, i64 key
   start[0] = 0;
 }
 
-/* How many elements of an ascending row are <= value; of a row that does not ascend, some number in [0, count]. */
-#define GRADC_SEARCH(T)                                                                                       \
-  static inline __attribute__((unused)) i64 search_##T(const T *row, i64 count, i64 value) {                  \
-    i64 low = 0, high = count;                                                                                \
-    while (low < high) {                                                                                      \
-      const i64 middle = low + (high - low) / 2;                                                              \
-      if (row[middle] <= value) low = middle + 1;                                                             \
-      else high = middle;                                                                                     \
-    }                                                                                                         \
-    return low;                                                                                               \
-  }
-GRADC_SEARCH(i8)
-GRADC_SEARCH(i16)
-GRADC_SEARCH(i32)
-GRADC_SEARCH(i64)
-GRADC_SEARCH(u8)
-#undef GRADC_SEARCH
-
-/* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops. */
-static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 *as, const i64 *bs, i64 m, i64 n,
+/* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops.
+ * steps: of a, b and their scales along each axis. */
+static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 (*steps)[4], i64 m, i64 n,
                                                   i64 k, gradc_matrix a, gradc_matrix b, char *c) {
-  i64 batch = 1, sa = 0, sb = 0, done = axes;
+  i64 batch = 1, last[4] = {0}, done = axes;
   while (done > 0) {
-    const i64 s = size[done - 1];
-    if (batch != 1 && s != 1 && (as[done - 1] != sa * batch || bs[done - 1] != sb * batch)) break;
-    if (batch == 1) sa = as[done - 1], sb = bs[done - 1];
+    const i64 s = size[done - 1], *step = steps[done - 1];
+    int alike = 1;
+    for (int x = 0; x < 4; x++) alike &= step[x] == last[x] * batch;
+    if (batch != 1 && s != 1 && !alike) break;
+    if (batch == 1) __builtin_memcpy(last, step, sizeof last);
     batch *= s;
     done--;
   }
   i64 outer = 1;
   for (i64 i = 0; i < done; i++) outer *= size[i];
-  const char *const a_first = a.data, *const b_first = b.data;
-  a.batch = sa, b.batch = sb;
+  const i64 bytes = dtype / 8;
+  const char *const first[4] = {a.data, b.data, a.scale, b.scale};
+  a.batch = last[0], b.batch = last[1], a.scale_batch = last[2], b.scale_batch = last[3];
   for (i64 o = 0; o < outer; o++) {
-    i64 left = o, ao = 0, bo = 0;
+    i64 left = o, at[4] = {0};
     for (i64 i = done - 1; i >= 0; i--) {
-      ao += left % size[i] * as[i], bo += left % size[i] * bs[i];
+      for (int x = 0; x < 4; x++) at[x] += left % size[i] * steps[i][x];
       left /= size[i];
     }
-    a.data = a_first + ao * a.bytes, b.data = b_first + bo * b.bytes;
-    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * (dtype / 8), 0);
+    a.data = first[0] + at[0] * a.bytes, b.data = first[1] + at[1] * b.bytes;
+    if (first[2]) a.scale = first[2] + at[2] * bytes;
+    if (first[3]) b.scale = first[3] + at[3] * bytes;
+    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * bytes, 0);
   }
 }

@@ -357,7 +357,7 @@ typedef struct {
 
 static operand describe(const gradc_matrix *in, int64_t rows, int64_t cols) {
   operand o = {*in, 0, 0};
-  if (in->read) {
+  if (in->read || in->scale) {
     return o;
   }
   /* A stride along an axis of size 1 says nothing. */
@@ -376,6 +376,12 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
   gradc_matrix a = p->a.in, b = p->b.in;
   a.data += (batch * a.batch + i * a.row + from * a.col) * a.bytes;
   b.data += (batch * b.batch + from * b.row + j * b.col) * b.bytes;
+  if (a.scale) {
+    a.scale += (batch * a.scale_batch + i * a.scale_row + from * a.scale_col) * p->size;
+  }
+  if (b.scale) {
+    b.scale += (batch * b.scale_batch + from * b.scale_row + j * b.scale_col) * p->size;
+  }
   char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
   c += (batch * p->m * p->n + i * p->n + j) * p->size;
   const int add = p->accumulate && p->splits == 1;

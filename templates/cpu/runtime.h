@@ -14,8 +14,10 @@ typedef void (*gradc_read)(void *to, const void *from, int64_t count, int64_t to
 typedef struct {
   const char *data;
   int64_t batch, row, col;
-  int64_t bytes;   /* of an element */
-  gradc_read read; /* 0 where the elements are the product's own */
+  int64_t bytes;     /* of an element */
+  gradc_read read;   /* 0 where the elements are the product's own */
+  const char *scale; /* elements of the product's type that these are multiplied with, or 0 */
+  int64_t scale_batch, scale_row, scale_col;
 } gradc_matrix;
 
 struct gradc_ctx {
