@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import posixpath
+import re
 from pathlib import Path, PurePosixPath
 
 from gradc.errors import InternalError
@@ -34,3 +36,27 @@ def read_template(name: str) -> str:
     raise InternalError(
         f"no template {name!r} in {', '.join(map(str, _template_dirs())) or 'the package or the checkout'}"
     )
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)".*\n', re.MULTILINE)
+
+
+@functools.cache
+def standalone(name: str) -> str:
+    """The text of one file with the files that it includes by ``"name"`` in their places, each once.
+
+    :raises InternalError: one of them is missing, or lies outside the templates.
+    """
+    seen = {name}
+
+    def expanded(file: str) -> str:
+        def included(match: re.Match[str]) -> str:
+            other = posixpath.normpath(posixpath.join(posixpath.dirname(file), match[1]))
+            if other in seen:
+                return ""
+            seen.add(other)
+            return expanded(other)
+
+        return _INCLUDE.sub(included, read_template(file))
+
+    return expanded(name)
