@@ -108,8 +108,32 @@ class CompilerError(GradcError):
         super().__init__(f"{message}\n{log}" if log else message)
 
 
+class RegistersSpilled(CompilerError):
+    """CUDA kernels that need more registers than they may have, where that was to be an error.
+
+    :param kernels: by name, the bytes stored to local memory and the bytes loaded again.
+    """
+
+    def __init__(self, arch: str, kernels: dict[str, tuple[int, int]], log: str = "", source: str = ""):
+        self.kernels = kernels
+        spilling = "; ".join(f"{name}: {stores} bytes stored, {loads} loaded" for name, (stores, loads) in kernels.items())
+        super().__init__(f"registers are spilled on {arch}: {spilling}", log, source)
+
+
 class DeviceError(GradcError, RuntimeError):
     """An accelerator reported an error; the kernel that raised it is named."""
+
+
+class SimulationFault(DeviceError):
+    """What a CUDA kernel must not do, seen by cuda-sim; the launch ended there and wrote nothing to its arrays.
+
+    :param kind: one word for it: "race", "out of bounds", ...  :param kernel: its name.  :param where: ``kernel.cu:12``, ""
+        if unknown.  :param block: and :param thread: whose access or call it was.  :param message: all of it in words.
+    """
+
+    def __init__(self, kind: str, kernel: str, where: str, block: tuple[int, int, int], thread: tuple[int, int, int], message: str):
+        self.kind, self.kernel, self.where, self.block, self.thread = kind, kernel, where, block, thread
+        super().__init__(message)
 
 
 class InternalError(Exception):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -117,18 +115,24 @@ def _threads() -> Iterator[Line]:
 
 
 def _nvrtc() -> Iterator[Line]:
-    folders = [Path(p) / "nvidia" / "cuda_nvrtc" / "lib" for p in sys.path if p]
-    names = [str(found) for folder in folders if folder.is_dir() for found in sorted(folder.glob("libnvrtc.so*"))]
-    for name in [*names, "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0:
-            yield Line("NVRTC", f"{major.value}.{minor.value}")
-            return
-    yield Line("NVRTC", "not found (gradc[nvrtc])", "missing")
+    from ..runtime.nvrtc import compile_cuda, find_nvrtc
+
+    try:
+        found = find_nvrtc()
+    except CompilerMissing as error:
+        yield Line("NVRTC", str(error), "missing")
+        return
+    except GradcError as error:
+        yield Line("NVRTC", str(error).splitlines()[0], "broken")
+        return
+    text = f"{found.version[0]}.{found.version[1]} ({found.path}), for {', '.join(f'sm_{n}' for n in found.architectures)}"
+    try:
+        with knobs.CACHE.set(False):  # the library is asked, not what it said once
+            made = compile_cuda('extern "C" __global__ void gradc_answer(int *answer) { *answer = 42; }\n', arch=f"sm_{found.architectures[0]}")
+    except GradcError as error:
+        yield Line("NVRTC", f"{text}; it does not compile: {str(error).splitlines()[0]}", "broken")
+        return
+    yield Line("NVRTC", text if made.kernels else f"{text}; its log is not understood: registers are not known", "ok" if made.kernels else "broken")
 
 
 def _gpu() -> Iterator[Line]:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from gradc import knobs
 from gradc.codegen.text import template_dirs
@@ -52,8 +53,11 @@ _INSTEAD = {
     "-fopenmp-simd": (),
     "-fvisibility=hidden": (),
     "-std=gnu11": (),
+    "-std=gnu++17": (),
 }
-_LOG_LIMIT = 20_000
+# Per language: the suffix by which a compiler knows it, its standard, the folder of templates whose headers are found.
+_LANGUAGES = {"c": (".c", "-std=gnu11", "cpu"), "c++": (".cpp", "-std=gnu++17", "cuda")}
+LOG_LIMIT = 20_000  # characters of a log that an error keeps
 TIMEOUT = 300.0  # seconds that a compiler gets for one unit
 
 
@@ -217,12 +221,41 @@ def compile_units(units: Sequence[str], *, extra: Sequence[str] = (), timeout: f
     return compile_c(units[0], extra=extra, units=units[1:], timeout=timeout)
 
 
+def compile_object(source: str, *, language: Literal["c", "c++"] = "c++", extra: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
+    """Compile one text to an object file, for :func:`link_objects`, and give back its bytes.
+
+    C++ is compiled by the C compiler's own C++ part, without the C++ library: what is linked needs no libstdc++.  The
+    headers of ``templates/cuda`` are found.
+
+    :raises CompilerMissing, CompilerError: as :func:`compile_c`; also where a gcc was installed without its C++ part.
+    """
+    compiler = find_compiler()
+    suffix = _LANGUAGES[language][0]
+    with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        (directory / f"unit0{suffix}").write_text(source, encoding="utf-8")
+        _compile(compiler, [(["-c", "-o", "unit0.o", f"unit0{suffix}"], extra)], directory, [source], timeout, language)
+        return (directory / "unit0.o").read_bytes()
+
+
+def link_objects(objects: Sequence[bytes], *, timeout: float = TIMEOUT) -> bytes:
+    """A shared object of what :func:`compile_object` made; none of the flags that it was made with is repeated."""
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        for i, payload in enumerate(objects):
+            (directory / f"unit{i}.o").write_bytes(payload)
+        names = [f"unit{i}.o" for i in range(len(objects))]
+        _compile(compiler, [(["-shared", "-o", "out.so", *names], ())], directory, [""], timeout)
+        return (directory / "out.so").read_bytes()
+
+
 _refused: dict[Compiler, frozenset[str]] = {}
 
 
-def _flags(compiler: Compiler) -> list[str]:
+def _flags(compiler: Compiler, language: str) -> list[str]:
     """Our flags, those that this compiler is known to refuse replaced."""
-    flags = list(FLAGS)
+    flags = [_LANGUAGES[language][1] if flag == "-std=gnu11" else flag for flag in FLAGS]
     refused = _refused.get(compiler, frozenset())
     while any(flag in refused for flag in flags):
         flags = [kept for flag in flags for kept in (_INSTEAD[flag] if flag in refused else (flag,))]
@@ -237,13 +270,14 @@ def _compile(
     directory: Path,
     texts: Sequence[str],
     timeout: float,
+    language: str = "c",
 ) -> None:
     """Run the jobs at once, a second time without a flag that the first time showed to be unknown."""
     include = [
-        word for path in template_dirs() for word in ("-iquote", str(path / "cpu"))
+        word for path in template_dirs() for word in ("-iquote", str(path / _LANGUAGES[language][2]))
     ]  # not -I: our math.h is not <math.h>
     while True:
-        flags = _flags(compiler)
+        flags = _flags(compiler, language)
         done = _run_all(
             [[*compiler.argv, *flags, *include, *job, *extra, "-lm"] for job, extra in jobs], directory, timeout
         )
@@ -317,7 +351,7 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
             _kill(process)
     logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
     return [
-        (code, log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + "\n[...]")
+        (code, log if len(log) <= LOG_LIMIT else log[:LOG_LIMIT] + "\n[...]")
         for code, log in zip(codes, logs, strict=True)
     ]
 
