@@ -22,6 +22,7 @@ from .ir.text import parse as parse_graph
 from .module import Module, Recipe
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
+from .passes.devices import device_for
 from .passes.fold import fold
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
@@ -33,10 +34,12 @@ from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.widen import widen
+from .runtime.executable import TARGETS
 from .trace import trace
 from .version import VERSION
 
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": ()}
+GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run"}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -68,10 +71,11 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
     return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
 
 
-def kernels(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline, what: str) -> Program:
+def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
-    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"]))
-    program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"]))
+    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], narrow=target in ("cpu", "numpy")))
+    how: dict[str, Any] = {"device": device_for(options["arch"] or "sm_90"), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
 
@@ -79,11 +83,13 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
 
     :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
-    :param target: ``"cpu"`` or ``"numpy"``; None takes the best there is.
+    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"`` (compiled, not run yet), ``"cuda-sim"`` (CUDA text, run on the CPU); None: cpu.
+    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.
+    :param arch: what the target cuda compiles for, ``"sm_90"`` if unsaid.
     :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
-    :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice.
+    :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice; CUDA has ``"atomic"`` and ``"atomic_fixed"`` too.
     :param donate: inputs whose memory outputs may take.  :param sparse: tables whose gradients come as :class:`gradc.SparseRows`.
     :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: inputs (with their gradients) and outputs whose arrays have their axes in that order.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
@@ -96,14 +102,17 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
             raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
         graph = getattr(graph, "graph", None) or trace(graph)
     target = target or "cpu"
-    if target not in ("cpu", "numpy"):
-        raise Unsupported(f"the target {target!r}; there are cpu and numpy, cuda is to come")
+    if target not in TARGETS:
+        raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
     names = expand(graph, _names("wrt", wrt))
     if layout is not None:
         if not isinstance(layout, Mapping):
             raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")
         graph = relaid(graph, layout=layout)
-    settings = _settings(graph, options)
+    settings = _settings(graph, options, GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES)
+    if settings["arch"] is not None and target != "cuda":
+        raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
+    settings["arch"] = settings["arch"] or ("sm_90" if target == "cuda" else None)
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
     if strange:
@@ -119,10 +128,10 @@ def _names(what: str, given: Any) -> list[str]:
     return names
 
 
-def _settings(graph: Graph, options: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
     """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
-    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False))):
+    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none"))):
         if settings[option] not in known:
             raise InvalidProblem(f"{option}={settings[option]!r}; there are {', '.join(map(str, known))}")
     if settings["save"] not in ("min-cut", "all", "none"):
@@ -139,8 +148,8 @@ def _settings(graph: Graph, options: Mapping[str, Any]) -> dict[str, Any]:
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
     for name, strategy in (force or {}).items():
-        if strategy not in STRATEGIES:
-            raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(STRATEGIES)}")
+        if strategy not in strategies:
+            raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(strategies)}")
     return settings
 
 
@@ -153,15 +162,15 @@ def expand(graph: Graph, wrt: Sequence[str]) -> list[str]:
     return out
 
 
-def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
+def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
     """Run every pass."""
     pipeline = Pipeline()
     parts = lower(graph, wrt, options, pipeline)
     pipeline.start("forward.partition", parts.forward)
-    programs = {"forward": kernels(parts.forward, options, pipeline, "forward")}
+    programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
     if wrt:
         pipeline.start("backward.partition", parts.backward)
-        programs["backward"] = kernels(parts.backward, options, pipeline, "backward")
+        programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
     combined = {p.root(s.buffer): "" for p in programs.values() for k in p.kernels for s in k.accums}
     named = {name: b for p in programs.values() for name, b in (*((b.name, p.root(b.name)) for b in p.buffers), *((n, p.root(b)) for n, b in p.outputs))}
     strange = [name for name in options["reductions"] or () if name != "*" and named.get(name) not in combined]
@@ -170,11 +179,11 @@ def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) -> tuple
     return pipeline, programs, parts.residuals
 
 
-def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any]) -> Program:
+def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
     ready = pipeline.run(prepare, pipeline.start("forward", graph), numerics=options["numerics"])
-    return kernels(optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, pipeline, "joint")
+    return kernels(optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint")
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
@@ -199,12 +208,12 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
     def stages() -> Pipeline:
         if not pipeline:
-            pipeline.append(build(graph, wrt, options)[0])
+            pipeline.append(build(graph, wrt, options, target)[0])
         return pipeline[0]
 
     recipe = _recipe(graph, wrt, target, options, stages)
     if target != "cpu" or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
-        made, programs, residuals = build(graph, wrt, options)
+        made, programs, residuals = build(graph, wrt, options, target)
         pipeline.append(made)
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
         if knobs.DUMP.get():
@@ -220,7 +229,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
             return _from_parts(graph, wrt, target, options, unpack(payload), recipe)
         except (IRFormatError, ValueError, KeyError):
             payload = None  # written by a broken build of ours: build again
-    made, programs, residuals = build(graph, wrt, options)
+    made, programs, residuals = build(graph, wrt, options, target)
     pipeline.append(made)
     module = Module(graph, wrt, target, programs, residuals, options, recipe)
     compile_natives(module)
@@ -229,7 +238,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
 
 def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
-    return Recipe(stages, lambda: joint_program(graph, wrt, options), save_module, lambda orders: cached(relaid(graph, layout=orders), wrt, target, options))
+    return Recipe(stages, lambda: joint_program(graph, wrt, options, target), save_module, lambda orders: cached(relaid(graph, layout=orders), wrt, target, options))
 
 
 def compile_natives(module: Module) -> None:
@@ -347,5 +356,5 @@ def load_module(folder: Any) -> Module:
     graph = load_graph(path / "graph.gir")
     if machine != cpu_identity():
         parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
-    recipe = _recipe(graph, wrt, target, options, lambda: build(graph, wrt, options)[0])
+    recipe = _recipe(graph, wrt, target, options, lambda: build(graph, wrt, options, target)[0])
     return _from_parts(graph, wrt, target, options, parts, recipe)

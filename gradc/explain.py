@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import CompilerMissing
 from .ir.dims import evaluate
 from .ir.kernel import Call, Kernel, Select, taken
 from .passes.choose_reduction import decisions
 from .passes.cost import floor_bytes, kernel_bytes, nominal
+from .passes.devices import CPU, ESTIMATE, Device, Gpu
+from .passes.gpu_cost import Estimate
 
 if TYPE_CHECKING:
     from .module import Module
@@ -56,16 +59,18 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
     return "\n".join(lines)
 
 
-def explain(module: Module, dims: Mapping[str, int]) -> str:
-    """The summary, then the floor, every choice of reduction with its estimates, the residuals and the passes."""
+def explain(module: Module, dims: Mapping[str, int], device: Device = CPU) -> str:
+    """The summary, then the floor, every choice of reduction with its estimates on a device, the residuals and the passes."""
     bound = _bindings(module, dims)
     lines = [summary(module, dims), ""]
     for what, executable in module.executables.items():
         program = executable.program
         moved = sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps)
         lines.append(f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is {_human(floor_bytes(program, bound))}")
-        lines += reduction_table(program, bound)
+        lines += reduction_table(program, bound, device)
         lines += [f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read" for name, calls in executable.copied.items()]
+        if executable.target == "cuda":
+            lines += resources_table(executable)
     for variant in module.variants.values():
         lines.append(f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in variant.items())}")
     lines += ["", "residuals:"]
@@ -77,15 +82,50 @@ def explain(module: Module, dims: Mapping[str, int]) -> str:
     return "\n".join(lines)
 
 
-def reduction_table(program: Any, dims: Mapping[str, int]) -> list[str]:
-    """choose_reduction's table: each strategy's predicted bytes and time, and the pick."""
-    lines = []
-    for kernel, buffer, pick, table in decisions(program, dims):
-        lines.append(f"  combine into {buffer} by {kernel}:")
-        for e in table:
-            mark = "->" if e.strategy == pick else "  "  # type: ignore[attr-defined]
-            lines.append(f"   {mark} {e.strategy:<11} {_human(e.bytes):>9}  {e.seconds * 1e6:10.1f} us  {e.why}")  # type: ignore[attr-defined]
+def resources_table(executable: Any) -> list[str]:
+    """What each CUDA function takes of a multiprocessor, as the assembler says."""
+    try:
+        binary = executable.binary
+    except CompilerMissing as error:
+        return [f"  not compiled: {error}"]
+    lines = [f"  compiled for {binary.arch}:"]
+    for name, r in binary.kernels.items():
+        spilled = f"  {r.spill_stores + r.spill_loads} bytes spilled" if r.spill_stores + r.spill_loads else ""
+        lines.append(f"   {name:<40} {r.registers:>4} registers  {r.shared:>6} B shared{spilled}")
     return lines
+
+
+def reduction_table(program: Any, dims: Mapping[str, int], device: Device = CPU) -> list[str]:
+    """choose_reduction's table: each strategy's predicted bytes and time, and the pick; for a GPU also the floor and a sentence."""
+    lines = []
+    for kernel, buffer, pick, table in decisions(program, dims, device):
+        lines.append(f"  combine into {buffer} by {kernel}:")
+        if isinstance(device, Gpu) and table:
+            guessed = sum(source == ESTIMATE for source in device.sources.values())
+            known = f" ({guessed} of {len(device.sources)} constants are estimates)" if guessed else ""
+            lines.append(f"      on {device.name}{known} the floor is {_human(table[0].floor)}, {table[0].floor / device.bandwidth * 1e6:.1f} us; {_verdict(pick, table)}")
+        for e in table:
+            mark, share = "->" if e.strategy == pick else "  ", ""
+            if isinstance(device, Gpu):
+                share = f"  {e.floor / device.bandwidth / e.seconds:>4.0%} of the floor" if e.seconds else ""
+                share += "" if e.deterministic else "  other bits in each run"
+            lines.append(f"   {mark} {e.strategy:<{12 if share else 11}} {_human(e.bytes):>9}  {e.seconds * 1e6:10.1f} us{share}  {e.why}")
+    return lines
+
+
+def _verdict(pick: str, table: list[Estimate]) -> str:
+    """Why the pick, in a sentence."""
+    found = {e.strategy: e for e in table}
+    if pick not in found:
+        return "nothing is picked yet"
+    best = min(table, key=lambda e: e.seconds)
+    if best.strategy == pick:
+        return f"{pick} is the fastest"
+    loss = f"{(found[pick].seconds - best.seconds) * 1e6:.1f} us"
+    rest = [e for e in table if e.deterministic]
+    if not best.deterministic and min(rest, key=lambda e: e.seconds).strategy == pick:
+        return f"{pick} is the fastest that gives the same bits in each run, {best.strategy} would save {loss}"
+    return f"{pick} was forced, is what there are kernels for, or holds for a range of sizes; {best.strategy} would save {loss} at these"
 
 
 def dump_module(module: Module, folder: Path) -> None:

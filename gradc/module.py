@@ -238,11 +238,11 @@ class Module:
         dims = options.get("dims") or {}
         borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
         donate = [name for name in options.get("donate") or () if name not in borrowed]
-        self.forward = Forward(programs["forward"], target, defaults=graph.defaults, dims=dims, donate=donate, payload=programs.get("forward.so"), sites=programs.get("forward.sites"))
+        self.forward = Forward(programs["forward"], target, arch=options.get("arch") or "", defaults=graph.defaults, dims=dims, donate=donate, payload=programs.get("forward.so"), sites=programs.get("forward.sites"))
         self.forward.module = self
         self._backward: Backward | None = None
         if "backward" in programs:
-            self._backward = Backward(programs["backward"], target, defaults=graph.defaults, dims=dims, payload=programs.get("backward.so"), sites=programs.get("backward.sites"))
+            self._backward = Backward(programs["backward"], target, arch=options.get("arch") or "", defaults=graph.defaults, dims=dims, payload=programs.get("backward.so"), sites=programs.get("backward.sites"))
             self._backward.module = self
 
     @property
@@ -348,7 +348,7 @@ class Module:
         return found
 
     def source(self) -> str:
-        """The C of forward and backward."""
+        """The C, or CUDA, of forward and backward."""
         return "\n".join(f"/* ---- {name} ---- */\n{e.source}" for name, e in self.executables.items())
 
     @property

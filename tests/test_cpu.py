@@ -6,6 +6,7 @@ All samples of an op are merged into one graph, so that one compilation serves t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,12 +91,16 @@ def close(got: np.ndarray, want: np.ndarray, exact: np.ndarray, coarsest: str, l
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "apart"])
 @pytest.mark.parametrize("name", NAMES)
 def test_cpu_is_numpy(name: str, fuse: bool) -> None:
-    for dims, together in groups(name, ("f64", "f32", "bf16", "f16") if fuse else ("f32", "bf16")).items():
+    agrees_with_numpy(name, ("f64", "f32", "bf16", "f16") if fuse else ("f32", "bf16"), SIZES, target="cpu", fuse=fuse)
+
+
+def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], **options: Any) -> None:
+    """An op's samples and their gradients, compiled, are what the interpreter says."""
+    for dims, together in groups(name, dtypes).items():
         graphs = [joint(case) for case in together]
         whole = merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)])
-        module = gradc.compile(whole, target="cpu", fuse=fuse)
-        sizes = [0] if not whole.dims or dims else SIZES
-        for size in sizes:
+        module = gradc.compile(whole, **options)
+        for size in [0] if not whole.dims or dims else sizes:
             bound = {d: dict(dims).get(d, size) for d in whole.dims}
             given, wanted = {}, {}
             for k, (case, graph) in enumerate(zip(together, graphs, strict=True)):
@@ -107,4 +112,4 @@ def test_cpu_is_numpy(name: str, fuse: bool) -> None:
                 wanted |= {f"s{k}.{key}": (a, exact[key], case, least) for key, a in interp.run(graph, arrays, dims=own).items()}
             got = module.forward.run(dims=bound, **given)
             for key, (want, exact, case, least) in wanted.items():
-                close(got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} fuse={fuse} {bound}")
+                close(got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}")

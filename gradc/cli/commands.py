@@ -21,7 +21,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @click.command(short_help="Compile; write its IR, C, explanation, or the whole module.")
 @with_model
-@click.option("--emit", metavar="ir,c,explain", help="What to write into -o: every stage, every kernel's C, the explanation.")
+@click.option("--emit", metavar="ir,c,explain", help="What to write into -o: every stage (ir), every kernel's C (c) or CUDA (cu, ptx, cubin with --target cuda), the explanation.")
 @click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
 @click.option("--save-module", type=FOLDER, help="Write a folder that runs again without compiling.")
 def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
@@ -31,11 +31,13 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
     gradc compile model.gir --wrt w,b
     gradc compile model.py:loss --wrt params --emit ir,c,explain -o out
     gradc compile model.py:loss --type x=f32[N,4] --save-module saved
+    gradc compile model.gir --wrt w --target cuda --arch sm_90 --emit ir,cu,ptx,cubin,explain -o out
     """
     wanted = [part.strip() for part in (emit or "").split(",") if part.strip()]
-    unknown = set(wanted) - {"ir", "c", "explain"}
+    known = ("ir", "cu", "ptx", "cubin", "explain") if settings.target == "cuda" else ("ir", "cu", "explain") if settings.target == "cuda-sim" else ("ir", "c", "explain")
+    unknown = set(wanted) - set(known)
     if unknown:
-        raise click.BadParameter(f"--emit {min(unknown)}: there are ir, c, explain")
+        raise click.BadParameter(f"--emit {min(unknown)}: there are {', '.join(known)}{'' if settings.target else '; cu, ptx, cubin with --target cuda'}")
     if bool(wanted) != (output is not None):
         raise click.UsageError("--emit and -o belong together: --emit ir,c,explain -o FOLDER")
     began = time.perf_counter()
@@ -53,18 +55,29 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
 
 def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str, int]) -> int:
     files: dict[str, str] = {}
+    binaries: dict[str, bytes] = {}
     if "ir" in wanted:
         files |= {f"{number:02d}-{stage.name}.gir": str(stage) for number, stage in enumerate(module.stages)}
     if "c" in wanted:
         files |= {f"kernels/{name}.c": kernel.source for name, kernel in module.kernels.items()}
         files |= {f"{name}.c": executable.source for name, executable in module.executables.items()}
+    if "cu" in wanted:
+        files |= {f"kernels/{name}.cu": kernel.source for name, kernel in module.kernels.items()}
+        files |= {f"{name}.cu": executable.source for name, executable in module.executables.items()}
+    if "ptx" in wanted:
+        files |= {f"{name}.ptx": executable.binary.ptx for name, executable in module.executables.items()}
+    if "cubin" in wanted:
+        binaries = {f"{name}.{executable.binary.arch}.cubin": executable.binary.cubin for name, executable in module.executables.items()}
     if "explain" in wanted:
         files["explain.txt"] = module.explain(**dims)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.rstrip("\n") + "\n")
-    return len(files)
+    for name, data in binaries.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return len(files) + len(binaries)
 
 
 @click.command(short_help="Run on arrays from files, or on random ones.")

@@ -22,6 +22,7 @@ from ..frontend import graph as decorated
 from ..ir.graph import Graph
 from ..ir.types import parse_type
 from ..module import Module
+from ..runtime.executable import TARGETS
 from ..trace import trace
 from .progress import Progress
 
@@ -75,16 +76,17 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the MODEL argument and the options of a compilation; the command gets ``model`` and ``settings``."""
 
     @functools.wraps(command)
-    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], save: str | None, numerics: str | None, fuse: bool | None, progress: bool | None, **rest: Any) -> Any:
+    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], arch: str | None, save: str | None, numerics: str | None, fuse: bool | None, progress: bool | None, **rest: Any) -> Any:
         save_ = save if save in (None, "min-cut", "all", "none") else tuple(part.strip() for part in str(save).split(",") if part.strip())
-        given = {name: value for name, value in {"save": save_, "numerics": numerics, "fuse": fuse}.items() if value is not None}
+        given = {name: value for name, value in {"save": save_, "numerics": numerics, "fuse": fuse, "arch": arch}.items() if value is not None}
         return command(model=model, settings=Settings(types, wrt, target, dims, given, progress), **rest)
 
     decorators = (
         click.argument("model"),
         click.option("--type", "types", multiple=True, metavar="NAME=TYPE", callback=pairs, help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4]."),
         click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."),
-        click.option("--target", type=click.Choice(["cpu", "numpy"]), help="What the kernels run on."),
+        click.option("--target", type=click.Choice(TARGETS), help="What the kernels run on."),
+        click.option("--arch", metavar="sm_90", help="What --target cuda compiles for."),
         click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
         click.option("--save", metavar="HOW", help="What forward keeps for backward: min-cut, all, none, or names of values."),
         click.option("--numerics", type=click.Choice(["real", "strict"]), help="real allows rewrites equal over the reals; strict keeps every bit."),

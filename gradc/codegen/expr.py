@@ -18,6 +18,7 @@ from .index import flatten, index, literal, size
 _NARROW_INT = {"i2": "i8", "i4": "i8", "u2": "u8", "u4": "u8"}
 STORED = {"bool": "u8", "f16": "u16", "bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8", "f4e2m1": "u8", "e8m0": "u8", **_NARROW_INT}
 ROUNDED = ("f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1", "e8m0")
+_MAY_OVERFLOW = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "-{0}")
 
 
 def stored(dtype: DType) -> str:
@@ -85,11 +86,12 @@ class Scribe:
     """Writes the statements of one kernel.
 
     :param types: the type of each buffer, over the kernel's own dim names.
-    :param values: the dtype of each value.
+    :param wraps: whether the compiler lets signed arithmetic wrap; else it is done on unsigned numbers.
+    :ivar values: the dtype of each value.
     """
 
-    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt]):
-        self.types = types
+    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True):
+        self.types, self.wraps = types, wraps
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
     def element(self, buffer: str, place: Sequence[Index]) -> str:
@@ -141,5 +143,7 @@ class Scribe:
         text = re.sub(r"\b([a-z]\w*)\(", rf"\1_{suffix}(", text)
         for name, value in s.attrs:  # attributes that an expression names: {alpha}
             text = text.replace("{" + name + "}", literal(value, s.dtype) if isinstance(value, int | float) else str(value))
+        if not self.wraps and s.dtype.is_integer and s.dtype.bits >= 16 and lower.text in _MAY_OVERFLOW:
+            args = [f"(u{max(32, s.dtype.bits)}){a}" for a in args]
         text = text.format(*args)
         return wrapped(text, s.dtype) if s.dtype.is_integer else text

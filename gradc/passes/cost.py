@@ -1,6 +1,6 @@
 """What each way to combine across rows costs: predicted bytes and time, from shapes alone.
 
-CPU constants start from measurements on a 2-core AVX-512 machine and hold better as ratios than as times.
+The formulas of the CPU are here, those of GPUs in :mod:`gpu_cost`; the machines are in :mod:`devices`.
 """
 
 from __future__ import annotations
@@ -8,25 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.dims import Size, evaluate, product, symbols
+from ..ir.dims import Size, evaluate, floordiv, maximum, product, symbols
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Program, Stmt, alternatives
 from ..ir.types import Type
+from .devices import CPU, Cpu, Device, Gpu
+from .gpu_cost import DETERMINISTIC, Estimate, Scatter, expected_hits, predict
 
 CHUNK_LEAST, CHUNK_MOST = 8, 64
 """Rows per chunk on the CPU: clamp(N/256, 8, 64)."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the model knows of a machine.
-
-    :param bandwidth: bytes/s of a copy.  :param sort: seconds per row of a counting sort.  :param workers: cores assumed.
-    """
-
-    name: str = "cpu"
-    bandwidth: float = 20e9
-    sort: float = 10e-9
-    workers: int = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ def _reduces(kernel: Kernel, values: Sequence[str]) -> bool:
 
 
 def strategies(kernel: Kernel, combine: Combine) -> list[str]:
-    """The ways that are right for an accum, deterministic all."""
+    """The ways that are right for an accum on every machine, deterministic all."""
     found = ["privatized"]
     if combine.kept:
         found.append("regular")
@@ -97,17 +86,27 @@ def strategies(kernel: Kernel, combine: Combine) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A strategy's predicted cost.
+def ways(kernel: Kernel, combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> list[str]:
+    """The ways that are right for an accum on a device; on a GPU atomics are among them, where the hardware has them for the type."""
+    found = strategies(kernel, combine)
+    if isinstance(device, Gpu):
+        dtype, how = types[combine.buffer].dtype, combine.stmt.combine
+        if exact(combine, types) or (dtype.is_float and dtype.bits >= 16 and how == "sum"):
+            found.append("atomic")
+        if dtype.is_float and 16 <= dtype.bits <= 32 and how == "sum":
+            found.append("atomic_fixed")
+    return found
 
-    :param bytes: moved by the kernel's accum under this strategy.  :param seconds: predicted.  :param why: in words.
-    """
 
-    strategy: str
-    bytes: int
-    seconds: float
-    why: str
+def exact(combine: Combine, types: Mapping[str, Type]) -> bool:
+    """Whether atomics combine in any order to the same bits: integers that the hardware adds and compares."""
+    dtype = types[combine.buffer].dtype
+    return dtype.is_integer and dtype.itemsize >= 4 and combine.stmt.combine in ("sum", "max", "min")
+
+
+def deterministic(strategy: str, combine: Combine, types: Mapping[str, Type]) -> bool:
+    """Whether a way gives the same bits in every run."""
+    return strategy in DETERMINISTIC or exact(combine, types)
 
 
 def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -120,8 +119,77 @@ def chunk_rows(rows: int) -> int:
     return max(CHUNK_LEAST, min(rows // 256, CHUNK_MOST))
 
 
-def estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None = None, device: Device = Device()) -> list[Estimate]:
-    """The table of choose_reduction: each right strategy with its predicted bytes and time."""
+def estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None = None, device: Device = CPU,
+              *, unique: int | None = None, hits: int | None = None) -> list[Estimate]:  # fmt: skip
+    """The table of choose_reduction: each right strategy with its predicted bytes and time.
+
+    :param unique: how many rows of the result are hit, where that is known; else as many as indices drawn at random hit.
+    :param hits: the most hits on one row, where that is known; else the least that it can be.
+    """
+    if isinstance(device, Gpu):
+        sizes = scatter_of(kernel, combine, types)
+        bound = numbers(sizes, nominal(scatter_sizes(sizes), dims))
+        return predict(bound, device, ways(kernel, combine, types, device), expected_hits(bound, unique, hits))
+    assert isinstance(device, Cpu)
+    return _cpu_estimates(kernel, combine, types, dims, device)
+
+
+def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> Scatter[Size]:
+    """An accum as the sizes that its cost on a GPU depends on."""
+    s, type_ = combine.stmt, types[combine.buffer]
+    cols = {a for a, _ in kernel.cols}
+    in_columns = bool(kernel.stmt_level(s) & cols)
+    place = {v for i in s.index for v, _ in i.terms}
+    along = bool(place & cols) or combine.by_column  # else the columns of a row are added up first
+    rows, width, keys = kernel.row_count, kernel.col_count if in_columns and along else 1, product(type_.shape)
+    if combine.by_column:  # each element goes a way of its own
+        rows, width = rows * width, 1
+    elif combine.tail:
+        width, keys = product(type_.shape[combine.leading :]), product(type_.shape[: combine.leading])
+    elif along:
+        keys = floordiv(product(type_.shape), maximum(width, 1))
+    read, index = _loaded(kernel, s, types)
+    owners = product(size for a, size in kernel.rows if a in combine.kept) if combine.kept else 0
+    whole = combine.tail or width == 1
+    return Scatter[Size](rows, width, keys, product(type_.shape), read, index, owners, type_.dtype.itemsize, whole, exact(combine, types), combine.gathered)
+
+
+def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:
+    """Bytes that are read to make an accum's values, and its index and mask."""
+    sizes = dict((*kernel.rows, *kernel.cols))
+    values = _behind(kernel, s.args)
+    place = _behind(kernel, [v for v in s.uses if v not in s.args]) - values
+    total: list[Size] = []
+    for names in (values, place):
+        loads = {(x.buffer, x.index): x for x in (kernel.stmts[v] for v in sorted(names)) if x.op == "load"}
+        count: Size = 0
+        for x in loads.values():
+            count = count + product(sizes[a] for a in sorted(kernel.levels[x.name])) * types[x.buffer].dtype.itemsize
+        total.append(count)
+    return total[0], total[1]
+
+
+def _behind(kernel: Kernel, values: Sequence[str]) -> set[str]:
+    """Values and what they are made from."""
+    pending, seen = list(values), set(values)
+    while pending:
+        fresh = [u for u in kernel.stmts[pending.pop()].uses if u not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return seen
+
+
+def scatter_sizes(s: Scatter[Size]) -> list[Size]:
+    return [s.rows, s.width, s.keys, s.out, s.read, s.index, s.owners]
+
+
+def numbers(s: Scatter[Size], bound: Mapping[str, int]) -> Scatter[int]:
+    """The sizes with their symbols bound."""
+    rows, width, keys, out, read, index, owners = (evaluate(size, bound) for size in scatter_sizes(s))
+    return Scatter[int](rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered)
+
+
+def _cpu_estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None, device: Cpu) -> list[Estimate]:
     shape = types[combine.buffer].shape
     bound = nominal([s for _, s in (*kernel.rows, *kernel.cols)] + list(shape), dims)
     rows, cols = evaluate(kernel.row_count, bound), evaluate(kernel.col_count, bound)

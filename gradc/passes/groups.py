@@ -64,6 +64,7 @@ class Memory(Protocol):
     graph: Graph
     in_memory: set[Node]
     forced: set[Node]
+    narrow: bool
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class View:
             found = lower.at(index, node, self)
             if found is not None:
                 return found  # type: ignore[no-any-return]
+        if not self.memory.narrow:
+            raise CannotInline(node, "a library reads its own dtype")
         if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):
             return self.read(node.operands[0], index)
         factors: dict[str, Any] = {}

@@ -30,13 +30,16 @@ LONGEST = 48
 """Values that are computed in one expression."""
 
 
-def schedule(graph: Graph, *, fuse: bool = True) -> Program:
-    """mul, sum, mul  ->  one kernel with two passes over its columns"""
+def schedule(graph: Graph, *, fuse: bool = True, narrow: bool = True) -> Program:
+    """mul, sum, mul  ->  one kernel with two passes over its columns
+
+    :param narrow: whether the target's matrix product reads other dtypes than its own, and scales.
+    """
     forced: set[Node] = set()
     with assuming(graph.assumptions):
         for _ in range(2 * len(graph.nodes) + 2):
             try:
-                return Scheduler(graph, fuse, forced).run()
+                return Scheduler(graph, fuse, forced, narrow).run()
             except CannotInline as reason:  # this node needs memory after all: again, with that known
                 if reason.node in forced:
                     raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason
@@ -45,8 +48,8 @@ def schedule(graph: Graph, *, fuse: bool = True) -> Program:
 
 
 class Scheduler:
-    def __init__(self, graph: Graph, fuse: bool, forced: set[Node]):
-        self.graph, self.fuse = graph, fuse
+    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], narrow: bool):
+        self.graph, self.fuse, self.narrow = graph, fuse, narrow
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
         self.group_of: dict[Node, Group] = {}

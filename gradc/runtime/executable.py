@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import knobs
 from ..errors import (
     BufferTooSmall,
     GradcError,
@@ -28,8 +30,11 @@ from ..passes.plan_buffers import donations
 from .arrays import Kind, available_bytes, empty, from_numpy, overlap, to_numpy
 from .precision import Precision, precision_of
 
+if TYPE_CHECKING:
+    from .nvrtc import CudaBinary
+
 Array = np.ndarray[Any, Any]
-TARGETS = ("cpu", "numpy")
+TARGETS = ("cpu", "numpy", "cuda", "cuda-sim")
 WORKSPACE_ALIGN = 16
 """What every allocator gives; slots inside start at multiples of 64 of it."""
 _WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
@@ -52,13 +57,13 @@ class Executable:
 
     :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
     :param defaults: arrays for inputs that the caller need not give.  :param dims: values of symbols that nothing binds.
-    :param donate: inputs whose memory an output may take.
+    :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.
     """
 
-    def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None):
+    def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = ""):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
-        self.program, self.target = program, target
+        self.program, self.target, self.arch = program, target, arch
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
         self.inputs: dict[str, Type] = {b.name: b.type for b in program.of_kind("input") if not b.alias}
         self.output_buffers = dict(program.outputs)
@@ -81,10 +86,31 @@ class Executable:
         if self._native is None:
             with self._lock:
                 if self._native is None:
-                    from .cpu import CpuProgram
-
-                    self._native = CpuProgram(self.program, self._payload, self._sites)
+                    self._native = self._made()
         return self._native
+
+    def _made(self) -> Any:
+        if self.target == "cpu":
+            from .cpu import CpuProgram
+
+            return CpuProgram(self.program, self._payload, self._sites)
+        from .cuda import CudaProgram, Simulator
+
+        if self.target == "cuda":
+            raise Unsupported("running on a GPU is to come: target='cuda' compiles (.source, .binary), target='cuda-sim' runs the same text on the CPU")
+        return CudaProgram(self.program, functools.partial(Simulator, check=knobs.SIM_CHECK.get()))
+
+    @functools.cached_property
+    def binary(self) -> CudaBinary:
+        """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No GPU is needed.
+
+        :raises Unsupported: another target.  :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.nvrtc.compile_cuda`.
+        """
+        from .nvrtc import compile_cuda
+
+        if self.target != "cuda":
+            raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
+        return compile_cuda(self.source, arch=self.arch)
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
@@ -343,7 +369,11 @@ class Executable:
 
     @property
     def source(self) -> str:
-        """The C text."""
+        """The C or CUDA text."""
+        if self.target.startswith("cuda"):
+            from ..codegen.cuda import render_cuda
+
+            return render_cuda(self.program)[0]
         from ..codegen.render import render_program
 
         return render_program(self.program).text

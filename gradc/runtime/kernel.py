@@ -36,7 +36,11 @@ class KernelHandle:
 
     @property
     def source(self) -> str:
-        """Its C text."""
+        """Its C or CUDA text."""
+        if self.owner.target.startswith("cuda"):
+            from ..codegen.cuda import cuda_kernel
+
+            return cuda_kernel(self.kernel, self.types).text
         from ..codegen.render import render_kernel
 
         return render_kernel(self.kernel, self.types)

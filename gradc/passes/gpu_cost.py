@@ -1,0 +1,240 @@
+"""What each way to combine rows costs on a GPU, from sizes alone.
+
+N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a copy, a = 4 bytes (8 for
+64-bit types) what sums are kept in, s the bytes of a result's element, [c] = 1 where c holds; ``read`` are the bytes that the values are made
+from, ``index`` those of the indices::
+
+    floor        = (read + index + V D s) / B
+    sort         = base + ceil(log2(V + 1) / 8) max(pass, N / rate)
+    atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
+    segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
+    privatized   = (read + index + V D s) / B + 2 P V D a / B + [V tile a > shared] 2 N D a / B + 2 launches
+                   P = min(max(round(SMs / tiles), 1), ceil(N / 128)); a tile is 32 columns
+    regular      = (read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners) + 1 launch
+    atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B + V D (8 + s) / B + 4 launches
+
+``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the 128-byte lines that they
+reach.  Partial results within 60 % of L2 move at its rate.  The first four are models of kernels that others measured; privatized, regular and
+atomic_fixed are derived from what they move.  None of them has been held against our own kernels on a device yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..ir.dims import Dim
+from .devices import Gpu
+
+CHUNK = 128
+"""Rows per chunk on a GPU: the unit of determinism."""
+TILE = 32
+"""Columns that a block of a privatized kernel owns."""
+MARGIN = 1.1
+"""What is not deterministic must be faster by this much to be picked."""
+DETERMINISTIC = ("segmented", "regular", "privatized", "atomic_fixed")
+S = TypeVar("S", int, int | Dim)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A strategy's predicted cost.
+
+    :param bytes: moved by the kernel's accum under this strategy.  :param seconds: predicted.  :param why: in words.
+    :param floor: bytes that no strategy can avoid; 0: not known.  :param deterministic: whether it gives the same bits in every run.
+    """
+
+    strategy: str
+    bytes: int
+    seconds: float
+    why: str
+    floor: int = 0
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Scatter(Generic[S]):
+    """One accum in sizes.
+
+    :param rows: N.  :param width: D, elements that a row adds.  :param keys: V, rows of the result.  :param out: its elements.
+    :param read: bytes read to make the values.  :param index: bytes of the indices.  :param item: bytes of an element of the result.
+    :param contiguous: whether what a row adds lies together.  :param exact: whether atomics give the same bits in any order.
+    :param gathered: whether the place is read from memory.  :param owners: rows of the result with one owner each; 0: not known.
+    """
+
+    rows: S
+    width: S
+    keys: S
+    out: S
+    read: S
+    index: S
+    owners: S
+    item: int
+    contiguous: bool = True
+    exact: bool = False
+    gathered: bool = True
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element that sums are kept in."""
+        return max(self.item, 4)
+
+    @property
+    def tile(self) -> int:
+        """Columns of a privatized kernel's block."""
+        return min(self.width, TILE) if isinstance(self.width, int) else TILE
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Where rows go.
+
+    :param unique: U, how many rows of the result are hit.  :param most: R, the hits on the hottest.
+    """
+
+    unique: int
+    most: int
+
+
+def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None = None) -> Hits:
+    """As given; else U as N indices drawn at random have it, V (1 - (1 - 1/V)^N), and R the least that N hits on V rows can be."""
+    if unique is None:
+        unique = round(-s.keys * math.expm1(s.rows * math.log1p(-1 / s.keys))) if s.keys > 1 else max(min(s.rows, s.keys), 0)
+    return Hits(unique, -(-s.rows // max(s.keys, 1)) if most is None else most)
+
+
+def row_scatter(rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4) -> Scatter[int]:
+    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes."""
+    return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item)
+
+
+# -- costs: (bytes moved, seconds) -------------------------------------------------------------------------------------
+
+Cost = tuple[int, float]
+
+
+def passes(keys: int) -> int:
+    """Passes of 8 bits over keys from 0 to V: ceil(log2(V + 1) / 8)."""
+    return -(-max(keys, 0).bit_length() // 8)
+
+
+def sort_seconds(s: Scatter[int], device: Gpu) -> float:
+    if s.rows <= device.one_block:
+        return device.sort_base
+    return device.sort_base + passes(s.keys) * max(device.sort_pass, s.rows / device.sort_rate)
+
+
+def _adds(s: Scatter[int], hits: Hits, device: Gpu, item: int) -> float:
+    """The atomics alone: elements of ``item`` bytes into memory that L2 holds."""
+    count = s.rows * s.width
+    vectors = item == 4 and device.vector and s.contiguous and not s.exact
+    single = count * item / device.resident if vectors else count * (item // 4) / device.coalesced
+    lines = s.rows * -(-s.width * item // 128) if s.contiguous else count
+    hot = hits.most * device.hot * (1 if s.width * item <= 512 else 2)
+    return max(single, lines / device.scattered, hot)
+
+
+def atomic(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    table, hit, streamed = s.out * s.wide, hits.unique * s.width * s.wide, s.read + s.index
+    rest = table + (2 * hit if hit > device.room else 0) + (s.out * (4 + s.item) if s.item < 4 else 0)
+    return rest + streamed, rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, s.wide)) + (3 if s.item < 4 else 2) * device.launch
+
+
+def segmented(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    moved = s.read + s.out * s.item + 8 * s.rows + 2 * (hits.most // CHUNK) * s.width * s.wide
+    return moved, sort_seconds(s, device) + moved / device.bandwidth + 3 * device.launch
+
+
+def partials(s: Scatter[int], device: Gpu) -> int:
+    """How many partial results a privatized accum has: about as many as keep every SM busy, each of at least a chunk."""
+    tiles = max(-(-s.width // TILE), 1)
+    return min(max((2 * device.sms + tiles) // (2 * tiles), 1), -(-s.rows // CHUNK))
+
+
+def fits(s: Scatter[int], device: Gpu) -> bool:
+    """Whether a tile of a partial result lies in a block's shared memory."""
+    return s.keys * s.tile * s.wide <= device.shared
+
+
+def privatized(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    parts = partials(s, device) * s.out * s.wide
+    moved = s.read + s.index + s.out * s.item + (0 if fits(s, device) else 2 * s.rows * s.width * s.wide)
+    rate = device.resident if parts <= device.room else device.bandwidth
+    return moved + 2 * parts, moved / device.bandwidth + 2 * parts / rate + 2 * device.launch
+
+
+def regular(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    moved = floor(s) + (2 * s.rows * s.width * s.wide if s.gathered else 0)
+    return moved, moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)) + device.launch
+
+
+def atomic_fixed(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    hit, streamed = hits.unique * s.width * 8, s.read + s.index
+    rest = s.out * 8 + s.read + (2 * hit if hit > device.room else 0) + s.out * (8 + s.item)
+    return rest + streamed, rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, 8)) + 4 * device.launch
+
+
+def floor(s: Scatter[int]) -> int:
+    """Bytes that no strategy can avoid."""
+    return s.read + s.index + s.out * s.item
+
+
+FORMULAS: Mapping[str, Callable[[Scatter[int], Hits, Gpu], Cost]] = {
+    "segmented": segmented, "regular": regular, "privatized": privatized, "atomic_fixed": atomic_fixed, "atomic": atomic,
+}  # fmt: skip
+"""In the order in which equals are picked."""
+
+
+def predict(s: Scatter[int], device: Gpu, names: Sequence[str] = tuple(FORMULAS), hits: Hits | None = None) -> list[Estimate]:
+    """The estimate of each of some strategies."""
+    hits = hits or expected_hits(s)
+    answer = []
+    for name in FORMULAS:
+        if name in names:
+            moved, seconds = FORMULAS[name](s, hits, device)
+            answer.append(Estimate(name, moved, seconds, _WORDS[name](s, hits, device), floor(s), s.exact or name in DETERMINISTIC))
+    return answer
+
+
+def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
+    """The pick: what is not deterministic must be faster than what is by a margin.
+
+    Atomics do not go before partial results that fit a block: they may gain a little, and lose much to a hot row that nobody knows of.
+    """
+    if "privatized" in names and fits(s, device):
+        names = [name for name in names if name != "atomic"]
+    hits = expected_hits(s)
+    seconds = {name: FORMULAS[name](s, hits, device)[1] for name in FORMULAS if name in names}
+    return min(seconds, key=lambda name: seconds[name] * (1 if s.exact or name in DETERMINISTIC else MARGIN))
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def _atomic_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    where = "more than L2 keeps" if hits.unique * s.width * s.wide > device.room else "within L2"
+    text = f"{s.rows * s.width} adds to {hits.unique} rows, {where}; the hottest is hit {hits.most} times or more"
+    return text + (f"; f32 sums are rounded to {s.item} bytes in a pass of their own" if s.item < 4 else "")
+
+
+def _segmented_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    return f"{s.rows} rows sorted by index in {sort_seconds(s, device) * 1e6:.1f} us, each result row written once"
+
+
+def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    room = "" if fits(s, device) else f"; {s.tile} columns of one are more than the {device.shared // 1024} KB that a block can have"
+    return f"{partials(s, device)} partials of {s.out} elements, folded in order{room}"
+
+
+def _regular_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    idle = f": too few for {device.sms} SMs" if s.owners < device.sms else ""
+    return f"{s.owners} rows of the result, each owned by one task{idle}"
+
+
+def _fixed_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    return f"{s.rows * s.width} adds of 64-bit integers after a pass for their scale; what is small beside the largest value loses digits"
+
+
+_WORDS = {"segmented": _segmented_words, "regular": _regular_words, "privatized": _privatized_words, "atomic_fixed": _fixed_words, "atomic": _atomic_words}

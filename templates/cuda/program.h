@@ -1,0 +1,180 @@
+/* What every generated CUDA kernel shares: the word that stops a call, sums that keep what they round off, reductions over
+ * the threads of a task, the stable radix sort of row indices.  A task is `W` neighbouring threads that go through their
+ * rows together; W is a power of two, and the whole block where it is more than a warp. */
+
+/* ---- Bad indices ---------------------------------------------------------------------------------------------------------
+ * flag[3 + s]: the position of the lowest bad element that check s has found, all ones while there is none.  flag[0] to [2]: what
+ * went wrong at one position, its value and bound.  A kernel that follows `site` checks writes nothing if one of them has found
+ * something; a check has a word of its own, so that none stops itself half-way. */
+#define GRADC_FINE (~0ull)
+
+GRADC_FN bool gradc_stopped(const u64 *flag, i64 site) {
+  bool stopped = false;
+  for (i64 s = 0; s < site; s++) stopped |= flag[3 + s] != GRADC_FINE;
+  return stopped;
+}
+
+/* aux: what a launch is asked for.  position + 1 writes down what stands at a bad position; what is not above 0 is a plain run. */
+GRADC_FN void gradc_report(u64 *flag, i64 site, i64 aux, i64 code, i64 position, i64 value, i64 bound) {
+  if (aux <= 0) atomicMin((unsigned long long *)&flag[3 + site], (unsigned long long)position);
+  else if (position == aux - 1) flag[0] = (u64)code, flag[1] = (u64)value, flag[2] = (u64)bound;
+}
+
+#ifdef GRADC_CUDA_SIM
+GRADC_FN i64 gradc_rounded_i64(f32 v) { return (i64)__builtin_rintf(v); }
+#else
+GRADC_FN i64 gradc_rounded_i64(f32 v) { return __float2ll_rn(v); }
+#endif
+
+GRADC_FN i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
+GRADC_FN i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
+GRADC_FN i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
+GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + 255) & ~(i64)255; }
+
+/* ---- Sums ---------------------------------------------------------------------------------------------------------------
+ * An f32 sum of many terms is a pair: what each addition rounds off is added up beside it (Knuth's two-sum), so that no
+ * f64 is needed, of which most devices have one unit for 64 of f32. */
+
+struct sum_f32 { f32 high, low; };
+GRADC_FN void gradc_add(sum_f32 &s, f32 v) {
+  const f32 high = s.high + v, seen = high - s.high;
+  s.low += (s.high - (high - seen)) + (v - seen);
+  s.high = high;
+}
+GRADC_FN void gradc_add(sum_f32 &s, sum_f32 v) {
+  gradc_add(s, v.high);
+  s.low += v.low;
+}
+GRADC_FN f32 gradc_value(sum_f32 s) { return s.low == s.low ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */
+GRADC_FN void gradc_clear(sum_f32 &s) { s.high = 0, s.low = 0; }
+
+/* U: what T is added and multiplied as; signed integers wrap so. */
+#define GRADC_PLAIN(T, U)                                        \
+  GRADC_FN void gradc_add(T &s, T v) { s = (T)((U)s + (U)v); }   \
+  GRADC_FN void gradc_times(T &s, T v) { s = (T)((U)s * (U)v); } \
+  GRADC_FN T gradc_value(T s) { return s; }                      \
+  GRADC_FN void gradc_clear(T &s) { s = 0; }
+GRADC_PLAIN(f32, f32)
+GRADC_PLAIN(f64, f64)
+GRADC_PLAIN(i8, u32)
+GRADC_PLAIN(u8, u32)
+GRADC_PLAIN(i16, u32)
+GRADC_PLAIN(u16, u32)
+GRADC_PLAIN(i32, u32)
+GRADC_PLAIN(u32, u32)
+GRADC_PLAIN(i64, u64)
+GRADC_PLAIN(u64, u64)
+#undef GRADC_PLAIN
+
+/* In whatever order threads come: exact for integers alone. */
+GRADC_FN void gradc_atomic_add(f32 *to, f32 v) { atomicAdd(to, v); }
+GRADC_FN void gradc_atomic_add(f64 *to, f64 v) { atomicAdd(to, v); }
+GRADC_FN void gradc_atomic_add(i32 *to, i32 v) { atomicAdd(to, v); }
+GRADC_FN void gradc_atomic_add(u32 *to, u32 v) { atomicAdd(to, v); }
+GRADC_FN void gradc_atomic_add(i64 *to, i64 v) { atomicAdd((unsigned long long *)to, (unsigned long long)v); }
+GRADC_FN void gradc_atomic_add(u64 *to, u64 v) { atomicAdd((unsigned long long *)to, (unsigned long long)v); }
+#define GRADC_ATOMIC_EXTREMES(T)                                   \
+  GRADC_FN void gradc_atomic_max(T *to, T v) { atomicMax(to, v); } \
+  GRADC_FN void gradc_atomic_min(T *to, T v) { atomicMin(to, v); }
+GRADC_ATOMIC_EXTREMES(i32)
+GRADC_ATOMIC_EXTREMES(u32)
+GRADC_ATOMIC_EXTREMES(i64)
+GRADC_ATOMIC_EXTREMES(u64)
+#undef GRADC_ATOMIC_EXTREMES
+
+/* ---- Sums in any order with the same bits: 64-bit integers, all scaled by one power of two ------------------------------
+ * 2^scale * (the largest |value|) * (the most additions) stays below 2^62, so that no sum overflows; what is smaller than the
+ * largest by 2^-(62 - log2 additions) is rounded away.  NaN and infinities are flags beside the sum. */
+
+struct gradc_fixed { u64 sum; u32 odd, unused; };
+
+GRADC_FN u32 gradc_magnitude(f32 v) { /* bits of |v|, 0 for what is not finite */
+  const u32 bits = bits_of_f32(v) & 0x7fffffffu;
+  return bits < 0x7f800000u ? bits : 0u;
+}
+
+GRADC_FN int gradc_fixed_scale(u32 largest, i64 additions) {
+  const int exponent = largest >> 23 ? (int)(largest >> 23) - 126 : -126; /* |v| < 2^exponent */
+  return 62 - (64 - leading_zeros_u64((u64)additions | 1u)) - exponent;
+}
+
+/* 2^k for -252 <= k <= 254, in two factors: it may be out of range. */
+GRADC_FN f32 gradc_scaled(f32 v, int k) {
+  const int half = k / 2;
+  return v * power_of_two_f32(half) * power_of_two_f32(k - half);
+}
+
+GRADC_FN void gradc_fixed_add(gradc_fixed *to, f32 v, int scale) {
+  if (v - v == 0) atomicAdd((unsigned long long *)&to->sum, (unsigned long long)gradc_rounded_i64(gradc_scaled(v, scale)));
+  else atomicOr(&to->odd, v != v ? 1u : v > 0 ? 2u : 4u);
+}
+
+/* The integer as f32, half to even, times 2^-scale. */
+GRADC_FN f32 gradc_fixed_value(gradc_fixed sum, int scale) {
+  if (sum.odd) return f32_of_bits((sum.odd & 1u) || (sum.odd & 6u) == 6u ? 0x7fc00000u : sum.odd & 2u ? 0x7f800000u : 0xff800000u);
+  return gradc_scaled((f32)(i64)sum.sum, -scale);
+}
+
+/* ---- Over the threads of a task -------------------------------------------------------------------------------------- */
+
+template <class T> struct gradc_sum { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_add(a, b); } };
+template <class T> struct gradc_prod { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_times(a, b); } };
+/* NaN wins */
+template <class T> struct gradc_most { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
+template <class T> struct gradc_least { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
+
+/* The place of an extremum: NaN wins, of equals the first; at < 0 is none. */
+template <class T> struct gradc_place { T value; i64 at; };
+template <class T> struct gradc_arg_most {
+  static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
+    const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
+    const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value > a.value;
+    if (b.at >= 0 && (a.at < 0 || (same ? b.at < a.at : better))) a = b;
+  }
+};
+template <class T> struct gradc_arg_least {
+  static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
+    const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
+    const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value < a.value;
+    if (b.at >= 0 && (a.at < 0 || (same ? b.at < a.at : better))) a = b;
+  }
+};
+
+GRADC_FN u32 gradc_mask(int width) { /* the lanes of this thread's task in its warp */
+  return width >= 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x % 32 / width * width);
+}
+
+template <class T> GRADC_FN T gradc_shuffled(T v, u32 mask, int step) {
+  union { T value; u32 words[(sizeof(T) + 3) / 4]; } from, to;
+  from.value = v;
+#pragma unroll
+  for (int i = 0; i < (int)((sizeof(T) + 3) / 4); i++) to.words[i] = __shfl_xor_sync(mask, from.words[i], step);
+  return to.value;
+}
+
+template <int W> GRADC_FN void gradc_sync() {
+  if (W > 32) __syncthreads();
+  else if (W > 1) __syncwarp(gradc_mask(W));
+}
+
+/* The same bits in every thread, in an order that W alone decides.  shared: room for 32 of T, free again at the end. */
+template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
+  const u32 mask = gradc_mask(W);
+#pragma unroll
+  for (int step = (W < 32 ? W : 32) / 2; step > 0; step /= 2) {
+    const T other = gradc_shuffled(v, mask, step);
+    const bool upper = threadIdx.x & step; /* both add in the same order */
+    T first = upper ? other : v;
+    F::join(first, upper ? v : other);
+    v = first;
+  }
+  if (W > 32) {
+    T *const each = (T *)shared;
+    if (threadIdx.x % 32 == 0) each[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = each[0];
+    for (int i = 1; i < W / 32; i++) F::join(v, each[i]);
+    __syncthreads();
+  }
+  return v;
+}
