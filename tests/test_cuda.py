@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import resources
-from benchmarks.resources import ARCHITECTURES
 from test_cpu import NAMES, agrees_with_numpy, groups, joint, merged
 
 import gradc
+from benchmarks import resources
+from benchmarks.resources import ARCHITECTURES
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda import render_cuda
