@@ -568,3 +568,9 @@ def test_a_calibration_that_is_not_there_or_not_for_this(tmp_path: Path) -> None
         device_for("H100", calibration=tmp_path / "bytes.json")
     with pytest.raises(GradcError, match="there is no constant"):
         calibration_text(H100, {"speed": 1.0})
+
+
+@pytest.mark.parametrize(("asked", "found"), [("sm_86", "sm_80"), ("sm_75", "sm_70"), ("sm_103", "sm_100"), ("sm_121a", "sm_120"), ("sm_90a", "sm_90"), ("sm_89", "sm_89")])
+def test_an_arch_that_is_not_listed_is_the_older_one_of_its_generation(asked: str, found: str) -> None:
+    assert device_for(asked).arch == found
+    assert device_for(found).name == device_for(asked).name

@@ -140,7 +140,7 @@ _WHOLE = ("sms", "l2", "shared", "one_block")
 
 
 def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Device:
-    """The device of an arch (``sm_90``, ``sm_90a``), a name (``H200``), or what a driver calls one (``NVIDIA H100 80GB HBM3``); ``cpu``.
+    """The device of an arch (``sm_90``, ``sm_90a``; ``sm_86`` as ``sm_80``), a name (``H200``), or what a driver calls one (``NVIDIA H100 80GB HBM3``); ``cpu``.
 
     :param calibration: a file whose constants go before ours.
     :raises Unsupported: there is no such device here.  :raises InvalidProblem: the file is not what it should be.
@@ -160,7 +160,9 @@ def _find(asked: str) -> Device:
     if words == ["cpu"]:
         return CPU
     if len(words) == 1 and (match := re.fullmatch(r"sm_(\d+)[af]?", words[0])):
-        same = [d for d in GPUS if d.arch == f"sm_{match[1]}"]
+        number = int(match[1])  # of one that is not listed the nearest older one of its generation: sm_86 as sm_80
+        older = [d for d in GPUS if int(d.arch[3:]) <= number and int(d.arch[3:]) // 10 == number // 10]
+        same = sorted(older, key=lambda d: -int(d.arch[3:]))
     else:
         same = [d for d in GPUS if set(re.findall(r"[a-z0-9_]+", d.name.lower())) <= set(words)]
         same.sort(key=lambda d: -len(d.name))  # of A100 and A100-80GB the one that says more
