@@ -238,7 +238,13 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
 
 def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
-    return Recipe(stages, lambda: joint_program(graph, wrt, options, target), save_module, lambda orders: cached(relaid(graph, layout=orders), wrt, target, options))
+    return Recipe(stages, lambda: joint_program(graph, wrt, options, target), save_module, lambda orders: _variant(graph, orders, wrt, target, options))
+
+
+def _variant(graph: Graph, orders: Mapping[str, Any], wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
+    """The module for inputs in other orders; a dump is of the module itself."""
+    with knobs.DUMP.set(""):
+        return cached(relaid(graph, layout=orders, results=False), wrt, target, options)
 
 
 def compile_natives(module: Module) -> None:

@@ -71,8 +71,9 @@ def explain(module: Module, dims: Mapping[str, int], device: Device = CPU) -> st
         lines += [f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read" for name, calls in executable.copied.items()]
         if executable.target == "cuda":
             lines += resources_table(executable)
-    for variant in module.variants.values():
-        lines.append(f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in variant.items())}")
+    for orders, variant in module.variants.items():
+        if variant is not None:
+            lines.append(f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in orders)}")
     lines += ["", "residuals:"]
     for r in module.residuals:
         size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})

@@ -10,13 +10,13 @@ import numpy as np
 
 from . import knobs
 from .autodiff import joint_names
-from .errors import InvalidProblem, NotDifferentiable, Unsupported
+from .errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
-from .runtime.arrays import empty, from_numpy, to_numpy
+from .runtime.arrays import empty, from_numpy, to_numpy, unordered
 from .runtime.executable import Executable, Precision
 from .sparse import SparseRows, assembled
 from .trace import unflatten
@@ -105,7 +105,7 @@ class Residuals:
     def of(self, variant: Module, orders: Orders, inputs: Mapping[str, Any]) -> Residuals:
         """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
         self.variant, self.orders = variant, orders
-        self.inputs = {name: inputs[name] for name in self.inputs}
+        self.inputs = {name: inputs.get(name, value) for name, value in self.inputs.items()}
         return self
 
     def inner(self, name: str) -> Any:
@@ -147,8 +147,9 @@ class Forward(Executable):
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
         inputs = self.module.flat(inputs, more)
-        if orders := self.module.orders(inputs):
-            value, residuals = (variant := self.module.variant(orders)).forward(laid(inputs, orders), out=out, workspace=workspace, stream=stream, dims=dims)
+        variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
+        if variant is not None:
+            value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
             return value, residuals.of(variant, orders, inputs)
         results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
         values = {name: results[name] for name in self.module.graph.output_names}
@@ -166,8 +167,11 @@ class Backward(Executable):
     def __call__(self, residuals: Residuals, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
         if not isinstance(residuals, Residuals):
             raise InvalidProblem(f"backward begins with the residuals that forward gave, not with a {type(residuals).__name__}")
-        if residuals.variant not in (None, self.module):
-            targets = Targets(out, residuals.orders, accumulate)
+        if residuals.variant is not None and residuals.variant is not self.module:
+            if residuals.variant not in self.module.variants.values():
+                raise InvalidProblem(f"these residuals are of another module than {self.module.graph.name}'s")
+            read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
+            targets = Targets(self, read, residuals, out, accumulate, joint_names(self.module.graph, self.module.wrt)[1])
             gradients = residuals.variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
             return Gradients(targets.finish(restored(gradients, residuals.orders)), self.module.structure)
         residuals.unchanged()
@@ -224,7 +228,7 @@ class Module:
     """A compiled graph.
 
     :ivar graph: what was compiled.  :ivar wrt: the inputs with a gradient.  :ivar stages: each pass's result, by name or in order.
-    :ivar residuals: what forward keeps: name, node, why.
+    :ivar residuals: what forward keeps: name, node, why.  :ivar variants: modules for inputs in other orders, by those; None where there can be none.
     """
 
     def __init__(self, graph: Graph, wrt: Sequence[str], target: str, programs: Mapping[str, Any], residuals: Sequence[Residual], options: Mapping[str, Any], recipe: Recipe):
@@ -232,7 +236,7 @@ class Module:
         self.residuals, self.options = tuple(residuals), dict(options)
         self.structure: Any = None
         self.recipe = recipe
-        self._variants: dict[Any, Module] = {}
+        self.variants: dict[Any, Module | None] = {}
         self._pipeline: Pipeline | None = None
         self._grad: Executable | None = None
         dims = options.get("dims") or {}
@@ -276,23 +280,26 @@ class Module:
             raise InvalidProblem(f"{self.graph.name} has no dim {min(map(str, unknown))!r}; it has {', '.join(self.graph.dims) or 'none'}")
         return given
 
-    @property
-    def variants(self) -> dict[Any, Orders]:
-        """The orders of axes that calls were met with."""
-        return {key: dict(key) for key in self._variants}
+    def variant(self, inputs: Mapping[str, Any], dims: Any) -> tuple[Module | None, Orders]:
+        """For inputs whose axes lie in another order (channels last) the module that reads them as they lie, compiled when that order is first met.
 
-    def orders(self, inputs: Mapping[str, Any]) -> Orders:
-        """Inputs whose axes lie in another order (channels last), where a variant of the module reads them as they lie."""
-        found = orders_of(inputs, self.options.get("donate") or ())
-        return found if found and (len(self._variants) < MOST or _key(found) in self._variants) else {}
-
-    def variant(self, orders: Orders) -> Module:
-        """The module for such inputs, compiled when they are first met."""
-        key = _key(orders)
-        if key not in self._variants:
-            self._variants[key] = self.recipe.variant(orders)
-            self._variants[key].structure = self.structure
-        return self._variants[key]
+        None where there is none: all lie in order, the call is wrong, there are too many orders, or the module cannot be made for one.
+        """
+        if all(unordered(value) is None for value in inputs.values()):
+            return None, {}
+        sizes = dims if isinstance(dims, Mapping) else {}
+        orders = orders_of({**self.forward.defaults, **inputs}, self.forward.inputs, {**self.forward.fixed_dims, **sizes})
+        orders = {name: order for name, order in orders.items() if name in inputs and name not in (self.options.get("donate") or ())}
+        key = tuple(sorted(orders.items()))
+        if orders and key not in self.variants and len(self.variants) < MOST:
+            try:
+                made: Module | None = self.recipe.variant(orders)
+            except GradcError:  # a forced reduction or a sparse gradient that this order does not have: copying is right, too
+                made = None
+            if made is not None:
+                made.structure = self.structure
+            self.variants[key] = made
+        return self.variants.get(key) if orders else None, orders
 
     def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
@@ -308,16 +315,18 @@ class Module:
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """The value alone."""
         flat = self.flat(inputs, more)
-        if orders := self.orders(flat):
-            return self.variant(orders)(laid(flat, orders), out=out, dims=dims)
+        variant, orders = self.variant(flat, dims)
+        if variant is not None:
+            return variant(laid(flat, orders), out=out, dims=dims)
         results = self.forward.run(flat, out=out, dims=self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
     def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
         """The value of a scalar output and its gradients, in one program (compiled on first use)."""
         given = self.flat(inputs, more)
-        if orders := self.orders(given):
-            value, gradients = self.variant(orders).value_and_grad(laid(given, orders), dims=dims)
+        variant, orders = self.variant(given, dims)
+        if variant is not None:
+            value, gradients = variant.value_and_grad(laid(given, orders), dims=dims)
             return value, Gradients(restored(gradients, orders), self.structure)
         if self._grad is None:
             outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
@@ -387,10 +396,6 @@ class Module:
         from .explain import summary
 
         return summary(self)
-
-
-def _key(orders: Orders) -> tuple[Any, ...]:
-    return tuple(sorted(orders.items()))
 
 
 def _single(values: dict[str, Any]) -> Any:

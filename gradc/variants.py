@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InvalidProblem
-from .runtime.arrays import permuted, to_numpy
+from .errors import GradcError, OverlappingOperands
+from .interp import bind_dims
+from .ir.types import Type
+from .runtime.arrays import overlap, permuted, to_numpy, unordered
+from .runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from .module import Residuals
 
 Array = np.ndarray[Any, Any]
 Orders = dict[str, tuple[int, ...]]
@@ -29,16 +35,19 @@ def order_of(array: Array) -> tuple[int, ...] | None:
     return order if array.transpose(order).flags.c_contiguous else None
 
 
-def orders_of(inputs: Mapping[str, Any], donated: Sequence[str] = ()) -> Orders:
-    """The inputs that lie in an order of their own, and it."""
-    found: Orders = {}
-    for name, value in inputs.items():
-        if name in donated or not getattr(value, "ndim", 0) or (value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", bool)()):
-            continue  # the common case costs next to nothing
-        array, _ = to_numpy(value)
-        order = order_of(array) if array.nbytes >= WORTH else None
-        if order is not None:
-            found[name] = order
+def orders_of(inputs: Mapping[str, Any], types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
+    """The inputs that lie in an order of their own, and it; none where the call is wrong: the module says how.
+
+    :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
+    """
+    odd = {name: array for name, value in inputs.items() if (array := unordered(value)) is not None and array.nbytes >= WORTH}
+    found = {name: order for name, array in odd.items() if (order := order_of(array)) is not None}
+    if not found or inputs.keys() != types.keys() or any(odd[name].dtype != types[name].dtype.np for name in found):
+        return {}
+    try:
+        bind_dims(types, {name: np.shape(value) for name, value in inputs.items()}, dims)
+    except GradcError:
+        return {}
     return found
 
 
@@ -53,30 +62,33 @@ def restored(gradients: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
 
 
 class Targets:
-    """The caller's ``out=`` for a variant: what lies in the input's order is written by the kernels, the rest after them.
+    """The caller's ``out=`` for a variant's backward: what lies in the input's order is written by the kernels, the rest after them.
 
-    :ivar given: the variant's ``out=``.  :ivar later: arrays in the graph's order, by the name of their gradient.
+    :param backward: of the module that was called.  :param read: arrays that the call reads, by name.
+    :ivar given: the variant's ``out=``.  :ivar later: arrays in the graph's order, by the input whose gradient they get.
     """
 
-    def __init__(self, out: Any, orders: Orders, accumulate: Any):
-        self.given, self.later = out, {}
-        names = {accumulate} if isinstance(accumulate, str) else accumulate
-        self.accumulate = names
-        self.adding: set[str] = set()
-        if not isinstance(out, Mapping):
+    def __init__(self, backward: Executable, read: Mapping[str, Any], residuals: Residuals, out: Any, accumulate: Any, names: Mapping[str, str]):
+        self.given, self.later, self.accumulate, self.adding = out, {}, accumulate, set[str]()
+        if not isinstance(out, Mapping) or not out.keys() <= names.keys():
+            return  # the variant says what is wrong
+        arrays = {name: to_numpy(value)[0] for name, value in out.items()}
+        self.later = {name: out[name] for name, array in arrays.items() if name in residuals.orders and order_of(array) != residuals.orders[name]}
+        if not self.later:
+            self.given = laid(out, residuals.orders)
             return
-        self.later = {n: v for n, v in out.items() if n in orders and _writable(v)}
-        self.given = {n: permuted(v, orders[n]) if n in orders else v for n, v in out.items() if n not in self.later}
-        if self.later and (names is True or not isinstance(names, bool)):
-            self.adding = set(self.later) if names is True else self.later.keys() & set(names)
-            self.accumulate = {n for n in (self.given if names is True else names) if n not in self.later}
+        adding = backward._adding(accumulate, arrays)
+        own = {name: arrays[name] for name in self.later}
+        for name, array in own.items():
+            for other in arrays.keys() - own.keys():
+                if overlap(array, arrays[other]):
+                    raise OverlappingOperands(f"out[{name!r}] shares memory with out[{other!r}]")
+        backward._check_outputs({n: to_numpy(v)[0] for n, v in read.items()}, residuals.dims, {names[n]: a for n, a in own.items()})
+        self.given = laid({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
+        self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
     def finish(self, gradients: dict[str, Any]) -> dict[str, Any]:
         """The gradients, with the caller's arrays where he gave some."""
-        for name, value in self.later.items():
-            target, source = to_numpy(value)[0], to_numpy(gradients[name])[0]
-            if target.shape != source.shape or target.dtype != source.dtype:
-                raise InvalidProblem(f"out[{name!r}] is {target.dtype}{list(target.shape)}, the gradient {source.dtype}{list(source.shape)}")
         for name, value in self.later.items():
             target, source = to_numpy(value)[0], to_numpy(gradients[name])[0]
             if name in self.adding:
@@ -85,8 +97,3 @@ class Targets:
                 np.copyto(target, source)
             gradients[name] = value
         return gradients
-
-
-def _writable(value: Any) -> bool:
-    array = to_numpy(value)[0]
-    return bool(array.flags.c_contiguous and array.flags.writeable)

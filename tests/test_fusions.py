@@ -169,6 +169,16 @@ def test_a_matrix_product_does_not_read_what_its_type_does_not_hold() -> None:
         verify_program(parse_program(text.replace("x: i16", "x: i32")))
 
 
+@pytest.mark.parametrize("numerics", ["real", "strict"])
+def test_a_scale_is_rounded_to_its_own_dtype(numerics: str) -> None:
+    """A product in f64 of values scaled in f32: the scaled values are f32 before they are f64."""
+    graph = gradc.trace(lambda q, s, y: ops.cast(ops.cast(q, "f32") * s, "f64") @ y, q="i8[M,K]", s="f32[M,1]", y="f64[K,N]")
+    rng = np.random.default_rng(0)
+    given = {n: random_of(graph.input(n).type, {"M": 7, "K": 50, "N": 3}, rng) for n in graph.input_names}
+    module = gradc.compile(graph, numerics=numerics)
+    np.testing.assert_allclose(module(**given), interp.run(graph, given)["y"], rtol=1e-13, atol=1e-13)
+
+
 IMAGE = {"tensor": ("f32[1,1,1,1]", None), "channel": ("f32[1,3,1,1]", (symbol("B"), 1, symbol("H"), symbol("W"))), "image": ("f32[B,1,1,1]", (1, 3, symbol("H"), symbol("W")))}
 
 

@@ -92,9 +92,9 @@ def test_channels_last_is_recognised_at_the_call(kind: str) -> None:
     x, g = last_axis_channels(kind, (2, 6, 160, 170)), rng.uniform(-1.2, 1.2, (2, 30, 40, 2)).astype(np.float32)
     plain = np.ascontiguousarray(to_numpy(x)[0])
     want, kept = module.forward(x=plain, g=g)
-    assert not module._variants
+    assert not module.variants
     y, residuals = module.forward(x=x, g=g)
-    assert len(module._variants) == 1 and not module.variant(residuals.orders).forward.copied and type(y) is type(x)
+    assert len(module.variants) == 1 and residuals.variant is not None and not residuals.variant.forward.copied and type(y) is type(x)
     np.testing.assert_allclose(np.asarray(y), want, rtol=1e-6, atol=1e-6)
     assert residuals.inner("x") is x
     dy = rng.standard_normal(want.shape).astype(np.float32)
@@ -106,7 +106,7 @@ def test_channels_last_is_recognised_at_the_call(kind: str) -> None:
         np.testing.assert_allclose(np.asarray(got[name]), exact[name], rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(np.asarray(module(x=x, g=g)), np.asarray(y))
     module.forward(x=x, g=g)
-    assert len(module._variants) == 1
+    assert len(module.variants) == 1
 
 
 def test_out_of_a_recognised_layout() -> None:
@@ -136,7 +136,7 @@ def test_what_lies_in_no_order_is_copied_and_counted() -> None:
     small, gaps = last_axis_channels("numpy", (2, 6, 8, 9)), np.zeros((2, 6, 300, 300), np.float32)[..., ::2]
     for x in (small, gaps, np.zeros((2, 6, 300, 150), np.float32)[..., ::-1]):
         module.forward(x=x, g=g)
-    assert not module._variants and module.forward.copied == {"x": 3}
+    assert not module.variants and module.forward.copied == {"x": 3}
     assert "x was copied in 3 calls" in module.explain(B=2, H=8, W=9, h=30, w=40)
 
 
@@ -153,4 +153,93 @@ def test_value_and_grad_and_a_weight_turned() -> None:
     many = gradc.compile(gradc.trace(lambda a: ops.sum(a * a, axis=0), a="f32[A,B,C,D]"))
     for a in axes:
         many(a=a)
-    assert len(many._variants) == MOST
+    assert len(many.variants) == MOST
+
+
+# -- what a reader found ------------------------------------------------------------------------------------------------
+
+
+def turned(rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
+    """[rows, columns], its memory [columns, rows], more than 1 MiB."""
+    return rng.standard_normal((columns, rows)).astype(dtype).T
+
+
+def test_an_input_with_an_outputs_name() -> None:
+    module = gradc.compile(gradc.trace(lambda x, y: x @ y, x="f32[N,K]", y="f32[K,M]"))
+    x, y = rng.standard_normal((5, 600)).astype(np.float32), turned(600, 600)
+    np.testing.assert_array_equal(module(x=x, y=y), module(x=x, y=np.ascontiguousarray(y)))
+    with pytest.raises(InvalidProblem, match="'y', which is an input and an output"):
+        gradc.compile(module.graph, layout={"y": (1, 0)})
+
+
+def test_a_captured_array_stays_with_the_residuals() -> None:
+    table = rng.standard_normal(600).astype(np.float32)
+    module = gradc.compile(gradc.trace(lambda x: x * table, x="f32[N,600]"), wrt=["x"])
+    x = turned(500, 600)
+    y, residuals = module.forward(x=x)
+    np.testing.assert_array_equal(y, x * table)
+    np.testing.assert_array_equal(module.backward(residuals, np.ones_like(y))["x"], np.broadcast_to(table, x.shape))
+
+
+def test_where_no_variant_can_be_made_the_array_is_copied() -> None:
+    graph = gradc.trace(lambda i, w: ops.embedding(i, w), i="i64[N]", w="f32[V,D]")
+    i, w = np.array([3, 3, 1]), turned(600, 500)
+    for options in ({"sparse": ["w"]}, {"reductions": {"d.w": "segmented"}}):
+        module = gradc.compile(graph, wrt=["w"], **options)
+        y, residuals = module.forward(i=i, w=w)
+        np.testing.assert_array_equal(y, w[i])
+        got = module.backward(residuals, np.ones_like(y))["w"]
+        assert np.asarray(got.dense() if "sparse" in options else got).sum() == 1500
+        assert list(module.variants.values()) == [None] and module.forward.copied == {"w": 1}
+
+
+def test_a_wrong_call_is_told_as_without_variants() -> None:
+    module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,K]", w="f32[K,M]"), wrt=["w"])
+    x, w = rng.standard_normal((5, 600)).astype(np.float32), turned(600, 500)
+    for wrong in ({"w": turned(600, 500, np.float64)}, {"w": turned(601, 500)}, {"w": w, "q": w}, {"w": np.moveaxis(np.ones((8, 300, 200), np.float32), 0, 2)}):
+        with pytest.raises(InvalidProblem) as seen:
+            module.forward(x=x, **wrong)
+        with pytest.raises(InvalidProblem) as wanted:
+            module.forward(x=x, **{n: np.ascontiguousarray(a) for n, a in wrong.items()})
+        assert str(seen.value) == str(wanted.value)
+    assert not module.variants
+
+
+def test_out_of_a_variant_is_checked_before_anything_is_written() -> None:
+    module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,K]", w="f32[K,M]"), wrt=["x", "w"])
+    x, w = rng.standard_normal((5, 600)).astype(np.float32), turned(600, 500)
+    y, residuals = module.forward(x=x, w=w)
+    dy = np.ascontiguousarray(rng.standard_normal(y.shape), np.float32)
+    gx, both, kept = np.zeros_like(x), np.zeros((600, 500), np.float32), dy.copy()
+    read_only = np.zeros((600, 500), np.float32)
+    read_only.flags.writeable = False
+    for out, accumulate in (
+        ({"x": gx, "w": np.zeros((600, 501), np.float32)}, False), ({"x": both.reshape(-1)[:3000].reshape(5, 600), "w": both}, False),
+        ({"w": read_only}, False), ({"w": both, "q": both}, False), ({"w": both}, 3), ({"w": both}, "x"),
+    ):  # fmt: skip
+        with pytest.raises(gradc.errors.GradcError):
+            module.backward(residuals, dy, out=out, accumulate=accumulate)
+        assert not gx.any() and not both.any() and np.array_equal(dy, kept)
+    large = np.zeros((600, 500), np.float32)
+    big = large.reshape(-1)[: dy.size].reshape(dy.shape)
+    with pytest.raises(gradc.errors.OverlappingOperands):
+        module.backward(residuals, big, out={"w": large})
+    other = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,K]", w="f32[K,M]"), wrt=["x", "w"])
+    with pytest.raises(InvalidProblem, match="of another module"):
+        other.backward(residuals, dy)
+
+
+def test_objects_that_cannot_say_whether_they_are_contiguous() -> None:
+    torch = pytest.importorskip("torch")
+    module = gradc.compile(gradc.trace(lambda x: x + 1, x="f32[N,K]"))
+    with pytest.raises(InvalidProblem, match="make it dense first"):
+        module.forward(x=torch.eye(600).to_sparse_csr())
+
+    class Odd:
+        is_contiguous = True
+        ndim, shape = 2, (2, 3)
+
+        def __array__(self, *args: Any, **more: Any) -> np.ndarray:
+            return np.ones((2, 3), np.float32)
+
+    np.testing.assert_array_equal(module(x=Odd()), np.full((2, 3), 2))

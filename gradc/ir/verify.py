@@ -14,6 +14,7 @@ from .dims import assuming, same
 from .graph import Graph, check_name
 from .kernel import COMBINES, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
+from .op import Library
 from .program_text import KINDS, format_buffer, format_stmt, print_step
 from .scan import excerpt
 from .text import format_op, same_attribute, types_agree, value_names
@@ -194,6 +195,9 @@ class _CallCheck(_StepCheck):
         self.line = print_step(call).strip()
         if call.op not in REGISTRY:
             self.wrong(f"there is no op {call.op!r}", call.op)
+        op = REGISTRY[call.op]
+        if not isinstance(op, Library) or any(len(s.operands) != len(call.args) for s in op.samples[:1]):
+            self.wrong(f"{call.op} of {len(call.args)} operands is no library call", call.op)
         known = self.axes(call.axes)
         for operand in (*call.operands, call.out):
             self.access(operand, known)

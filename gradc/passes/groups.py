@@ -108,7 +108,10 @@ class View:
         if not self.memory.narrow:
             raise CannotInline(node, "a library reads its own dtype")
         if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):
-            return self.read(node.operands[0], index)
+            below = self.read(node.operands[0], index)
+            if below.scale is not None:  # it is rounded to its own dtype before the conversion
+                raise CannotInline(node, "a scale in another dtype")
+            return below
         factors: dict[str, Any] = {}
         if match(SCALED, node, factors):
             for core, scale in (("values", "scale"), ("scale", "values")):

@@ -27,8 +27,14 @@ def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int,
 
 
 @graph_pass("BITS")
-def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]]) -> Graph:
-    """f(x)  ->  f(transpose(x')): x' has x's axes in the order of its layout; an output is transposed to its own"""
+def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]], results: bool = True) -> Graph:
+    """f(x)  ->  f(transpose(x')): x' has x's axes in the order of its layout; an output is transposed to its own
+
+    :param results: False: the names are those of inputs alone.
+    """
+    both = layout.keys() & set(graph.input_names) & set(graph.output_names) if results else set()
+    if both:
+        raise InvalidProblem(f"layout names {min(both)!r}, which is an input and an output: name them apart")
     unknown = layout.keys() - {*graph.input_names, *graph.output_names}
     if unknown:
         raise InvalidProblem(f"layout names {min(map(str, unknown))!r}; there are {', '.join((*graph.input_names, *graph.output_names))}")
@@ -47,7 +53,9 @@ def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]]) -> Graph:
             new[node] = node if operands == node.operands else again(node, operands)
     outputs = []
     for name, node in graph.outputs:
-        order = permutation(name, node.rank, layout[name]) if name in layout else tuple(range(node.rank))
-        outputs.append((name, new[node] if name not in layout else call("transpose", new[node], axes=order)))
+        if results and name in layout:
+            outputs.append((name, call("transpose", new[node], axes=permutation(name, node.rank, layout[name]))))
+        else:
+            outputs.append((name, new[node]))
     defaults = {n: a.transpose(permutation(n, a.ndim, layout[n])) if n in layout else a for n, a in graph.defaults.items()}
     return replace(graph, inputs=tuple(inputs), outputs=tuple(outputs), notes={new.get(n, n): note for n, note in graph.notes.items()}, defaults=defaults)

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gradc.errors import DeviceError, InvalidProblem, OutOfMemory
+from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory
 
 Array = npt.NDArray[Any]
 
@@ -328,6 +328,22 @@ def _from_protocol(x: Any) -> Array:
     raise InvalidProblem(
         f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
     )
+
+
+def unordered(x: Any) -> Array | None:
+    """The array of what does not lie in row-major order; None of what does, and of what is no array here.  The common case costs next to nothing."""
+    if isinstance(x, np.ndarray):
+        return None if x.flags.c_contiguous or type(x) is not np.ndarray else x
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
+        return None
+    if not hasattr(x, "shape"):
+        return None
+    try:
+        array = to_numpy(x)[0]
+    except GradcError:
+        return None  # the call says why
+    return None if array.flags.c_contiguous else array
 
 
 def permuted(x: Any, order: Sequence[int]) -> Any:
