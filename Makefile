@@ -38,7 +38,7 @@ demo: $(DEMO)
 	$(VENV)/bin/gradc demo $(ARGS)
 
 test: $(TEST)
-	$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(LINT)
 	$(VENV)/bin/ruff check .
