@@ -195,7 +195,7 @@ def fingerprint() -> str:
     from .codegen.text import template_dirs
     from .runtime.cache import digest
 
-    files = sorted(p for d in (*template_dirs(), Path(__file__).parent) for p in d.rglob("*") if p.suffix in (".py", ".j2", ".h", ".c"))
+    files = sorted(p for d in (*template_dirs(), Path(__file__).parent) for p in d.rglob("*") if p.suffix in (".py", ".j2", ".h", ".c", ".cpp", ".cu"))
     return digest(VERSION, *(part for p in files for part in (p.name, p.read_bytes())))
 
 

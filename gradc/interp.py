@@ -229,10 +229,10 @@ def _run_call(step: Call, memory: _Memory) -> None:
     sizes = {axis: evaluate(size, memory.bindings) for axis, size in step.axes}
     grids = dict(zip(sizes, np.meshgrid(*(np.arange(n) for n in sizes.values()), indexing="ij", sparse=True), strict=True))
 
-    def place(index: Index) -> Any:
+    def place(index: Index, per: Mapping[str, Size]) -> Any:
         total: Any = evaluate(index.const, memory.bindings)
         for variable, coefficient in index.terms:
-            total = total + grids[variable] * evaluate(coefficient, memory.bindings)
+            total = total + grids[variable] // evaluate(per.get(variable, 1), memory.bindings) * evaluate(coefficient, memory.bindings)
         return total
 
     result = memory.program.buffer[step.out.buffer].type.dtype
@@ -241,7 +241,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
     batch = order[:-2]
 
     def seen(operand: Operand, own: Sequence[str | None]) -> Array:
-        array = memory.read(operand.buffer)[tuple(np.asarray(place(i)) for i in operand.index)] if operand.index else memory.read(operand.buffer)
+        array = memory.read(operand.buffer)[tuple(np.asarray(place(i, dict(operand.per))) for i in operand.index)] if operand.index else memory.read(operand.buffer)
         full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1,) * len(sizes)))
         keep = [list(sizes).index(a) for a in own if a]
         drop = tuple(i for i in range(len(sizes)) if i not in keep)

@@ -111,13 +111,15 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
     def seen(operand: Operand | None, row: str, col: str) -> dict[str, Any]:
         """Where a buffer lies, and its steps along the batch, rows and columns; of none all is 0."""
         if operand is None:
-            return {"at": "0", "row": "0", "col": "0", "batch": ["0" for _ in batch], "bytes": 0, "read": "0"}
+            return {"at": "0", "row": "0", "col": "0", "batch": ["0" for _ in batch], "bytes": 0, "read": "0", "row_per": "1", "col_per": "1"}
+        per = dict(operand.per)
         type_ = program.buffer[operand.buffer].type
         flat = flatten(operand.index, type_.shape)
         along = dict(flat.terms)
         return {
             "at": f"(const char *)buf[{place[operand.buffer]}] + ({c(flat.const)}) * {type_.dtype.itemsize}", "row": c(along.get(row, 0)), "col": c(along.get(col, 0)),
             "batch": [c(along.get(str(x), 0)) for x in batch], "bytes": type_.dtype.itemsize, "read": _reader(type_.dtype, dtype) or "0",
+            "row_per": c(per.get(row, 1)), "col_per": c(per.get(col, 1)),
         }  # fmt: skip
 
     dtype = program.buffer[call.out.buffer].type.dtype

@@ -289,11 +289,15 @@ class Pass:
 
 @dataclass(frozen=True)
 class Operand:
-    """A buffer seen through an index: ``a[m, k]``, or ``q[n, k] * s[n, 0]``: each element times another's, rounded."""
+    """A buffer seen through an index: ``a[m, k]``, or ``q[n, k] * s[n, 0]``: each element times another's, rounded.
+
+    :param per: axes that stand in the index divided: ``s[n, k] per (k: 32)`` is ``s[n, k // 32]``; a scale's alone.
+    """
 
     buffer: str
     index: tuple[Index, ...]
     scale: Operand | None = None
+    per: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True)

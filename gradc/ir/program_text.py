@@ -41,7 +41,7 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
     index     ::= term ("+" term)*                              # bare only after the ops "index" and "inside"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
-    call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE     # scaled ::= access ["*" access]
+    call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE     # scaled ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
@@ -123,7 +123,8 @@ def _headings(kernel: Kernel) -> set[int]:
 
 def _operand(operand: Operand) -> str:
     scale = f" * {_operand(operand.scale)}" if operand.scale else ""
-    return f"{operand.buffer}[{', '.join(map(str, operand.index))}]{scale}"
+    per = f" per ({_axes(operand.per)})" if operand.per else ""
+    return f"{operand.buffer}[{', '.join(map(str, operand.index))}]{per}{scale}"
 
 
 def print_step(step: Step) -> str:
@@ -307,8 +308,8 @@ def _call(reader: Reader) -> Call:
     op = reader.name("the name of a library op")
     args: list[Operand] = []
     while not args or reader.maybe(","):
-        operand = _access(reader, known)
-        args.append(replace(operand, scale=_access(reader, known)) if reader.maybe("*") else operand)
+        operand, scale = _access(reader, known), _access(reader, known) if reader.maybe("*") else None
+        args.append(replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale))
     reader.finish()
     return Call(name, op, axes, out, tuple(args), reader.note())
 

@@ -206,6 +206,9 @@ class _CallCheck(_StepCheck):
             dtype = self.program.buffer[operand.buffer].type.dtype
             if dtype is not own and not own.holds(dtype):
                 self.wrong(f"{operand.buffer} is {dtype}, and {own} does not hold its values", operand.buffer)
+            divided = dict(operand.scale.per) if operand.scale else {}
+            if operand.per or not divided.keys() <= {axis for axis, _ in call.axes} or any(isinstance(n, int) and n < 1 for n in divided.values()):
+                self.wrong("per divides axes of the call by sizes from 1, in the index of a scale", "per")
             if operand.scale and self.program.buffer[operand.scale.buffer].type.dtype is not own:
                 self.wrong(f"the scale {operand.scale.buffer} is {self.program.buffer[operand.scale.buffer].type.dtype}, not {own}", operand.scale.buffer)
         self.written(call.reads, written)

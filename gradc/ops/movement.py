@@ -109,13 +109,14 @@ def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
         if len(old) == 0:
             continue
         kept = [a for a in old if before[a] != 1]
-        if len(kept) > 1:
-            return None  # would need division: the buffer's alias serves instead
         flat = Index()
         for a in new:
             flat = flat * after[a] + index[a]
-        if kept:
-            where[kept[0]] = flat
+        parts = [flat] if len(kept) < 2 else kernel.parted(flat, [before[a] for a in kept])
+        if parts is None:
+            return None  # would need division: the buffer's alias serves instead
+        for a, part in zip(kept, parts, strict=False):
+            where[a] = part
     return kernel.read(node.operands[0], where)
 
 

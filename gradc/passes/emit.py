@@ -150,7 +150,7 @@ class _Emission:
 
     def call(self, node: Node) -> Call:
         axes, operands, out = node.op.axes(node)
-        args = [View(self.s).read(operand, index).operand(self.names) for operand, index in zip(node.operands, operands, strict=True)]
+        args = [View(self.s).operand(operand, index).operand(self.names) for operand, index in zip(node.operands, operands, strict=True)]
         name = f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}" if all(isinstance(s, int) for s in node.shape) else node.op.name
         return Call(name, node.op.name, tuple(axes), Operand(self.names[node], tuple(out)), tuple(args), self.graph.notes.get(node, Note()))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -75,12 +76,45 @@ class Seen:
     index: tuple[Index, ...]
     scale: Seen | None = None
 
+    per: tuple[tuple[str, Size], ...] = ()
+
+    def regrouped(self, axis: str, size: Size) -> Seen:
+        """The same over the axis that was counted as ``axis/`` groups of ``axis%`` places.
+
+        :raises CannotInline: its values do not lie one after another along the axis, or its scale differs within a group.
+        """
+        if self.scale is None or self.scale.scale is not None:
+            raise CannotInline(self.base, "no scale per group")
+        whole = []
+        for i in self.index:
+            steps = dict(i.terms)
+            group, place = steps.pop(f"{axis}/", 0), steps.pop(f"{axis}%", 0)
+            if not same(group, place * size):
+                raise CannotInline(self.base, "groups that do not follow one another")
+            whole.append(Index(i.const, tuple(steps.items())) + Index.of(axis) * place)
+        if any(v == f"{axis}%" for i in self.scale.index for v, _ in i.terms):
+            raise CannotInline(self.base, "a scale that differs within a group")
+        scale = replace(self.scale, index=tuple(i.renamed({f"{axis}/": axis}) for i in self.scale.index), per=((axis, size),))
+        return replace(self, index=tuple(whole), scale=scale)
+
     @property
     def bases(self) -> set[Node]:
         return {self.base} | (self.scale.bases if self.scale else set())
 
     def operand(self, names: Mapping[Node, str]) -> Operand:
-        return Operand(names[self.base], self.index, self.scale.operand(names) if self.scale else None)
+        return Operand(names[self.base], self.index, self.scale.operand(names) if self.scale else None, self.per)
+
+
+def _inner_sizes(node: Node) -> Iterator[Size]:
+    """The inner sizes of the pairs of axes that reshapes behind a value make one of."""
+    while node.operands:
+        if isinstance(lowering(node), Alias):
+            before = [n for n in node.operands[0].shape if n != 1]
+            if len(before) > len([n for n in node.shape if n != 1]):
+                yield from before[1:]
+        elif not isinstance(lowering(node), Movement) and not (isinstance(lowering(node), Expr) and lowering(node).conversion):
+            return
+        node = node.operands[0]
 
 
 SCALED = Var("values") * Var("scale")
@@ -92,8 +126,30 @@ class View:
     A call reads narrower values as its own (int8 weights, bf16), and with a scale: what only converts and scales them needs no memory either.
     """
 
-    def __init__(self, memory: Memory):
-        self.memory = memory
+    def __init__(self, memory: Memory, inner: Mapping[str, Size] | None = None):
+        """:param inner: variables that count the inner of two axes, and how far."""
+        self.memory, self.inner = memory, inner or {}
+
+    def operand(self, node: Node, index: Sequence[Index]) -> Seen:
+        """What a call reads for an operand; a scale per group is found by counting an axis as groups and places in them."""
+        try:
+            return self.read(node, index)
+        except CannotInline:
+            for size in dict.fromkeys(_inner_sizes(node)) if self.memory.narrow else ():
+                for axis in dict.fromkeys(v for i in index for v, _ in i.terms):
+                    pair = Index.of(f"{axis}/") * size + Index.of(f"{axis}%")
+                    parts = [Index(i.const, tuple(t for t in i.terms if t[0] != axis)) + sum((pair * c for v, c in i.terms if v == axis), Index()) for i in index]
+                    with contextlib.suppress(CannotInline):
+                        return View(self.memory, {f"{axis}%": size}).read(node, parts).regrouped(axis, size)
+            raise
+
+    def parted(self, index: Index, sizes: Sequence[Size]) -> list[Index] | None:
+        """An index of two axes as one of each, where it is made of two variables that count them."""
+        if len(sizes) != 2 or index.const != 0:
+            return None
+        low = [v for v, c in index.terms if v in self.inner and c == 1 and same(self.inner[v], sizes[1])]
+        high = [v for v, c in index.terms if v not in low and same(c, sizes[1])]
+        return [Index(0, tuple((v, 1) for v in high)), Index.of(low[0])] if len(low) == 1 and len(low) + len(high) == len(index.terms) else None
 
     def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> Seen:
         lower = lowering(node)
@@ -116,12 +172,16 @@ class View:
         if match(SCALED, node, factors):
             for core, scale in (("values", "scale"), ("scale", "values")):
                 one, two = self.read(factors[core], index), self.read(factors[scale], index)
-                if one.base.dtype is not node.dtype and two.base.dtype is node.dtype and not (one.scale or two.scale) and nbytes(two.base) < nbytes(one.base):
+                if one.base.dtype is not node.dtype and two.base.dtype is node.dtype and not (one.scale or two.scale) and _elements(two.base) <= _elements(one.base):
                     return replace(one, scale=two)
         raise CannotInline(node, "no view of memory")
 
     def __getattr__(self, name: str) -> Any:
         raise CannotInline(self.memory.graph.nodes[0], f"no view of memory: {name}")
+
+
+def _elements(node: Node) -> float:
+    return nbytes(node) / node.dtype.itemsize
 
 
 def nbytes(node: Node) -> float:

@@ -114,6 +114,10 @@ class Builder:
         statement = self._stmt(value)
         return statement.op == "load" and statement.where == self.guard and dict(statement.attrs).get("other", 0) == other
 
+    @staticmethod
+    def parted(index: Index, sizes: Sequence[Size]) -> None:
+        """An index of several axes as one of each: no kernel divides."""
+
     def constant(self, node: Node, index: Sequence[Index]) -> str:
         value = node.attrs["value"]
         if len(value) == 1:

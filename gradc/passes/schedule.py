@@ -133,7 +133,7 @@ class Scheduler:
         seen: list[Seen] = []
         for operand in node.operands:
             try:
-                seen.append(View(self).read(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
+                seen.append(View(self).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
             except CannotInline:
                 raise CannotInline(self.behind(operand), "a library reads it") from None
         group = self.open((), None)

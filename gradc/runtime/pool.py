@@ -259,7 +259,7 @@ def parallel_for(context: Context, tasks: int, body: Any, args: int | None = Non
 class _Matrix(ctypes.Structure):
     """``gradc_matrix``."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("row", ctypes.c_int64), ("col", ctypes.c_int64), ("bytes", ctypes.c_int64), ("read", ctypes.c_void_p), ("scale", ctypes.c_void_p), *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col"))]
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("row", ctypes.c_int64), ("col", ctypes.c_int64), ("bytes", ctypes.c_int64), ("read", ctypes.c_void_p), ("scale", ctypes.c_void_p), *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col")), ("row_per", ctypes.c_int64), ("col_per", ctypes.c_int64)]
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:

@@ -91,44 +91,53 @@ static void GEMM(pack_read)(T *restrict to, const gradc_matrix *in, int64_t at, 
   }
 }
 
-/* Panels times their scales; `scale` belongs to their first element. */
-static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+/* Panels times the scales of rows (columns) i and steps p on. */
+static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t i, int64_t p, int64_t count, int64_t steps, int64_t across, int64_t along,
+                             int64_t across_per, int64_t along_per, int width) {
   for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
     const int w = count - i0 < width ? (int)(count - i0) : width;
-    const T *panel = scale + i0 * across;
     T line[GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR)];
-    for (int i = 0; i < w; i++) {
-      line[i] = panel[i * across];
-    }
-    for (int64_t p = 0; p < steps; p++) {
-      if (along) {
-        for (int i = 0; i < w; i++) {
-          line[i] = panel[i * across + p * along];
-        }
+    for (int64_t q = 0, end; q < steps; q = end) { /* steps that have one line of scales */
+      end = along ? ((p + q) / along_per + 1) * along_per - p : steps;
+      end = end < steps ? end : steps;
+      for (int x = 0; x < w; x++) {
+        line[x] = scale[(i + i0 + x) / across_per * across + (p + q) / along_per * along];
       }
-      for (int i = 0; i < w; i++) {
-        to[p * width + i] *= line[i];
+      for (int64_t step = q; step < end; step++) {
+        for (int x = 0; x < w; x++) {
+          to[step * width + x] *= line[x];
+        }
       }
     }
   }
 }
 
-/* Rows of a, from its element (i, p) on; columns of b are the rows of its transpose. */
-static void GEMM(panels)(T *to, const gradc_matrix *in, int transposed, int64_t i, int64_t p, int64_t count, int64_t steps, int width) {
-  const int64_t across = transposed ? in->col : in->row, along = transposed ? in->row : in->col;
+/* Where a tile of an operand begins in the whole of it, which decides what groups it lies in; columns of b are the rows of its transpose. */
+typedef struct {
+  const gradc_matrix *in;
+  int64_t row, col;
+  int transposed;
+} GEMM(part);
+
+/* Panels of rows from i and steps from p on, both counted from the tile. */
+static void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, int width) {
+  const gradc_matrix *in = t.in;
+  const int64_t across = t.transposed ? in->col : in->row, along = t.transposed ? in->row : in->col;
   const int64_t at = i * across + p * along;
   if (in->read) {
     GEMM(pack_read)(to, in, at, count, steps, across, along, width);
   } else {
     GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width);
   }
-  if (in->scale) {
-    const int64_t scale_across = transposed ? in->scale_col : in->scale_row, scale_along = transposed ? in->scale_row : in->scale_col;
-    GEMM(pack_scale)(to, (const T *)in->scale + i * scale_across + p * scale_along, count, steps, scale_across, scale_along, width);
+  if (in->scale && t.transposed) {
+    GEMM(pack_scale)(to, (const T *)in->scale, t.col + i, t.row + p, count, steps, in->scale_col, in->scale_row, in->col_per, in->row_per, width);
+  } else if (in->scale) {
+    GEMM(pack_scale)(to, (const T *)in->scale, t.row + i, t.col + p, count, steps, in->scale_row, in->scale_col, in->row_per, in->col_per, width);
   }
 }
 
-static T GEMM(element)(const gradc_matrix *in, int64_t row, int64_t col) {
+static T GEMM(element)(GEMM(part) t, int64_t row, int64_t col) {
+  const gradc_matrix *in = t.in;
   const char *from = in->data + (row * in->row + col * in->col) * in->bytes;
   T value;
   if (in->read) {
@@ -136,18 +145,19 @@ static T GEMM(element)(const gradc_matrix *in, int64_t row, int64_t col) {
   } else {
     memcpy(&value, from, sizeof value);
   }
-  return in->scale ? value * ((const T *)in->scale)[row * in->scale_row + col * in->scale_col] : value;
+  return in->scale ? value * ((const T *)in->scale)[(t.row + row) / in->row_per * in->scale_row + (t.col + col) / in->col_per * in->scale_col] : value;
 }
 
-/* c[m,n] (+)= a[m,k] b[k,n]; m <= GEMM_MC, n <= GEMM_NC; c has rows ldc apart. */
-static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, const gradc_matrix *b, T *c, int64_t ldc, int add,
-                       void *workspace) {
+/* c[m,n] (+)= a[m,k] b[k,n], from row i0, step p0 and column j0 of the whole on; m <= GEMM_MC, n <= GEMM_NC; c has rows ldc apart. */
+static void GEMM(tile)(int64_t m, int64_t n, int64_t k, int64_t i0, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c,
+                       int64_t ldc, int add, void *workspace) {
+  const GEMM(part) left = {a, i0, p0, 0}, right = {b, p0, j0, 1};
   if (!workspace) { /* no memory: slow and right */
     for (int64_t i = 0; i < m; i++) {
       for (int64_t j = 0; j < n; j++) {
         T sum = 0;
         for (int64_t p = 0; p < k; p++) {
-          sum += GEMM(element)(a, i, p) * GEMM(element)(b, p, j);
+          sum += GEMM(element)(left, i, p) * GEMM(element)(right, p, j);
         }
         c[i * ldc + j] = add ? c[i * ldc + j] + sum : sum;
       }
@@ -162,8 +172,8 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, c
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
     const int more = add || p > 0;
-    GEMM(panels)(pa, a, 0, whole, p, m - whole, kc, GEMM_MR);
-    GEMM(panels)(pb, b, 1, 0, p, n, kc, GEMM(NR));
+    GEMM(panels)(pa, left, whole, p, m - whole, kc, GEMM_MR);
+    GEMM(panels)(pb, right, 0, p, n, kc, GEMM(NR));
     for (int64_t j = 0; j < n; j += GEMM(NR)) {
       for (int64_t i = 0; i < m; i += GEMM_MR) {
         const T *panel_a = pa + (i - whole) * kc, *panel_b = pb + j * kc;

@@ -377,10 +377,10 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
   a.data += (batch * a.batch + i * a.row + from * a.col) * a.bytes;
   b.data += (batch * b.batch + from * b.row + j * b.col) * b.bytes;
   if (a.scale) {
-    a.scale += (batch * a.scale_batch + i * a.scale_row + from * a.scale_col) * p->size;
+    a.scale += batch * a.scale_batch * p->size;
   }
   if (b.scale) {
-    b.scale += (batch * b.scale_batch + from * b.scale_row + j * b.scale_col) * p->size;
+    b.scale += batch * b.scale_batch * p->size;
   }
   char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
   c += (batch * p->m * p->n + i * p->n + j) * p->size;
@@ -389,9 +389,9 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
     const size_t bytes = (size_t)((GEMM_MC + GEMM_MR) * GEMM_KC + GEMM_KC * (GEMM_NC + 2 * GEMM_BYTES)) * (size_t)p->size;
     void *packs = scratch(PACKS, bytes);
     if (p->dtype == 32) {
-      sgemm_tile(rows, cols, steps, &a, &b, (float *)c, p->n, add, packs);
+      sgemm_tile(rows, cols, steps, i, from, j, &a, &b, (float *)c, p->n, add, packs);
     } else {
-      dgemm_tile(rows, cols, steps, &a, &b, (double *)c, p->n, add, packs);
+      dgemm_tile(rows, cols, steps, i, from, j, &a, &b, (double *)c, p->n, add, packs);
     }
     return;
   }

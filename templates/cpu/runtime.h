@@ -18,6 +18,7 @@ typedef struct {
   gradc_read read;   /* 0 where the elements are the product's own */
   const char *scale; /* elements of the product's type that these are multiplied with, or 0 */
   int64_t scale_batch, scale_row, scale_col;
+  int64_t row_per, col_per; /* that many rows, or columns, have one scale */
 } gradc_matrix;
 
 struct gradc_ctx {
