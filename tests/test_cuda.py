@@ -144,6 +144,31 @@ def test_a_sum_of_a_million_keeps_its_bits() -> None:
     assert abs(float(value) - x.astype(np.float64).sum()) <= np.spacing(np.float32(value)) / 2
 
 
+def test_fixed_point_beside_a_regular_order() -> None:
+    """The largest value is looked for in every row, whatever order the other sum asks for."""
+    graph = differentiate(gradc.trace(lambda x, g, p: x * ops.reshape(g, (1, 3, 1)) + p, x="f32[B,3,S]", g="f32[3]", p="f32[S]"), ["x", "g", "p"])
+    module = gradc.compile(graph, target="cuda-sim", reductions={"d.g": "regular", "d.p": "atomic_fixed"})
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal(graph.input(n).type.concrete({"B": 70, "S": 40})).astype(np.float32) for n in graph.input_names}
+    given["d.y"][-1] *= 1e6
+    exact = interp.run(graph, given, precision="f64")
+    for name, value in run(module, given).items():
+        assert np.abs(value - exact[name]).max() <= 16 * 2.0**-24 * np.abs(exact[name]).max(), name
+
+
+def test_donated_memory() -> None:
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N,C]"), target="cuda-sim", donate=["x"])
+    x = np.zeros((3, 40), np.float32)
+    (y,) = module.forward.run(x=x).values()
+    assert np.shares_memory(x, y) and (y == 1).all()
+
+
+def test_a_bad_index_before_a_sort() -> None:
+    module = gradc.compile(gradc.trace(lambda i, u: ops.scatter_add(i, u, size=30), i="i64[N]", u="f32[N,3]"), target="cuda-sim", reductions={"*": "segmented"})
+    with pytest.raises(IndexOutOfRange, match="index -1 at position 1"):
+        module.forward.run(i=np.array([1, -1, 3]), u=np.ones((3, 3), np.float32))
+
+
 # -- bad indices -------------------------------------------------------------------------------------------------------
 
 

@@ -193,6 +193,20 @@ def test_a_matrix_product_reads_scales_per_group(block: tuple[int, int], side: s
         assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
 
 
+@pytest.mark.parametrize("block", [(4, 1, 1), (4, 6, 5), (1, 3, 1), (1, 1, 5), (8, 6, 1)])
+def test_groups_of_batched_products(block: tuple[int, int, int]) -> None:
+    """Groups of the batch make a copy; those of rows or columns are read."""
+    scales = [n // b for n, b in zip((8, 6, 5), block, strict=True)]
+    graph = gradc.trace(lambda q, s, y: ops.dequantize(q, s, block=block) @ y, q="i8[8,6,5]", s=f"f32[{','.join(map(str, scales))}]", y="f32[8,5,7]")
+    rng = np.random.default_rng(0)
+    given = {n: random_of(graph.input(n).type, {}, rng) for n in graph.input_names}
+    exact = interp.run(graph, given, precision="f64")["y"]
+    for numerics in ("real", "strict"):
+        module = gradc.compile(graph, numerics=numerics)
+        np.testing.assert_allclose(module(**given), exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+        np.testing.assert_allclose(interp.run_program(module.forward.program, given)["y"], exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize("numerics", ["real", "strict"])
 def test_a_scale_is_rounded_to_its_own_dtype(numerics: str) -> None:
     """A product in f64 of values scaled in f32: the scaled values are f32 before they are f64."""

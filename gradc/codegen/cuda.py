@@ -154,7 +154,8 @@ class _Writer:
         kept = [a for a in k.rows if self.order == "regular" and a[0] in self.parts[k.order].kept]
         rest = [a for a in k.rows if a not in kept]
         passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
-        strips = all(how == "atomic" for how in self.how.values()) and len(k.passes) == 1 and not passes[0]["reductions"] and bool(k.cols) and self.width > 1
+        once = any(not s.name for p in k.passes for s in p.row)  # what a row does once is not for each of its strips
+        strips = not once and all(how == "atomic" for how in self.how.values()) and len(k.passes) == 1 and not passes[0]["reductions"] and bool(k.cols) and self.width > 1
         only = all(s.op == "accum" and self.how[s.buffer] == "segmented" for s in k.body if not s.name)
         kept_count, rest_count = product(s for _, s in kept), product(s for _, s in rest)
         accums = [self.accum(s) for s in k.accums]

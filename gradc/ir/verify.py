@@ -207,8 +207,9 @@ class _CallCheck(_StepCheck):
             if dtype is not own and not own.holds(dtype):
                 self.wrong(f"{operand.buffer} is {dtype}, and {own} does not hold its values", operand.buffer)
             divided = dict(operand.scale.per) if operand.scale else {}
-            if operand.per or not divided.keys() <= {axis for axis, _ in call.axes} or any(isinstance(n, int) and n < 1 for n in divided.values()):
-                self.wrong("per divides axes of the call by sizes from 1, in the index of a scale", "per")
+            batch = {i.variable for i in call.out.index[:-2]}
+            if operand.per or not divided.keys() <= {axis for axis, _ in call.axes} - batch or any(isinstance(n, int) and n < 1 for n in divided.values()):
+                self.wrong("per divides axes of the product, not of its batch, by sizes from 1, in the index of a scale", "per")
             if operand.scale and self.program.buffer[operand.scale.buffer].type.dtype is not own:
                 self.wrong(f"the scale {operand.scale.buffer} is {self.program.buffer[operand.scale.buffer].type.dtype}, not {own}", operand.scale.buffer)
         self.written(call.reads, written)

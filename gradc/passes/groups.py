@@ -136,7 +136,7 @@ class View:
             return self.read(node, index)
         except CannotInline:
             for size in dict.fromkeys(_inner_sizes(node)) if self.memory.narrow else ():
-                for axis in dict.fromkeys(v for i in index for v, _ in i.terms):
+                for axis in dict.fromkeys(v for i in index[-2:] for v, _ in i.terms):  # no group of a batch
                     pair = Index.of(f"{axis}/") * size + Index.of(f"{axis}%")
                     parts = [Index(i.const, tuple(t for t in i.terms if t[0] != axis)) + sum((pair * c for v, c in i.terms if v == axis), Index()) for i in index]
                     with contextlib.suppress(CannotInline):

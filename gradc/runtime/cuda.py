@@ -79,7 +79,8 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     if kernel.keys is not None:
         chunk = min(LONGEST, max(8, _chunks(rows, TASKS)))
     elif kernel.by_chunk:
-        chunk = max(8, _chunks(chunked, TASKS), _chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
+        chunk = max(8, _chunks(chunked, TASKS))
+    chunk = max(chunk, _chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * _chunks(columns, STRIP) if kernel.strips else _chunks(chunked, chunk)
     scratch = 0
     if kernel.keys is not None:
@@ -174,7 +175,9 @@ class CudaProgram:
             memory[name] = workspace[offset : offset + count].view(type_.dtype.np).reshape(shape)
         flag = workspace[binding.workspace - self.flag_bytes :][: 8 * (3 + len(self.checks))].view(np.uint64)
         flag[:] = FINE
-        self.device.begin([workspace, *(arrays[b] for b in dict.fromkeys(self.program.root(b) for _, b in self.program.outputs) if b in arrays and self.program.buffer[b].kind == "output")], flag)
+        inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
+        outputs = {b: arrays[b] for b in (self.program.root(b) for _, b in self.program.outputs) if b in arrays and self.program.buffer[b].kind == "output"}
+        self.device.begin([workspace, *(a for a in outputs.values() if a.ctypes.data not in inputs)], flag)  # a donated input holds its values
         call = _Run(self, memory, binding, workspace[binding.scratch : binding.workspace - self.flag_bytes], flag)
         for number, step in enumerate(self.program.steps):
             if only in (-1, number):
@@ -203,7 +206,7 @@ class _Run:
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             self.launch(stage, kernel, item, sizes, tasks, number, own)
             if stage.kind == "key":
-                self.sort(sizes)
+                self.sort(sizes, self.site(number))
 
     def launch(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> None:
         if tasks <= 0:
@@ -211,9 +214,13 @@ class _Run:
         args = [self.array(b) for b in item.buffers]
         written = [i for i, b in enumerate(item.buffers) if b in item.writes]
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
-        self.owner.device.launch(stage.name, _chunks(tasks * stage.width, kernel.threads), kernel.threads, [*args, *sizes.dims, self.scratch, self.flag, sum(c < number for c in self.owner.checks), sizes.chunk, aux], [*written, scratch, flag])
+        self.owner.device.launch(stage.name, _chunks(tasks * stage.width, kernel.threads), kernel.threads, [*args, *sizes.dims, self.scratch, self.flag, self.site(number), sizes.chunk, aux], [*written, scratch, flag])
 
-    def sort(self, sizes: Sizes) -> None:
+    def site(self, number: int) -> int:
+        """How many checks come before a step."""
+        return sum(c < number for c in self.owner.checks)
+
+    def sort(self, sizes: Sizes, site: int) -> None:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""
         step = _align(4 * sizes.rows)
         first = [self.scratch[i * step :][: 4 * sizes.rows].view(np.uint32) for i in range(4)]
@@ -225,10 +232,10 @@ class _Run:
             counts = self.scratch[len(self.scratch) - _align(1024 * tiles) :][: 1024 * tiles].view(np.uint32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
-                device.launch("gradc_sort_count", tiles, 256, [key, counts, sizes.rows, tiles, 8 * number], [1])
-                device.launch("gradc_sort_scan", 1, 1024, [counts, 256 * tiles], [0])
-                device.launch("gradc_sort_move", tiles, 256, [key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0)], [3, 4])
-        device.launch("gradc_sort_bounds", _chunks(sizes.keys + 2, 256), 256, [pairs[0][0], start, sizes.rows, sizes.keys], [1])
+                device.launch("gradc_sort_count", tiles, 256, [key, counts, sizes.rows, tiles, 8 * number, self.flag, site], [1])
+                device.launch("gradc_sort_scan", 1, 1024, [counts, 256 * tiles, self.flag, site], [0])
+                device.launch("gradc_sort_move", tiles, 256, [key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site], [3, 4])
+        device.launch("gradc_sort_bounds", _chunks(sizes.keys + 2, 256), 256, [pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site], [1])
 
     def call(self, item: Call) -> None:
         """A matrix product, through views with the call's axes."""

@@ -6,7 +6,8 @@ enum { GRADC_TILE = 2048, GRADC_WARP_ROWS = 256 };
 GRADC_FN u32 gradc_digit(u32 key, int shift) { return key >> shift & 255u; }
 
 /* counts[digit][tile]: how many rows of each tile have each digit. */
-extern "C" __global__ void __launch_bounds__(256) gradc_sort_count(const u32 *key, u32 *counts, i64 rows, i64 tiles, i64 shift) {
+extern "C" __global__ void __launch_bounds__(256) gradc_sort_count(const u32 *key, u32 *counts, i64 rows, i64 tiles, i64 shift, const u64 *flag, i64 site) {
+  if (gradc_stopped(flag, site)) return;
   __shared__ u32 count[256];
   count[threadIdx.x] = 0;
   __syncthreads();
@@ -19,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(256) gradc_sort_count(const u32 *ke
 }
 
 /* Each count becomes the number of rows before: one block goes through all of them. */
-extern "C" __global__ void __launch_bounds__(1024) gradc_sort_scan(u32 *counts, i64 size) {
+extern "C" __global__ void __launch_bounds__(1024) gradc_sort_scan(u32 *counts, i64 size, const u64 *flag, i64 site) {
+  if (gradc_stopped(flag, site)) return;
   __shared__ u32 sums[32];
   u32 before = 0;
   for (i64 at = 0; at < size; at += 1024) {
@@ -50,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(1024) gradc_sort_scan(u32 *counts, 
 
 /* Rows go to their places; first: the row's number is its position. */
 extern "C" __global__ void __launch_bounds__(256) gradc_sort_move(const u32 *key, const u32 *row, const u32 *counts, u32 *key_out, u32 *row_out,
-                                                                  i64 rows, i64 tiles, i64 shift, i64 first) {
+                                                                  i64 rows, i64 tiles, i64 shift, i64 first, const u64 *flag, i64 site) {
+  if (gradc_stopped(flag, site)) return;
   __shared__ u32 base[8][256];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 from = blockIdx.x * (i64)GRADC_TILE + warp * GRADC_WARP_ROWS;
@@ -84,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(256) gradc_sort_move(const u32 *key
 }
 
 /* start[k]: the first position whose key is k or more, for k in [0, keys + 1]. */
-extern "C" __global__ void __launch_bounds__(256) gradc_sort_bounds(const u32 *key, u32 *start, i64 rows, i64 keys) {
+extern "C" __global__ void __launch_bounds__(256) gradc_sort_bounds(const u32 *key, u32 *start, i64 rows, i64 keys, const u64 *flag, i64 site) {
+  if (gradc_stopped(flag, site)) return;
   const i64 k = blockIdx.x * (i64)256 + threadIdx.x;
   if (k > keys + 1) return;
   i64 low = 0, high = rows;
