@@ -8,7 +8,7 @@ which order is decided by shapes alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,10 @@ from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Program, Stmt, alternatives, neutral
 from ..ir.types import F32, DType, Type
-from ..passes.cost import Combine, combines
 from .expr import Scribe, carrier, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
-from .render import FEW
+from .rows import RowWriter
 from .text import standalone
 
 STRIP = 2048
@@ -107,16 +106,11 @@ def _made(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> CudaKernel:
     return _Writer(kernel, dict(types)).made()
 
 
-class _Writer:
+class _Writer(RowWriter):
     """What rows.cu.j2 needs to know of a kernel, as lists of lines."""
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        self.k, self.types = kernel, types
-        self.scribe = Scribe(types, kernel.body, wraps=False)
-        self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
-        self.number = {s.buffer: i for i, s in enumerate(kernel.accums)}
-        self.how = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
-        self.order = self.how.get(kernel.order, "")
+        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False))
         self.width = self.threads_per_task()
         self.scanning = False
 
@@ -198,16 +192,6 @@ class _Writer:
             self.order != "regular" and any(how not in UNORDERED for how in self.how.values()), private, keys, tuple(scratch), tuple(self.types[b].count for b, how in self.how.items() if how == "atomic_fixed"), strips, any(s.op == "check" for s in k.body), (),
         )  # fmt: skip
 
-    def axes(self, axes: Sequence[tuple[str, Size]]) -> list[dict[str, str]]:
-        return [{"name": a, "size": size(s), "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
-
-    def slice_of(self, values: Sequence[str]) -> list[Stmt]:
-        needed = {v for v in values if v}
-        for s in reversed(self.k.body):
-            if s.name in needed:
-                needed.update(s.uses)
-        return [s for s in self.k.body if s.name in needed]
-
     # -- accums --------------------------------------------------------------------------------------------------------
 
     def wide(self, s: Stmt) -> str:
@@ -215,20 +199,8 @@ class _Writer:
         dtype = self.types[s.buffer].dtype
         return "sum_f32" if dtype is F32 and s.combine == "sum" else stored(dtype)
 
-    def apart(self, s: Stmt) -> bool:
-        """Whether a regular accum adds up beside its result: where more rows may meet than add up in f32 without harm."""
-        if self.how[s.buffer] != "regular" or self.wide(s) != "sum_f32":
-            return False
-        rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
-        return not isinstance(rest, int) or rest > FEW
-
     def partial(self, s: Stmt) -> str:
         return self.wide(s) if self.apart(s) or self.how[s.buffer] == "privatized" else stored(self.types[s.buffer].dtype)
-
-    def free(self, s: Stmt) -> list[int]:
-        """The axes of a regular accum's buffer that it runs along while its kept row stands still."""
-        kept = set(self.parts[self.k.order].kept)
-        return [axis for axis, i in enumerate(s.index) if i.variable not in kept and self.types[s.buffer].shape[axis] != 1]
 
     def room(self, s: Stmt) -> tuple[Size, int]:
         """(elements per chunk, bytes of one) of its partial results."""
@@ -269,24 +241,6 @@ class _Writer:
         return f"{target} = {s.combine}imum_{stored(self.types[s.buffer].dtype)}({target}, {value});"
 
     # -- passes --------------------------------------------------------------------------------------------------------
-
-    def reloaded(self, p: Pass, number: int) -> list[Stmt]:
-        """A pass's values, where one that one of so many earlier passes has stored is read back by the thread that stored it."""
-        kept: dict[str, Stmt] = {}
-        for earlier in self.k.passes[:number]:
-            kept |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
-        needed = {u for s in p.roots for u in s.uses}
-        out: list[Stmt] = []
-        for s in reversed(p.body):
-            if s.name not in needed:
-                continue
-            if s.name in kept and s.op not in SIMPLE:
-                own = kept[s.name]
-                out.append(replace(s, op="load", args=(), buffer=own.buffer, index=own.index, where="", attrs=()))
-            else:
-                needed.update(s.uses)
-                out.append(s)
-        return out[::-1]
 
     def one_pass(self, p: Pass, number: int, scan: bool = False) -> dict[str, Any]:
         """:param scan: nothing is written; only the largest of what will be added is found."""

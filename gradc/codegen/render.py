@@ -12,17 +12,15 @@ from typing import Any
 
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
-from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
+from ..ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
-from ..passes.cost import Combine, combines
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
+from .rows import RowWriter
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
-FEW = 32
-"""Rows that are added in f32 where a row of f64 beside the result would cost as much again."""
 
 
 @dataclass(frozen=True)
@@ -145,16 +143,11 @@ def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
     return _rendered(replace(plain, name=kernel.name), tuple(own.items()))
 
 
-class _Writer:
+class _Writer(RowWriter):
     """What rows.c.j2 needs to know of a kernel, as lists of lines."""
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        self.k, self.types = kernel, types
-        self.scribe = Scribe(types, kernel.body)
-        self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
-        self.accum_number = {s.buffer: i for i, s in enumerate(kernel.accums)}
-        self.how = dict.fromkeys(self.accum_number, "privatized") | dict(kernel.strategies)
-        self.order = self.how.get(kernel.order, "")
+        super().__init__(kernel, types, Scribe(types, kernel.body))
 
     def context(self) -> dict[str, Any]:
         k = self.k
@@ -192,23 +185,13 @@ class _Writer:
             total = total + s
         return total
 
-    def axes(self, axes: Sequence[Axis]) -> list[dict[str, str]]:
-        return [{"name": a, "size": size(s), "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
-
-    def slice_of(self, values: Sequence[str]) -> list[Stmt]:
-        needed = {v for v in values if v}
-        for s in reversed(self.k.body):
-            if s.name in needed:
-                needed.update(s.uses)
-        return [s for s in self.k.body if s.name in needed]
-
     def accum(self, s: Stmt) -> dict[str, Any]:
         part, type_ = self.parts[s.buffer], self.types[s.buffer]
         how = self.how[s.buffer]
         ctype = stored(type_.dtype)
         if type_.dtype.is_float and type_.dtype not in (F32, F64):
             raise InternalError(f"an accum into {type_}: widen makes it f32")
-        out: dict[str, Any] = {"number": self.accum_number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
+        out: dict[str, Any] = {"number": self.number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :]))}  # fmt: skip
         start = neutral(s.combine, type_.dtype)
         out["start"], out["wide_start"] = literal(start, type_.dtype), literal(start, F64 if type_.dtype.is_float else type_.dtype)
@@ -226,18 +209,6 @@ class _Writer:
             out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
         return out
 
-    def apart(self, s: Stmt) -> bool:
-        """Whether a regular accum adds up in a row of f64 beside its result: where more rows may meet than add up in f32 without harm."""
-        if self.how[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
-            return False
-        rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
-        return not isinstance(rest, int) or rest > FEW
-
-    def free(self, s: Stmt) -> list[int]:
-        """The axes of a regular accum's buffer that it runs along while its kept row stands still."""
-        kept = set(self.parts[self.k.order].kept)
-        return [axis for axis, i in enumerate(s.index) if i.variable not in kept and self.types[s.buffer].shape[axis] != 1]
-
     @staticmethod
     def combined(combine: str, ctype: str, target: str, value: str) -> str:
         """``target`` combined with a value, as a statement."""
@@ -246,24 +217,6 @@ class _Writer:
         return f"{target} = {combine}imum_{ctype}({target}, {value});"
 
     # -- passes --------------------------------------------------------------------------------------------------------
-
-    def reloaded(self, p: Pass, number: int) -> list[Stmt]:
-        """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""
-        stored_at: dict[str, Stmt] = {}
-        for earlier in self.k.passes[:number]:
-            stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
-        needed = {u for s in p.roots for u in s.uses}
-        out: list[Stmt] = []
-        for s in reversed(p.body):
-            if s.name not in needed:
-                continue
-            if s.name in stored_at and s.op != "load":
-                kept = stored_at[s.name]
-                out.append(replace(s, op="load", args=(), buffer=kept.buffer, index=kept.index, where="", attrs=()))
-            else:
-                needed.update(s.uses)
-                out.append(s)
-        return out[::-1]
 
     def one_pass(self, p: Pass, number: int) -> dict[str, Any]:
         columns = bool(p.roots)
@@ -296,7 +249,7 @@ class _Writer:
 
     def block_sum(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
         """Such an accum: the run is added up first."""
-        number, value = self.accum_number[s.buffer], variable(s.args[0])
+        number, value = self.number[s.buffer], variable(s.args[0])
         partial = self.accum(s)["partial"]
         clauses.setdefault("+", []).append(f"b_a{number}")
         line = f"b_a{number} += {f'{variable(s.where)} ? {value} : 0' if s.where else value};"
@@ -368,7 +321,7 @@ class _Writer:
         if s.op == "store":
             assert s.dtype is not None
             return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
-        how, number, part = self.how[s.buffer], self.accum_number[s.buffer], self.parts[s.buffer]
+        how, number, part = self.how[s.buffer], self.number[s.buffer], self.parts[s.buffer]
         ctype = stored(self.types[s.buffer].dtype)
         guard = f"if ({variable(s.where)}) " if s.where else ""
         if how == "segmented":

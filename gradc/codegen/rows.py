@@ -1,0 +1,70 @@
+"""What the writers of every target ask of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..ir.dims import product
+from ..ir.kernel import Axis, Kernel, Pass, Stmt
+from ..ir.types import F32, Type
+from ..passes.cost import Combine, combines
+from .expr import Scribe
+from .index import size
+
+FEW = 32
+"""Rows that are added in f32 where a wider row beside the result would cost as much again."""
+
+
+class RowWriter:
+    """A kernel taken apart for a template; a target's writer adds how its statements are written.
+
+    :ivar parts: each accum by its buffer, :ivar number: and numbered.  :ivar how: the strategy of each.  :ivar order: that of the visiting order, or "".
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], scribe: Scribe):
+        self.k, self.types, self.scribe = kernel, types, scribe
+        self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
+        self.number = {s.buffer: i for i, s in enumerate(kernel.accums)}
+        self.how = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
+        self.order = self.how.get(kernel.order, "")
+
+    def axes(self, axes: Sequence[Axis]) -> list[dict[str, str]]:
+        return [{"name": a, "size": size(s), "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
+
+    def slice_of(self, values: Sequence[str]) -> list[Stmt]:
+        needed = {v for v in values if v}
+        for s in reversed(self.k.body):
+            if s.name in needed:
+                needed.update(s.uses)
+        return [s for s in self.k.body if s.name in needed]
+
+    def apart(self, s: Stmt) -> bool:
+        """Whether a regular accum adds up in a wider row beside its result: where more rows may meet than add up in f32 without harm."""
+        if self.how[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
+            return False
+        rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
+        return not isinstance(rest, int) or rest > FEW
+
+    def free(self, s: Stmt) -> list[int]:
+        """The axes of a regular accum's buffer that it runs along while its kept row stands still."""
+        kept = set(self.parts[self.k.order].kept)
+        return [axis for axis, i in enumerate(s.index) if i.variable not in kept and self.types[s.buffer].shape[axis] != 1]
+
+    def reloaded(self, p: Pass, number: int) -> list[Stmt]:
+        """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""
+        stored_at: dict[str, Stmt] = {}
+        for earlier in self.k.passes[:number]:
+            stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
+        needed = {u for s in p.roots for u in s.uses}
+        out: list[Stmt] = []
+        for s in reversed(p.body):
+            if s.name not in needed:
+                continue
+            if s.name in stored_at and s.op != "load":
+                kept = stored_at[s.name]
+                out.append(replace(s, op="load", args=(), buffer=kept.buffer, index=kept.index, where="", attrs=()))
+            else:
+                needed.update(s.uses)
+                out.append(s)
+        return out[::-1]
