@@ -1,0 +1,252 @@
+"""What a call does on a GPU, as data: the launches and products of a Program for one set of dims, over parts of its memory.
+
+Everything here follows from shapes alone; nothing is known of where memory lies.  A runtime binds the roots to addresses and runs the steps
+in order, now or into a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..ir.dims import evaluate
+from ..ir.kernel import Call, Kernel, Program, alternatives, taken
+from ..passes.plan_buffers import slot_sizes
+from .cuda import STRIP, CudaKernel, Stage
+from .index import flatten
+
+ALIGN = 256
+TASKS = 1024
+"""Tasks that a combine is cut into, more or less: the unit of determinism comes from shapes alone."""
+LONGEST = 128
+"""Positions of a sorted order per task."""
+MOST_PARTIALS = 1 << 22
+"""Elements of all partial results of a kernel."""
+TILE = 2048
+WORKSPACE, FLAG = ".workspace", ".flag"
+"""Roots of memory that no buffer names."""
+WORDS = 3
+"""Of the flag before the first check's: what went wrong, the value, the bound."""
+U32, U64 = np.dtype(np.uint32), np.dtype(np.uint64)
+
+
+def align(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN
+
+
+def chunks(count: int, each: int) -> int:
+    return -(-count // each)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of memory: ``count`` elements from byte ``start`` of a root on, which is a buffer's name, WORKSPACE or FLAG."""
+
+    root: str
+    start: int
+    count: int
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A function's start.
+
+    :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
+    """
+
+    function: str
+    blocks: int
+    threads: int
+    args: tuple[Part | int, ...]
+    written: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated)."""
+
+    part: Part
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
+
+    :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
+    """
+
+    a: Strided
+    b: Strided
+    out: Strided
+    site: int
+
+
+Action = Launch | Product
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A kernel's numbers for one set of dims.
+
+    :param chunk: rows (or positions) per task.  :param scratch: bytes.
+    """
+
+    dims: tuple[int, ...]
+    rows: int
+    chunk: int
+    tasks: int
+    keys: int
+    scratch: int
+
+    @property
+    def sort_passes(self) -> int:
+        """8 bits each; the keys are 0 to ``keys``, which is nowhere."""
+        return max(1, chunks(self.keys.bit_length(), 8))
+
+
+def own_dims(kernel: CudaKernel) -> list[str]:
+    return [f"n{i:02d}" if i > 9 else f"n{i}" for i in range(len(kernel.dims))]
+
+
+def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
+    """What a launch needs to know, from shapes alone; ``dims`` by the names of the kernel's own text."""
+    rows, columns, chunked = (max(0, evaluate(x, dims)) for x in (kernel.rows, kernel.columns, kernel.chunked))
+    keys = evaluate(kernel.keys, dims) if kernel.keys is not None else 0
+    chunk = 1
+    if kernel.keys is not None:
+        chunk = min(LONGEST, max(8, chunks(rows, TASKS)))
+    elif kernel.by_chunk:
+        chunk = max(8, chunks(chunked, TASKS))
+    chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
+    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk)
+    scratch = 0
+    if kernel.keys is not None:
+        scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
+    for count, each in kernel.scratch:
+        scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
+    for count in kernel.fixed:
+        scratch += align(16 * evaluate(count, dims)) + align(4)
+    if kernel.keys is not None:
+        scratch += align(4 * 256 * chunks(rows, TILE))
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch)
+
+
+class LaunchPlan:
+    """A Program's steps for one set of dims.
+
+    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag.  :ivar checks: the steps that look for bad indices.
+    :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+    """
+
+    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int]):
+        self.program, self.kernels, self.dims = program, kernels, dict(dims)
+        self.steps = [taken(step, dims) for step in program.steps]
+        self.checks = checks_of(program, kernels)
+        starts, total = [], 0
+        for bytes_ in slot_sizes(program):
+            starts.append(total)
+            total += align(evaluate(bytes_, dims))
+        self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
+        self.scratch = total
+        self.room = max((self.sizes(kernels[s.name]).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
+        self.workspace = total + self.room + align(self.flag.nbytes)
+        self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
+
+    def sizes(self, kernel: CudaKernel) -> Sizes:
+        return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+
+    def part(self, name: str) -> Part:
+        """Where a buffer lies."""
+        root = self.program.root(name)
+        type_ = self.program.buffer[root].type
+        count = prod(type_.concrete(self.dims))
+        return Part(WORKSPACE, self.offsets[root], count, type_.dtype.np) if root in self.offsets else Part(root, 0, count, type_.dtype.np)
+
+    def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part:
+        """Scratch memory."""
+        return Part(WORKSPACE, self.scratch + start, count, dtype)
+
+    def site(self, number: int) -> int:
+        """How many checks come before a step."""
+        return sum(c < number for c in self.checks)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
+        """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
+        if isinstance(item, Call):
+            return [self.product(item, number)]
+        kernel = self.kernels[item.name]
+        sizes = self.sizes(kernel)
+        found: list[Action] = []
+        for stage in kernel.stages:
+            tasks = sizes.tasks if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
+            if tasks > 0:
+                found.append(self.launch(stage, kernel, item, sizes, tasks, number, own))
+            if stage.kind == "key":
+                found += self.sort(sizes, self.site(number))
+        return found
+
+    def launch(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> Launch:
+        args = [self.part(b) for b in item.buffers]
+        written = [i for i, b in enumerate(item.buffers) if b in item.writes]
+        scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
+        space = self.space(0, self.room, np.dtype(np.uint8))
+        return Launch(stage.name, chunks(tasks * stage.width, kernel.threads), kernel.threads, (*args, *sizes.dims, space, self.flag, self.site(number), sizes.chunk, aux), (*written, scratch, flag))
+
+    def sort(self, sizes: Sizes, site: int) -> list[Launch]:
+        """(key, row) pairs of the key stage, stably by key; then where each key starts."""
+        step = align(4 * sizes.rows)
+        first = [self.space(i * step, sizes.rows, U32) for i in range(4)]
+        pairs = [(first[0], first[1]), (first[2], first[3])]  # ends in the first
+        start = self.space(4 * step, sizes.keys + 2, U32)
+        tiles = chunks(sizes.rows, TILE)
+        found: list[Launch] = []
+        if sizes.rows:
+            counts = self.space(self.room - align(1024 * tiles), 256 * tiles, U32)
+            for number in range(sizes.sort_passes):
+                (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
+                found.append(Launch("gradc_sort_count", tiles, 256, (key, counts, sizes.rows, tiles, 8 * number, self.flag, site), (1,)))
+                found.append(Launch("gradc_sort_scan", 1, 1024, (counts, 256 * tiles, self.flag, site), (0,)))
+                found.append(Launch("gradc_sort_move", tiles, 256, (key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site), (3, 4)))
+        found.append(Launch("gradc_sort_bounds", chunks(sizes.keys + 2, 256), 256, (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site), (1,)))
+        return found
+
+    def product(self, item: Call, number: int) -> Product:
+        """A matrix product, its operands seen with the call's axes."""
+        sizes = {axis: evaluate(size, self.dims) for axis, size in item.axes}
+        order = [str(i.variable) for i in item.out.index]
+        (inner,) = [axis for axis in sizes if axis not in order]
+        *batch, m, n = order
+
+        def view(operand: Any, axes: Sequence[str]) -> Strided:
+            part = self.part(operand.buffer)
+            flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
+            steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
+            strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
+            shape = tuple(sizes[a] for a in axes)
+            if 0 in shape:
+                at = 0
+            return Strided(Part(part.root, part.start + at * part.dtype.itemsize, max(part.count - at, 0), part.dtype), shape, strides)
+
+        shape = tuple(sizes[a] for a in order)
+        strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+        return Product(view(item.args[0], [*batch, m, inner]), view(item.args[1], [*batch, inner, n]), Strided(self.part(item.out.buffer), shape, strides), self.site(number))
+
+
+def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:
+    """The steps that look for bad indices."""
+    return [i for i, step in enumerate(program.steps) if any(isinstance(k, Kernel) and kernels[k.name].checks for k in alternatives(step))]
