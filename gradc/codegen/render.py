@@ -13,6 +13,8 @@ from typing import Any
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
+from ..ir.node import REGISTRY
+from ..ir.op import Expr
 from ..ir.types import F32, F64, DType, Type
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
@@ -21,6 +23,10 @@ from .rows import RowWriter
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
+HELD = 8
+"""Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near cache serves cost less."""
+PAST = 1 << 20
+"""Bytes below which an array of known size is not asked whether it is written past the caches."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +154,15 @@ class _Writer(RowWriter):
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
         super().__init__(kernel, types, Scribe(types, kernel.body))
+        self.held = self.worth_holding()
+        self.past: dict[Stmt, int] = {}
 
     def context(self) -> dict[str, Any]:
         k = self.k
         kept = [a for a in k.rows if self.order == "regular" and a[0] in self.parts[k.order].kept]
         rest = [a for a in k.rows if a not in kept]
         private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
+        self.past = {s: i for i, s in enumerate(s for j, p in enumerate(k.passes) for s in p.roots if self.writes_past(s, j))}
         passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
         checks = any(s.op == "check" for s in k.body)
         plain = not k.accums and len(k.passes) == 1 and not passes[0]["reductions"] and len(k.cols) == 1
@@ -166,6 +175,8 @@ class _Writer(RowWriter):
             "rows": self.axes(k.rows), "cols": self.axes(k.cols), "kept": self.axes(kept), "rest": self.axes(rest),
             "row_count": size(k.row_count), "col_count": size(k.col_count), "kept_count": size(product(s for _, s in kept)), "rest_count": size(product(s for _, s in rest)),
             "order": self.order, "passes": passes, "accums": [self.accum(s) for s in k.accums], "checks": checks,
+            "held": [{"name": f"h{i}", "ctype": carrier(k.stmts[v].dtype or F32)} for i, v in enumerate(self.held)],
+            "past": [{"name": f"{i}", "ctype": stored(self.types[s.buffer].dtype), "size": size(self.types[s.buffer].count)} for s, i in self.past.items()],
             "strips": plain, "visit_all": not only, "private_size": size(self.most(private)) if private and any(s != 1 for s in private) else "",
         }  # fmt: skip
         if self.order == "segmented":
@@ -198,6 +209,8 @@ class _Writer(RowWriter):
         # partial sums of many rows are kept wide: a chunk of f32 additions would lose bits that the total keeps
         out["partial"] = out["wide"] if self.apart(s) or (how == "privatized" and s.combine == "sum") else ctype
         out["combine"] = functools.partial(self.combined, s.combine, out["wide"])
+        out["pending"] = out["partial"] == "f64" and ctype == "f32" and how == "privatized" and self.side_by_side(s)
+        out["past"] = how == "segmented" and self.large(s.buffer)
         out["partials"] = f"2 * chunks * ({out['inner']})" if how == "segmented" else f"chunks * ({out['size']})"
         if how == "regular":
             free = self.free(s)
@@ -216,11 +229,78 @@ class _Writer(RowWriter):
             return f"{target} {'+' if combine == 'sum' else '*'}= {value};"
         return f"{target} = {combine}imum_{ctype}({target}, {value});"
 
+    def side_by_side(self, s: Stmt) -> bool:
+        """Whether the innermost columns add to neighbouring elements, the same in every row."""
+        places = [v for i in s.index for v, _ in i.terms]
+        return bool(self.k.cols) and self.k.cols[-1][0] in places and set(places) <= {a for a, _ in self.k.cols}
+
+    # -- what is kept between passes, and what is written past the caches ------------------------------------------------
+
+    def worth_holding(self) -> dict[str, int]:
+        """The values that a pass would compute again at some cost, and the first pass that has them."""
+        first: dict[str, int] = {}
+        held: dict[str, int] = {}
+        for number, p in enumerate(self.k.passes):
+            known = {s.name: s for s in p.body}
+            pending = [u for s in p.roots for u in s.uses]
+            while pending:
+                name = pending.pop()
+                if name not in known or name in held:
+                    continue
+                if first.get(name, number) < number and self.work(name, known) >= HELD:
+                    held[name] = first[name]
+                else:
+                    pending += known[name].uses
+            for name in known:
+                first.setdefault(name, number)
+        return held
+
+    def work(self, value: str, known: Mapping[str, Stmt]) -> int:
+        """Additions that computing it takes in a pass."""
+        total, pending, seen = 0, [value], {value}
+        while pending:
+            s = known[pending.pop()]
+            lower = getattr(REGISTRY.get(s.op), "lower", None)
+            total += lower.cost if isinstance(lower, Expr) else 0
+            fresh = [u for u in s.uses if u in known and u not in seen]
+            seen.update(fresh)
+            pending += fresh
+        return total
+
+    def held_at(self, s: Stmt, number: int) -> Stmt | None:
+        return replace(s, op="held", args=(), where="", attrs=()) if self.held.get(s.name, number) < number else None
+
+    def line(self, s: Stmt, number: int) -> list[str]:
+        """A value as a statement; one that is kept is stored beside."""
+        if s.name not in self.held:
+            return [self.scribe.value(s)]
+        assert s.dtype is not None
+        place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]))
+        element = f"h{list(self.held).index(s.name)}[{place}]"
+        if s.op == "held":
+            return [f"const {carrier(s.dtype)} {variable(s.name)} = {element};"]
+        return [self.scribe.value(s), *([f"{element} = {variable(s.name)};"] if self.held[s.name] == number else [])]
+
+    def large(self, buffer: str) -> bool:
+        """Whether an array may be larger than caches are."""
+        nbytes = self.types[buffer].nbytes
+        return not isinstance(nbytes, int) or nbytes >= PAST
+
+    def writes_past(self, s: Stmt, number: int) -> bool:
+        """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
+        if s.op != "store" or not self.k.cols or not self.large(s.buffer):
+            return False
+        flat = flatten(s.index, self.types[s.buffer].shape)
+        if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):
+            return False
+        return not any(q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j))
+
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def one_pass(self, p: Pass, number: int) -> dict[str, Any]:
         columns = bool(p.roots)
-        body, reductions, simd = [self.scribe.value(s) for s in self.reloaded(p, number)], [], True
+        body, reductions, simd = [line for s in self.reloaded(p, number) for line in self.line(s, number)], [], True
+        past: list[dict[str, Any]] = []
         clauses: dict[str, list[str]] = {}
         innermost = self.k.cols[-1][0] if self.k.cols else "one"
         for s in p.roots:
@@ -233,12 +313,17 @@ class _Writer(RowWriter):
                 entry = self.block_sum(s, clauses)
                 body += entry.pop("lines")
                 reductions.append(entry)
+            elif s in self.past:
+                place = flatten([i.renamed({innermost: "c0"}) for i in s.index], self.types[s.buffer].shape)
+                past.append({"name": f"{self.past[s]}", "ctype": stored(self.types[s.buffer].dtype), "at": f"{s.buffer} + {index(place)}"})
+                assert s.dtype is not None
+                body.append(f"w{self.past[s]}[{innermost} - c0] = {to_memory(s.dtype, variable(s.args[0]))};")
             else:
                 body += self.effect(s)
                 simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not any(v.startswith("%") and self.column_value(v) for i in s.index for v, _ in i.terms)
         clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
-        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "blocked": bool(reductions)}
+        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past else "", "past": past}
 
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""
@@ -333,5 +418,6 @@ class _Writer(RowWriter):
         shape, apart = self.types[s.buffer].shape, self.apart(s)
         own = self.free(s) if apart else list(range(len(shape)))
         at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))
-        base = f"p{number}" if apart or how == "privatized" else s.buffer
+        pending = how == "privatized" and self.accum(s)["pending"]
+        base = f"q{number}" if pending else f"p{number}" if apart or how == "privatized" else s.buffer
         return [guard + self.combined(s.combine, ctype, f"{base}[{at}]", value)]

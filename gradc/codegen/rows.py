@@ -61,10 +61,16 @@ class RowWriter:
         for s in reversed(p.body):
             if s.name not in needed:
                 continue
-            if s.name in stored_at and s.op != "load":
+            if (held := self.held_at(s, number)) is not None:
+                out.append(held)
+            elif s.name in stored_at and s.op != "load":
                 kept = stored_at[s.name]
                 out.append(replace(s, op="load", args=(), buffer=kept.buffer, index=kept.index, where="", attrs=()))
             else:
                 needed.update(s.uses)
                 out.append(s)
         return out[::-1]
+
+    def held_at(self, s: Stmt, number: int) -> Stmt | None:
+        """What stands for a value that a target keeps beside its buffers from one pass to the next."""
+        return None

@@ -11,7 +11,7 @@ from ..ir.dims import Size, product
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Primitive, Reduction, Resized, Sample
 from ..ir.types import DTYPES, I64, Type
-from .pointwise import eq, exp, log, where
+from .pointwise import eq, exp, log, reciprocal, where
 from .rules import (
     along,
     canonical_axes,
@@ -278,7 +278,7 @@ def _shifted(wide: Node, axis: int) -> tuple[Node, Node]:
 def _softmax_value(x: Node, *, axis: int) -> Node:
     wide = converted(x, x.dtype.compute)
     centred, total = _shifted(wide, axis)
-    return converted(exp(centred) / along(total, x.shape, (axis,)), x.dtype)
+    return converted(exp(centred) * along(reciprocal(total), x.shape, (axis,)), x.dtype)  # one division per row: total is 1 or more
 
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:

@@ -21,6 +21,7 @@ from ..ir.op import Alias, Expr, Library, Lookup, Movement, Reduction, Scatter
 from .emit import emit
 from .groups import Group, Seen, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
+from .merge import merge
 
 MOST_BUFFERS = 24
 CHEAP = 8
@@ -78,6 +79,8 @@ class Scheduler:
                 self.place(node)
             else:
                 self.inline.add(node)
+        if self.fuse:
+            merge(self)
         return emit(self)
 
     def force(self, node: Node) -> None:

@@ -30,12 +30,14 @@ class Binding:
     """What a call needs to know once its sizes are numbers.
 
     :param workspace: bytes of the one workspace: slots of temps, then the scratch of the widest kernel.
+    :param large: whether something is written that may be too large for the caches.
     """
 
     dims: Any
     offsets: tuple[tuple[int, int], ...]  # (place in the pointer table, byte offset) of each temp
     scratch: int
     workspace: int
+    large: bool
 
 
 class CpuProgram:
@@ -82,7 +84,8 @@ class CpuProgram:
                 total += -(-evaluate(size, dims) // ALIGN) * ALIGN
             offsets = tuple((self.place[b.name], starts[b.slot]) for b in self.roots if b.slot >= 0)
             scratch = int(self.library.gradc_scratch(values))
-            found = Binding(values, offsets, total, total + scratch)
+            largest = max((evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0)
+            found = Binding(values, offsets, total, total + scratch, largest >= pool.least_past())
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = found
@@ -119,6 +122,8 @@ class CpuProgram:
         context = getattr(self._local, "context", None)
         if context is None:
             context = self._local.context = pool.new_context()
+        if binding.large and context.past == pool.NEVER:
+            context.past = pool.past_from()
         code = self.entry(context.pointer, table, binding.dims, base + binding.scratch, only)
         if code or context.code:
             error = context.error

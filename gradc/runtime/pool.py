@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class _Struct(ctypes.Structure):
     _fields_ = (
         ("parallel_for", ctypes.c_void_p),
         ("matmul", ctypes.c_void_p),
+        ("local", ctypes.c_void_p),
+        ("past", ctypes.c_int64),
         ("error", ctypes.c_void_p),
         ("slots", ctypes.c_int64 * ERROR_SLOTS),
     )
@@ -42,8 +45,8 @@ class Context:
 
     __slots__ = ("_struct", "address", "pointer")
 
-    def __init__(self, parallel_for: int, matmul: int):
-        self._struct = _Struct(parallel_for, matmul, 0)
+    def __init__(self, parallel_for: int, matmul: int, local: int):
+        self._struct = _Struct(parallel_for, matmul, local, NEVER, 0)
         self.address = ctypes.addressof(self._struct)
         self._struct.error = self.address + _Struct.slots.offset
         self.pointer = ctypes.byref(self._struct)
@@ -59,6 +62,15 @@ class Context:
         code, site, position, value, bound = self._struct.slots[:5]
         return code, site, position, value, bound
 
+    @property
+    def past(self) -> int:
+        """Bytes from which an array is written past the caches."""
+        return int(self._struct.past)
+
+    @past.setter
+    def past(self, least: int) -> None:
+        self._struct.past = least
+
     def clear(self) -> None:
         """Forget the error, for the next call."""
         self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
@@ -73,9 +85,9 @@ def new_context() -> Context:
 
 
 @functools.cache
-def _entries() -> tuple[int, int]:
+def _entries() -> tuple[int, int, int]:
     library = _library()
-    return _address(library.gradc_parallel_for), _address(library.gradc_matmul)
+    return _address(library.gradc_parallel_for), _address(library.gradc_matmul), _address(library.gradc_local)
 
 
 def _address(function: Any) -> int:
@@ -92,8 +104,8 @@ def _library() -> ctypes.CDLL:
         return _loaded
     with _lock:
         if _loaded is None:
-            header, gemm, source = (read_template(f"cpu/{name}") for name in ("runtime.h", "gemm.h", "runtime.c"))
-            key = digest("runtime", header, gemm, source, find_compiler().identity, cpu_identity(), *_EXTRA)
+            *headers, source = (read_template(f"cpu/{name}") for name in ("runtime.h", "past.h", "gemm.h", "runtime.c"))
+            key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
             cache = default_cache()
             payload = cache.get(key)
             if payload is None:
@@ -114,6 +126,56 @@ def _library() -> ctypes.CDLL:
             _install(library, _own_is_better(library))
             _loaded = library
     return _loaded
+
+
+# ---- Writing past the caches ---------------------------------------------------------------------------------------
+
+NEVER = 2**63 - 1
+_LEAST, _MOST = 8 << 20, 64 << 20
+"""Bytes: what is shorter may stay in a cache; what is longer stays in none."""
+_GAIN = 105
+"""Percent, of the time of a plain copy, from which it pays: below, the next run may say otherwise."""
+
+
+def least_past() -> int:
+    """Bytes below which no array is ever written past the caches."""
+    return knobs.PAST.get() or _LEAST
+
+
+def past_from() -> int:
+    """Bytes from which arrays are written past the caches: half of the last-level cache where that pays, which is measured once per machine; else NEVER."""
+    return knobs.PAST.get() or _past_from()
+
+
+@functools.cache
+def _past_from() -> int:
+    key = digest("past", read_template("cpu/past.h"), find_compiler().identity, cpu_identity(), str(_cpus()))
+    cache = default_cache()
+    known = cache.get(key)
+    if known is None:
+        known = b"%d" % _past_gain()
+        cache.put(key, known)
+    return min(max(_last_level() // 2, _LEAST), _MOST) if int(known) >= _GAIN else NEVER
+
+
+def _past_gain() -> int:
+    """The time of a plain copy over that of one past the caches, in percent."""
+    size = 2 * min(max(_last_level(), _LEAST), _MOST)
+    source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    source[:] = target[:] = 1  # memory that was never touched is not there
+    return int(_library().gradc_past_gain(new_context().pointer, ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source.ctypes.data), ctypes.c_int64(size)))
+
+
+def _last_level() -> int:
+    """Bytes of the largest cache that this processor sees; 32 MiB where nobody says."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]])
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return (max(sizes) or 32 << 20) >> 20 << 20
 
 
 def _cpus() -> int:

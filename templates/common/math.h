@@ -103,17 +103,17 @@ GRADC_FN f32 exp_polynomial_f32(f32 r) {
 GRADC_FN f32 expm1_near_zero_f32(f32 r) { return mad_f32(r * r, exp_polynomial_f32(r), r); }
 
 GRADC_FN f32 exp_f32(f32 x) {
-    f32 low = x < -105.0f ? -105.0f : x; /* e^-104 rounds to 0, e^89 to infinity; NaN passes both */
-    f32 t = low > 89.0f ? 89.0f : low;
-    i32 k = exp_quotient_f32(t);
-    f32 kf = exp_quotient_as_f32(t);
-    f32 high = mad_f32(kf, -GRADC_LN2_HIGH, t);
-    f32 r = exp_remainder_f32(t);
+    i32 k = exp_quotient_f32(x); /* of what is out of range anything: the result is chosen at the end, which takes fewer selects */
+    f32 kf = exp_quotient_as_f32(x);
+    f32 high = mad_f32(kf, -GRADC_LN2_HIGH, x);
+    f32 r = exp_remainder_f32(x);
     f32 sum = 1.0f + r;
     f32 lost = (r - (sum - 1.0f)) + mad_f32(kf, -GRADC_LN2_LOW, high - r); /* by 1 + r, and by the remainder */
     f32 e = sum + mad_f32(r * r, exp_polynomial_f32(r), lost);
     i32 half = k >> 1; /* in two steps: 2^k may be out of range, and a subnormal result is rounded once */
-    return e * power_of_two_f32(half) * power_of_two_f32(k - half);
+    f32 y = e * power_of_two_f32(half) * power_of_two_f32(k - half);
+    y = x > 89.0f ? GRADC_INFINITY_F32 : y; /* NaN passes both */
+    return x < -104.0f ? 0.0f : y;
 }
 
 GRADC_FN f32 expm1_f32(f32 x) {

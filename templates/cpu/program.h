@@ -1,4 +1,5 @@
 /* What every generated module shares: the arguments of a stage, chunking by shape alone, the stable counting sort, library calls. */
+#include "past.h"
 #include "runtime.h"
 
 typedef struct {
@@ -10,7 +11,8 @@ typedef struct {
   i64 chunk;      /* rows, or visited positions, per task */
 } gradc_args;
 
-enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048 }; /* columns per task of a map; columns per partial sum */
+enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FEW = 16, GRADC_BURST = 512 };
+/* columns per task of a map; columns per partial sum; rows added in f32; columns written past the caches at a time: reads wait for no more */
 
 static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }

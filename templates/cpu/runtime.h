@@ -28,6 +28,10 @@ struct gradc_ctx {
    * overlaps neither operand. */
   void (*matmul)(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
                  const gradc_matrix *b, void *c, int accumulate);
+  /* Memory of the calling thread, at a multiple of 64, until it asks again; 0 if there is none (the error is reported). */
+  char *(*local)(const gradc_ctx *ctx, int64_t bytes);
+  /* Arrays of so many bytes or more are written past the caches. */
+  int64_t past;
   /* 8 slots, all 0 before the call: see gradc_report.  Slots 5 and 6 are free, slot 7 is a lock. */
   int64_t *error;
 };

@@ -132,6 +132,22 @@ static void sum_5db000_rows(const void *args, i64 task) {
   (void)R, (void)C, (void)CH, (void)chunks;
   char *scratch = A->scratch;
   (void)scratch;
+  i64 local_bytes = 0;
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
+  char *local = A->ctx->local(A->ctx, local_bytes);
+  if (!local) return;
+  f32 *restrict const h0 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const h1 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const h2 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const o0 = (f32 *)local;
+  local += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
+  const int past0 = (16 * n0) * (i64)sizeof(f32) >= A->ctx->past;
   for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
       const i64 i0 = r;
       const i64 v0 = b0[i0];
@@ -156,6 +172,7 @@ static void sum_5db000_rows(const void *args, i64 task) {
             const f32 v9 = v7 + v8;
             const f32 v11 = v9 * v10;
             const f32 v12 = v4 * v11;
+            h0[i1] = v12;
             b_v13 += v12;
           }
           t_v13 += b_v13;
@@ -171,15 +188,9 @@ static void sum_5db000_rows(const void *args, i64 task) {
           f64 b_v17 = 0;
 #pragma omp simd reduction(+:b_v17)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const i8 v1 = b1[((i64)v0 * 16 + i1)];
-            const f32 v2 = (f32)v1;
-            const f32 v4 = v2 * v3;
-            const f32 v6 = v4 * v5;
-            const f32 v7 = erf_f32(v6);
-            const f32 v9 = v7 + v8;
-            const f32 v11 = v9 * v10;
-            const f32 v12 = v4 * v11;
+            const f32 v12 = h0[i1];
             const f32 v16 = v12 - v15;
+            h1[i1] = v16;
             b_v17 += v16;
           }
           t_v17 += b_v17;
@@ -195,16 +206,9 @@ static void sum_5db000_rows(const void *args, i64 task) {
           f64 b_v21 = 0;
 #pragma omp simd reduction(+:b_v21)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const i8 v1 = b1[((i64)v0 * 16 + i1)];
-            const f32 v2 = (f32)v1;
-            const f32 v4 = v2 * v3;
-            const f32 v6 = v4 * v5;
-            const f32 v7 = erf_f32(v6);
-            const f32 v9 = v7 + v8;
-            const f32 v11 = v9 * v10;
-            const f32 v12 = v4 * v11;
-            const f32 v16 = v12 - v15;
+            const f32 v16 = h1[i1];
             const f32 v19 = v16 - v18;
+            h2[i1] = v19;
             const f32 v20 = v19 * v19;
             b_v21 += v20;
           }
@@ -217,28 +221,22 @@ static void sum_5db000_rows(const void *args, i64 task) {
       const f32 v24 = v22 + v23;
       const f32 v25 = rsqrt_f32(v24);
       {
-        for (i64 c0 = 0; c0 < 16; c0 += 16) {
-          const i64 c1 = 16;
+        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BURST) {
+          const i64 c1 = gradc_min(c0 + GRADC_BURST, 16);
+          f32 *restrict const w0 = past0 ? o0 : b7 + (i0 * 16 + c0);
 #pragma omp simd
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const i8 v1 = b1[((i64)v0 * 16 + i1)];
-            const f32 v2 = (f32)v1;
-            const f32 v4 = v2 * v3;
-            const f32 v6 = v4 * v5;
-            const f32 v7 = erf_f32(v6);
-            const f32 v9 = v7 + v8;
-            const f32 v11 = v9 * v10;
-            const f32 v12 = v4 * v11;
-            const f32 v16 = v12 - v15;
-            const f32 v19 = v16 - v18;
+            const f32 v19 = h2[i1];
             const f32 v26 = v19 * v25;
             const f32 v27 = b6[i1];
             const f32 v28 = v26 * v27;
-            b7[i0 * 16 + i1] = v28;
+            w0[i1 - c0] = v28;
           }
+          if (past0) gradc_past(b7 + (i0 * 16 + c0), o0, (c1 - c0) * (i64)sizeof(f32));
         }
       }
   }
+  gradc_past_done();
 }
 static i64 sum_5db000_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
@@ -296,230 +294,68 @@ GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i6
 }
 
 /*
- * kernel @rsqrt_8c0857 rows() cols(i0: n0) {
- *   phase
- *   %0 = load b0[i0] : f32
- *   %1 = const {value=0x1p+4} : f32
- *   %2 = div %0, %1 : f32
- *   %3 = const {value=0x1.4f8b58p-17} : f32
- *   %4 = add %2, %3 : f32
- *   %5 = rsqrt %4 : f32
- *   store b1[i0] <- %5 : f32
- * }
- */
-static void rsqrt_8c0857_rows(const void *args, i64 task) {
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const f32 *restrict const b0 = A->b[0];
-  f32 *restrict const b1 = A->b[1];
-  const i64 R = 1, C = n0;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  (void)scratch;
-  const i64 strips = gradc_chunks(C, GRADC_STRIP), first_row = task / strips * CH, last_row = gradc_min(first_row + CH, R);
-  const i64 first_col = task % strips * GRADC_STRIP, last_col = gradc_min(first_col + GRADC_STRIP, C);
-  for (i64 r = first_row; r < last_row; r++) {
-      const f32 v1 = 0x1.0000000000000p+4f;
-      const f32 v3 = 0x1.4f8b580000000p-17f;
-      {
-        for (i64 c0 = first_col; c0 < last_col; c0 += GRADC_STRIP) {
-          const i64 c1 = last_col;
-#pragma omp simd
-          for (i64 i0 = c0; i0 < c1; i0++) {
-            const f32 v0 = b0[i0];
-            const f32 v2 = v0 / v1;
-            const f32 v4 = v2 + v3;
-            const f32 v5 = rsqrt_f32(v4);
-            b1[i0] = v5;
-          }
-        }
-      }
-  }
-}
-static i64 rsqrt_8c0857_chunk(const i64 *n_) {
-  const i64 n0 = n_[0];
-  (void)n0;
-  (void)n_;
-  return gradc_chunk(1, n0);
-}
-GRADC_SHARED i64 rsqrt_8c0857_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, rsqrt_8c0857_chunk(n_)};
-  const gradc_args *const A = &all;
-  const i64 n0 = n_[0];
-  (void)n0;
-  const i64 R = 1, C = n0;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  (void)scratch;
-  return (i64)(scratch - A->scratch);
-}
-GRADC_SHARED int rsqrt_8c0857(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, rsqrt_8c0857_chunk(dims)};
-  const void *const args = &all;
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const f32 *restrict const b0 = A->b[0];
-  f32 *restrict const b1 = A->b[1];
-  const i64 R = 1, C = n0;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  (void)scratch;
-  (void)b0;
-  (void)b1;
-  ctx->parallel_for(ctx, gradc_chunks(R, CH) * gradc_chunks(C, GRADC_STRIP), rsqrt_8c0857_rows, args);
-  return 0;
-}
-
-/*
- * kernel @sum_162d85 rows(i0: n0) cols(i1: 16) {
- *   phase
- *   %0 = load b0[i0, i1] : f32
- *   %1 = load b1[i1] : f32
- *   %2 = mul %0, %1 : f32
- *   %3 = sum_cols %2 : f32
- *   store b2[i0] <- %3 : f32
- * }
- */
-static void sum_162d85_rows(const void *args, i64 task) {
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const f32 *restrict const b0 = A->b[0];
-  const f32 *restrict const b1 = A->b[1];
-  f32 *restrict const b2 = A->b[2];
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  (void)scratch;
-  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
-      const i64 i0 = r;
-      f64 t_v3 = 0;
-      {
-        for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
-          const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f32 b_v3 = 0;
-#pragma omp simd reduction(+:b_v3)
-          for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v0 = b0[i0 * 16 + i1];
-            const f32 v1 = b1[i1];
-            const f32 v2 = v0 * v1;
-            b_v3 += v2;
-          }
-          t_v3 += b_v3;
-        }
-      }
-      const f32 v3 = (f32)t_v3;
-      b2[i0] = v3;
-  }
-}
-static i64 sum_162d85_chunk(const i64 *n_) {
-  const i64 n0 = n_[0];
-  (void)n0;
-  (void)n_;
-  return gradc_chunk(n0, 16);
-}
-GRADC_SHARED i64 sum_162d85_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_162d85_chunk(n_)};
-  const gradc_args *const A = &all;
-  const i64 n0 = n_[0];
-  (void)n0;
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  (void)scratch;
-  return (i64)(scratch - A->scratch);
-}
-GRADC_SHARED int sum_162d85(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_162d85_chunk(dims)};
-  const void *const args = &all;
-  const gradc_args *const A = args;
-  const i64 *const n_ = A->n;
-  (void)n_;
-  const i64 n0 = n_[0];
-  const f32 *restrict const b0 = A->b[0];
-  const f32 *restrict const b1 = A->b[1];
-  f32 *restrict const b2 = A->b[2];
-  const i64 R = n0, C = 16;
-  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
-  (void)R, (void)C, (void)CH, (void)chunks;
-  char *scratch = A->scratch;
-  (void)scratch;
-  (void)b0;
-  (void)b1;
-  (void)b2;
-  ctx->parallel_for(ctx, chunks, sum_162d85_rows, args);
-  return 0;
-}
-
-/*
- * kernel @sum_scatter_add_6583cc rows(i0: n0) cols(i1: 16) order(b9) strategy(b9: segmented, b10: privatized) {
+ * kernel @sum_567741 rows(i0: n0) cols(i1: 16) order(b8) strategy(b8: segmented, b9: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
  *   %3 = load b1[i0] : f32
+ *   %4 = const {value=0x1p+4} : f32
+ *   %5 = div %3, %4 : f32
+ *   %6 = const {value=0x1.4f8b58p-17} : f32
+ *   %7 = add %5, %6 : f32
+ *   %8 = rsqrt %7 : f32
  *   phase
- *   %4 = load b2[i0, i1] : f32
- *   %5 = load b3[i1] : f32
- *   %6 = mul %4, %5 : f32
- *   %7 = load b4[i0] : f32
- *   %8 = const {value=0x1p+4} : f32
- *   %9 = div %7, %8 : f32
- *   %10 = sub %6, %9 : f32
- *   %11 = load b5[%0, i1] : i8
- *   %12 = cast %11 {dtype=f32} : f32
- *   %13 = load b6[%0, 0] : f32
- *   %14 = mul %12, %13 : f32
- *   %15 = const {value=0x1.6a09e6p-1} : f32
- *   %16 = mul %14, %15 : f32
- *   %17 = erf %16 : f32
- *   %18 = const {value=0x1p+0} : f32
- *   %19 = add %17, %18 : f32
- *   %20 = const {value=0x1p-1} : f32
- *   %21 = mul %19, %20 : f32
- *   %22 = mul %14, %21 : f32
- *   %23 = load b7[i0] : f32
- *   %24 = div %23, %8 : f32
- *   %25 = sub %22, %24 : f32
- *   %26 = load b8[i0] : f32
- *   %27 = div %26, %8 : f32
- *   %28 = sub %25, %27 : f32
- *   %29 = mul %28, %3 : f32
- *   %30 = mul %6, %29 : f32
- *   %31 = sum_cols %30 : f32
- *   %32 = div %31, %8 : f32
+ *   %9 = load b2[i0, i1] : f32
+ *   %10 = load b3[i1] : f32
+ *   %11 = mul %9, %10 : f32
+ *   %12 = sum_cols %11 : f32
+ *   %13 = div %12, %4 : f32
  *   phase
- *   %33 = mul %29, %32 : f32
- *   %34 = sub %10, %33 : f32
- *   %35 = mul %3, %34 : f32
- *   %36 = mul %35, %21 : f32
- *   %37 = mul %35, %14 : f32
- *   %38 = mul %37, %20 : f32
- *   %39 = mul %16, %16 : f32
- *   %40 = neg %39 : f32
- *   %41 = exp %40 : f32
- *   %42 = mul %38, %41 : f32
- *   %43 = const {value=0x1.20dd76p+0} : f32
- *   %44 = mul %42, %43 : f32
- *   %45 = mul %44, %15 : f32
- *   %46 = add %36, %45 : f32
- *   %47 = mul %46, %12 : f32
- *   %48 = sum_cols %47 : f32
- *   accum b9[%0, 0] <- %48 where %2 : f32
- *   %49 = mul %4, %29 : f32
- *   accum b10[i1] <- %49 : f32
+ *   %14 = sub %11, %13 : f32
+ *   %15 = load b4[%0, i1] : i8
+ *   %16 = cast %15 {dtype=f32} : f32
+ *   %17 = load b5[%0, 0] : f32
+ *   %18 = mul %16, %17 : f32
+ *   %19 = const {value=0x1.6a09e6p-1} : f32
+ *   %20 = mul %18, %19 : f32
+ *   %21 = erf %20 : f32
+ *   %22 = const {value=0x1p+0} : f32
+ *   %23 = add %21, %22 : f32
+ *   %24 = const {value=0x1p-1} : f32
+ *   %25 = mul %23, %24 : f32
+ *   %26 = mul %18, %25 : f32
+ *   %27 = load b6[i0] : f32
+ *   %28 = div %27, %4 : f32
+ *   %29 = sub %26, %28 : f32
+ *   %30 = load b7[i0] : f32
+ *   %31 = div %30, %4 : f32
+ *   %32 = sub %29, %31 : f32
+ *   %33 = mul %32, %8 : f32
+ *   %34 = mul %11, %33 : f32
+ *   %35 = sum_cols %34 : f32
+ *   %36 = div %35, %4 : f32
+ *   %37 = mul %33, %36 : f32
+ *   %38 = sub %14, %37 : f32
+ *   %39 = mul %8, %38 : f32
+ *   %40 = mul %39, %25 : f32
+ *   %41 = mul %39, %18 : f32
+ *   %42 = mul %41, %24 : f32
+ *   %43 = mul %20, %20 : f32
+ *   %44 = neg %43 : f32
+ *   %45 = exp %44 : f32
+ *   %46 = mul %42, %45 : f32
+ *   %47 = const {value=0x1.20dd76p+0} : f32
+ *   %48 = mul %46, %47 : f32
+ *   %49 = mul %48, %19 : f32
+ *   %50 = add %40, %49 : f32
+ *   %51 = mul %50, %16 : f32
+ *   %52 = sum_cols %51 : f32
+ *   accum b8[%0, 0] <- %52 where %2 : f32
+ *   %53 = mul %9, %33 : f32
+ *   accum b9[i1] <- %53 : f32
  * }
  */
-static void sum_scatter_add_6583cc_key(const void *args, i64 task) {
+static void sum_567741_key(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -529,13 +365,12 @@ static void sum_scatter_add_6583cc_key(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -560,7 +395,7 @@ static void sum_scatter_add_6583cc_key(const void *args, i64 task) {
       key[r] = (i32)(v2 ? (i64)v0 : n1);
   }
 }
-static void sum_scatter_add_6583cc_rows(const void *args, i64 task) {
+static void sum_567741_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -570,13 +405,12 @@ static void sum_scatter_add_6583cc_rows(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -595,17 +429,39 @@ static void sum_scatter_add_6583cc_rows(const void *args, i64 task) {
   (void)scratch;
   f64 *restrict const p1 = s1 + task * (16);
   for (i64 e = 0; e < 16; e++) p1[e] = 0x0.0p+0f;
+  i64 local_bytes = 0;
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((16) * (i64)sizeof(f32));
+  local_bytes += gradc_align((1) * (i64)sizeof(f32));
+  char *local = A->ctx->local(A->ctx, local_bytes);
+  if (!local) return;
+  f32 *restrict const h0 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const h1 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const q1 = (f32 *)local;
+  local += gradc_align((16) * (i64)sizeof(f32));
+  f32 *restrict const o_a0 = (f32 *)local;
+  local += gradc_align((1) * (i64)sizeof(f32));
+  const int past_a0 = (n1) * (i64)sizeof(f32) >= A->ctx->past && (1) * (i64)sizeof(f32) >= 128;
+  for (i64 e = 0; e < 16; e++) q1[e] = 0;
+  i64 pending = 0;
   const i64 end = R;
   const i64 from = task * CH, until = gradc_min(from + CH, end);
   i64 now = -1;
   f32 *restrict a0 = 0;
+  f32 *to0 = 0; /* where a row in thread memory goes */
   for (i64 p = from; p < until; p++) {
     const i64 r = perm[p], at = key[r], goes = at < V;
     const int first = at != now;
     (void)goes, (void)first;
     if (first && goes) { /* a piece of a segment that is not whole in this chunk goes to a carry row */
       const i64 carry = start[at] < from ? 2 * task : start[at + 1] > from + CH ? 2 * task + 1 : -1;
-      a0 = carry < 0 ? b9 + at * (1) : s0 + carry * (1);
+      if (to0) gradc_past(to0, o_a0, (1) * (i64)sizeof(f32));
+      a0 = carry < 0 ? b8 + at * (1) : s0 + carry * (1);
+      to0 = carry < 0 && past_a0 ? a0 : 0;
+      if (to0) a0 = o_a0;
     }
     now = at;
       const i64 i0 = r;
@@ -613,95 +469,107 @@ static void sum_scatter_add_6583cc_rows(const void *args, i64 task) {
       const i64 v1 = 0;
       const i32 v2 = v0 != v1;
       const f32 v3 = b1[i0];
-      const f32 v7 = b4[i0];
-      const f32 v8 = 0x1.0000000000000p+4f;
-      const f32 v9 = v7 / v8;
-      const f32 v13 = b6[(i64)v0];
-      const f32 v15 = 0x1.6a09e60000000p-1f;
-      const f32 v18 = 0x1.0000000000000p+0f;
-      const f32 v20 = 0x1.0000000000000p-1f;
-      const f32 v23 = b7[i0];
-      const f32 v24 = v23 / v8;
-      const f32 v26 = b8[i0];
-      const f32 v27 = v26 / v8;
-      const f32 v43 = 0x1.20dd760000000p+0f;
-      f64 t_v31 = 0;
+      const f32 v4 = 0x1.0000000000000p+4f;
+      const f32 v5 = v3 / v4;
+      const f32 v6 = 0x1.4f8b580000000p-17f;
+      const f32 v7 = v5 + v6;
+      const f32 v8 = rsqrt_f32(v7);
+      const f32 v17 = b5[(i64)v0];
+      const f32 v19 = 0x1.6a09e60000000p-1f;
+      const f32 v22 = 0x1.0000000000000p+0f;
+      const f32 v24 = 0x1.0000000000000p-1f;
+      const f32 v27 = b6[i0];
+      const f32 v28 = v27 / v4;
+      const f32 v30 = b7[i0];
+      const f32 v31 = v30 / v4;
+      const f32 v47 = 0x1.20dd760000000p+0f;
+      f64 t_v12 = 0;
+      f64 t_v35 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v31 = 0;
-#pragma omp simd reduction(+:b_v31)
+          f64 b_v12 = 0;
+          f64 b_v35 = 0;
+#pragma omp simd reduction(+:b_v12,b_v35)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v4 = b2[i0 * 16 + i1];
-            const f32 v5 = b3[i1];
-            const f32 v6 = v4 * v5;
-            const i8 v11 = b5[((i64)v0 * 16 + i1)];
-            const f32 v12 = (f32)v11;
-            const f32 v14 = v12 * v13;
-            const f32 v16 = v14 * v15;
-            const f32 v17 = erf_f32(v16);
-            const f32 v19 = v17 + v18;
-            const f32 v21 = v19 * v20;
-            const f32 v22 = v14 * v21;
-            const f32 v25 = v22 - v24;
-            const f32 v28 = v25 - v27;
-            const f32 v29 = v28 * v3;
-            const f32 v30 = v6 * v29;
-            const f32 v49 = v4 * v29;
-            b_v31 += v30;
-            p1[i1] += v49;
+            const f32 v9 = b2[i0 * 16 + i1];
+            const f32 v10 = b3[i1];
+            const f32 v11 = v9 * v10;
+            const i8 v15 = b4[((i64)v0 * 16 + i1)];
+            const f32 v16 = (f32)v15;
+            const f32 v18 = v16 * v17;
+            const f32 v20 = v18 * v19;
+            const f32 v21 = erf_f32(v20);
+            const f32 v23 = v21 + v22;
+            const f32 v25 = v23 * v24;
+            h1[i1] = v25;
+            const f32 v26 = v18 * v25;
+            const f32 v29 = v26 - v28;
+            const f32 v32 = v29 - v31;
+            const f32 v33 = v32 * v8;
+            h0[i1] = v33;
+            const f32 v34 = v11 * v33;
+            const f32 v53 = v9 * v33;
+            b_v12 += v11;
+            b_v35 += v34;
+            q1[i1] += v53;
           }
-          t_v31 += b_v31;
+          t_v12 += b_v12;
+          t_v35 += b_v35;
         }
       }
-      const f32 v31 = (f32)t_v31;
-      const f32 v32 = v31 / v8;
-      f64 t_v48 = 0;
+      const f32 v12 = (f32)t_v12;
+      const f32 v35 = (f32)t_v35;
+      const f32 v13 = v12 / v4;
+      const f32 v36 = v35 / v4;
+      f64 t_v52 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v48 = 0;
-#pragma omp simd reduction(+:b_v48)
+          f64 b_v52 = 0;
+#pragma omp simd reduction(+:b_v52)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v4 = b2[i0 * 16 + i1];
-            const f32 v5 = b3[i1];
-            const f32 v6 = v4 * v5;
-            const f32 v10 = v6 - v9;
-            const i8 v11 = b5[((i64)v0 * 16 + i1)];
-            const f32 v12 = (f32)v11;
-            const f32 v14 = v12 * v13;
-            const f32 v16 = v14 * v15;
-            const f32 v17 = erf_f32(v16);
-            const f32 v19 = v17 + v18;
-            const f32 v21 = v19 * v20;
-            const f32 v22 = v14 * v21;
-            const f32 v25 = v22 - v24;
-            const f32 v28 = v25 - v27;
-            const f32 v29 = v28 * v3;
-            const f32 v33 = v29 * v32;
-            const f32 v34 = v10 - v33;
-            const f32 v35 = v3 * v34;
-            const f32 v36 = v35 * v21;
-            const f32 v37 = v35 * v14;
-            const f32 v38 = v37 * v20;
-            const f32 v39 = v16 * v16;
-            const f32 v40 = -v39;
-            const f32 v41 = exp_f32(v40);
-            const f32 v42 = v38 * v41;
-            const f32 v44 = v42 * v43;
-            const f32 v45 = v44 * v15;
-            const f32 v46 = v36 + v45;
-            const f32 v47 = v46 * v12;
-            b_v48 += v47;
+            const f32 v9 = b2[i0 * 16 + i1];
+            const f32 v10 = b3[i1];
+            const f32 v11 = v9 * v10;
+            const f32 v14 = v11 - v13;
+            const i8 v15 = b4[((i64)v0 * 16 + i1)];
+            const f32 v16 = (f32)v15;
+            const f32 v18 = v16 * v17;
+            const f32 v20 = v18 * v19;
+            const f32 v25 = h1[i1];
+            const f32 v33 = h0[i1];
+            const f32 v37 = v33 * v36;
+            const f32 v38 = v14 - v37;
+            const f32 v39 = v8 * v38;
+            const f32 v40 = v39 * v25;
+            const f32 v41 = v39 * v18;
+            const f32 v42 = v41 * v24;
+            const f32 v43 = v20 * v20;
+            const f32 v44 = -v43;
+            const f32 v45 = exp_f32(v44);
+            const f32 v46 = v42 * v45;
+            const f32 v48 = v46 * v47;
+            const f32 v49 = v48 * v19;
+            const f32 v50 = v40 + v49;
+            const f32 v51 = v50 * v16;
+            b_v52 += v51;
           }
-          t_v48 += b_v48;
+          t_v52 += b_v52;
         }
       }
-      const f32 v48 = (f32)t_v48;
-      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v48);
+      const f32 v52 = (f32)t_v52;
+      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v52);
+      if (++pending == GRADC_FEW) {
+        pending = 0;
+  for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
+      }
   }
+  if (to0) gradc_past(to0, o_a0, (1) * (i64)sizeof(f32));
+  for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
+  gradc_past_done();
 }
-static void sum_scatter_add_6583cc_fold1(const void *args, i64 task) {
+static void sum_567741_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -711,13 +579,12 @@ static void sum_scatter_add_6583cc_fold1(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -741,10 +608,10 @@ static void sum_scatter_add_6583cc_fold1(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
     for (i64 c = 0; c < chunks; c++)
       for (i64 e = 0; e < count; e++) total[e] += s1[c * size + e0 + e];
-    for (i64 e = 0; e < count; e++) b10[e0 + e] = (f32)total[e];
+    for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static void sum_scatter_add_6583cc_finish(const void *args, i64 task) {
+static void sum_567741_finish(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -754,13 +621,12 @@ static void sum_scatter_add_6583cc_finish(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -777,12 +643,22 @@ static void sum_scatter_add_6583cc_finish(const void *args, i64 task) {
   f64 *const s1 = (f64 *)scratch;
   scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
+  const int past0 = (n1) * (i64)sizeof(f32) >= A->ctx->past && (1) * (i64)sizeof(f32) >= 128;
+  f32 *none0 = 0; /* a row of no rows */
+  if (past0) {
+    none0 = (f32 *)A->ctx->local(A->ctx, (1) * (i64)sizeof(f32));
+    if (!none0) return;
+    for (i64 e = 0; e < 1; e++) none0[e] = 0x0.0p+0f;
+  }
   for (i64 v = task * 64; v < gradc_min(task * 64 + 64, V); v++) {
     const i64 from = start[v], to = start[v + 1];
     if (to > from && from / CH == (to - 1) / CH) continue;
     {
-      f32 *restrict const row = b9 + v * (1);
+      f32 *restrict const row = b8 + v * (1);
       const i64 inner = 1;
+      if (to == from && none0) {
+        gradc_past(row, none0, inner * (i64)sizeof(f32));
+      } else
       if (to == from) {
         for (i64 e = 0; e < inner; e++) row[e] = 0x0.0p+0f;
       } else {
@@ -797,8 +673,9 @@ static void sum_scatter_add_6583cc_finish(const void *args, i64 task) {
       }
     }
   }
+  gradc_past_done();
 }
-static i64 sum_scatter_add_6583cc_chunk(const i64 *n_) {
+static i64 sum_567741_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -806,8 +683,8 @@ static i64 sum_scatter_add_6583cc_chunk(const i64 *n_) {
   (void)n_;
   return gradc_chunk_private(n0, 16, 16);
 }
-GRADC_SHARED i64 sum_scatter_add_6583cc_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_6583cc_chunk(n_)};
+GRADC_SHARED i64 sum_567741_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_567741_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -831,8 +708,8 @@ GRADC_SHARED i64 sum_scatter_add_6583cc_scratch(const i64 *n_) {
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int sum_scatter_add_6583cc(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_6583cc_chunk(dims)};
+GRADC_SHARED int sum_567741(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_567741_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -843,13 +720,12 @@ GRADC_SHARED int sum_scatter_add_6583cc(const gradc_ctx *ctx, void *const *buffe
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -876,74 +752,77 @@ GRADC_SHARED int sum_scatter_add_6583cc(const gradc_ctx *ctx, void *const *buffe
   (void)b7;
   (void)b8;
   (void)b9;
-  (void)b10;
-  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_scatter_add_6583cc_key, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_567741_key, args);
   gradc_sort(key, R, V, start, perm);
-  ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_scatter_add_6583cc_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_scatter_add_6583cc_fold1, args);
-  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_scatter_add_6583cc_finish, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_567741_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_567741_fold1, args);
+  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_567741_finish, args);
   return 0;
 }
 
 /*
- * kernel @sum_scatter_add_f0b47f rows(i0: n0) cols(i1: 16) strategy(b9: privatized, b10: privatized) {
+ * kernel @sum_adffb2 rows(i0: n0) cols(i1: 16) strategy(b8: privatized, b9: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
  *   %3 = load b1[i0] : f32
+ *   %4 = const {value=0x1p+4} : f32
+ *   %5 = div %3, %4 : f32
+ *   %6 = const {value=0x1.4f8b58p-17} : f32
+ *   %7 = add %5, %6 : f32
+ *   %8 = rsqrt %7 : f32
  *   phase
- *   %4 = load b2[i0, i1] : f32
- *   %5 = load b3[i1] : f32
- *   %6 = mul %4, %5 : f32
- *   %7 = load b4[i0] : f32
- *   %8 = const {value=0x1p+4} : f32
- *   %9 = div %7, %8 : f32
- *   %10 = sub %6, %9 : f32
- *   %11 = load b5[%0, i1] : i8
- *   %12 = cast %11 {dtype=f32} : f32
- *   %13 = load b6[%0, 0] : f32
- *   %14 = mul %12, %13 : f32
- *   %15 = const {value=0x1.6a09e6p-1} : f32
- *   %16 = mul %14, %15 : f32
- *   %17 = erf %16 : f32
- *   %18 = const {value=0x1p+0} : f32
- *   %19 = add %17, %18 : f32
- *   %20 = const {value=0x1p-1} : f32
- *   %21 = mul %19, %20 : f32
- *   %22 = mul %14, %21 : f32
- *   %23 = load b7[i0] : f32
- *   %24 = div %23, %8 : f32
- *   %25 = sub %22, %24 : f32
- *   %26 = load b8[i0] : f32
- *   %27 = div %26, %8 : f32
- *   %28 = sub %25, %27 : f32
- *   %29 = mul %28, %3 : f32
- *   %30 = mul %6, %29 : f32
- *   %31 = sum_cols %30 : f32
- *   %32 = div %31, %8 : f32
+ *   %9 = load b2[i0, i1] : f32
+ *   %10 = load b3[i1] : f32
+ *   %11 = mul %9, %10 : f32
+ *   %12 = sum_cols %11 : f32
+ *   %13 = div %12, %4 : f32
  *   phase
- *   %33 = mul %29, %32 : f32
- *   %34 = sub %10, %33 : f32
- *   %35 = mul %3, %34 : f32
- *   %36 = mul %35, %21 : f32
- *   %37 = mul %35, %14 : f32
- *   %38 = mul %37, %20 : f32
- *   %39 = mul %16, %16 : f32
- *   %40 = neg %39 : f32
- *   %41 = exp %40 : f32
- *   %42 = mul %38, %41 : f32
- *   %43 = const {value=0x1.20dd76p+0} : f32
- *   %44 = mul %42, %43 : f32
- *   %45 = mul %44, %15 : f32
- *   %46 = add %36, %45 : f32
- *   %47 = mul %46, %12 : f32
- *   %48 = sum_cols %47 : f32
- *   accum b9[%0, 0] <- %48 where %2 : f32
- *   %49 = mul %4, %29 : f32
- *   accum b10[i1] <- %49 : f32
+ *   %14 = sub %11, %13 : f32
+ *   %15 = load b4[%0, i1] : i8
+ *   %16 = cast %15 {dtype=f32} : f32
+ *   %17 = load b5[%0, 0] : f32
+ *   %18 = mul %16, %17 : f32
+ *   %19 = const {value=0x1.6a09e6p-1} : f32
+ *   %20 = mul %18, %19 : f32
+ *   %21 = erf %20 : f32
+ *   %22 = const {value=0x1p+0} : f32
+ *   %23 = add %21, %22 : f32
+ *   %24 = const {value=0x1p-1} : f32
+ *   %25 = mul %23, %24 : f32
+ *   %26 = mul %18, %25 : f32
+ *   %27 = load b6[i0] : f32
+ *   %28 = div %27, %4 : f32
+ *   %29 = sub %26, %28 : f32
+ *   %30 = load b7[i0] : f32
+ *   %31 = div %30, %4 : f32
+ *   %32 = sub %29, %31 : f32
+ *   %33 = mul %32, %8 : f32
+ *   %34 = mul %11, %33 : f32
+ *   %35 = sum_cols %34 : f32
+ *   %36 = div %35, %4 : f32
+ *   %37 = mul %33, %36 : f32
+ *   %38 = sub %14, %37 : f32
+ *   %39 = mul %8, %38 : f32
+ *   %40 = mul %39, %25 : f32
+ *   %41 = mul %39, %18 : f32
+ *   %42 = mul %41, %24 : f32
+ *   %43 = mul %20, %20 : f32
+ *   %44 = neg %43 : f32
+ *   %45 = exp %44 : f32
+ *   %46 = mul %42, %45 : f32
+ *   %47 = const {value=0x1.20dd76p+0} : f32
+ *   %48 = mul %46, %47 : f32
+ *   %49 = mul %48, %19 : f32
+ *   %50 = add %40, %49 : f32
+ *   %51 = mul %50, %16 : f32
+ *   %52 = sum_cols %51 : f32
+ *   accum b8[%0, 0] <- %52 where %2 : f32
+ *   %53 = mul %9, %33 : f32
+ *   accum b9[i1] <- %53 : f32
  * }
  */
-static void sum_scatter_add_f0b47f_rows(const void *args, i64 task) {
+static void sum_adffb2_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -953,13 +832,12 @@ static void sum_scatter_add_f0b47f_rows(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -973,101 +851,125 @@ static void sum_scatter_add_f0b47f_rows(const void *args, i64 task) {
   for (i64 e = 0; e < n1; e++) p0[e] = 0x0.0p+0f;
   f64 *restrict const p1 = s1 + task * (16);
   for (i64 e = 0; e < 16; e++) p1[e] = 0x0.0p+0f;
+  i64 local_bytes = 0;
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((16) * (i64)sizeof(f32));
+  char *local = A->ctx->local(A->ctx, local_bytes);
+  if (!local) return;
+  f32 *restrict const h0 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const h1 = (f32 *)local;
+  local += gradc_align((C) * (i64)sizeof(f32));
+  f32 *restrict const q1 = (f32 *)local;
+  local += gradc_align((16) * (i64)sizeof(f32));
+  for (i64 e = 0; e < 16; e++) q1[e] = 0;
+  i64 pending = 0;
   for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
       const i64 i0 = r;
       const i64 v0 = b0[i0];
       const i64 v1 = 0;
       const i32 v2 = v0 != v1;
       const f32 v3 = b1[i0];
-      const f32 v7 = b4[i0];
-      const f32 v8 = 0x1.0000000000000p+4f;
-      const f32 v9 = v7 / v8;
-      const f32 v13 = b6[(i64)v0];
-      const f32 v15 = 0x1.6a09e60000000p-1f;
-      const f32 v18 = 0x1.0000000000000p+0f;
-      const f32 v20 = 0x1.0000000000000p-1f;
-      const f32 v23 = b7[i0];
-      const f32 v24 = v23 / v8;
-      const f32 v26 = b8[i0];
-      const f32 v27 = v26 / v8;
-      const f32 v43 = 0x1.20dd760000000p+0f;
-      f64 t_v31 = 0;
+      const f32 v4 = 0x1.0000000000000p+4f;
+      const f32 v5 = v3 / v4;
+      const f32 v6 = 0x1.4f8b580000000p-17f;
+      const f32 v7 = v5 + v6;
+      const f32 v8 = rsqrt_f32(v7);
+      const f32 v17 = b5[(i64)v0];
+      const f32 v19 = 0x1.6a09e60000000p-1f;
+      const f32 v22 = 0x1.0000000000000p+0f;
+      const f32 v24 = 0x1.0000000000000p-1f;
+      const f32 v27 = b6[i0];
+      const f32 v28 = v27 / v4;
+      const f32 v30 = b7[i0];
+      const f32 v31 = v30 / v4;
+      const f32 v47 = 0x1.20dd760000000p+0f;
+      f64 t_v12 = 0;
+      f64 t_v35 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v31 = 0;
-#pragma omp simd reduction(+:b_v31)
+          f64 b_v12 = 0;
+          f64 b_v35 = 0;
+#pragma omp simd reduction(+:b_v12,b_v35)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v4 = b2[i0 * 16 + i1];
-            const f32 v5 = b3[i1];
-            const f32 v6 = v4 * v5;
-            const i8 v11 = b5[((i64)v0 * 16 + i1)];
-            const f32 v12 = (f32)v11;
-            const f32 v14 = v12 * v13;
-            const f32 v16 = v14 * v15;
-            const f32 v17 = erf_f32(v16);
-            const f32 v19 = v17 + v18;
-            const f32 v21 = v19 * v20;
-            const f32 v22 = v14 * v21;
-            const f32 v25 = v22 - v24;
-            const f32 v28 = v25 - v27;
-            const f32 v29 = v28 * v3;
-            const f32 v30 = v6 * v29;
-            const f32 v49 = v4 * v29;
-            b_v31 += v30;
-            p1[i1] += v49;
+            const f32 v9 = b2[i0 * 16 + i1];
+            const f32 v10 = b3[i1];
+            const f32 v11 = v9 * v10;
+            const i8 v15 = b4[((i64)v0 * 16 + i1)];
+            const f32 v16 = (f32)v15;
+            const f32 v18 = v16 * v17;
+            const f32 v20 = v18 * v19;
+            const f32 v21 = erf_f32(v20);
+            const f32 v23 = v21 + v22;
+            const f32 v25 = v23 * v24;
+            h1[i1] = v25;
+            const f32 v26 = v18 * v25;
+            const f32 v29 = v26 - v28;
+            const f32 v32 = v29 - v31;
+            const f32 v33 = v32 * v8;
+            h0[i1] = v33;
+            const f32 v34 = v11 * v33;
+            const f32 v53 = v9 * v33;
+            b_v12 += v11;
+            b_v35 += v34;
+            q1[i1] += v53;
           }
-          t_v31 += b_v31;
+          t_v12 += b_v12;
+          t_v35 += b_v35;
         }
       }
-      const f32 v31 = (f32)t_v31;
-      const f32 v32 = v31 / v8;
-      f64 t_v48 = 0;
+      const f32 v12 = (f32)t_v12;
+      const f32 v35 = (f32)t_v35;
+      const f32 v13 = v12 / v4;
+      const f32 v36 = v35 / v4;
+      f64 t_v52 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v48 = 0;
-#pragma omp simd reduction(+:b_v48)
+          f64 b_v52 = 0;
+#pragma omp simd reduction(+:b_v52)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v4 = b2[i0 * 16 + i1];
-            const f32 v5 = b3[i1];
-            const f32 v6 = v4 * v5;
-            const f32 v10 = v6 - v9;
-            const i8 v11 = b5[((i64)v0 * 16 + i1)];
-            const f32 v12 = (f32)v11;
-            const f32 v14 = v12 * v13;
-            const f32 v16 = v14 * v15;
-            const f32 v17 = erf_f32(v16);
-            const f32 v19 = v17 + v18;
-            const f32 v21 = v19 * v20;
-            const f32 v22 = v14 * v21;
-            const f32 v25 = v22 - v24;
-            const f32 v28 = v25 - v27;
-            const f32 v29 = v28 * v3;
-            const f32 v33 = v29 * v32;
-            const f32 v34 = v10 - v33;
-            const f32 v35 = v3 * v34;
-            const f32 v36 = v35 * v21;
-            const f32 v37 = v35 * v14;
-            const f32 v38 = v37 * v20;
-            const f32 v39 = v16 * v16;
-            const f32 v40 = -v39;
-            const f32 v41 = exp_f32(v40);
-            const f32 v42 = v38 * v41;
-            const f32 v44 = v42 * v43;
-            const f32 v45 = v44 * v15;
-            const f32 v46 = v36 + v45;
-            const f32 v47 = v46 * v12;
-            b_v48 += v47;
+            const f32 v9 = b2[i0 * 16 + i1];
+            const f32 v10 = b3[i1];
+            const f32 v11 = v9 * v10;
+            const f32 v14 = v11 - v13;
+            const i8 v15 = b4[((i64)v0 * 16 + i1)];
+            const f32 v16 = (f32)v15;
+            const f32 v18 = v16 * v17;
+            const f32 v20 = v18 * v19;
+            const f32 v25 = h1[i1];
+            const f32 v33 = h0[i1];
+            const f32 v37 = v33 * v36;
+            const f32 v38 = v14 - v37;
+            const f32 v39 = v8 * v38;
+            const f32 v40 = v39 * v25;
+            const f32 v41 = v39 * v18;
+            const f32 v42 = v41 * v24;
+            const f32 v43 = v20 * v20;
+            const f32 v44 = -v43;
+            const f32 v45 = exp_f32(v44);
+            const f32 v46 = v42 * v45;
+            const f32 v48 = v46 * v47;
+            const f32 v49 = v48 * v19;
+            const f32 v50 = v40 + v49;
+            const f32 v51 = v50 * v16;
+            b_v52 += v51;
           }
-          t_v48 += b_v48;
+          t_v52 += b_v52;
         }
       }
-      const f32 v48 = (f32)t_v48;
-      if (v2) p0[(i64)v0] += v48;
+      const f32 v52 = (f32)t_v52;
+      if (v2) p0[(i64)v0] += v52;
+      if (++pending == GRADC_FEW) {
+        pending = 0;
+  for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
+      }
   }
+  for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
 }
-static void sum_scatter_add_f0b47f_fold0(const void *args, i64 task) {
+static void sum_adffb2_fold0(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1077,13 +979,12 @@ static void sum_scatter_add_f0b47f_fold0(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -1100,10 +1001,10 @@ static void sum_scatter_add_f0b47f_fold0(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
     for (i64 c = 0; c < chunks; c++)
       for (i64 e = 0; e < count; e++) total[e] += s0[c * size + e0 + e];
-    for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
+    for (i64 e = 0; e < count; e++) b8[e0 + e] = (f32)total[e];
   }
 }
-static void sum_scatter_add_f0b47f_fold1(const void *args, i64 task) {
+static void sum_adffb2_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1113,13 +1014,12 @@ static void sum_scatter_add_f0b47f_fold1(const void *args, i64 task) {
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -1136,10 +1036,10 @@ static void sum_scatter_add_f0b47f_fold1(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) total[e] = 0x0.0p+0;
     for (i64 c = 0; c < chunks; c++)
       for (i64 e = 0; e < count; e++) total[e] += s1[c * size + e0 + e];
-    for (i64 e = 0; e < count; e++) b10[e0 + e] = (f32)total[e];
+    for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static i64 sum_scatter_add_f0b47f_chunk(const i64 *n_) {
+static i64 sum_adffb2_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -1147,8 +1047,8 @@ static i64 sum_scatter_add_f0b47f_chunk(const i64 *n_) {
   (void)n_;
   return gradc_chunk_private(n0, 16, (n1 + 16));
 }
-GRADC_SHARED i64 sum_scatter_add_f0b47f_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_scatter_add_f0b47f_chunk(n_)};
+GRADC_SHARED i64 sum_adffb2_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_adffb2_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -1165,8 +1065,8 @@ GRADC_SHARED i64 sum_scatter_add_f0b47f_scratch(const i64 *n_) {
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int sum_scatter_add_f0b47f(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_scatter_add_f0b47f_chunk(dims)};
+GRADC_SHARED int sum_adffb2(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_adffb2_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -1177,13 +1077,12 @@ GRADC_SHARED int sum_scatter_add_f0b47f(const gradc_ctx *ctx, void *const *buffe
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
   const f32 *restrict const b3 = A->b[3];
-  const f32 *restrict const b4 = A->b[4];
-  const i8 *restrict const b5 = A->b[5];
+  const i8 *restrict const b4 = A->b[4];
+  const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
-  const f32 *restrict const b8 = A->b[8];
+  f32 *restrict const b8 = A->b[8];
   f32 *restrict const b9 = A->b[9];
-  f32 *restrict const b10 = A->b[10];
   const i64 R = n0, C = 16;
   const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
   (void)R, (void)C, (void)CH, (void)chunks;
@@ -1203,9 +1102,8 @@ GRADC_SHARED int sum_scatter_add_f0b47f(const gradc_ctx *ctx, void *const *buffe
   (void)b7;
   (void)b8;
   (void)b9;
-  (void)b10;
-  ctx->parallel_for(ctx, chunks, sum_scatter_add_f0b47f_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_scatter_add_f0b47f_fold0, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_scatter_add_f0b47f_fold1, args);
+  ctx->parallel_for(ctx, chunks, sum_adffb2_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_adffb2_fold0, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_adffb2_fold1, args);
   return 0;
 }
