@@ -1,8 +1,9 @@
 """``make bench``: every CPU case against torch eager and torch.compile, each in a process of its own, blocks in turn.
 
-    python -m benchmarks [CASE ...] [--peers eager,compile] [--rounds 7] [--check] [--out FILE]
+    python -m benchmarks [CASE ...] [--peers eager,compile] [--rounds 7] [--check] [--default-allocator] [--out FILE]
 
-Prints a table (ms, ratios, share of the floor), writes JSON and one picture.
+Prints a table (ms, ratios, share of the floor, kernels), writes JSON and one picture.  The exit status is 1 where a peer beside us was not as fast
+as alone: then the machine was busy, or the contestants disturb each other, and no ratio means anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,19 @@ from typing import Any
 from .cases import all_cases
 
 ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1099511627776"}
+"""Everyone reuses warm pages."""
+DISTURBED = 0.05
+COMPILED = "c-block"
+"""The case whose compilation is timed."""
 
 
 class Contestant:
     """A worker process that runs when told to."""
 
-    def __init__(self, who: str, case: str):
+    def __init__(self, who: str, case: str, environment: dict[str, str] | None = None):
         self.who = who
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", who, case]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT})
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(ENVIRONMENT if environment is None else environment)})
         self.times: list[float] = []
         self.facts = self._answer()
 
@@ -65,7 +71,7 @@ class Contestant:
         self.process.wait()
 
 
-def measure(case: str, peers: list[str], rounds: int, check: bool) -> dict[str, Any]:
+def measure(case: str, peers: list[str], rounds: int, check: bool, default: bool) -> dict[str, Any]:
     """One case: blocks of every contestant in turn, and the copy bandwidth in the same rotation."""
     first = Contestant(peers[0], case) if peers else None
     alone = statistics.median(first.block() for _ in range(3)) if first else 0.0
@@ -75,6 +81,8 @@ def measure(case: str, peers: list[str], rounds: int, check: bool) -> dict[str, 
     if first:
         contestants[peers[0]] = first
     contestants |= {p: Contestant(p, case) for p in peers[1:]}
+    if default:
+        contestants |= {f"{who}_default": Contestant(who, case, {}) for who in ("ours", *peers)}
     for _ in range(rounds):
         for contestant in contestants.values():
             contestant.block()
@@ -82,11 +90,13 @@ def measure(case: str, peers: list[str], rounds: int, check: bool) -> dict[str, 
     bandwidth = stream.facts["floor_bytes"] / stream.median
     floor = ours.facts["floor_bytes"] / bandwidth
     row: dict[str, Any] = {"id": case, "ours_ms": ours.median * 1e3, "floor_share": ours.median / floor, "floor_ms": floor * 1e3, "copy_GB_s": bandwidth / 1e9,
-                           "spread": max(ours.times) / min(ours.times), "compile_s": ours.facts["compile_s"], "kernels": ours.facts["kernels"]}  # fmt: skip
+                           "spread": max(ours.times) / min(ours.times), "compile_s": ours.facts["compile_s"], "peak_MB": ours.facts["peak_MB"], "kernels": ours.facts["kernels"]}  # fmt: skip
     for peer in peers:
         row[f"{peer}_ms"] = contestants[peer].median * 1e3
         row[f"ratio_{peer}"] = ours.median / contestants[peer].median
         row[f"{peer}_compile_s"] = contestants[peer].facts["compile_s"]
+        row[f"{peer}_peak_MB"] = contestants[peer].facts["peak_MB"]
+    row |= {f"{name}_ms": c.median * 1e3 for name, c in contestants.items() if name.endswith("_default")}
     if first and alone:
         row["peer_beside_over_alone"] = first.median / alone
     if check:
@@ -94,6 +104,28 @@ def measure(case: str, peers: list[str], rounds: int, check: bool) -> dict[str, 
     for contestant in contestants.values():
         contestant.close()
     return row
+
+
+def compile_times(peers: list[str], repeat: int = 3) -> list[dict[str, Any]]:
+    """From a graph to a callable, in a fresh process each time: with an empty cache and with a full one."""
+
+    def seconds(who: str, cache: str) -> float:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", "compile-time", who, COMPILED]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "GRADC_CACHE_DIR": f"{cache}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/theirs"})
+        return float(json.loads(done.stdout.splitlines()[-1])[0])
+
+    rows = [{"id": "t-compile-cold"}, {"id": "t-compile-warm"}]
+    for who in ("ours", *(p for p in peers if p == "compile")):
+        cold, warm = [], []
+        for _ in range(repeat if who == "ours" else 1):
+            with tempfile.TemporaryDirectory() as cache:
+                cold.append(seconds(who, cache))
+                warm.append(seconds(who, cache))
+        for row, times in zip(rows, (cold, warm), strict=True):
+            row[f"{who}_ms"] = statistics.median(times) * 1e3
+            if who != "ours":
+                row[f"ratio_{who}"] = row["ours_ms"] / row[f"{who}_ms"]
+    return rows
 
 
 def machine() -> dict[str, Any]:
@@ -123,33 +155,61 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     path.write_text("\n".join(parts) + "\n")
 
 
+def geometric_mean(rows: list[dict[str, Any]], peer: str) -> float:
+    ratios = [row[f"ratio_{peer}"] for row in rows if f"ratio_{peer}" in row and "floor_share" in row]
+    return statistics.geometric_mean(ratios) if ratios else float("nan")
+
+
+def line_of(row: dict[str, Any], peers: list[str]) -> str:
+    """A row of the table."""
+    text = f"{row['id']:<20}{row['ours_ms']:>10.2f}"
+    for peer in peers:
+        text += f"{row[f'{peer}_ms']:>12.2f}{row[f'ratio_{peer}']:>8.2f}" if f"{peer}_ms" in row else " " * 20
+    if "floor_share" not in row:
+        return text
+    error = f"{row['max_error']:.1e}" if "max_error" in row else "-"
+    kernels = " ".join(row["kernels"][:3]) + (f" and {len(row['kernels']) - 3} more" if len(row["kernels"]) > 3 else "")
+    return f"{text}{row['floor_share']:>9.2f}{row['spread']:>8.2f}{row['peak_MB']:>9.0f}{error:>10}  {kernels}"
+
+
 def main() -> int:
+    special = ("t-compile-cold", "t-compile-warm")
+    known = all_cases()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=[], help=", ".join(all_cases()))
+    parser.add_argument("cases", nargs="*", default=[], help=", ".join([*known, *special]))
     parser.add_argument("--peers", default="eager,compile")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--check", action="store_true", help="compare every gradient with float64")
+    parser.add_argument("--check", action="store_true", help="compare every result with float64")
+    parser.add_argument("--default-allocator", action="store_true", help="time everyone with the system's own settings of malloc, too")
     parser.add_argument("--out", default="")
     options = parser.parse_args()
-    known = all_cases()
-    unknown = [c for c in options.cases if c not in known]
+    unknown = [c for c in options.cases if c not in known and c not in special]
     if unknown:
-        parser.error(f"no case {unknown[0]!r}; there are {', '.join(known)}")
+        parser.error(f"no case {unknown[0]!r}; there are {', '.join([*known, *special])}")
     peers = [p for p in options.peers.split(",") if p]
     rows: list[dict[str, Any]] = []
     out = Path(options.out) if options.out else Path("benchmarks/results") / f"cpu-{datetime.date.today().isoformat()}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{'case':<20}{'ours ms':>10}" + "".join(f"{p + ' ms':>12}{'ratio':>8}" for p in peers) + f"{'x floor':>9}{'spread':>8}{'error':>10}")
-    for name in options.cases or list(known):
-        row = measure(name, peers, options.rounds, options.check)
-        rows.append(row)
-        peer_text = "".join(f"{row[f'{p}_ms']:>12.2f}{row[f'ratio_{p}']:>8.2f}" for p in peers)
-        error = f"{row['max_error']:.1e}" if "max_error" in row else "-"
-        print(f"{name:<20}{row['ours_ms']:>10.2f}{peer_text}{row['floor_share']:>9.2f}{row['spread']:>8.2f}{error:>10}", flush=True)
-        out.write_text(json.dumps({"machine": machine(), "cases": rows}, indent=1) + "\n")
+    print(f"{'case':<20}{'ours ms':>10}" + "".join(f"{p + ' ms':>12}{'ratio':>8}" for p in peers) + f"{'x floor':>9}{'spread':>8}{'peak MB':>9}{'error':>10}  kernels")
+    wanted = options.cases or [*known, *special]
+    disturbed = []
+    for name in wanted:
+        if name in special and name != next(n for n in wanted if n in special):
+            continue  # both are measured together
+        found = compile_times(peers) if name in special else [measure(name, peers, options.rounds, options.check, options.default_allocator)]
+        for row in found:
+            rows.append(row)
+            print(line_of(row, peers), flush=True)
+            if abs(row.get("peer_beside_over_alone", 1.0) - 1) > DISTURBED:
+                disturbed.append(name)
+        means = {f"geometric_mean_{peer}": geometric_mean(rows, peer) for peer in peers}
+        out.write_text(json.dumps({"machine": machine(), **means, "cases": rows}, indent=1) + "\n")
+    print("geometric means: " + ", ".join(f"{geometric_mean(rows, peer):.2f} of {peer}" for peer in peers))
     picture(rows, out.with_suffix(".svg"))
     print(f"written: {out} and {out.with_suffix('.svg')}")
-    return 0
+    if disturbed:
+        print(f"a peer was not as fast beside us as alone, by more than {DISTURBED:.0%}: {', '.join(disturbed)}", file=sys.stderr)
+    return int(bool(disturbed))
 
 
 if __name__ == "__main__":

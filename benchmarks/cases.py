@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ class Case:
     """One benchmark.
 
     :param ours: the forward in gradc's ops.  :param theirs: the same in torch, called with ``(torch, **tensors)``.
-    :param types: of the inputs.  :param wrt: whose gradients are timed.  :param draw: integer inputs.  :param forward: time forward and backward, else backward alone.
+    :param types: of the inputs.  :param wrt: whose gradients are timed; none: the forward is.  :param draw: integer inputs.  :param forward: time forward and backward, else backward alone.
     """
 
     id: str
@@ -114,6 +115,113 @@ def _torch_language_model(torch: Any, tokens: Any, target: Any, table: Any, w1: 
     return f.cross_entropy(f.linear(f.layer_norm(f.gelu(h), (128,), gamma, beta), w2, b2), target)
 
 
+# -- grid_sample and the spatial transformer ---------------------------------------------------------------------------
+
+
+def _random_grid(random: np.random.Generator, shape: Sequence[int]) -> Array:
+    return random.uniform(-1.1, 1.1, shape).astype(np.float32)
+
+
+def _smooth_grid(random: np.random.Generator, shape: Sequence[int]) -> Array:
+    """The identity with a small slow displacement: what a flow field looks like."""
+    *_, height, width, _ = shape
+    y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
+    grid = np.stack([x + 0.05 * np.sin(3 * y), y + 0.05 * np.cos(3 * x)], -1)
+    return (grid + 0.002 * random.standard_normal(shape)).astype(np.float32)
+
+
+def _grid_case(name: str, image: str, grid: str, draw: Callable[[np.random.Generator, Sequence[int]], Array]) -> Case:
+    from gradc import ops
+
+    shape = _type(grid).concrete({})
+    return Case(name, lambda x, grid: ops.grid_sample(x, grid, padding_mode="zeros", align_corners=False), lambda torch, x, grid: torch.nn.functional.grid_sample(x, grid, padding_mode="zeros", align_corners=False),
+                {"x": image, "grid": grid}, ["x", "grid"], {"grid": lambda random: draw(random, shape)})  # fmt: skip
+
+
+def _transformer(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    from gradc import ops
+
+    flat = ops.reshape(x, (x.shape[0], -1))
+    theta = ops.reshape(ops.linear(ops.relu(ops.linear(flat, w1, b1)), w2, b2), (x.shape[0], 2, 3))
+    return ops.grid_sample(x, ops.affine_grid(theta, x.shape), align_corners=False)
+
+
+def _torch_transformer(torch: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    f = torch.nn.functional
+    theta = f.linear(torch.relu(f.linear(x.flatten(1), w1, b1)), w2, b2).reshape(-1, 2, 3)
+    return f.grid_sample(x, f.affine_grid(theta, x.shape, align_corners=False), align_corners=False)
+
+
+# -- a recommender: the tables of MLPerf's DLRM v2, capped at 1e5 rows ---------------------------------------------------
+
+_ROWS = (40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36)
+_HOTS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+_CAP, _BATCH, _WIDTH = 100_000, 2048, 64
+_TABLES = [f"table{i}" for i in range(len(_ROWS))]
+_LAYERS = {"bottom": (13, 512, 256, _WIDTH), "top": (_WIDTH + len(_ROWS) * (len(_ROWS) + 1) // 2, 1024, 512, 1)}
+_BELOW = [i * (len(_ROWS) + 1) + j for i in range(len(_ROWS) + 1) for j in range(i)]
+
+
+def _recommender(**x: Any) -> Any:
+    from gradc import ops
+
+    def layers(name: str, h: Any) -> Any:
+        for i in range(3):
+            h = ops.linear(h, x[f"{name}_w{i}"], x[f"{name}_b{i}"])
+            h = ops.relu(h) if (name, i) != ("top", 2) else h
+        return h
+
+    dense = layers("bottom", x["dense"])
+    bags = [ops.embedding_bag(x[f"bag{i}"], x[name], mode="sum") for i, name in enumerate(_TABLES)]
+    each = ops.concat(*(ops.reshape(v, (_BATCH, 1, _WIDTH)) for v in (dense, *bags)), axis=1)
+    products = ops.reshape(each @ each.T, (_BATCH, -1))
+    return layers("top", ops.concat(dense, ops.index_select(products, 1, x["below"]), axis=1))
+
+
+def _torch_recommender(torch: Any, **x: Any) -> Any:
+    f = torch.nn.functional
+
+    def layers(name: str, h: Any) -> Any:
+        for i in range(3):
+            h = f.linear(h, x[f"{name}_w{i}"], x[f"{name}_b{i}"])
+            h = torch.relu(h) if (name, i) != ("top", 2) else h
+        return h
+
+    dense = layers("bottom", x["dense"])
+    bags = [f.embedding_bag(x[f"bag{i}"], x[name], mode="sum") for i, name in enumerate(_TABLES)]
+    each = torch.stack([dense, *bags], 1)
+    products = (each @ each.mT).reshape(_BATCH, -1)
+    return layers("top", torch.cat([dense, products[:, x["below"]]], 1))
+
+
+def _recommender_case() -> Case:
+    rows = [min(r, _CAP) for r in _ROWS]
+    types = {"dense": f"f32[{_BATCH},13]", "below": f"i64[{len(_BELOW)}]"}
+    types |= {f"bag{i}": f"i64[{_BATCH},{hot}]" for i, hot in enumerate(_HOTS)}
+    types |= {name: f"f32[{n},{_WIDTH}]" for name, n in zip(_TABLES, rows, strict=True)}
+    wrt = list(_TABLES)
+    for part, sizes in _LAYERS.items():
+        for i, (inner, outer) in enumerate(itertools.pairwise(sizes)):
+            types |= {f"{part}_w{i}": f"f32[{outer},{inner}]", f"{part}_b{i}": f"f32[{outer}]"}
+            wrt += [f"{part}_w{i}", f"{part}_b{i}"]
+    draw = {f"bag{i}": _uniform(n, _BATCH, hot) for i, (n, hot) in enumerate(zip(rows, _HOTS, strict=True))}
+    return Case("c-dlrm", _recommender, _torch_recommender, types, wrt, {**draw, "below": lambda random: np.array(_BELOW)}, forward=True, scale=0.05)
+
+
+def _dequantized_rows(name: str, dtype: str) -> Case:
+    """A forward alone: rows of a quantized gradient, scaled and added where their indices say."""
+    from gradc import ops
+
+    rows, table, width = 8192, 32000, 512
+
+    def ours(index: Any, dy: Any, scale: Any) -> Any:
+        wide = ops.dequantize(dy, scale, block=(1, width)) if dtype == "i8" else dy * scale
+        return ops.scatter_add(index, wide, size=table)
+
+    return Case(name, ours, lambda torch, index, dy, scale: torch.zeros(table, width, dtype=scale.dtype).index_add_(0, index, dy * scale),
+                {"index": f"i64[{rows}]", "dy": f"{dtype}[{rows},{width}]", "scale": f"f32[{rows},1]"}, [], {"index": _uniform(table, rows)}, forward=True)  # fmt: skip
+
+
 def all_cases() -> dict[str, Case]:
     """Every case, by id."""
     from gradc import ops
@@ -130,6 +238,11 @@ def all_cases() -> dict[str, Case]:
         Case("c-dequant-scale", lambda tokens, table, scale: ops.embedding(tokens, ops.dequantize(table, scale, block=(1, 512))),
              lambda torch, tokens, table, scale: torch.nn.functional.embedding(tokens, table.float() * scale),
              {"tokens": "i64[8192]", "table": "i8[32000,512]", "scale": "f32[32000,1]"}, ["scale"], {"tokens": _uniform(32000, 8192)}),
+        _dequantized_rows("c-dequant-emb", "i8"),
+        _dequantized_rows("c-dequant-emb-f32", "f32"),
+        _grid_case("c-grid-random", "f32[4,64,128,128]", "f32[4,128,128,2]", _random_grid),
+        _grid_case("c-grid-smooth", "f32[4,64,128,128]", "f32[4,128,128,2]", _smooth_grid),
+        _grid_case("c-grid-3d", "f32[2,16,32,32,32]", "f32[2,32,32,32,3]", _random_grid),
         Case("c-layernorm", lambda x, w, b: ops.layer_norm(x, (1024,), w, b), lambda torch, x, w, b: torch.nn.functional.layer_norm(x, (1024,), w, b),
              {"x": "f32[8192,1024]", "w": "f32[1024]", "b": "f32[1024]"}, ["x", "w", "b"]),
         Case("c-rmsnorm", lambda x, w: ops.rms_norm(x, (1024,), w), lambda torch, x, w: torch.nn.functional.rms_norm(x, (1024,), w), {"x": "f32[8192,1024]", "w": "f32[1024]"}, ["x", "w"]),
@@ -140,5 +253,7 @@ def all_cases() -> dict[str, Case]:
         Case("c-block", _block, _torch_block,
              {"x": f"f32[4,512,{d}]", "g1": f"f32[{d}]", "b1": f"f32[{d}]", "wqkv": f"f32[{3 * d},{d}]", "bqkv": f"f32[{3 * d}]", "wo": f"f32[{d},{d}]", "bo": f"f32[{d}]", "g2": f"f32[{d}]", "b2": f"f32[{d}]", "w1": f"f32[{4 * d},{d}]", "c1": f"f32[{4 * d}]", "w2": f"f32[{d},{4 * d}]", "c2": f"f32[{d}]"},
              ["g1", "b1", "wqkv", "bqkv", "wo", "bo", "g2", "b2", "w1", "c1", "w2", "c2"], forward=True, scale=0.05),
+        _recommender_case(),
+        Case("c-stn", _transformer, _torch_transformer, {"x": "f32[256,1,28,28]", "w1": "f32[32,784]", "b1": "f32[32]", "w2": "f32[6,32]", "b2": "f32[6]"}, ["w1", "b1", "w2", "b2"], forward=True, scale=0.1),
     ]  # fmt: skip
     return {case.id: case for case in found}

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
     began = time.perf_counter()
     module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt)
     built = time.perf_counter() - began
+    if not case.wrt:
+        return lambda: module(arrays), lambda: {"y": module(arrays)}, {"kernels": [k.name for k in module.forward.program.kernels], "floor_bytes": module.forward.floor(), "compile_s": built}
     y, residuals = module.forward(**arrays)
     dy = case.upstream(np.shape(y))
 
@@ -47,6 +50,8 @@ def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[
     began = time.perf_counter()
     run = torch.compile(forward) if compiled else forward
     y = run()
+    if not case.wrt:
+        return run, lambda: {"y": run().numpy()}, {"compile_s": time.perf_counter() - began}
     dy = torch.tensor(case.upstream(y.shape))
     wanted = [tensors[n] for n in case.wrt]
 
@@ -67,6 +72,8 @@ def exact(case: Case) -> dict[str, Any]:
 
     tensors = {n: torch.tensor(a.astype(np.float64) if a.dtype.kind == "f" else a, requires_grad=n in case.wrt) for n, a in case.arrays().items()}
     y = case.theirs(torch, **{n: t.double() if t.dtype == torch.int8 else t for n, t in tensors.items()})
+    if not case.wrt:
+        return {"y": y.numpy()}
     grads = torch.autograd.grad(y, [tensors[n] for n in case.wrt], torch.tensor(case.upstream(y.shape)).double())
     return {n: g.numpy() for n, g in zip(case.wrt, grads, strict=True)}
 
@@ -81,16 +88,55 @@ def stream_copy() -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict
     return (lambda: module(x=x, out=out)), dict, {"floor_bytes": 2 * x.nbytes}
 
 
+def memory(what: str, afresh: bool = False) -> float:
+    """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not say."""
+    try:
+        if afresh:
+            Path("/proc/self/clear_refs").write_text("5")
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1000 for line in lines if line.startswith(what + ":")), 0.0)
+
+
+def graph_to_callable(who: str, name: str) -> None:
+    """Prints the seconds from a model to something that has run once, imports excluded; gradc's on the cache that the environment names."""
+    case = all_cases()[name]
+    arrays = case.arrays()
+    if who == "ours":
+        import gradc
+
+        began = time.perf_counter()
+        module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt)
+        for executable in module.executables.values():
+            assert executable.native is not None
+    else:
+        import torch
+
+        torch.set_num_threads(2)
+        tensors = {n: torch.tensor(a, requires_grad=n in case.wrt) for n, a in arrays.items()}
+        began = time.perf_counter()
+        y = torch.compile(lambda: case.theirs(torch, **tensors))()
+        torch.autograd.grad(y, [tensors[n] for n in case.wrt], torch.ones_like(y))
+    print(json.dumps([time.perf_counter() - began]))
+
+
 def main() -> None:
+    if sys.argv[1] == "compile-time":
+        graph_to_callable(*sys.argv[2:4])
+        return
     who, name = sys.argv[1:3]
     if who == "stream":
         run, results, facts = stream_copy()
     else:
         case = all_cases()[name]
         run, results, facts = ours(case) if who == "ours" else torch_peer(case, who == "compile")
+    run()
+    before = memory("VmRSS", afresh=True)
     began = time.perf_counter()
     while time.perf_counter() - began < 0.5:
         run()
+    facts["peak_MB"] = max(memory("VmHWM") - before, 0.0)
     print(json.dumps(facts), flush=True)
     for line in sys.stdin:
         word, _, count = line.partition(" ")

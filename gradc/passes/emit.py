@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from ..ir.dims import Size, known_nonnegative
 from ..ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
 from ..ir.node import Node, Note, topological
@@ -113,6 +111,8 @@ class _Emission:
         steps: list[Step] = []
         checks = self.checks()
         ready: set[Node] = set(self.graph.inputs)
+        import networkx as nx
+
         order = list(nx.lexicographical_topological_sort(self.s.order, key=lambda k: k))
 
         def flush() -> None:

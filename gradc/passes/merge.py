@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from ..ir.node import Node
 from ..ir.op import Scatter
 from .groups import Group, lowering, nbytes
@@ -38,13 +36,15 @@ def saved(scheduler: Scheduler, a: Group, b: Group) -> int:
     """Bytes that one kernel would not move again: what both read, and what one writes and the other reads.  0 where that is little."""
     shared = scheduler.loads[a.key] & scheduler.loads[b.key]
     handed = (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
-    total = sum(nbytes(node) for node in shared | handed)
+    total = int(sum(nbytes(node) for node in shared | handed))
     least = min(max(nbytes(scheduler.source(node)) for node in group.placed) for group in (a, b))
     return total if 2 * total >= least else 0
 
 
 def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> bool:
     """Whether the two have become one; if not, nothing has changed."""
+    import networkx as nx
+
     order = nx.contracted_nodes(scheduler.order, a.key, b.key, self_loops=False, copy=True)
     if not nx.is_directed_acyclic_graph(order):
         return False

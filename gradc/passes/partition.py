@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import networkx as nx
-
 from ..errors import InvalidProblem
 from ..ir.dims import evaluate
 from ..ir.graph import Graph, input_node, rebuild
@@ -116,6 +114,8 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Map
     known = {joint.notes[n].name for n in behind if n in joint.notes}
     if names - known:
         raise InvalidProblem(f"save names {min(names - known)!r}, which no value of the forward is called")
+    import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
+
     network: nx.DiGraph[object] = nx.DiGraph()
     network.add_node("T")
     for order, node in enumerate(joint.nodes):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import networkx as nx
-
 from ..errors import InternalError
 from ..ir.dims import Size, assuming
 from ..ir.graph import Graph
@@ -50,12 +48,15 @@ def schedule(graph: Graph, *, fuse: bool = True, narrow: bool = True) -> Program
 
 class Scheduler:
     def __init__(self, graph: Graph, fuse: bool, forced: set[Node], narrow: bool):
+        import networkx as nx  # a tenth of a second, and nothing that comes from the cache is scheduled
+
         self.graph, self.fuse, self.narrow = graph, fuse, narrow
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
         self.group_of: dict[Node, Group] = {}
         self.groups: list[Group] = []
         self.order: nx.DiGraph[int] = nx.DiGraph()
+        self.has_path = nx.has_path
         self.library: list[Node] = []
         self.in_memory: set[Node] = set(graph.inputs)
         self.loads: dict[int, set[Node]] = {}
@@ -295,7 +296,7 @@ class Scheduler:
                 owner = self.owner(other)
                 if owner is group:
                     raise CannotInline(node, "it needs a finished result of the same kernel")
-                if owner is not None and nx.has_path(self.order, group.key, owner.key):
+                if owner is not None and self.has_path(self.order, group.key, owner.key):
                     raise CannotInline(node, "the kernels would wait for each other")
         except CannotInline as reason:
             del group.placed[node]
