@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CompilerMissing
 from .ir.dims import evaluate
-from .ir.kernel import Call, Kernel, Select, taken
+from .ir.graph import Graph
+from .ir.kernel import Call, Kernel, Program, Select, alternatives, taken
 from .passes.choose_reduction import decisions
 from .passes.cost import floor_bytes, kernel_bytes, nominal
 from .passes.devices import CPU, ESTIMATE, Device, Gpu
 from .passes.gpu_cost import Estimate
+from .passes.schedule import apart
 
 if TYPE_CHECKING:
     from .module import Module
+
+MOST_PAIRS = 5
+"""Of kernels that are not one, in an explanation."""
 
 
 def _human(count: float) -> str:
@@ -69,6 +74,7 @@ def explain(module: Module, dims: Mapping[str, int], device: Device = CPU) -> st
         lines.append(f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is {_human(floor_bytes(program, bound))}")
         lines += reduction_table(program, bound, device)
         lines += [f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read" for name, calls in executable.copied.items()]
+        lines += apart_table(module, what)
         if executable.target == "cuda":
             lines += resources_table(executable)
     for orders, variant in module.variants.items():
@@ -81,6 +87,19 @@ def explain(module: Module, dims: Mapping[str, int], device: Device = CPU) -> st
     lines += ["", "passes:"]
     lines += [f"  {stage.name:<28} {stage.size:>5} {'nodes' if hasattr(stage.result, 'nodes') else 'steps'}  {stage.seconds * 1e3:7.1f} ms" for stage in module.stages]
     return "\n".join(lines)
+
+
+def apart_table(module: Module, what: str) -> list[str]:
+    """The kernels that could save bytes as one, and why they are two."""
+    graph, scheduled = module.stages[f"{what}.partition"].result, module.stages[f"{what}.schedule"].result
+    if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.get("fuse", True):
+        return []
+    program = module.executables[what].program
+    now = {}  # a strategy is part of a kernel's name
+    if len(program.steps) == len(scheduled.steps):
+        now = {before.name: next(alternatives(after)).name for before, after in zip(scheduled.steps, program.steps, strict=True) if isinstance(before, Kernel)}
+    pairs = apart(graph, narrow=module.target in ("cpu", "numpy"))
+    return [f"  {now.get(x.first, x.first)} and {now.get(x.second, x.second)} both move {_human(x.nbytes)} and are two kernels: {x.why}" for x in pairs[:MOST_PAIRS]]
 
 
 def resources_table(executable: Any) -> list[str]:

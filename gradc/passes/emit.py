@@ -131,6 +131,7 @@ class _Emission:
                 kernel = self.kernel(group, used)
                 if kernel.writes:
                     steps.append(kernel.named_by_structure(meaning(group), self.types))
+                    self.s.kernel_names[key] = steps[-1].name
             ready |= set(group.placed)
             ready |= {n for n in self.names if isinstance(lowering(n), Alias) and n.operands[0] in ready}
             flush()

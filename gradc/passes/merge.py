@@ -6,28 +6,41 @@ is written again as one group, node by node under the rules of every group, unti
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ir.node import Node
 from ..ir.op import Scatter
 from .groups import Group, lowering, nbytes
+from .lower import CannotInline
 
 if TYPE_CHECKING:
     from .schedule import Scheduler
 
 
+@dataclass(frozen=True)
+class Apart:
+    """Two kernels that would save bytes as one, and why they are two."""
+
+    first: str
+    second: str
+    nbytes: int
+    why: str
+
+
 def merge(scheduler: Scheduler) -> None:
     """Changes the groups of a scheduler that has placed every node."""
     position = {node: i for i, node in enumerate(scheduler.graph.nodes)}
-    refused: set[tuple[int, int]] = set()
+    refused = scheduler.refused
     while True:
         live = [g for g in scheduler.groups if g.key in scheduler.order and "library" not in g.placed.values()]
         pairs = [(saved(scheduler, a, b), a, b) for i, a in enumerate(live) for b in live[i + 1 :] if (a.key, b.key) not in refused]
         worth = sorted(((size, a, b) for size, a, b in pairs if size), key=lambda pair: (-pair[0], pair[1].key, pair[2].key))
-        for _, a, b in worth:
-            if _merged(scheduler, a, b, position):
+        for size, a, b in worth:
+            why = _merged(scheduler, a, b, position)
+            if not why:
                 break
-            refused.add((a.key, b.key))
+            refused[a.key, b.key] = size, why
         else:
             return
 
@@ -41,13 +54,13 @@ def saved(scheduler: Scheduler, a: Group, b: Group) -> int:
     return total if 2 * total >= least else 0
 
 
-def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> bool:
-    """Whether the two have become one; if not, nothing has changed."""
+def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> str:
+    """Nothing if the two have become one; else why not, and nothing has changed."""
     import networkx as nx
 
     order = nx.contracted_nodes(scheduler.order, a.key, b.key, self_loops=False, copy=True)
     if not nx.is_directed_acyclic_graph(order):
-        return False
+        return "a third kernel needs the one and is needed by the other"
     wider = max((a, b), key=lambda g: (len(g.domain.real), g.domain.cols is not None))
     nodes = sorted([*a.placed, *b.placed], key=position.__getitem__)
     before = scheduler.order, dict(scheduler.group_of)
@@ -56,17 +69,18 @@ def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int])
     for node in nodes:
         del scheduler.group_of[node]
         scheduler.in_memory.discard(node)
-    if all(_joins(scheduler, node, new) for node in nodes):
+    refusal = next((reason for node in nodes if (reason := _joins(scheduler, node, new)) is not None), None)
+    if refusal is None:
         del scheduler.loads[a.key], scheduler.loads[b.key]
-        return True
+        return ""
     scheduler.groups.pop()
     del scheduler.loads[new.key]
     scheduler.order, scheduler.group_of = before
     scheduler.in_memory.update(nodes)
-    return False
+    return f"{refusal.why} ({refusal.node.op.name} {refusal.node.type})"
 
 
-def _joins(scheduler: Scheduler, node: Node, group: Group) -> bool:
+def _joins(scheduler: Scheduler, node: Node, group: Group) -> CannotInline | None:
     if not group.placed and group.domain.cols is None and not isinstance(lowering(node), Scatter):
-        return scheduler.attempt(node, group) is None
+        return scheduler.attempt(node, group)
     return scheduler.join(node, group)

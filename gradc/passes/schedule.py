@@ -19,7 +19,7 @@ from ..ir.op import Alias, Expr, Library, Lookup, Movement, Reduction, Scatter
 from .emit import emit
 from .groups import Group, Seen, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
-from .merge import merge
+from .merge import Apart, merge
 
 MOST_BUFFERS = 24
 CHEAP = 8
@@ -34,11 +34,24 @@ def schedule(graph: Graph, *, fuse: bool = True, narrow: bool = True) -> Program
 
     :param narrow: whether the target's matrix product reads other dtypes than its own, and scales.
     """
+    return _scheduled(graph, fuse, narrow)[0]
+
+
+def apart(graph: Graph, *, narrow: bool = True) -> list[Apart]:
+    """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
+    program, scheduler = _scheduled(graph, True, narrow)
+    names = {k.name for k in program.kernels}
+    named = [Apart(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why) for (a, b), (size, why) in scheduler.refused.items()]
+    return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -x.nbytes)
+
+
+def _scheduled(graph: Graph, fuse: bool, narrow: bool) -> tuple[Program, Scheduler]:
     forced: set[Node] = set()
     with assuming(graph.assumptions):
         for _ in range(2 * len(graph.nodes) + 2):
+            scheduler = Scheduler(graph, fuse, forced, narrow)
             try:
-                return Scheduler(graph, fuse, forced, narrow).run()
+                return scheduler.run(), scheduler
             except CannotInline as reason:  # this node needs memory after all: again, with that known
                 if reason.node in forced:
                     raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason
@@ -64,6 +77,9 @@ class Scheduler:
         self.names = set(graph.input_names)
         """Of buffers, so far."""
         self.inline: set[Node] = set()
+        self.refused: dict[tuple[int, int], tuple[int, str]] = {}
+        """Pairs of groups that would save bytes as one and cannot be: the bytes and why."""
+        self.kernel_names: dict[int, str] = {}
 
     # -- who gets memory -----------------------------------------------------------------------------------------------
 
@@ -195,7 +211,7 @@ class Scheduler:
     def place(self, node: Node) -> None:
         if self.fuse:
             for group in self.candidates(node):
-                if self.join(node, group):
+                if self.join(node, group) is None:
                     return
         shape, cols = self.own_space(node)
         reason = self.attempt(node, self.open(shape, cols))
@@ -257,25 +273,27 @@ class Scheduler:
         last = kept[-1] if kept[-1] > gone[-1] else gone[-1]
         return (last,)
 
-    def join(self, node: Node, group: Group) -> bool:
+    def join(self, node: Node, group: Group) -> CannotInline | None:
+        """The node in a group with the columns that it needs; None if it stands, else why not."""
+        other = CannotInline(node, "another iteration space")
         if not alike(real(self.source(node).shape), group.real) and not (group.domain.cols is not None and alike(real(self.source(node).shape), group.rows)):
-            return False
+            return other
         if isinstance(lowering(node), Reduction) and group.domain.cols is None:
             wanted = self.columns_for(node, self.source(node).shape)
             dims = [d for d, s in enumerate(self.source(node).shape) if s != 1]
             mapped = tuple(group.domain.real[dims.index(a)] for a in wanted)
             if not mapped and group.domain.real:
-                return False
+                return other
             if any(level == "row" for level in group.placed.values()) or any(not axes & {f"i{d}" for d in mapped} for axes in group.walked):
-                return False
+                return CannotInline(node, "the kernel's columns are not what is summed")
             before = group.domain
             group.domain = Domain(before.shape, mapped)
             group.builder.domain = group.domain
-            if self.attempt(node, group) is None:
-                return True
-            group.domain = group.builder.domain = before
-            return False
-        return self.attempt(node, group) is None
+            reason = self.attempt(node, group)
+            if reason is not None:
+                group.domain = group.builder.domain = before
+            return reason
+        return self.attempt(node, group)
 
     def attempt(self, node: Node, group: Group) -> CannotInline | None:
         """Write the node into the group's kernel; None if it stands, else why not, with nothing changed."""
