@@ -73,7 +73,7 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
 
 def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
-    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], narrow=target in ("cpu", "numpy")))
+    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
     how: dict[str, Any] = {"device": device_for(options["arch"] or "sm_90"), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]

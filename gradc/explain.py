@@ -98,7 +98,7 @@ def apart_table(module: Module, what: str) -> list[str]:
     now = {}  # a strategy is part of a kernel's name
     if len(program.steps) == len(scheduled.steps):
         now = {before.name: next(alternatives(after)).name for before, after in zip(scheduled.steps, program.steps, strict=True) if isinstance(before, Kernel)}
-    pairs = apart(graph, narrow=module.target in ("cpu", "numpy"))
+    pairs = apart(graph, host=module.target in ("cpu", "numpy"))
     return [f"  {now.get(x.first, x.first)} and {now.get(x.second, x.second)} both move {_human(x.nbytes)} and are two kernels: {x.why}" for x in pairs[:MOST_PAIRS]]
 
 

@@ -65,7 +65,7 @@ class Memory(Protocol):
     graph: Graph
     in_memory: set[Node]
     forced: set[Node]
-    narrow: bool
+    host: bool
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class View:
         try:
             return self.read(node, index)
         except CannotInline:
-            for size in dict.fromkeys(_inner_sizes(node)) if self.memory.narrow else ():
+            for size in dict.fromkeys(_inner_sizes(node)) if self.memory.host else ():
                 for axis in dict.fromkeys(v for i in index[-2:] for v, _ in i.terms):  # no group of a batch
                     pair = Index.of(f"{axis}/") * size + Index.of(f"{axis}%")
                     parts = [Index(i.const, tuple(t for t in i.terms if t[0] != axis)) + sum((pair * c for v, c in i.terms if v == axis), Index()) for i in index]
@@ -161,7 +161,7 @@ class View:
             found = lower.at(index, node, self)
             if found is not None:
                 return found  # type: ignore[no-any-return]
-        if not self.memory.narrow:
+        if not self.memory.host:
             raise CannotInline(node, "a library reads its own dtype")
         if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):
             below = self.read(node.operands[0], index)

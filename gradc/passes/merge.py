@@ -28,8 +28,18 @@ class Apart:
     why: str
 
 
-def merge(scheduler: Scheduler) -> None:
+@dataclass(frozen=True)
+class Limits:
+    """Of a kernel of several values: buffers, statements, and their cost in additions.  A compiler's time grows faster than a kernel does."""
+
+    buffers: int
+    statements: int
+    cost: int
+
+
+def merge(scheduler: Scheduler, limits: Limits) -> None:
     """Changes the groups of a scheduler that has placed every node."""
+    scheduler.limits = limits
     position = {node: i for i, node in enumerate(scheduler.graph.nodes)}
     refused = scheduler.refused
     while True:

@@ -19,37 +19,36 @@ from ..ir.op import Alias, Expr, Library, Lookup, Movement, Reduction, Scatter
 from .emit import emit
 from .groups import Group, Seen, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
-from .merge import Apart, merge
+from .merge import Apart, Limits, merge
 
-MOST_BUFFERS = 24
 CHEAP = 8
-MOST_STATEMENTS, MOST_COST = 300, 400
-"""Of a kernel of several values: a compiler's time grows faster than a kernel does."""
+FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
+"""Of a kernel that grows value by value, and of one made of two that save bytes together, on a machine whose registers spill to a near cache."""
 LONGEST = 48
 """Values that are computed in one expression."""
 
 
-def schedule(graph: Graph, *, fuse: bool = True, narrow: bool = True) -> Program:
+def schedule(graph: Graph, *, fuse: bool = True, host: bool = True) -> Program:
     """mul, sum, mul  ->  one kernel with two passes over its columns
 
-    :param narrow: whether the target's matrix product reads other dtypes than its own, and scales.
+    :param host: whether the target is the host: its matrix product reads other dtypes than its own, and scales, and its kernels may be long.
     """
-    return _scheduled(graph, fuse, narrow)[0]
+    return _scheduled(graph, fuse, host)[0]
 
 
-def apart(graph: Graph, *, narrow: bool = True) -> list[Apart]:
+def apart(graph: Graph, *, host: bool = True) -> list[Apart]:
     """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
-    program, scheduler = _scheduled(graph, True, narrow)
+    program, scheduler = _scheduled(graph, True, host)
     names = {k.name for k in program.kernels}
     named = [Apart(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why) for (a, b), (size, why) in scheduler.refused.items()]
     return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -x.nbytes)
 
 
-def _scheduled(graph: Graph, fuse: bool, narrow: bool) -> tuple[Program, Scheduler]:
+def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler]:
     forced: set[Node] = set()
     with assuming(graph.assumptions):
         for _ in range(2 * len(graph.nodes) + 2):
-            scheduler = Scheduler(graph, fuse, forced, narrow)
+            scheduler = Scheduler(graph, fuse, forced, host)
             try:
                 return scheduler.run(), scheduler
             except CannotInline as reason:  # this node needs memory after all: again, with that known
@@ -60,10 +59,11 @@ def _scheduled(graph: Graph, fuse: bool, narrow: bool) -> tuple[Program, Schedul
 
 
 class Scheduler:
-    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], narrow: bool):
+    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], host: bool):
         import networkx as nx  # a tenth of a second, and nothing that comes from the cache is scheduled
 
-        self.graph, self.fuse, self.narrow = graph, fuse, narrow
+        self.graph, self.fuse, self.host = graph, fuse, host
+        self.limits = FIRST
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
         self.group_of: dict[Node, Group] = {}
@@ -97,7 +97,7 @@ class Scheduler:
             else:
                 self.inline.add(node)
         if self.fuse:
-            merge(self)
+            merge(self, MERGED if self.host else FIRST)
         return emit(self)
 
     def force(self, node: Node) -> None:
@@ -122,7 +122,7 @@ class Scheduler:
             fresh = [o for o in at.operands if o not in seen]
             seen.update(fresh)
             pending += fresh
-        if len(seen) <= LONGEST and cost <= MOST_COST // 2 and self.computed_once(node):
+        if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
             return True
         return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
@@ -306,9 +306,9 @@ class Scheduler:
         try:
             self.write(node, group, builder, level)
             loaded = {n for n in builder.loaded.values() if n not in group.placed}
-            if len(loaded) + len(group.placed) > MOST_BUFFERS and len(group.placed) > 1:
+            if len(loaded) + len(group.placed) > self.limits.buffers and len(group.placed) > 1:
                 raise CannotInline(node, "too many buffers in one kernel")
-            if (len(builder.body) > MOST_STATEMENTS or builder.cost > MOST_COST) and len(group.placed) > 1:
+            if (len(builder.body) > self.limits.statements or builder.cost > self.limits.cost) and len(group.placed) > 1:
                 raise CannotInline(node, "too long a kernel")
             for other in loaded:
                 owner = self.owner(other)
