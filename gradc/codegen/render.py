@@ -301,6 +301,7 @@ class _Writer(RowWriter):
         columns = bool(p.roots)
         body, reductions, simd = [line for s in self.reloaded(p, number) for line in self.line(s, number)], [], True
         past: list[dict[str, Any]] = []
+        scatters: list[dict[str, Any]] = []
         clauses: dict[str, list[str]] = {}
         innermost = self.k.cols[-1][0] if self.k.cols else "one"
         for s in p.roots:
@@ -313,6 +314,10 @@ class _Writer(RowWriter):
                 entry = self.block_sum(s, clauses)
                 body += entry.pop("lines")
                 reductions.append(entry)
+            elif self.decided_by_column(s):
+                scatters.append(self.scatter(s))
+                guard = f"{variable(s.where)} ? " if s.where else ""
+                body += [f"at{self.number[s.buffer]}[{innermost} - c0] = {guard}({scatters[-1]['place']}){self.target_of(s)[1]}{' : -1' if guard else ''};", f"of{self.number[s.buffer]}[{innermost} - c0] = {variable(s.args[0])};"]
             elif s in self.past:
                 place = flatten([i.renamed({innermost: "c0"}) for i in s.index], self.types[s.buffer].shape)
                 past.append({"name": f"{self.past[s]}", "ctype": stored(self.types[s.buffer].dtype), "at": f"{s.buffer} + {index(place)}"})
@@ -320,10 +325,10 @@ class _Writer(RowWriter):
                 body.append(f"w{self.past[s]}[{innermost} - c0] = {to_memory(s.dtype, variable(s.args[0]))};")
             else:
                 body += self.effect(s)
-                simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not any(v.startswith("%") and self.column_value(v) for i in s.index for v, _ in i.terms)
+                simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not self.places_by_column(s)
         clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
-        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past else "", "past": past}
+        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past or scatters else "", "past": past, "scatters": scatters}
 
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""
@@ -331,6 +336,21 @@ class _Writer(RowWriter):
         if s.op != "accum" or s.combine != "sum" or self.how[s.buffer] == "segmented" or innermost in places:
             return False
         return not any(v.startswith("%") and self.column_value(v) for v in places)  # one that a column decides is known inside the run alone
+
+    def places_by_column(self, s: Stmt) -> bool:
+        """Whether a value that depends on the column says where an effect goes."""
+        return any(v.startswith("%") and self.column_value(v) for i in s.index for v, _ in i.terms)
+
+    def decided_by_column(self, s: Stmt) -> bool:
+        """Whether an accum goes where each column says: values and places are computed side by side, then added one after another."""
+        return s.op == "accum" and self.how[s.buffer] != "segmented" and bool(self.k.cols) and self.places_by_column(s)
+
+    def scatter(self, s: Stmt) -> dict[str, Any]:
+        count = self.types[s.buffer].count
+        base, _ = self.target_of(s)
+        n = self.number[s.buffer]
+        add = self.combined(s.combine, stored(self.types[s.buffer].dtype), f"{base}[at{n}[i]]", f"of{n}[i]")
+        return {"number": n, "value": carrier(self.scribe.values[s.args[0]]), "place": "i32" if isinstance(count, int) and count < 2**31 else "i64", "masked": bool(s.where), "add": add}
 
     def block_sum(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
         """Such an accum: the run is added up first."""
@@ -408,16 +428,18 @@ class _Writer(RowWriter):
             return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
         how, number, part = self.how[s.buffer], self.number[s.buffer], self.parts[s.buffer]
         ctype = stored(self.types[s.buffer].dtype)
-        guard = f"if ({variable(s.where)}) " if s.where else ""
-        if how == "segmented":
-            at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))
-            target = f"a{number}[{at}]"
-            if s.combine == "sum":
-                return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
-            return [f"if (goes && first) {target} = {value};", f"else if (goes) {self.combined(s.combine, ctype, target, value)}"]
-        shape, apart = self.types[s.buffer].shape, self.apart(s)
+        if how != "segmented":
+            base, place = self.target_of(s)
+            return [(f"if ({variable(s.where)}) " if s.where else "") + self.combined(s.combine, ctype, f"{base}[{place}]", value)]
+        target = f"a{number}[{index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))}]"
+        if s.combine == "sum":
+            return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
+        return [f"if (goes && first) {target} = {value};", f"else if (goes) {self.combined(s.combine, ctype, target, value)}"]
+
+    def target_of(self, s: Stmt) -> tuple[str, str]:
+        """Where an accum that is not segmented adds: an array, and the place in it."""
+        how, number, shape, apart = self.how[s.buffer], self.number[s.buffer], self.types[s.buffer].shape, self.apart(s)
         own = self.free(s) if apart else list(range(len(shape)))
-        at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))
         pending = how == "privatized" and self.accum(s)["pending"]
         base = f"q{number}" if pending else f"p{number}" if apart or how == "privatized" else s.buffer
-        return [guard + self.combined(s.combine, ctype, f"{base}[{at}]", value)]
+        return base, index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))

@@ -6,6 +6,8 @@ is written again as one group, node by node under the rules of every group, unti
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,26 +43,31 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
     """Changes the groups of a scheduler that has placed every node."""
     scheduler.limits = limits
     position = {node: i for i, node in enumerate(scheduler.graph.nodes)}
+    size = functools.cache(lambda node: int(nbytes(node)))
     refused = scheduler.refused
-    while True:
-        live = [g for g in scheduler.groups if g.key in scheduler.order and "library" not in g.placed.values()]
-        pairs = [(saved(scheduler, a, b), a, b) for i, a in enumerate(live) for b in live[i + 1 :] if (a.key, b.key) not in refused]
-        worth = sorted(((size, a, b) for size, a, b in pairs if size), key=lambda pair: (-pair[0], pair[1].key, pair[2].key))
-        for size, a, b in worth:
-            why = _merged(scheduler, a, b, position)
-            if not why:
-                break
-            refused[a.key, b.key] = size, why
-        else:
-            return
+    live = [g for g in scheduler.groups if g.key in scheduler.order and "library" not in g.placed.values()]
+    worth = {pair: saving for i, a in enumerate(live) for b in live[i + 1 :] if (saving := saved(scheduler, *(pair := (a, b)), size))}
+    while worth:
+        a, b = pair = min(worth, key=lambda pair: (-worth[pair], pair[1].key, pair[0].key))
+        why = _merged(scheduler, a, b, position)
+        if why:
+            refused[a.key, b.key] = worth.pop(pair), why
+            continue
+        live = [g for g in live if g not in pair]
+        worth = {x: saving for x, saving in worth.items() if not {*x} & {*pair}}
+        new = scheduler.groups[-1]
+        worth |= {(g, new): saving for g in live if (saving := saved(scheduler, g, new, size))}
+        live.append(new)
 
 
-def saved(scheduler: Scheduler, a: Group, b: Group) -> int:
+def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int]) -> int:
     """Bytes that one kernel would not move again: what both read, and what one writes and the other reads.  0 where that is little."""
     shared = scheduler.loads[a.key] & scheduler.loads[b.key]
     handed = (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
-    total = int(sum(nbytes(node) for node in shared | handed))
-    least = min(max(nbytes(scheduler.source(node)) for node in group.placed) for group in (a, b))
+    if not shared and not handed:
+        return 0
+    total = sum(size(node) for node in shared | handed)
+    least = min(max(size(scheduler.source(node)) for node in group.placed) for group in (a, b))
     return total if 2 * total >= least else 0
 
 
