@@ -30,7 +30,7 @@ LAYERS = [
     ("explain", "sparse", "variants"),
     ("module",),
     ("api",),
-    ("check", "docs", "frontend", "frontends", "interop", "report", "plans"),
+    ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),
     ("demo",),
     ("cli",),
     ("__main__",),
