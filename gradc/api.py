@@ -12,6 +12,7 @@ import gradc.ops as ops
 
 from . import knobs
 from .autodiff import differentiate, joint_names
+from .calibration import calibration_text_for
 from .errors import InvalidProblem, IRFormatError, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
@@ -22,7 +23,7 @@ from .ir.text import parse as parse_graph
 from .module import Module, Recipe
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
-from .passes.devices import device_for
+from .passes.devices import gpu_of
 from .passes.fold import fold
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
@@ -39,7 +40,7 @@ from .trace import trace
 from .version import VERSION
 
 GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run"}
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "calibration": None}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -74,7 +75,7 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
 def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], narrow=target in ("cpu", "numpy")))
-    how: dict[str, Any] = {"device": device_for(options["arch"] or "sm_90"), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    how: dict[str, Any] = {"device": gpu_of(options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
@@ -86,6 +87,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     :param target: ``"cpu"``, ``"numpy"``, ``"cuda"`` (compiled, not run yet), ``"cuda-sim"`` (CUDA text, run on the CPU); None: cpu.
     :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.
     :param arch: what the target cuda compiles for, ``"sm_90"`` if unsaid.
+    :param calibration: a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads ``GRADC_CALIBRATION`` or the user's own, if any.
     :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
@@ -113,6 +115,10 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if settings["arch"] is not None and target != "cuda":
         raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
     settings["arch"] = settings["arch"] or ("sm_90" if target == "cuda" else None)
+    if settings["calibration"] is not None and not target.startswith("cuda"):
+        raise InvalidProblem(f"calibration={settings['calibration']!r} is for a GPU, not for the target {target!r}")
+    if target.startswith("cuda"):  # a module keeps what it was chosen by, not where that lay
+        settings["calibration"] = calibration_text_for(gpu_of(settings["arch"]), settings["calibration"], found=target == "cuda")
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
     if strange:

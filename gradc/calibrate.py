@@ -7,47 +7,83 @@ refuses times that no device can have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from .api import compile
 from .codegen.cuda import render_cuda
-from .codegen.launch import Launch, LaunchPlan, Part
+from .codegen.launch import FLAG, WORKSPACE, Launch, LaunchPlan, Part
 from .codegen.text import standalone
 from .errors import DeviceError
 from .ir.dims import symbol
 from .ops import scatter_add
-from .passes.devices import Gpu
+from .passes.devices import Gpu, calibration_text, listed_device
+from .passes.gpu_cost import passes
+from .runtime.device import Device, Span
 from .trace import trace
 
 FARTHEST = 0.25
 """How far a time may lie from the line through all of them."""
 PLAUSIBLE = 20.0
 """How far a constant may lie from the listed one, either way: many of those are estimates."""
+REPEATS = 7
+SPIN = 4e8
+"""Steps a second, or fewer, of the kernel that waits: a multiply and add that depend on each other."""
 THREADS = 256
 SORT = "gradc_sort_"
 
 
-class Machine(Protocol):
-    """Where the kernels run: a device, or in tests the simulator with a clock of its own."""
+class Bench:
+    """A device with :func:`text` on it, a stream of its own and a clock.
 
-    def memory(self, count: int, dtype: Any) -> Any:
-        """Zeroed memory of so many elements."""
+    :param device: a :class:`~gradc.runtime.device.Device` made of that text.
+    """
 
-    def fill(self, memory: Any, values: np.ndarray[Any, Any]) -> None:
-        """Copy an array into memory."""
+    def __init__(self, device: Device):
+        self.device, self.stream = device, device.stream()
+        self._kept: list[Any] = []
+        self._spun = self.memory(1, np.uint32)
 
-    def part(self, memory: Any, start: int, count: int, dtype: Any) -> Any:
-        """Elements from a byte on, as an argument of :meth:`launch`."""
+    def memory(self, count: int, dtype: Any) -> Span:
+        """Zeroed memory of so many elements, until :meth:`release`."""
+        span = Span(0, count, np.dtype(dtype))
+        memory = self.device.memory(max(span.nbytes, 1), self.stream)
+        self._kept.append(memory)
+        self.device.fill(memory.address, 0, span.nbytes, self.stream)
+        return replace(span, address=memory.address)
+
+    def release(self) -> None:
+        """Give all memory back but what the clock needs."""
+        self.device.synchronize(self.stream)
+        del self._kept[1:]
 
     def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int]) -> None:
-        """Start a function of :func:`text`."""
+        self.device.launch(function, blocks, threads, args, written, self.stream)
 
     def seconds(self, work: Callable[[], None], before: Callable[[], None] | None = None) -> float:
         """The device's time for what ``work`` starts, the median of several; ``before`` runs ahead of each, untimed."""
+        times: list[float] = []
+        queued = 0.0
+        for turn in range(REPEATS + 1):
+            if before is not None:
+                before()
+            # The device spins while the host queues, so that it never waits for the host in between.
+            self.launch("gradc_calibrate_spin", 1, 32, [self._spun, int(SPIN * max(2 * queued, 1e-4))], (0,))
+            start, end = self.device.event(), self.device.event()
+            start.record(self.stream)
+            began = time.perf_counter()
+            work()
+            queued = time.perf_counter() - began
+            end.record(self.stream)
+            end.wait()
+            if turn:  # the first one loads, and tells how long queueing takes
+                times.append(end.since(start))
+        return statistics.median(times)
 
 
 @dataclass(frozen=True)
@@ -99,7 +135,7 @@ def text() -> str:
     return render_cuda(sort_plan(1, 1).program)[0] + standalone("cuda/calibrate.cu")
 
 
-def measure(machine: Machine, device: Gpu, scale: Scale | None = None) -> Iterator[Sample]:
+def measure(bench: Bench, device: Gpu, scale: Scale | None = None) -> Iterator[Sample]:
     """Run every experiment; samples as they come.
 
     :param device: its SMs and L2 say how wide a launch and how large a table is.
@@ -107,60 +143,60 @@ def measure(machine: Machine, device: Gpu, scale: Scale | None = None) -> Iterat
     scale = scale or Scale()
     wide = 8 * device.sms  # blocks that fill it
 
-    def sample(what: str, amount: float, work: Callable[[], None]) -> Sample:
-        return Sample(what, amount, machine.seconds(work))
+    def sample(what: str, amount: int, function: str, blocks: int, *args: Any, count: int = 1) -> Sample:
+        written = [i for i, a in enumerate(args) if isinstance(a, Span) and i == sum(isinstance(b, Span) for b in args) - 1]
+
+        def work() -> None:
+            for _ in range(count):
+                bench.launch(f"gradc_calibrate_{function}", blocks, THREADS, args, written)
+
+        return Sample(what, amount, bench.seconds(work))
 
     for count in scale.launches:
-        yield sample("launch", count, lambda n=count: [machine.launch("gradc_calibrate_nothing", 1, THREADS, [0], ()) for _ in range(n)] and None)  # type: ignore[misc]
-    one = device.l2 // 16  # 16-byte elements
-    source, target = (machine.memory(4 * one * max(scale.copied), np.uint32) for _ in range(2))
+        yield sample("launch", count, "nothing", 1, 0, count=count)
+    one = device.l2 // 16  # elements of 16 bytes
+    source, target = (bench.memory(4 * one * max(scale.copied), np.uint32) for _ in range(2))
     for times in scale.copied:
-        args = [source, target, one * times, 1]
-        yield sample("bandwidth", 2 * 16 * one * times, lambda a=args: machine.launch("gradc_calibrate_copy", 4 * wide, THREADS, a, (1,)))  # type: ignore[misc]
-    small = _power_below(device.l2 // 8)  # bytes
+        yield sample("bandwidth", 2 * 16 * one * times, "copy", 4 * wide, source, target, one * times, 1)
+    small = 1 << ((device.l2 // 8).bit_length() - 1)  # bytes that stay in L2
     for amount in scale.moved:
         rounds = max(1, amount // (2 * small))
-        args = [source, target, small // 16, rounds]
-        yield sample("moved", rounds * 2 * small, lambda a=args: machine.launch("gradc_calibrate_copy", wide, THREADS, a, (1,)))  # type: ignore[misc]
-    del source, target
-    table = machine.memory(small // 4, np.float32)
+        yield sample("moved", rounds * 2 * small, "copy", wide, source, target, small // 16, rounds)
+    bench.release()
+    table, row = bench.memory(small // 4, np.float32), bench.memory(128, np.float32)
     for what, amounts, each in (("coalesced", scale.adds, 1), ("scattered", scale.lines, 1), ("vectors", scale.moved, 16)):
         for amount in amounts if what != "vectors" or device.vector else ():
-            args = [table, small // 4, amount // each]
-            yield sample(what, amount, lambda a=args, f=what: machine.launch(f"gradc_calibrate_{f}", wide, THREADS, a, (0,)))  # type: ignore[misc]
-    row = machine.memory(128, np.float32)
+            yield sample(what, amount, what, wide, table, small // 4, amount // each)
     for hits in scale.hits:
-        yield sample("hot", hits, lambda n=hits: machine.launch("gradc_calibrate_hot", wide, THREADS, [row, n], (0,)))  # type: ignore[misc]
+        yield sample("hot", hits, "hot", wide, row, hits)
+    bench.release()
     for keys in KEYS:
         for rows in scale.rows:
-            yield _sort_sample(machine, rows, keys)
+            yield _sort_sample(bench, rows, keys)
+            bench.release()
 
 
-def _power_below(count: int) -> int:
-    return 1 << (count.bit_length() - 1)
-
-
-def _sort_sample(machine: Machine, rows: int, keys: int) -> Sample:
+def _sort_sample(bench: Bench, rows: int, keys: int) -> Sample:
     """The time of a sort alone; the stage that writes its keys runs before each."""
     plan = sort_plan(rows, keys)
-    memory: dict[str, Any] = {".workspace": machine.memory(plan.workspace, np.uint8), ".flag": machine.memory(plan.flag.count, np.uint64)}
+    memory = {WORKSPACE: bench.memory(plan.workspace, np.uint8), FLAG: bench.memory(plan.flag.count, np.uint64)}
     for buffer in plan.program.buffers:
         part = plan.part(buffer.name)
         if part.root not in memory:
-            memory[part.root] = machine.memory(part.count, part.dtype)
+            memory[part.root] = bench.memory(part.count, part.dtype)
     (index,) = [b.name for b in plan.program.buffers if b.kind == "input" and b.type.dtype.is_integer]
-    machine.fill(memory[index], np.random.default_rng(0).integers(0, keys, rows))
-    machine.fill(memory[".flag"], np.full(plan.flag.count, 2**64 - 1, np.uint64))
+    bench.device.upload(memory[index].address, np.random.default_rng(0).integers(0, keys, rows), bench.stream)
+    bench.device.fill(memory[FLAG].address, 0xFF, plan.flag.nbytes, bench.stream)
     launches = [action for actions in plan.actions for action in actions if isinstance(action, Launch)]
     first = next(i for i, a in enumerate(launches) if a.function.startswith(SORT))
-    sorts = [a for a in launches if a.function.startswith(SORT)]
 
     def run(actions: Sequence[Launch]) -> None:
         for action in actions:
-            args = [machine.part(memory[a.root], a.start, a.count, a.dtype) if isinstance(a, Part) else a for a in action.args]
-            machine.launch(action.function, action.blocks, action.threads, args, action.written)
+            args = [Span(memory[a.root].address + a.start, a.count, a.dtype) if isinstance(a, Part) else a for a in action.args]
+            bench.launch(action.function, action.blocks, action.threads, args, action.written)
 
-    return Sample("sort", rows, machine.seconds(lambda: run(sorts), lambda: run(launches[:first])), max(1, -(-keys.bit_length() // 8)))
+    sorts = [a for a in launches[first:] if a.function.startswith(SORT)]
+    return Sample("sort", rows, bench.seconds(lambda: run(sorts), lambda: run(launches[:first])), passes(keys))
 
 
 # -- times to constants ------------------------------------------------------------------------------------------------
@@ -219,6 +255,24 @@ def _said(points: Sequence[tuple[float, float]]) -> str:
     return ", ".join(f"{amount:g} in {seconds * 1e6:.2f} us" for amount, seconds in points)
 
 
-def constants(machine: Machine, device: Gpu, attributes: Mapping[str, int], scale: Scale | None = None) -> dict[str, float]:
-    """Everything a calibration file holds: what was measured, and ``sms``, ``l2``, ``shared`` as the driver states them."""
-    return {**attributes, **{name: float(f"{value:.4g}") for name, value in fitted(list(measure(machine, device, scale)), device).items()}}
+# -- the whole of it ---------------------------------------------------------------------------------------------------
+
+
+def calibrate(said: Callable[[str], None] = lambda line: None) -> tuple[Gpu, str]:
+    """Measure the current device: what the cost model calls it, and the text of its calibration file.
+
+    :param said: told of every sample.
+    :raises NoDevice: there is no device, or no way to reach it.  :raises DeviceError: see :func:`fitted`.
+    :raises Unsupported: the cost model knows neither its name nor its architecture.
+    """
+    from .runtime import gpu
+
+    found = gpu.current_device()
+    listed = listed_device(found.name, found.arch)
+    bench = Bench(gpu.Gpu(text()))
+    samples: list[Sample] = []
+    for sample in measure(bench, replace(listed, sms=found.sms, l2=found.l2)):
+        samples.append(sample)
+        said(f"{sample.what:<10} {sample.amount:>14g} in {sample.seconds * 1e6:>10.1f} us")
+    constants = {"sms": found.sms, "l2": found.l2, "shared": found.shared, **{n: float(f"{v:.4g}") for n, v in fitted(samples, listed).items()}}
+    return listed, calibration_text(listed, constants)

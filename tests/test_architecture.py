@@ -27,7 +27,7 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
-    ("explain", "sparse", "variants"),
+    ("calibration", "explain", "sparse", "variants"),
     ("module",),
     ("api",),
     ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),

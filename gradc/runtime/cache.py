@@ -213,15 +213,19 @@ def default_cache() -> Cache:
         return _cache("")
     directory = knobs.CACHE_DIR.get()
     if not directory:
-        directory = _user_directory()
+        directory = user_directory()
     return _cache(directory)
 
 
 @functools.cache
-def _user_directory() -> str:
-    import platformdirs
-
-    return platformdirs.user_cache_dir("gradc")
+def user_directory(kind: str = "cache") -> str:
+    """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that package where XDG does."""
+    try:
+        import platformdirs
+    except ModuleNotFoundError:
+        root = os.environ.get(f"XDG_{kind.upper()}_HOME") or os.path.join("~", f".{kind}")
+        return os.path.join(os.path.expanduser(root), "gradc")
+    return platformdirs.user_cache_dir("gradc") if kind == "cache" else platformdirs.user_config_dir("gradc")
 
 
 @functools.cache
