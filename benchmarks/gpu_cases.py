@@ -27,7 +27,7 @@ class GpuCase:
     :param ours: ``(sizes, **inputs)`` in gradc's ops.  :param theirs: ``(torch, sizes, **tensors)``, the same.
     :param types: of the inputs, sizes by name.  :param wrt: whose gradients are timed; none: the forward is.
     :param floor: bytes that any implementation moves: each input read once, each output written once.
-    :param draws: of integer inputs; the others are normal, or bytes.  :param scatter: the output that strategies are compared for.
+    :param draws: of integer inputs; the others are normal, or bytes.  :param scatter: the result of a scatter for which strategies are compared.
     :param options: of compile.  :param in_place: an input whose memory the result takes.
     :param memory: types as they lie in memory, where that is another order of axes.
     """
@@ -145,7 +145,7 @@ def embedding(id: str, what: str, dtype: str, draw: Draw, N: int, V: int, D: int
         lambda s, tokens, weight: _ops().embedding(tokens, weight, **options),
         lambda torch, s, tokens, weight: torch.nn.functional.embedding(tokens, weight, **options),
         {"tokens": "i64[N]", "weight": f"{dtype}[V,D]"}, {"N": N, "V": V, "D": D}, {"N": 300, "V": 70, "D": 24},
-        lambda s: int(kept * bytes_of(f"{dtype}[N,D]", s)) + bytes_of(f"{dtype}[V,D]", s) + bytes_of("i32[N]", s), ("weight",), {"tokens": draw}, "d.weight",
+        lambda s: int(kept * bytes_of(f"{dtype}[N,D]", s)) + bytes_of(f"{dtype}[V,D]", s) + bytes_of("i32[N]", s), ("weight",), {"tokens": draw}, "weight",
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def sampled(id: str, what: str, dtype: str, shape: str, sizes: Mapping[str, int]
         lambda s, x, grid: _ops().grid_sample(x, grid, mode=mode),
         theirs,
         {"x": f"{dtype}{shape}", "grid": points}, {**sizes, "G": len(spatial)}, {**tiny, "G": len(spatial)},
-        moved(image, image, out, points, points), ("x", "grid"), scatter="d.x" if mode == "bilinear" and not last else "",
+        moved(image, image, out, points, points), ("x", "grid"), scatter="x" if mode == "bilinear" and not last else "",
         options={"layout": {"x": "NHWC", "y": "NHWC"}} if last else {}, scale=0.5, memory={"x": image} if last else {},
     )  # fmt: skip
 
@@ -269,10 +269,10 @@ def all_cases() -> dict[str, GpuCase]:
         index_add("E8b", "bf16", uniform("V", "N"), 500 * K, 100 * K, 128, 1.0),
         GpuCase("E12", "bags of five from a small table", lambda s, ids, table: _ops().embedding_bag(ids, table, mode="sum"), _bag_torch,
                 {"ids": "i64[B,L]", "table": "f32[V,D]"}, {"V": 155, "B": 65536, "L": 5, "D": 128}, {"V": 31, "B": 60, "D": 24},
-                moved("f32[B,D]", "f32[V,D]", "i32[B,L]"), ("table",), {"ids": uniform("V", "B", "L")}, "d.table"),
+                moved("f32[B,D]", "f32[V,D]", "i32[B,L]"), ("table",), {"ids": uniform("V", "B", "L")}, "table"),
         GpuCase("Q2", "learnable scale per row of an int8 embedding", lambda s, tokens, q, scale: _ops().embedding(tokens, _ops().dequantize(q, scale, block=(1, s.D))), _int8_table,
                 {"tokens": "i64[N]", "q": "i8[V,D]", "scale": "f32[V,I]"}, {"N": 65536, "V": 128256, "D": 4096, "I": 1}, {"N": 300, "V": 70, "D": 24},
-                moved("f32[N,D]", "i8[N,D]", "f32[V]", "i32[N]"), ("scale",), {"tokens": uniform("V", "N")}, "d.scale", scale=0.01),
+                moved("f32[N,D]", "i8[N,D]", "f32[V]", "i32[N]"), ("scale",), {"tokens": uniform("V", "N")}, "scale", scale=0.01),
         _norm("N2", "rms", "bf16", 4096, 8192),
         _norm("N3", "layer", "f32", 4096, 8192),
         rows("C1", "cross-entropy", lambda s, x, t: _ops().cross_entropy(x, t), lambda torch, s, x, t: torch.nn.functional.cross_entropy(x, t),

@@ -122,16 +122,10 @@ def judged(torch: Any, ours: Results, theirs: Results | None, exact: Results) ->
     return found
 
 
-def strategies_of(module: Any, sizes: Mapping[str, int], output: str, device: Any) -> tuple[str, dict[str, float]]:
-    """(the strategy that a module takes for an output, what the model predicts of each in seconds)."""
+def widest_combine(module: Any, sizes: Mapping[str, int], device: Any) -> tuple[str, str, dict[str, float]]:
+    """(buffer, the strategy that it has, what the model predicts of each in seconds) of the combine that moves most in a module's last part."""
     from gradc.passes.choose_reduction import decisions
 
-    for executable in reversed(module.executables.values()):
-        program = executable.program
-        names = {name for name, buffer in program.outputs if name == output} and {output, program.root(dict(program.outputs).get(output, output))}
-        found = decisions(program, {d: sizes[d] for d in program.dims if d in sizes}, device)
-        mine = [(pick, table) for _, buffer, pick, table in found if buffer in names] or [(pick, table) for _, _, pick, table in found if table]
-        if mine:
-            pick, table = mine[-1]
-            return pick, {e.strategy: e.seconds for e in table}
-    return "", {}
+    program = list(module.executables.values())[-1].program
+    found = [(buffer, pick, {e.strategy: e.seconds for e in table}) for _, buffer, pick, table in decisions(program, {d: sizes[d] for d in program.dims}, device) if table]
+    return max(found, key=lambda each: min(each[2].values()))
