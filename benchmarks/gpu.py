@@ -284,6 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="stop after this long")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--no-strategies", action="store_true", help="without forcing each strategy")
+    parser.add_argument("--onto", type=Path, help="a JSON whose content stands first in the one that is written")
     parser.add_argument("--out", type=Path, help="the JSON to write; a table in Markdown is written beside it")
     options = parser.parse_args(arguments)
     known = all_cases()
@@ -298,7 +299,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.target == "cuda" and not torch.cuda.is_available():
         print("no GPU that torch can use; --tiny --target cuda-sim runs the cases on the CPU")
         return 0
-    report = Report(options.out, machine(torch, options.target))
+    before = json.loads(options.onto.read_text()) if options.onto and options.onto.exists() else {}
+    report = Report(options.out, before | machine(torch, options.target))
     Benchmark(torch, options.target, options.tiny, until, report).run([known[c] for c in options.cases or known], not options.no_compile, not options.no_strategies)
     report.write()
     table = markdown(report.content)

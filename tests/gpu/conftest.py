@@ -1,0 +1,61 @@
+"""Each test of this folder on every machine: marked gpu and skipped without one, or on the simulator in its checking mode."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machines import KINDS, Machine, checked, why_not
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="0/1", help="run the K-th of N parts: K/N")
+    parser.addoption("--results", default="", help="a file to which each test's outcome is appended as a line of JSON")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine, parts = map(int, config.getoption("--shard").split("/"))
+    kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == mine]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``machine``: all; a mark ``machines("cuda")`` keeps some targets, ``kinds("torch")`` some libraries."""
+    if "machine" not in metafunc.fixturenames:
+        return
+    targets = next((m.args for m in metafunc.definition.iter_markers("machines")), tuple(KINDS))
+    kinds = next((m.args for m in metafunc.definition.iter_markers("kinds")), ())
+    machines = [Machine(target, kind) for target in targets for kind in KINDS[target] if kind in kinds or not kinds]
+    metafunc.parametrize("machine", [pytest.param(m, marks=[pytest.mark.gpu] if m.on_gpu else []) for m in machines], ids=str, indirect=True)
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    found: Machine = request.param
+    reason = why_not(found.target, found.kind)
+    if reason:
+        pytest.skip(reason)
+    with checked(found):
+        yield found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "machines(*targets): of the folder tests/gpu, the targets on which a test runs")
+    config.addinivalue_line("markers", "kinds(*libraries): of the folder tests/gpu, the libraries whose arrays a test takes")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()
+    path = item.config.getoption("--results")
+    if not path or not (report.when == "call" or report.failed or report.skipped):
+        return
+    text = str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped and isinstance(report.longrepr, tuple) else report.longreprtext[-3000:]
+    with Path(path).open("a") as file:
+        file.write(json.dumps({"test": item.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3), "text": text}) + "\n")

@@ -1,0 +1,123 @@
+"""Where the tests of this folder run: a GPU with the arrays of torch or CuPy, or the simulator with those of NumPy or torch.
+
+One test text serves them all: ``machine.put`` and ``machine.get`` move arrays, ``machine.compile`` names the target.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gradc
+from gradc import knobs
+from gradc.ir.types import dtype as dtype_named
+from gradc.runtime.arrays import Kind, from_numpy, to_numpy
+
+Array = np.ndarray[Any, Any]
+KINDS = {"cuda-sim": ("numpy", "torch"), "cuda": ("torch", "cupy")}
+
+
+@functools.cache
+def gpus() -> int:
+    from gradc.runtime import gpu
+
+    return gpu.count()
+
+
+def why_not(target: str, kind: str) -> str:
+    """Why a test cannot run there, or ""."""
+    if target == "cuda" and not gpus():
+        return "needs a GPU"
+    needed = [name for name in (kind, *(["cupy"] if target == "cuda" else [])) if importlib.util.find_spec(name) is None]
+    return f"needs {needed[0]}" if needed else ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A target and the library whose arrays it is given."""
+
+    target: str
+    kind: str
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.target == "cuda"
+
+    def __str__(self) -> str:
+        return f"{self.target}-{self.kind}"
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    def put(self, array: Array) -> Any:
+        """The same numbers in an array of the machine's."""
+        array = np.asarray(array)
+        if self.kind == "cupy":
+            import cupy
+
+            return cupy.asarray(array)
+        if self.kind == "torch":
+            import torch  # noqa: F401  (from_numpy looks for it among what is imported)
+
+            tensor = from_numpy(array.copy(), Kind.TORCH)
+            return tensor.cuda() if self.on_gpu else tensor
+        return array
+
+    def get(self, value: Any, dtype: Any = None) -> Array:
+        """The numbers of an array of the machine's; a narrow ``dtype`` is one to a byte in every library."""
+        if self.kind == "cupy" and self.on_gpu:
+            found = value.get()
+        else:
+            found = to_numpy(value.detach().cpu() if self.kind == "torch" else value)[0]
+        if dtype is None or found.dtype == np.dtype(dtype):
+            return found
+        wanted = np.dtype(dtype)
+        return found.view(wanted) if found.dtype == np.uint8 and dtype_named(wanted).is_float else found.astype(wanted)
+
+    def takes(self, dtype: str) -> bool:
+        """Whether the library has arrays for inputs of a dtype: f4 has none in torch, short floats none in CuPy."""
+        return not self.on_gpu or (dtype != "f4e2m1" if self.kind == "torch" else not dtype.startswith(("bf", "f8", "f4", "e8", "i2", "i4", "u2", "u4")))
+
+    def is_own(self, value: Any) -> bool:
+        """Whether an array is of the machine's library and lies where its arrays do."""
+        if self.kind == "torch":
+            return type(value).__module__ == "torch" and value.is_cuda is self.on_gpu
+        return type(value).__module__.partition(".")[0] == self.kind
+
+    def bits(self, values: Mapping[str, Any]) -> str:
+        """A hash of everything in some arrays."""
+        digest = hashlib.sha256()
+        for name in sorted(values):
+            found = self.get(values[name])
+            digest.update(f"{name} {found.dtype} {found.shape}".encode() + np.ascontiguousarray(found).tobytes())
+        return digest.hexdigest()
+
+    # -- modules -------------------------------------------------------------------------------------------------------
+
+    def compile(self, graph: Any, wrt: Any = (), **options: Any) -> gradc.Module:
+        return gradc.compile(graph, wrt=wrt, target=self.target, **options)
+
+    def fails_with(self, module: gradc.Module, error: type[Exception], call: Any, match: str = "") -> Exception:
+        """The error that a call gives, there or when the module is waited for."""
+        import pytest
+
+        with pytest.raises(error, match=match) as found:
+            call()
+            module.synchronize()
+        return found.value
+
+    def shuffled(self, module: gradc.Module, seed: int) -> None:
+        """The simulator runs blocks and warps in an order drawn from the seed; a GPU has one of its own each time."""
+        if not self.on_gpu:
+            for executable in module.executables.values():
+                executable.native.device.seed = seed
+
+
+def checked(machine: Machine) -> Any:
+    """The simulator's checking mode."""
+    return knobs.SIM_CHECK.set(not machine.on_gpu)
