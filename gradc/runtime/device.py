@@ -123,8 +123,8 @@ class Device(Protocol):
     def read(self, span: Span, stream: int = 0) -> Array:
         """Wait for the stream, then copy to the host."""
 
-    def multiply(self, product: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
-        """A product that the device's library takes (:func:`gradc.runtime.blas.plan`), on addresses."""
+    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+        """A :class:`gradc.codegen.actions.Library` product, on addresses."""
 
     def stream(self) -> int:
         """A new stream that nothing else uses; lives as long as this device."""
