@@ -34,12 +34,13 @@ from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.widen import widen
+from .runtime import gpu
 from .runtime.executable import TARGETS
 from .trace import trace
 from .version import VERSION
 
 GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run"}
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -83,9 +84,11 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
 
     :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
-    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"`` (compiled, not run yet), ``"cuda-sim"`` (CUDA text, run on the CPU); None: cpu.
+    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA text, run on the CPU); None: ``$GRADC_TARGET``, else cuda where there are a GPU
+        and CuPy, else cpu.
     :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.
-    :param arch: what the target cuda compiles for, ``"sm_90"`` if unsaid.
+    :param arch: what the target cuda compiles for; if unsaid the current device's, ``"sm_90"`` where there is none.
+    :param errors: of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in each call.
     :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
@@ -101,7 +104,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         if not callable(graph):
             raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
         graph = getattr(graph, "graph", None) or trace(graph)
-    target = target or "cpu"
+    target = target or knobs.TARGET.get() or ("cuda" if gpu.usable() else "cpu")
     if target not in TARGETS:
         raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
     names = expand(graph, _names("wrt", wrt))
@@ -112,7 +115,11 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     settings = _settings(graph, options, GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES)
     if settings["arch"] is not None and target != "cuda":
         raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
-    settings["arch"] = settings["arch"] or ("sm_90" if target == "cuda" else None)
+    if settings["errors"] == "async" and target != "cuda":
+        raise InvalidProblem(f"errors='async' is for the target 'cuda': {target!r} has raised its errors when a call returns")
+    settings["errors"] = settings["errors"] or ("async" if target == "cuda" else "sync")
+    if target == "cuda":
+        settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
     if strange:
@@ -131,7 +138,7 @@ def _names(what: str, given: Any) -> list[str]:
 def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
     """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
-    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none"))):
+    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none")), ("errors", (None, "sync", "async"))):
         if settings[option] not in known:
             raise InvalidProblem(f"{option}={settings[option]!r}; there are {', '.join(map(str, known))}")
     if settings["save"] not in ("min-cut", "all", "none"):

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
+from ..errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
 from .device import Description, Span
 
 Array = np.ndarray[Any, Any]
@@ -145,7 +146,7 @@ class _Event:
         with _named("what was asked of the device before"):
             self.runtime.eventSynchronize(self.event.ptr)
 
-    def since(self, start: _Event) -> float:
+    def since(self, start: Any) -> float:
         return float(self.runtime.eventElapsedTime(start.event.ptr, self.event.ptr)) / 1000
 
 
@@ -191,6 +192,17 @@ class Gpu:
                 self.runtime.setDevice(number)
                 self.runtime.free(0)  # makes the context, and the thread's own
             self._thread.ready = True
+
+    def device_of(self, address: int) -> int:
+        with _named(f"asking whose address {address:#x} is"):
+            return int(self.runtime.pointerGetAttributes(address).device)
+
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
+        memory = self.memory(math.prod(shape) * dtype.itemsize, stream)
+        try:
+            return self.cupy.ndarray(shape, dtype, memory.pointer)
+        except (TypeError, ValueError) as error:
+            raise Unsupported(f"CuPy {self.cupy.__version__} has no arrays of {dtype}: {error}; torch tensors, or CuPy 14, have them") from error
 
     def load(self) -> None:
         self.check_current()
@@ -341,7 +353,7 @@ class Gpu:
         finally:
             self.runtime.graphDestroy(graph)
 
-    def begin(self, fresh: Sequence[Span]) -> None:
+    def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
         """Nothing: the device does not look."""
 
 

@@ -6,13 +6,13 @@ import ctypes
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..codegen.actions import Library
 from ..codegen.products import multiplied, views
-from ..errors import CaptureError
+from ..errors import CaptureError, InternalError
 from .arrays import available_bytes, empty
 from .device import Description, Span
 
@@ -47,7 +47,7 @@ class SimulatedEvent:
         if not self.come:
             self.device.synchronize()
 
-    def since(self, start: SimulatedEvent) -> float:
+    def since(self, start: Any) -> float:
         return self.at - start.at
 
 
@@ -70,13 +70,22 @@ class Simulator:
     description = Description(0, "cuda-sim", "", 1, 0, 227 * 1024, 0, 0, (0, 0))
     offset = 0
     """What an address of the device's is above the host's."""
+    captures: ClassVar[dict[int, list[Work]]] = {}
+    _streams = itertools.count(1 << 12)
 
     def __init__(self, text: str = "", check: bool = False, seed: int | None = None):
         self.text, self.check, self.seed = text, check, seed
         self.library: Any = None
         self.fresh: list[tuple[int, Array]] = []  # address, and which bytes from there on have a value
-        self.captures: dict[int, list[Work]] = {}
-        self._streams = itertools.count(1 << 12)
+
+    def check_current(self) -> None:
+        """There is one alone."""
+
+    def device_of(self, address: int) -> int:
+        return 0
+
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
+        raise InternalError("the simulator's arrays are the host's")
 
     def load(self) -> None:
         from .cudasim import compile_sim
@@ -115,9 +124,12 @@ class Simulator:
 
     # -- which bytes have a value --------------------------------------------------------------------------------------
 
-    def begin(self, fresh: Sequence[Span]) -> None:
-        if self.check:
+    def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
+        def work() -> None:
             self.fresh = [(span.address - self.offset, np.zeros(span.nbytes, np.uint8)) for span in fresh]
+
+        if self.check:
+            self.ask(stream, work)
 
     def ready(self, array: Array) -> bool | Array:
         for address, mask in self.fresh:
