@@ -23,7 +23,7 @@ from .ir.text import parse as parse_graph
 from .module import Module, Recipe
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
-from .passes.devices import gpu_of
+from .passes.devices import gpu_of, listed_device
 from .passes.fold import fold
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
@@ -35,12 +35,13 @@ from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.widen import widen
+from .runtime import gpu
 from .runtime.executable import TARGETS
 from .trace import trace
 from .version import VERSION
 
 GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "calibration": None}
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None, "device": None, "calibration": None}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -75,7 +76,7 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
 def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], narrow=target in ("cpu", "numpy")))
-    how: dict[str, Any] = {"device": gpu_of(options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
@@ -84,10 +85,13 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
 
     :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
-    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"`` (compiled, not run yet), ``"cuda-sim"`` (CUDA text, run on the CPU); None: cpu.
+    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA text, run on the CPU); None: ``$GRADC_TARGET``, else cuda where there are a GPU
+        and CuPy, else cpu.
     :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.
-    :param arch: what the target cuda compiles for, ``"sm_90"`` if unsaid.
+    :param arch: what the target cuda compiles for; if unsaid the current device's, ``"sm_90"`` where there is none.
+    :param device: whose constants choose reductions, by the cost model's name (``"H200"``); if unsaid the current device, or the first of ``arch``.
     :param calibration: a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads ``GRADC_CALIBRATION`` or the user's own, if any.
+    :param errors: of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in each call.
     :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
@@ -103,7 +107,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         if not callable(graph):
             raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
         graph = getattr(graph, "graph", None) or trace(graph)
-    target = target or "cpu"
+    target = target or knobs.TARGET.get() or ("cuda" if gpu.usable() else "cpu")
     if target not in TARGETS:
         raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
     names = expand(graph, _names("wrt", wrt))
@@ -114,11 +118,17 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     settings = _settings(graph, options, GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES)
     if settings["arch"] is not None and target != "cuda":
         raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
-    settings["arch"] = settings["arch"] or ("sm_90" if target == "cuda" else None)
-    if settings["calibration"] is not None and not target.startswith("cuda"):
-        raise InvalidProblem(f"calibration={settings['calibration']!r} is for a GPU, not for the target {target!r}")
+    if settings["errors"] == "async" and target != "cuda":
+        raise InvalidProblem(f"errors='async' is for the target 'cuda': {target!r} has raised its errors when a call returns")
+    settings["errors"] = settings["errors"] or ("async" if target == "cuda" else "sync")
+    if target == "cuda":
+        settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
+        settings["device"] = settings["device"] or (listed_device(gpu.current_device().name, settings["arch"]).name if gpu.usable() and gpu.current_device().arch == settings["arch"] else None)
+    for option in ("device", "calibration"):
+        if settings[option] is not None and not target.startswith("cuda"):
+            raise InvalidProblem(f"{option}={settings[option]!r} is for a GPU, not for the target {target!r}")
     if target.startswith("cuda"):  # a module keeps what it was chosen by, not where that lay
-        settings["calibration"] = calibration_text_for(gpu_of(settings["arch"]), settings["calibration"], found=target == "cuda")
+        settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
     if strange:
@@ -137,7 +147,7 @@ def _names(what: str, given: Any) -> list[str]:
 def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
     """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
-    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none"))):
+    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none")), ("errors", (None, "sync", "async"))):
         if settings[option] not in known:
             raise InvalidProblem(f"{option}={settings[option]!r}; there are {', '.join(map(str, known))}")
     if settings["save"] not in ("min-cut", "all", "none"):

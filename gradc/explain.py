@@ -62,7 +62,7 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
 def explain(module: Module, dims: Mapping[str, int], device: Device | None = None) -> str:
     """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was compiled for), the residuals and the passes."""
     if device is None:
-        device = gpu_of(module.options.get("arch"), module.options.get("calibration")) if module.target.startswith("cuda") else CPU
+        device = gpu_of(module.options.get("device") or module.options.get("arch"), module.options.get("calibration")) if module.target.startswith("cuda") else CPU
     bound = _bindings(module, dims)
     lines = [summary(module, dims), ""]
     for what, executable in module.executables.items():

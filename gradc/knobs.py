@@ -66,6 +66,7 @@ DUMP = Knob("GRADC_DUMP", str, "", "directory that receives every stage of each 
 VERIFY = Knob("GRADC_VERIFY", _flag, False, "re-infer every node after every pass")
 VALIDATE = Knob("GRADC_VALIDATE", _flag, False, "evaluate the graph in exact algebra before and after every pass and require equality")
 PRINT_PASSES = Knob("GRADC_PRINT_PASSES", _flag, False, "print one line for each pass that changed something")
+TARGET = Knob("GRADC_TARGET", str, "", "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu")
 SIM_CHECK = Knob("GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays")
 NUM_THREADS = Knob("GRADC_NUM_THREADS", int, 0, "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use")
 CACHE_DIR = Knob("GRADC_CACHE_DIR", str, "", "directory of the kernel cache; default: the user's cache directory")

@@ -19,6 +19,7 @@ from ..ir.types import F32, DType, Type
 from .expr import Scribe, carrier, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
+from .products import support
 from .rows import RowWriter
 from .text import standalone
 
@@ -85,7 +86,7 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
             if isinstance(item, Kernel) and item.name not in kernels:
                 kernels[item.name] = cuda_kernel(item, types)
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
-    return "\n".join([prelude(), *sorts, *(k.text for k in kernels.values())]), kernels
+    return "\n".join([prelude(), *sorts, *(k.text for k in kernels.values()), support(program)]), kernels
 
 
 def prelude() -> str:

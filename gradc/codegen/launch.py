@@ -7,7 +7,7 @@ in order, now or into a graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,8 +16,10 @@ import numpy as np
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
+from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
 from .cuda import STRIP, CudaKernel, Stage
 from .index import flatten
+from .products import launches_of, library_of
 
 ALIGN = 256
 TASKS = 1024
@@ -27,11 +29,6 @@ LONGEST = 128
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel."""
 TILE = 2048
-WORKSPACE, FLAG = ".workspace", ".flag"
-"""Roots of memory that no buffer names."""
-WORDS = 3
-"""Of the flag before the first check's: what went wrong, the value, the bound."""
-U32, U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 
 
 def align(count: int) -> int:
@@ -40,59 +37,6 @@ def align(count: int) -> int:
 
 def chunks(count: int, each: int) -> int:
     return -(-count // each)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of memory: ``count`` elements from byte ``start`` of a root on, which is a buffer's name, WORKSPACE or FLAG."""
-
-    root: str
-    start: int
-    count: int
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A function's start.
-
-    :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
-    """
-
-    function: str
-    blocks: int
-    threads: int
-    args: tuple[Part | int, ...]
-    written: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Strided:
-    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated)."""
-
-    part: Part
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Product:
-    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
-
-    :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
-    """
-
-    a: Strided
-    b: Strided
-    out: Strided
-    site: int
-
-
-Action = Launch | Product
 
 
 @dataclass(frozen=True)
@@ -145,11 +89,13 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
-    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag.  :ivar checks: the steps that look for bad indices.
-    :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag, the library's own (``library``).
+    :ivar checks: the steps that look for bad indices.  :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+
+    :param library: bytes that the library of matrix products works in.
     """
 
-    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int]):
+    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
         self.program, self.kernels, self.dims = program, kernels, dict(dims)
         self.steps = [taken(step, dims) for step in program.steps]
         self.checks = checks_of(program, kernels)
@@ -160,8 +106,11 @@ class LaunchPlan:
         self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
         self.scratch = total
         self.room = max((self.sizes(kernels[s.name]).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
+        self.room = max([self.room, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
         self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
-        self.workspace = total + self.room + align(self.flag.nbytes)
+        self.library = Part(WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8)
+        self.workspace = self.library.start + self.library.nbytes
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
 
     def sizes(self, kernel: CudaKernel) -> Sizes:
@@ -187,7 +136,7 @@ class LaunchPlan:
     def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
         """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
         if isinstance(item, Call):
-            return [self.product(item, number)]
+            return self.multiplied(self.product(item, number))
         kernel = self.kernels[item.name]
         sizes = self.sizes(kernel)
         found: list[Action] = []
@@ -224,6 +173,25 @@ class LaunchPlan:
                 found.append(Launch("gradc_sort_move", tiles, 256, (key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site), (3, 4)))
         found.append(Launch("gradc_sort_bounds", chunks(sizes.keys + 2, 256), 256, (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site), (1,)))
         return found
+
+    def kept(self, product: Product) -> bool:
+        """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and an output would be overwritten."""
+        return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+
+    def multiplied(self, product: Product) -> list[Action]:
+        """By the library where it takes the product, else by a kernel of ours."""
+        out = product.out
+        if 0 in out.shape:
+            return []
+        taken_by = library_of(product)
+        if taken_by is None:
+            return [*launches_of(product, self.flag)]
+        if not self.kept(product):
+            return [taken_by]
+        first = self.space(0, out.part.count, out.part.dtype)
+        each = out.part.dtype.itemsize
+        keep = Launch(f"gradc_keep_{each}", min(chunks(out.part.count, 1024), 1 << 16), 256, (first, out.part, out.part.count, self.flag, product.site), (1,))
+        return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
 
     def product(self, item: Call, number: int) -> Product:
         """A matrix product, its operands seen with the call's axes."""

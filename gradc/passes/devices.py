@@ -153,11 +153,11 @@ def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Devi
     return calibrated(found, calibration)
 
 
-def gpu_of(arch: str | None, calibration: str | None = None) -> Gpu:
-    """The GPU whose constants decide for an arch (None: sm_90), with those of a calibration file's text before its own."""
-    found = device_for(arch or "sm_90")
+def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
+    """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text before its own."""
+    found = device_for(arch_or_name or "sm_90")
     if not isinstance(found, Gpu):
-        raise Unsupported(f"{arch!r} is no GPU")
+        raise Unsupported(f"{arch_or_name!r} is no GPU")
     return found if calibration is None else calibrated_by(found, calibration)
 
 

@@ -68,7 +68,7 @@ class Event(Protocol):
     def wait(self) -> None:
         """Wait for it."""
 
-    def since(self, start: Event) -> float:
+    def since(self, start: Any) -> float:
         """Seconds from another event; both have come and are timed."""
 
 
@@ -88,6 +88,15 @@ class Device(Protocol):
     @property
     def description(self) -> Description: ...
 
+    def check_current(self) -> None:
+        """DeviceError if another device is this thread's current one."""
+
+    def device_of(self, address: int) -> int:
+        """The number of the device whose memory an address is."""
+
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
+        """A new array of the device's own library (CuPy), for use along a stream; ``.data.ptr`` is its address."""
+
     def load(self) -> None:
         """Make everything ready that the first launch would: not all of it may happen while a stream is captured."""
 
@@ -99,8 +108,8 @@ class Device(Protocol):
         :raises DeviceError: it was not started; the function is named.
         """
 
-    def memory(self, nbytes: int, stream: int | None = None) -> Memory:
-        """Fresh memory, at a multiple of 256 bytes, for use along a stream.
+    def memory(self, nbytes: int, stream: int | None = None) -> Any:
+        """Fresh :class:`Memory`, at a multiple of 256 bytes, for use along a stream.
 
         :raises OutOfMemory: there is not as much.
         """
@@ -123,8 +132,8 @@ class Device(Protocol):
     def read(self, span: Span, stream: int = 0) -> Array:
         """Wait for the stream, then copy to the host."""
 
-    def multiply(self, product: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
-        """A product that the device's library takes (:func:`gradc.runtime.blas.plan`), on addresses."""
+    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+        """A :class:`gradc.codegen.actions.Library` product, on addresses."""
 
     def stream(self) -> int:
         """A new stream that nothing else uses; lives as long as this device."""
@@ -141,8 +150,8 @@ class Device(Protocol):
         :raises DeviceError: something that was asked for failed.
         """
 
-    def event(self, timed: bool = True) -> Event:
-        """A new event."""
+    def event(self, timed: bool = True) -> Any:
+        """A new :class:`Event`."""
 
     def capturing(self, stream: int) -> bool:
         """Whether what is asked of the stream is written down instead of done."""
@@ -150,8 +159,8 @@ class Device(Protocol):
     def capture(self, stream: int) -> None:
         """Write down from now on."""
 
-    def captured(self, stream: int, keep: bool = True) -> Graph | None:
-        """End the capture; ``keep=False`` throws it away after an error."""
+    def captured(self, stream: int, keep: bool = True) -> Any:
+        """End the capture: a :class:`Graph`; ``keep=False`` throws it away after an error, and gives None."""
 
-    def begin(self, fresh: Sequence[Span]) -> None:
+    def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
         """A call begins: these spans hold nothing yet (a checking simulator wants to know)."""

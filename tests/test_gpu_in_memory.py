@@ -1,0 +1,299 @@
+"""Modules for a GPU, run on one that is not there (:mod:`gpu_in_memory`): arrays, streams, errors, products, captures."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu_in_memory import Exchanged, InMemory, Interface, Tensor, device, ndarray, to_cupy, to_torch  # noqa: F401, a fixture
+
+import gradc
+from gradc import interp, ops
+from gradc.errors import BufferTooSmall, CaptureError, DeviceError, GradcError, IndexOutOfRange, InvalidProblem, MisalignedOperand, NotAscending, OutOfMemory, OverlappingOperands, Unsupported, WorkspaceTooSmall
+
+pytestmark = pytest.mark.usefixtures("device")
+rng = np.random.default_rng(0)
+
+
+def host(value: Any) -> np.ndarray:
+    return value.get() if isinstance(value, ndarray) else value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+GRAPH = gradc.trace(lambda t, w, x: ops.softmax(ops.embedding(t, w) * x), t="i64[N]", w="f32[V,D]", x="f32[D]")
+
+
+def given(n: int = 30, v: int = 12, d: int = 7, bad: int | None = None) -> dict[str, np.ndarray]:
+    t = rng.integers(0, v, n)
+    if bad is not None:
+        t[bad] = v + 3
+    return {"t": t, "w": rng.standard_normal((v, d)).astype(np.float32), "x": rng.standard_normal(d).astype(np.float32)}
+
+
+def agree(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
+    found, wanted = host(found).astype(np.float64), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max(initial=0) <= tolerance * max(1, np.abs(wanted).max(initial=0))
+
+
+@pytest.mark.parametrize("move", [to_cupy, to_torch, Interface, Exchanged])
+@pytest.mark.parametrize("errors", ["sync", "async"])
+def test_forward_and_backward(move: Any, errors: str) -> None:
+    """Arrays of every library in; torch's out where torch's came in, else CuPy's."""
+    module = gradc.compile(GRAPH, wrt=["w", "x"], target="cuda", errors=errors)
+    cpu = gradc.compile(GRAPH, wrt=["w", "x"], target="cpu")
+    values = given()
+    y, residuals = module.forward(**{k: move(v) for k, v in values.items()})
+    wanted, kept = cpu.forward(**values)
+    dy = rng.standard_normal(wanted.shape).astype(np.float32)
+    gradients = module.backward(residuals, move(dy))
+    assert isinstance(y, Tensor if move is to_torch else ndarray) and all(type(g) is type(y) for g in gradients.values())
+    agree(y, wanted)
+    for name, gradient in cpu.backward(kept, dy).items():
+        agree(gradients[name], gradient)
+    module.synchronize()
+
+
+def test_torch_wins_over_cupy_and_numbers_are_uploaded_once(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(gradc.trace(lambda x, y, s: x * y + s, x="f32[N]", y="f32[N]", s="f32[]"), target="cuda")
+    x, y = np.ones(3, np.float32), np.full(3, 2, np.float32)
+    first = module(x=to_cupy(x), y=to_torch(y), s=0.5)
+    assert isinstance(first, Tensor)
+    agree(first, [2.5] * 3)
+    waits, before = device.waits, device.allocated
+    agree(module(x=to_cupy(x), y=to_cupy(y), s=0.5), [2.5] * 3)
+    assert device.waits == waits and device.allocated == before + 4, "two inputs, the result and the workspace"
+
+
+def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    values = {k: to_cupy(v) for k, v in given().items()}
+    y, residuals = module.forward(**values)
+    out = {name: to_cupy(np.zeros_like(host(a))) for name, a in {"y": y, **residuals.arrays}.items() if name in module.forward.outputs}
+    workspace = to_cupy(np.zeros(module.forward.workspace_size(N=30, V=12, D=7) + 256, np.uint8))
+    workspace = workspace[-workspace.data.ptr % 256 :]
+    module.synchronize()
+    before, waits = device.allocated, device.waits
+    again, _ = module.forward(**values, out=out, workspace=workspace)
+    assert again is out["y"] and device.allocated == before and device.waits == waits
+    agree(out["y"], host(y))
+
+
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+def test_strided_and_misaligned_inputs_are_packed(move: Any) -> None:
+    module = gradc.compile(gradc.trace(lambda x, y: x + y, x="f32[A,B]", y="f32[A,B]"), target="cuda")
+    whole, other = rng.standard_normal((9, 14)).astype(np.float32), rng.standard_normal((4, 5)).astype(np.float32)
+    seen = whole[1::2, 13:3:-2] if move is to_cupy else whole[1::2, 3:13:2]
+    array = to_cupy(whole)[1::2, 13:3:-2] if move is to_cupy else Tensor(to_cupy(whole)[1::2, 3:13:2])
+    agree(module(x=array, y=move(other)), seen + other)
+    raw = to_cupy(np.zeros(81, np.uint8))
+    raw.host[1:] = other.reshape(-1).view(np.uint8)
+    odd = raw.seen(raw.host[1:].view(np.float32).reshape(4, 5))
+    agree(module(x=odd, y=move(other)), 2 * other)
+    strided = raw.seen(raw.host[1:].view(np.float32).reshape(4, 5)[::-1] if move is to_cupy else raw.host[1:].view(np.float32).reshape(4, 5)[::2])
+    if move is to_cupy:
+        agree(module(x=strided, y=move(other)), other[::-1] + other)
+    assert module.forward.copied["x"] >= 2
+
+
+def test_accumulate(device: type[InMemory]) -> None:  # noqa: F811
+    """Adds on the device, and not where an index is bad."""
+    module = gradc.compile(GRAPH, wrt=["w", "x"], target="cuda")
+    values = given()
+    y, residuals = module.forward(**{k: to_cupy(v) for k, v in values.items()})
+    dy = to_cupy(rng.standard_normal((30, 7)).astype(np.float32))
+    first = {name: host(g) for name, g in module.backward(residuals, dy).items()}
+    total = {name: to_cupy(np.ones_like(g)) for name, g in first.items()}
+    waits = device.waits
+    back = module.backward(residuals, dy, out=total, accumulate=True)
+    assert back["w"] is total["w"] and device.waits == waits
+    for name in first:
+        agree(total[name], 1 + first[name])
+    gradients = gradc.Gradients(dict(total))
+    gradients.accumulate(total)
+    agree(gradients["w"], 2 + 2 * first["w"])
+
+
+def test_a_bad_index_stops_what_follows() -> None:
+    graph = gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]")
+    module = gradc.compile(graph, wrt=["w"], target="cuda")
+    out = to_cupy(np.full((4, 2), 7, np.float32))
+    t, w = to_cupy(np.array([0, 5, -9, 1])), to_cupy(np.ones((3, 2), np.float32))
+    module.forward(t=t, w=w, out={"y": out})
+    with pytest.raises(IndexOutOfRange, match=r"index 5 at position 1 of '.*t.*' is out of range \[0, 3\)") as caught:
+        module.synchronize()
+    assert (caught.value.position, caught.value.value, caught.value.bound) == (1, 5, 3)
+    assert (host(out) == 7).all()
+    module.synchronize()  # it was raised once
+
+
+@pytest.mark.parametrize("what", ["the next call", "the arrays are gone", "sync", "backward"])
+def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda", errors="sync" if what == "sync" else "async")
+    arrays = {k: to_cupy(v) for k, v in given(bad=4).items()}
+    good = {k: to_cupy(v) for k, v in given().items()}
+    if what == "sync":
+        with pytest.raises(IndexOutOfRange, match="index 15 at position 4"):
+            module.forward(**arrays)
+        return
+    _, residuals = module.forward(**good)
+    waits = device.waits
+    module.forward(**arrays)
+    assert device.waits == waits
+    if what == "the arrays are gone":
+        del arrays
+        gc.collect()
+        with pytest.raises(IndexOutOfRange, match=r"its array is gone or was changed since\) at position 4 .* \[0, 12\)") as caught:
+            module.synchronize()
+        assert caught.value.value is None
+        return
+    module.forward(**good)  # not there yet: nothing waits for it
+    assert device.waits == waits
+    device.drain()
+    with pytest.raises(IndexOutOfRange, match="index 15 at position 4"):
+        module.backward(residuals, to_cupy(np.ones((30, 7), np.float32))) if what == "backward" else module.forward(**good)
+    module.forward(**good)
+    module.synchronize()
+
+
+def test_ascending(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(gradc.trace(lambda t, o, w: ops.embedding_bag(t, o, w), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda")
+    module(t=to_cupy(np.array([0, 1, 2])), o=(offsets := to_cupy(np.array([0, 2, 1]))), w=(w := to_cupy(np.ones((3, 2), np.float32))))
+    assert offsets is not None and w is not None
+    with pytest.raises((NotAscending, IndexOutOfRange)):
+        module.synchronize()
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+class External:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 77
+
+
+@pytest.mark.parametrize(("stream", "number"), [(5, 5), (External(), 77), (type("S", (), {"ptr": 9})(), 9), (type("S", (), {"cuda_stream": 11})(), 11)])
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+def test_streams(stream: Any, number: int, move: Any, device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    values = given()
+    arrays = {k: move(v) for k, v in values.items()}
+    y, residuals = module.forward(**arrays, stream=stream)
+    module.backward(residuals, move(np.ones((30, 7), np.float32)), stream=stream)
+    assert {s for _, s in device.launched} == {number}
+    agree(y, gradc.compile(GRAPH, target="cpu")(**values))
+    module.synchronize()
+
+
+@pytest.mark.parametrize("stream", [-1, True, "s", 1.5, object()])
+def test_what_is_no_stream(stream: Any) -> None:
+    module = gradc.compile(GRAPH, target="cuda")
+    with pytest.raises(InvalidProblem, match="stream="):
+        module.forward(**{k: to_cupy(v) for k, v in given().items()}, stream=stream)
+
+
+def test_the_current_stream_is_the_librarys(device: type[InMemory]) -> None:  # noqa: F811
+    import torch
+
+    module = gradc.compile(GRAPH, target="cuda")
+    device.current = 3
+    module.forward(**{k: to_cupy(v) for k, v in given().items()})
+    with torch.cuda.stream(torch.cuda.ExternalStream(4)):
+        module.forward(**{k: to_torch(v) for k, v in given().items()})
+    assert {s for _, s in device.launched} == {3, 4}
+
+
+def test_what_another_stream_still_writes_is_waited_for(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(gradc.trace(lambda x: x + x, x="f32[N]"), target="cuda")
+    late = Interface(np.zeros(3, np.float32), stream=21)
+    device.queues[21].append(lambda: late.array.host.fill(4))
+    y = module(x=late, stream=8)
+    device.drain(8)
+    agree(y, [8, 8, 8])
+    exchanged = Exchanged(np.ones(3, np.float32))
+    module(x=exchanged, stream=8)
+    assert exchanged.asked == 8
+    module(x=exchanged)
+    assert exchanged.asked == 1, "DLPack's name of the default stream"
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def refused(error: type[GradcError], match: str, **changes: Any) -> None:
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    arrays: dict[str, Any] = {k: to_cupy(v) for k, v in given().items()}
+    launched = len(InMemory.launched)
+    options = {k: changes.pop(k) for k in ("out", "workspace", "stream") if k in changes}
+    with pytest.raises(error, match=match):
+        module.forward(**{**arrays, **changes}, **options)
+    assert len(InMemory.launched) == launched
+    assert isinstance(module.forward.can_implement({**arrays, **changes}, **options), error)
+
+
+def test_wrong_places(device: type[InMemory]) -> None:  # noqa: F811
+    refused(DeviceError, "the input x is a numpy.ndarray in host memory", x=np.zeros(7, np.float32))
+    tensor = to_torch(np.zeros(7, np.float32))
+    tensor.device.type = "cpu"
+    tensor.__array__ = lambda: None  # type: ignore[attr-defined]
+    refused(DeviceError, "the input x is a .*Tensor in host memory", x=tensor)
+    far = to_cupy(np.zeros(7, np.float32))
+    far.device.id = 3
+    refused(DeviceError, "the input x lies on device 3, and this module on device 0", x=far)
+    refused(DeviceError, "the input x lies on device 2, and this module on device 0", x=Exchanged(np.zeros(7, np.float32), device=2))
+    refused(InvalidProblem, "the input x is a builtins.object", x=object())
+    cpu = gradc.compile(GRAPH, target="cpu")
+    with pytest.raises(DeviceError, match="module for the CPU"):
+        cpu(**{**given(), "x": to_torch(np.zeros(7, np.float32))})
+    refused(DeviceError, "the workspace is a numpy.ndarray in host memory", workspace=np.zeros(1 << 20, np.uint8))
+    refused(DeviceError, r"out\['y'\] is a numpy.ndarray in host memory", out={"y": np.zeros((30, 7), np.float32)})
+    device.device_number = 1
+    refused(DeviceError, "loaded on device 0, and the current one is device 1")
+
+
+def test_wrong_memory(device: type[InMemory]) -> None:  # noqa: F811
+    refused(WorkspaceTooSmall, "workspace needs .* bytes, got 16", workspace=to_cupy(np.zeros(16, np.uint8)))
+    refused(MisalignedOperand, "multiple of 256 bytes", workspace=to_cupy(np.zeros(1 << 20, np.uint8))[8:])
+    refused(BufferTooSmall, "'y' needs 840 bytes", out={"y": to_cupy(np.zeros((3, 7), np.float32))})
+    w = to_cupy(np.zeros((30, 7), np.float32))
+    refused(OverlappingOperands, "shares memory", out={"y": w}, w=w)
+    refused(InvalidProblem, "f64|float64", x=to_cupy(np.zeros(7)))
+    device.room = 1000
+    big = gradc.compile(gradc.trace(lambda x: x + x, x="f32[N]"), target="cuda")
+    array = to_cupy(np.zeros(1, np.float32))
+    array.shape, array.strides = (1 << 30,), (4,)
+    with pytest.raises(OutOfMemory, match="4294967296 bytes of outputs and workspace, 1000 are left|needs 4294967"):
+        big(x=array)
+
+
+def test_a_failed_launch_names_its_function(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(GRAPH, target="cuda")
+    device.fails = "softmax"
+    device.fails = next(k for k in module.forward.kernels)
+    with pytest.raises(DeviceError, match=f"{device.fails}.*illegal memory access") as caught:
+        module.forward(**{k: to_cupy(v) for k, v in given().items()})
+    assert any(module.forward.program.name in note for note in caught.value.__notes__)
+
+
+def test_dtypes() -> None:
+    """What torch calls bfloat16 and the f8 types are seen by their bits."""
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.float16, np.float64, np.int8, np.bool_):
+        from gradc.ir.types import dtype as dtype_of
+
+        name = dtype_of(dtype).name
+        module = gradc.compile(gradc.trace(lambda x: x, x=f"{name}[N]"), target="cuda")
+        x = rng.integers(0, 2, 5).astype(dtype)
+        for move in (to_cupy, to_torch):
+            assert np.array_equal(host(module(x=move(x))).view(np.uint8), x.view(np.uint8))
+
+
+def test_no_host_loop_reads_a_device() -> None:
+    from gradc.errors import InternalError
+    from gradc.runtime.on_device import describe
+
+    array = describe(to_cupy(np.zeros(3, np.float32)))
+    assert array is not None and "on a device" in repr(array)
+    with pytest.raises(InternalError):
+        array + 1
