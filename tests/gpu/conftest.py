@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpu_in_memory import device  # noqa: F401, a fixture
 from machines import KINDS, Machine, checked, why_not
 
 
@@ -25,27 +26,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``machine``: all; a mark ``machines("cuda")`` keeps some targets, ``kinds("torch")`` some libraries."""
+    """``machine``: all; a mark ``places("cuda")`` keeps some, ``kinds("torch")`` some libraries."""
     if "machine" not in metafunc.fixturenames:
         return
-    targets = next((m.args for m in metafunc.definition.iter_markers("machines")), tuple(KINDS))
+    places = next((m.args for m in metafunc.definition.iter_markers("places")), tuple(KINDS))
     kinds = next((m.args for m in metafunc.definition.iter_markers("kinds")), ())
-    machines = [Machine(target, kind) for target in targets for kind in KINDS[target] if kind in kinds or not kinds]
+    machines = [Machine(place, kind) for place in places for kind in KINDS[place] if kind in kinds or not kinds]
     metafunc.parametrize("machine", [pytest.param(m, marks=[pytest.mark.gpu] if m.on_gpu else []) for m in machines], ids=str, indirect=True)
 
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     found: Machine = request.param
-    reason = why_not(found.target, found.kind)
+    reason = why_not(found.place, found.kind)
     if reason:
         pytest.skip(reason)
+    if found.place == "memory":
+        request.getfixturevalue("device")
     with checked(found):
         yield found
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "machines(*targets): of the folder tests/gpu, the targets on which a test runs")
+    config.addinivalue_line("markers", "places(*names): of the folder tests/gpu, where a test runs")
     config.addinivalue_line("markers", "kinds(*libraries): of the folder tests/gpu, the libraries whose arrays a test takes")
 
 

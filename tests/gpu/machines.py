@@ -1,17 +1,20 @@
-"""Where the tests of this folder run: a GPU with the arrays of torch or CuPy, or the simulator with those of NumPy or torch.
+"""Where the tests of this folder run: a GPU, with the arrays of torch or CuPy, and what stands for one where there is none.
 
-One test text serves them all: ``machine.put`` and ``machine.get`` move arrays, ``machine.compile`` names the target.
+``cuda-sim`` is the target of that name, with NumPy's or torch's arrays; ``memory`` is the target cuda on a device in the host's memory
+(tests/gpu_in_memory.py), which has streams, late work and arrays that nobody can look into.  Both check every access.  One test text serves them all: ``machine.put`` and ``machine.get`` move arrays, ``machine.compile`` names the target.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gpu_in_memory
 import numpy as np
 
 import gradc
@@ -20,7 +23,8 @@ from gradc.ir.types import dtype as dtype_named
 from gradc.runtime.arrays import Kind, from_numpy, to_numpy
 
 Array = np.ndarray[Any, Any]
-KINDS = {"cuda-sim": ("numpy", "torch"), "cuda": ("torch", "cupy")}
+KINDS = {"cuda-sim": ("numpy", "torch"), "memory": ("cupy", "torch"), "cuda": ("torch", "cupy")}
+"""Place -> the libraries whose arrays it is given."""
 
 
 @functools.cache
@@ -30,33 +34,42 @@ def gpus() -> int:
     return gpu.count()
 
 
-def why_not(target: str, kind: str) -> str:
+def why_not(place: str, kind: str) -> str:
     """Why a test cannot run there, or ""."""
-    if target == "cuda" and not gpus():
+    if place == "memory":
+        return ""
+    if place == "cuda" and not gpus():
         return "needs a GPU"
-    needed = [name for name in (kind, *(["cupy"] if target == "cuda" else [])) if importlib.util.find_spec(name) is None]
+    needed = [name for name in (kind, *(["cupy"] if place == "cuda" else [])) if importlib.util.find_spec(name) is None]
     return f"needs {needed[0]}" if needed else ""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A target and the library whose arrays it is given."""
+    """A place and the library whose arrays it is given."""
 
-    target: str
+    place: str
     kind: str
 
     @property
+    def target(self) -> str:
+        return "cuda-sim" if self.place == "cuda-sim" else "cuda"
+
+    @property
     def on_gpu(self) -> bool:
-        return self.target == "cuda"
+        """Whether it is a real one: large sizes, many runs."""
+        return self.place == "cuda"
 
     def __str__(self) -> str:
-        return f"{self.target}-{self.kind}"
+        return f"{self.place}-{self.kind}"
 
     # -- arrays --------------------------------------------------------------------------------------------------------
 
     def put(self, array: Array) -> Any:
         """The same numbers in an array of the machine's."""
         array = np.asarray(array)
+        if self.place == "memory":
+            return gpu_in_memory.to_cupy(array) if self.kind == "cupy" else gpu_in_memory.to_torch(array)
         if self.kind == "cupy":
             import cupy
 
@@ -70,7 +83,9 @@ class Machine:
 
     def get(self, value: Any, dtype: Any = None) -> Array:
         """The numbers of an array of the machine's; a narrow ``dtype`` is one to a byte in every library."""
-        if self.kind == "cupy" and self.on_gpu:
+        if self.place == "memory":
+            found = value.get() if self.kind == "cupy" else value.numpy()
+        elif self.kind == "cupy":
             found = value.get()
         else:
             found = to_numpy(value.detach().cpu() if self.kind == "torch" else value)[0]
@@ -81,10 +96,12 @@ class Machine:
 
     def takes(self, dtype: str) -> bool:
         """Whether the library has arrays for inputs of a dtype: f4 has none in torch, short floats none in CuPy."""
-        return not self.on_gpu or (dtype != "f4e2m1" if self.kind == "torch" else not dtype.startswith(("bf", "f8", "f4", "e8", "i2", "i4", "u2", "u4")))
+        return self.place == "cuda-sim" or (dtype != "f4e2m1" if self.kind == "torch" else not dtype.startswith(("bf", "f8", "f4", "e8", "i2", "i4", "u2", "u4")))
 
     def is_own(self, value: Any) -> bool:
         """Whether an array is of the machine's library and lies where its arrays do."""
+        if self.place == "memory":
+            return type(value) is (gpu_in_memory.ndarray if self.kind == "cupy" else gpu_in_memory.Tensor)
         if self.kind == "torch":
             return type(value).__module__ == "torch" and value.is_cuda is self.on_gpu
         return type(value).__module__.partition(".")[0] == self.kind
@@ -112,10 +129,41 @@ class Machine:
         return found.value
 
     def shuffled(self, module: gradc.Module, seed: int) -> None:
-        """The simulator runs blocks and warps in an order drawn from the seed; a GPU has one of its own each time."""
+        """A simulator runs blocks and warps in an order drawn from the seed; a GPU has one of its own each time."""
         if not self.on_gpu:
             for executable in module.executables.values():
                 executable.native.device.seed = seed
+
+    def streams(self) -> list[Any]:
+        """The current one (None), and two others where there are any."""
+        if self.place == "cuda-sim":
+            return [None]
+        if self.place == "memory":
+            return [None, 5, 7]
+        if self.kind == "torch":
+            import torch
+
+            return [None, torch.cuda.Stream(), torch.cuda.Stream()]
+        import cupy
+
+        return [None, cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)]
+
+    @contextlib.contextmanager
+    def other_work(self) -> Iterator[Any]:
+        """Something that keeps a GPU busy on a stream of its own; called, it asks for more."""
+        if not self.on_gpu:
+            yield lambda: None
+            return
+        import torch
+
+        stream, a = torch.cuda.Stream(), torch.randn(1500, 1500, device="cuda")
+
+        def more() -> None:
+            with torch.cuda.stream(stream):
+                a @ a
+
+        yield more
+        torch.cuda.synchronize()
 
 
 def checked(machine: Machine) -> Any:
