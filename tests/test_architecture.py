@@ -27,7 +27,7 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
-    ("explain", "sparse", "variants"),
+    ("captures", "explain", "sparse", "variants"),
     ("module",),
     ("api",),
     ("check", "docs", "frontend", "frontends", "interop", "report", "plans"),
