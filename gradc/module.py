@@ -17,6 +17,7 @@ from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
 from .runtime.arrays import empty, from_numpy, located, to_numpy, unordered
+from .runtime.capture import Capture
 from .runtime.executable import Executable, Precision
 from .runtime.on_device import Remote, to_host
 from .runtime.pending import Pending
@@ -159,11 +160,14 @@ class Forward(Executable):
             value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
             return value, residuals.of(variant, orders, inputs)
         results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
-        values = {name: results[name] for name in self.module.graph.output_names}
+        return _single({name: results[name] for name in self.module.graph.output_names}), self.kept(inputs, results, bound)
+
+    def kept(self, inputs: Mapping[str, Any], results: Mapping[str, Any], dims: Mapping[str, int]) -> Residuals:
+        """What backward reads of a call."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
-        return _single(values), Residuals(kept, given, bound, types, self.donated.values())
+        return Residuals(kept, given, dims, types, self.donated.values())
 
 
 class Backward(Executable):
@@ -378,6 +382,18 @@ class Module:
         place = self.joint.place
         one = place.settled(np.ones([1] * node.rank, node.dtype.np), place.stream(stream, given.values()))
         return {**given, joint_names(self.graph, self.wrt)[0][name]: one}
+
+    def capture(self, what: str = "forward", inputs: Mapping[str, Any] | None = None, /, *, residuals: Residuals | None = None, cotangents: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Capture:
+        """Calls as a CUDA graph over the arrays that are given now; each ``replay()`` reads them as they are by then and writes ``outputs``.
+
+        :param what: ``"forward"``, ``"backward"`` (of ``residuals``, or of those that a run of forward gives now), ``"both"`` (one after the other), ``"value_and_grad"``.
+        :param cotangents: of backward: one array, several in order, or by output.  :param stream: to be captured; None: a new one.
+        :return: ``outputs`` are called as those of the call; a gradient beside values is ``d.NAME``.
+        :raises CaptureError: the stream cannot be captured, or something would be allocated in each replay.  :raises DeviceError: an array of the host.
+        """
+        from .captures import captured
+
+        return captured(self, what, self.flat(inputs, more), residuals, cotangents, stream, dims)
 
     def shapes_of_sparse(self, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """The shapes of the tables whose gradients come as rows."""

@@ -27,7 +27,7 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
-    ("calibration", "explain", "sparse", "variants"),
+    ("calibration", "captures", "explain", "sparse", "variants"),
     ("module",),
     ("api",),
     ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),

@@ -159,7 +159,7 @@ def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None: 
 
 
 def test_ascending(device: type[InMemory]) -> None:  # noqa: F811
-    module = gradc.compile(gradc.trace(lambda t, o, w: ops.embedding_bag(t, o, w), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda")
+    module = gradc.compile(gradc.trace(lambda w, t, o: ops.embedding_bag(t, w, o), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda")
     module(t=to_cupy(np.array([0, 1, 2])), o=(offsets := to_cupy(np.array([0, 2, 1]))), w=(w := to_cupy(np.ones((3, 2), np.float32))))
     assert offsets is not None and w is not None
     with pytest.raises((NotAscending, IndexOutOfRange)):
@@ -297,3 +297,151 @@ def test_no_host_loop_reads_a_device() -> None:
     assert array is not None and "on a device" in repr(array)
     with pytest.raises(InternalError):
         array + 1
+
+
+# -- captures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+@pytest.mark.parametrize("what", ["forward", "backward", "both", "value_and_grad"])
+def test_capture(what: str, move: Any, device: type[InMemory]) -> None:  # noqa: F811
+    """A replay reads the arrays as they are by then, and writes the same outputs."""
+    graph = gradc.trace(lambda t, w, x: ops.sum(ops.softmax(ops.embedding(t, w) * x) * x), t="i64[N]", w="f32[V,D]", x="f32[D]")
+    module, cpu = (gradc.compile(graph, wrt=["w", "x"], target=target) for target in ("cuda", "cpu"))
+    values = given()
+    arrays = {k: move(v) for k, v in values.items()}
+    one = np.float32(1.0) * np.ones((), np.float32)
+    more = {} if what in ("forward", "value_and_grad") else {"cotangents": move(one)}
+    handle = module.capture(what, **arrays, **more)
+    device.drain()
+    other = given()
+    for k, v in other.items():
+        getattr(arrays[k], "array", arrays[k]).host[...] = v
+    if what == "backward":  # residuals are those of the first arrays; the inputs among them are read anew
+        other = values
+        for k, v in other.items():
+            getattr(arrays[k], "array", arrays[k]).host[...] = v
+    waits, before = device.waits, device.allocated
+    for _ in range(3):
+        handle.replay()
+    assert device.waits == waits and device.allocated == before
+    handle.check()
+    value, gradients = cpu.value_and_grad(**other)
+    wanted = {**({} if what == "backward" else {"y": value}), **({} if what == "forward" else {(k if what == "backward" else f"d.{k}"): v for k, v in gradients.items()})}
+    assert wanted.keys() <= handle.outputs.keys()
+    for name, array in wanted.items():
+        assert isinstance(handle.outputs[name], Tensor if move is to_torch else ndarray)
+        agree(handle.outputs[name], array, 1e-5)
+
+
+def test_a_captured_run_keeps_outputs_from_bad_indices(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]"), target="cuda")
+    t, w = to_cupy(np.array([0, 1])), to_cupy(np.ones((3, 2), np.float32))
+    handle = module.capture(t=t, w=w)
+    t.host[1] = 8
+    w.host[...] = 5
+    handle.replay(stream=6)
+    with pytest.raises(IndexOutOfRange, match="index 8 at position 1"):
+        handle.check()
+    agree(handle.outputs["y"], np.ones((2, 2)))
+    t.host[1] = 2
+    handle.replay(stream=6)
+    handle.check()
+    agree(handle.outputs["y"], np.full((2, 2), 5))
+
+
+def test_what_cannot_be_captured(device: type[InMemory]) -> None:  # noqa: F811
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    arrays = {k: to_cupy(v) for k, v in given().items()}
+    with pytest.raises(CaptureError, match="default stream"):
+        module.capture(**arrays, stream=0)
+    device.captures[40] = []
+    with pytest.raises(CaptureError, match="0x28 is being captured already"):
+        module.capture(**arrays, stream=40)
+    del device.captures[40]
+    with pytest.raises(DeviceError, match="the input x is a numpy.ndarray in host memory"):
+        module.capture(**{**arrays, "x": np.zeros(7, np.float32)})
+    with pytest.raises(CaptureError, match="the input w is not contiguous"):
+        module.capture(**{**arrays, "w": to_cupy(np.zeros((12, 14), np.float32))[:, ::2]})
+    with pytest.raises(IndexOutOfRange):
+        module.capture(**{k: to_cupy(v) for k, v in given(bad=2).items()})
+    with pytest.raises(InvalidProblem, match="there are forward, backward, both, value_and_grad"):
+        module.capture("sideways", **arrays)
+    with pytest.raises(Unsupported, match="a CUDA graph of a module for 'cpu'"):
+        gradc.compile(GRAPH, target="cpu").capture(**given())
+    with pytest.raises(InvalidProblem, match="backward needs the cotangent"):
+        module.capture("backward", **arrays)
+    device.fails = next(iter(module.forward.kernels))
+    with pytest.raises(DeviceError):
+        module.capture(**arrays)
+    assert not device.captures, "a capture that failed has ended"
+
+
+def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:  # noqa: F811
+    """The caller's own capture: it must bring all memory."""
+    module = gradc.compile(GRAPH, target="cuda")
+    arrays = {k: to_cupy(v) for k, v in given().items()}
+    y = module(**arrays)
+    module.synchronize()
+    device.captures[50] = []
+    with pytest.raises(CaptureError, match="give out="):
+        module.forward(**arrays, stream=50)
+    with pytest.raises(CaptureError, match="workspace= of [0-9]+ bytes is needed"):
+        module.forward(**arrays, stream=50, out={"y": y})
+    space = device().memory(module.workspace_size(N=30, V=12, D=7), 0)
+    workspace = ndarray((space.nbytes,), np.uint8, space)
+    module.forward(**arrays, stream=50, out={"y": y}, workspace=workspace)
+    assert device.captures.pop(50)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
+@pytest.mark.parametrize("sizes", [(5, 7, 9), (1, 1, 1), (4, 1, 3), (3, 5, 0), (0, 3, 2), (33, 65, 40)])
+def test_products(dtype: str, sizes: tuple[int, int, int]) -> None:
+    """Value and gradients; an empty sum is 0."""
+    graph = gradc.trace(lambda a, b: a @ b, a=f"{dtype}[M,K]", b=f"{dtype}[K,N]")
+    m, n, k = sizes
+    module = gradc.compile(graph, wrt=["a", "b"], target="cuda")
+    a, b, dy = (rng.standard_normal(shape).astype(graph.input("a").dtype.np) for shape in ((m, k), (k, n), (m, n)))
+    y, residuals = module.forward(a=to_cupy(a), b=to_cupy(b))
+    gradients = module.backward(residuals, to_cupy(dy))
+    unit = {"f32": 1e-6, "f64": 1e-14, "f16": 1e-3, "bf16": 8e-3}[dtype]
+    wide = [x.astype(np.float64) for x in (a, b, dy)]
+    agree(y, wide[0] @ wide[1], unit)
+    agree(gradients["a"], wide[2] @ wide[1].T, unit)
+    agree(gradients["b"], wide[0].T @ wide[2], unit)
+    module.synchronize()
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device: type[InMemory]) -> None:  # noqa: F811
+    """The library cannot see the flag: its result stays out of the caller's array when an index is bad."""
+    module = gradc.compile(gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"), target="cuda", fuse=fuse)
+    w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)
+    t, out = np.array([1, 5, 0, 2]), to_cupy(np.full((4, 5), 7, np.float32))
+    arrays = {"w": to_cupy(w), "b": to_cupy(b)}
+    module.forward(t=to_cupy(t), **arrays, out={"y": out})
+    agree(out, w[t] @ b)
+    assert any(name.startswith("gradc_keep_4") for name, _ in device.launched)
+    out.host[...] = 7
+    bad = to_cupy(np.array([1, 6, 0, 2]))
+    module.forward(t=bad, **arrays, out={"y": out})
+    with pytest.raises(IndexOutOfRange, match="index 6 at position 1"):
+        module.synchronize()
+    assert (host(out) == 7).all()
+
+
+def test_batched_products() -> None:
+    """One axis of a batch is the library's, two that do not step alike are ours; a repeated operand steps by 0."""
+    shapes = {"a": "f32[3,4,M,K]", "b": "f32[4,K,5]"}
+    graph = gradc.trace(lambda a, b: ops.swapaxes(a, 0, 1) @ ops.reshape(b, (4, 1, 6, 5)) if hasattr(ops, "swapaxes") else a @ b, **{**shapes, "a": "f32[3,4,7,6]", "b": "f32[4,6,5]"})
+    module = gradc.compile(graph, wrt=["a", "b"], target="cuda")
+    a, b = rng.standard_normal((3, 4, 7, 6)).astype(np.float32), rng.standard_normal((4, 6, 5)).astype(np.float32)
+    y, residuals = module.forward(a=to_cupy(a), b=to_cupy(b))
+    wanted, kept = gradc.compile(graph, wrt=["a", "b"], target="cpu").forward(a=a, b=b)
+    agree(y, wanted)
+    gradients = module.backward(residuals, to_cupy(np.ones_like(wanted)))
+    for name, gradient in gradc.compile(graph, wrt=["a", "b"], target="cpu").backward(kept, np.ones_like(wanted)).items():
+        agree(gradients[name], gradient, 1e-5)

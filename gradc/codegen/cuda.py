@@ -97,7 +97,11 @@ def prelude() -> str:
 def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
     """One kernel's functions, made from its canonical form: no name of the user's reaches its text."""
     plain, own = kernel.canonical(types)
-    made = _made(replace(plain, name=kernel.name), tuple(own.items()))
+    return of_kernel(_made(replace(plain, name=kernel.name), tuple(own.items())), kernel, types)
+
+
+def of_kernel(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
+    """What was made of a kernel, for another one of the same structure and name: its buffers, dims and indices are its own."""
     sites = tuple((s.attr("op"), s.attr("source")) for s in kernel.body if s.op == "check")
     return replace(made, buffers=kernel.buffers, dims=tuple(kernel.dims(types)), sites=sites)
 

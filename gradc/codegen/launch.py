@@ -17,7 +17,7 @@ from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
-from .cuda import STRIP, CudaKernel, Stage
+from .cuda import STRIP, CudaKernel, Stage, of_kernel
 from .index import flatten
 from .products import launches_of, library_of
 
@@ -96,7 +96,9 @@ class LaunchPlan:
     """
 
     def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
-        self.program, self.kernels, self.dims = program, kernels, dict(dims)
+        self.program, self.dims = program, dict(dims)
+        self.types = {b.name: b.type for b in program.buffers}
+        self.made = kernels
         self.steps = [taken(step, dims) for step in program.steps]
         self.checks = checks_of(program, kernels)
         starts, total = [], 0
@@ -105,13 +107,17 @@ class LaunchPlan:
             total += align(evaluate(bytes_, dims))
         self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
         self.scratch = total
-        self.room = max((self.sizes(kernels[s.name]).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        self.room = max((self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
         products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
         self.room = max([self.room, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
         self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
         self.library = Part(WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8)
         self.workspace = self.library.start + self.library.nbytes
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
+
+    def kernel(self, item: Kernel) -> CudaKernel:
+        """A step's functions over its own dims: steps of one structure share a name and a text."""
+        return of_kernel(self.made[item.name], item, self.types)
 
     def sizes(self, kernel: CudaKernel) -> Sizes:
         return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
@@ -137,7 +143,7 @@ class LaunchPlan:
         """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
         if isinstance(item, Call):
             return self.multiplied(self.product(item, number))
-        kernel = self.kernels[item.name]
+        kernel = self.kernel(item)
         sizes = self.sizes(kernel)
         found: list[Action] = []
         for stage in kernel.stages:

@@ -50,6 +50,8 @@ def library_of(product: Product) -> Library | None:
 def _side(operand: Strided, step: int) -> Side | None:
     rows, columns = operand.shape[-2:]
     down, across = operand.strides[-2:]
+    if 0 in (rows, columns):
+        return Side(False, max(columns, 1), step)
     if columns == 1 or across == 1:
         leading = down if rows > 1 else max(columns, 1)
         return Side(False, leading, step) if leading >= max(columns, 1) else None

@@ -217,7 +217,7 @@ class CudaProgram:
         item = plan.steps[number]
         assert isinstance(item, Kernel)
         check = next(s for s in item.body if s.op == "check")
-        op, source = next(iter(self.kernels[item.name].sites), ("index", "?"))
+        op, source = next(iter(plan.kernel(item).sites), ("index", "?"))
         started = ready(number)
         if started is not None:
             self.act(plan.actions_of(number, item, position + 1), started)

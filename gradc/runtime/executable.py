@@ -373,6 +373,15 @@ class Executable:
         """Inputs and outputs of a call, by buffer."""
         return prepared.arrays | {self.program.root(self.output_buffers[key]): array for key, array in prepared.outputs.items()}
 
+    def capture(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
+        """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
+        from .capture import capture, step, stream_for
+
+        given = {**(inputs or {}), **more}
+        at = stream_for(self, stream, given.values())
+        only = step(self, given, at, out, workspace, dims)
+        return capture([only], at, only.results)
+
     def synchronize(self) -> None:
         """Wait for the calls that were asked for, and raise the first error of theirs."""
         self.pending.wait()

@@ -81,6 +81,20 @@ class Machine:
             return tensor.cuda() if self.on_gpu else tensor
         return array
 
+    def write(self, array: Any, values: Array) -> None:
+        """Other numbers into an array that is there."""
+        if self.place == "memory":
+            gpu_in_memory.InMemory.drain()
+            getattr(array, "array", array).host[...] = values
+        elif self.kind == "torch":
+            array.copy_(self.put(values))
+        else:
+            array[...] = self.put(values)
+
+    def cut(self, array: Any) -> Any:
+        """All but the first, where they lie: an array that begins in the middle of another."""
+        return gpu_in_memory.Tensor(array.array[1:]) if self.place == "memory" and self.kind == "torch" else array[1:]
+
     def get(self, value: Any, dtype: Any = None) -> Array:
         """The numbers of an array of the machine's; a narrow ``dtype`` is one to a byte in every library."""
         if self.place == "memory":
