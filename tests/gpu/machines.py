@@ -162,6 +162,19 @@ class Machine:
 
         return [None, cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)]
 
+    def waited(self) -> None:
+        """What was asked for is done; the module is not told."""
+        if self.place == "memory":
+            gpu_in_memory.InMemory.drain()
+        elif self.on_gpu and self.kind == "torch":
+            import torch
+
+            torch.cuda.synchronize()
+        elif self.on_gpu:
+            import cupy
+
+            cupy.cuda.runtime.deviceSynchronize()
+
     @contextlib.contextmanager
     def other_work(self) -> Iterator[Any]:
         """Something that keeps a GPU busy on a stream of its own; called, it asks for more."""
