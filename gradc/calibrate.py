@@ -103,8 +103,8 @@ class Scale:
     rows: tuple[int, ...] = (1 << 12, 1 << 22, 1 << 23, 1 << 24)
 
 
-KEYS = (200, 60_000, (1 << 24) - 2)
-"""Rows of a result that need sorts of one, two and three passes."""
+KEYS = (200, 300, 70_000)
+"""Rows of a result that need sorts of one, two and three passes, and few: where each begins is looked for, too."""
 
 
 @dataclass(frozen=True)

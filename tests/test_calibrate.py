@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from gradc.calibrate import Sample, fitted
 from gradc.errors import DeviceError, InvalidProblem, Unsupported
 from gradc.passes.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
 from gradc.passes.gpu_cost import passes
+from gradc.runtime.device import Span
+from gradc.runtime.simulator import Simulator
 
 H100 = gpu_of("sm_90")
 GIVEN = {"bandwidth": 2.5e12, "coalesced": 4e11, "scattered": 7e10, "resident": 3.3e12, "hot": 6e-9, "launch": 1.9e-6, "sort_base": 9e-6, "sort_pass": 6e-6, "sort_rate": 5e10}
@@ -180,3 +183,112 @@ def test_calibrated_constants_are_said_to_be() -> None:
     device = calibrated_by(H100, calibration_text(H100, GIVEN))
     assert isinstance(device, Gpu) and device.sources["hot"] == "calibrated" and device.sources["shared"] == "published"
     assert device_for("sm_90") == H100
+
+
+# -- the kernels, on the simulator -------------------------------------------------------------------------------------
+
+TINY = calibrate.Scale(launches=(2, 4, 8), copied=(2, 3, 4), adds=(512, 1024, 2048), lines=(256, 512, 1024), moved=(1 << 13, 1 << 14, 1 << 15), hits=(8, 16, 32), rows=(64, 3000, 6000))
+SMALL = replace(H100, sms=2, l2=1 << 13, sort_pass=2e-9)
+QUICK = {**GIVEN, "sort_pass": 2e-9}
+"""A pass over so few rows takes longer than its least."""
+
+
+class Timed(calibrate.Bench):
+    """Runs everything on the simulator in its checking mode; the clock is the model's."""
+
+    def __init__(self):
+        super().__init__(Simulator(calibrate.text(), check=True))
+        self.launched: list[tuple[str, list]] = []
+
+    def launch(self, function, blocks, threads, args, written):
+        self.launched.append((function, list(args)))
+        super().launch(function, blocks, threads, args, written)
+
+    def seconds(self, work, before=None):
+        if before is not None:
+            before()
+        self.launched.clear()
+        work()
+        return 3e-6 + sum(self.cost(*each) for each in self.launched)
+
+    def cost(self, function: str, args: list) -> float:
+        name = function.removeprefix("gradc_calibrate_")
+        if name == "copy":  # of 16 bytes each
+            return 32 * args[2] * args[3] / GIVEN["bandwidth" if 16 * args[2] > SMALL.l2 else "resident"]
+        rates = {"coalesced": args[-1] / GIVEN["coalesced"], "scattered": args[-1] / GIVEN["scattered"], "vectors": args[-1] * 16 / GIVEN["resident"], "hot": args[-1] * GIVEN["hot"], "nothing": GIVEN["launch"]}
+        if name in rates:
+            return rates[name]
+        if name == "gradc_sort_move":  # a pass; base is the rest
+            return max(QUICK["sort_pass"], args[5] / QUICK["sort_rate"])
+        return 0.0
+
+
+def test_every_kernel_runs_clean_and_the_whole_way_gives_the_constants() -> None:
+    bench = Timed()
+    found = fitted(list(calibrate.measure(bench, SMALL, TINY)), SMALL)
+    assert found == pytest.approx({**QUICK, "sort_base": 3e-6}, rel=1e-5)
+
+
+def test_kernels_do_what_they_are_timed_for() -> None:
+    device = Simulator(calibrate.text(), check=True)
+
+    def run(function: str, *args, written=(0,), blocks=3):
+        spans = []
+        for a in args:
+            if isinstance(a, np.ndarray):
+                memory = device.memory(a.nbytes)
+                device.upload(memory.address, a)
+                spans.append((Span(memory.address, a.size, a.dtype), memory))
+            else:
+                spans.append((a, None))
+        device.launch(f"gradc_calibrate_{function}", blocks, 32 if function == "spin" else 256, [s for s, _ in spans], written)
+        return [device.read(s) for s, memory in spans if memory is not None]
+
+    (table,) = run("coalesced", np.zeros(64, np.float32), 64, 6400)
+    assert (table == 100).all()
+    (table,) = run("scattered", np.zeros(4096, np.float32), 4096, 10_000)
+    assert table.sum() == 10_000 and np.unique(np.nonzero(table)[0] // 32).size == 128, "every line is reached"
+    (table,) = run("vectors", np.zeros(256, np.float32), 256, 640)
+    assert (table == 10).all()
+    (row,) = run("hot", np.zeros(128, np.float32), 37)
+    assert (row == 37).all()
+    source, target = run("copy", np.arange(4000, dtype=np.uint32), np.zeros(4000, np.uint32), 1000, 2, written=(1,))
+    assert np.array_equal(source, target)
+    _, word = run("read", np.arange(4000, dtype=np.uint32), np.full(1, 9, np.uint32), 1000, written=(1,))
+    assert word[0] == 9
+    x = 1
+    for _ in range(1000):
+        x = (x * 1664525 + 1013904223) % 2**32
+    assert run("spin", np.zeros(1, np.uint32), 1000, blocks=1)[0][0] == x
+
+
+def test_the_clock_of_a_device() -> None:
+    """Real events, if only the simulator's: a median of several, after one that is not counted; memory goes back."""
+    bench = calibrate.Bench(Simulator(calibrate.text()))
+    table, turns = bench.memory(1 << 16, np.float32), []
+
+    def adds(count: int) -> float:
+        return bench.seconds(lambda: bench.launch("gradc_calibrate_coalesced", 4, 256, [table, 1 << 16, count], (0,)), lambda: turns.append(count))
+
+    assert 0 < adds(1 << 12) < adds(1 << 17)
+    assert turns == [1 << 12] * (calibrate.REPEATS + 1) + [1 << 17] * (calibrate.REPEATS + 1)
+    bench.release()
+    assert len(bench._kept) == 1
+
+
+def test_kernels_of_every_architecture_do_not_spill() -> None:
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    from gradc.runtime.nvrtc import compile_cuda
+
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        made = compile_cuda(calibrate.text(), arch=arch, spills="error")
+        assert ("red.relaxed.gpu.global.add.v4.f32" in made.ptx) == (arch != "sm_80")
+
+
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    from gradc.runtime import gpu
+
+    if gpu.count():
+        pytest.skip("there is one here")
+    assert cli.main(["calibrate"]) == 2
+    assert "NoDevice" in capsys.readouterr().err
