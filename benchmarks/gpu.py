@@ -88,17 +88,20 @@ class Report:
 class Benchmark:
     """All cases on one machine.
 
-    :param target: of gradc.  :param tiny: small sizes; without a device nothing is timed.  :param until: when to stop, by ``time.monotonic``.
+    :param target: of gradc.  :param tiny: small sizes.  :param until: when to stop, by ``time.monotonic``.
+    :param clock: a :class:`~benchmarks.gpu_clock.Clock`; the target cuda has one of its own, without one nothing is timed.
     """
 
-    def __init__(self, torch: Any, target: str, tiny: bool, until: float, report: Report):
+    def __init__(self, torch: Any, target: str, tiny: bool, until: float, report: Report, clock: Any = None):
         self.torch, self.target, self.tiny, self.until, self.report = torch, target, tiny, until, report
         self.device = "cuda" if target == "cuda" else "cpu"
-        self.clock: Any = None
-        if target == "cuda":
-            from .gpu_clock import Clock
+        self.clock = clock
+        if target == "cuda" and clock is None:
+            from gradc.runtime.gpu import Gpu
 
-            self.clock = Clock(torch)
+            from .gpu_clock import Clock, kernels
+
+            self.clock = Clock(Gpu(kernels()), int(torch.cuda.current_stream().cuda_stream))
         self.model = _model(target)
         self.comparing = True
 
@@ -164,7 +167,8 @@ class Benchmark:
         if theirs is not None:
             row["eager"] = self.clock.seconds(theirs)
             row["over_eager"] = row["eager"]["median"] / row["ours"]["median"]
-        _attempt(row, "kernel times", lambda: row.__setitem__("kernel_s", kernel_times(self.torch, timed)))
+        if self.device == "cuda":
+            _attempt(row, "kernel times", lambda: row.__setitem__("kernel_s", kernel_times(self.torch, timed, self.clock.wait)))
 
     def _strategies(self, round_: Round, row: dict[str, Any], module: Any, exact: Mapping[str, Any], theirs: Any) -> None:
         """Each strategy forced; the choice against the fastest of those that it may take."""
@@ -206,7 +210,7 @@ class Benchmark:
         began = time.monotonic()
         _, run = round_.theirs(compiled=True)
         run()
-        self.torch.cuda.synchronize()
+        self.clock.wait()
         row["compile_build_s"] = time.monotonic() - began
         row["compiled"] = self.clock.seconds(run)
         row["over_compiled"] = row["compiled"]["median"] / row["ours"]["median"]

@@ -13,44 +13,56 @@ from typing import Any
 
 import numpy as np
 
+from gradc.runtime.device import Device, Span
+
 MOST = 30
 """Runs that are queued at once: a device takes about a thousand launches before the host has to wait."""
 SPIN = 4e8
 """Steps a second, or fewer, of the kernel that waits."""
+LONGEST_SPIN = 0.2
+"""Seconds; a host that needs longer is part of what is measured."""
+
+
+def kernels() -> str:
+    """The text of the device that a clock needs."""
+    from gradc.codegen.cuda import prelude
+    from gradc.codegen.text import standalone
+
+    return prelude() + standalone("cuda/calibrate.cu")
 
 
 class Clock:
-    """Times runs on the current device's current stream."""
+    """Times what is asked of one stream.
 
-    def __init__(self, torch: Any):
-        from gradc.codegen.cuda import prelude
-        from gradc.codegen.text import standalone
-        from gradc.runtime.device import Span
-        from gradc.runtime.gpu import Gpu
+    :param device: made of :func:`kernels`.  :param stream: on which the contestants run.  :param rate: steps a second of the waiting kernel.
+    """
 
-        self.torch, self.device = torch, Gpu(prelude() + standalone("cuda/calibrate.cu"))
-        self.stream = int(torch.cuda.current_stream().cuda_stream)
-        l2, self.blocks = self.device.description.l2, 8 * self.device.description.sms
-        self.flushed = torch.zeros(max(2 * l2, 1 << 26), dtype=torch.uint8, device="cuda")
-        self.word = torch.zeros(1, dtype=torch.int32, device="cuda")
-        self._buffer = Span(self.flushed.data_ptr(), self.flushed.numel() // 4, np.dtype(np.uint32))
-        self._word = Span(self.word.data_ptr(), 1, np.dtype(np.uint32))
+    def __init__(self, device: Device, stream: int = 0, rate: float = SPIN):
+        self.device, self.stream, self.rate = device, stream, rate
+        self.blocks = 8 * device.description.sms
+        self._memory = device.memory(max(2 * device.description.l2, 1 << 12)), device.memory(4)
+        self._buffer, self._word = (Span(m.address, m.nbytes // 4, np.dtype(np.uint32)) for m in self._memory)
+        for span in (self._buffer, self._word):
+            device.fill(span.address, 0, span.nbytes, stream)
 
     def flush(self) -> None:
         self.device.launch("gradc_calibrate_read", self.blocks, 256, [self._buffer, self._word, self._buffer.nbytes // 16], (1,), self.stream)
 
     def spin(self, seconds: float) -> None:
-        self.device.launch("gradc_calibrate_spin", 1, 32, [self._word, int(SPIN * seconds)], (0,), self.stream)
+        self.device.launch("gradc_calibrate_spin", 1, 32, [self._word, int(self.rate * seconds)], (0,), self.stream)
+
+    def wait(self) -> None:
+        self.device.synchronize(self.stream)
 
     def host(self, run: Callable[[], Any]) -> float:
         """Seconds that the host takes to start a run that is warm."""
         times = []
         for _ in range(3):
-            self.torch.cuda.synchronize()
+            self.wait()
             began = time.perf_counter()
             run()
             times.append(time.perf_counter() - began)
-        self.torch.cuda.synchronize()
+        self.wait()
         return min(times)
 
     def seconds(self, run: Callable[[], Any], budget: float = 0.25, least: int = 5) -> dict[str, float]:
@@ -64,34 +76,38 @@ class Clock:
         return {"median": statistics.median(times), "least": min(times), "most": max(times), "host": host, "runs": count}
 
     def _queued(self, run: Callable[[], Any], count: int, host: float) -> list[float]:
-        torch = self.torch
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-        self.spin(min(0.2, 1e-3 + 1.5 * count * (host + 3e-5)))
+        events = [(self.device.event(), self.device.event()) for _ in range(count)]
+        self.spin(min(LONGEST_SPIN, 1e-3 + 1.5 * count * (host + 3e-5)))
         for begin, end in events:
             self.flush()
-            begin.record()
+            begin.record(self.stream)
             run()
-            end.record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) * 1e-3 for begin, end in events]
+            end.record(self.stream)
+        self.wait()
+        return [end.since(begin) for begin, end in events]
 
-    def copy_bandwidth(self, nbytes: int = 1 << 28) -> float:
-        """Bytes/s of a copy between two buffers, each byte read and written."""
-        source = self.torch.empty(nbytes, dtype=self.torch.uint8, device="cuda")
-        target = self.torch.empty_like(source)
-        return 2 * nbytes / self.seconds(lambda: target.copy_(source), budget=0.02)["median"]
+    def copy_bandwidth(self, nbytes: int = 0) -> float:
+        """Bytes/s of a copy between two buffers, each byte read and written; ``nbytes`` of each, four times L2 if unsaid."""
+        nbytes = nbytes or max(4 * self.device.description.l2, 1 << 12)
+        count = nbytes // 16
+        source, target = (self.device.memory(16 * count, self.stream) for _ in range(2))
+        for memory in (source, target):
+            self.device.fill(memory.address, 0, 16 * count, self.stream)
+        args = [Span(m.address, 4 * count, np.dtype(np.uint32)) for m in (source, target)]
+        found = self.seconds(lambda: self.device.launch("gradc_calibrate_copy", 4 * self.blocks, 256, [*args, count, 1], (1,), self.stream), budget=0.02)
+        return 2 * 16 * count / found["median"]
 
 
-def kernel_times(torch: Any, run: Callable[[], Any], count: int = 3) -> dict[str, float]:
+def kernel_times(torch: Any, run: Callable[[], Any], wait: Callable[[], Any], count: int = 3) -> dict[str, float]:
     """Seconds of each kernel of a run, by name, as the device's own tracing says; empty where it says nothing."""
     from torch.profiler import ProfilerActivity, profile
 
     run()
-    torch.cuda.synchronize()
+    wait()
     with profile(activities=[ProfilerActivity.CUDA]) as traced:
         for _ in range(count):
             run()
-        torch.cuda.synchronize()
+        wait()
     found: dict[str, float] = {}
     for event in traced.key_averages():
         total = getattr(event, "self_device_time_total", 0) or getattr(event, "self_cuda_time_total", 0)

@@ -46,6 +46,35 @@ def test_every_strategy_of_a_case(id: str, tmp_path: Path, capsys: pytest.Captur
         assert "units" in entry and (entry["right"] or name == "atomic"), (name, entry)
 
 
+def test_what_is_measured(tmp_path: Path) -> None:
+    """With the simulator's own clock: times mean nothing, what is made of them does."""
+    torch = pytest.importorskip("torch")
+    import time
+
+    from benchmarks import gpu
+    from benchmarks.gpu_clock import Clock, kernels
+    from gradc.runtime.simulator import Simulator
+
+    report = gpu.Report(tmp_path / "gpu.json", gpu.machine(torch, "cuda-sim"))
+    clock = Clock(Simulator(kernels()), rate=1e4)
+    gpu.Benchmark(torch, "cuda-sim", True, time.monotonic() + 300, report, clock).run([CASES["E5"], CASES["S1"]], peers=False)
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert content["fmad"]["case"] == "N1" and content["fmad"]["price"] > 0
+    for id in ("E5", "S1"):
+        row = content["cases"][id]
+        assert "failed" not in row and "notes" not in row, row
+        floor = row["floor_MB"] * 1e6 / (row["copy_GB_s"] * 1e9)
+        assert row["floor_share"] == pytest.approx(floor / row["ours"]["median"]) and row["over_eager"] == pytest.approx(row["eager"]["median"] / row["ours"]["median"])
+        assert row["ours"]["least"] <= row["ours"]["median"] <= row["ours"]["most"] and row["ours"]["runs"] >= 5
+    row = content["cases"]["E5"]
+    times = {name: entry["median"] for name, entry in row["strategies"].items()}
+    assert row["best"]["none"] == min(times, key=times.__getitem__) and row["best"]["run"] != "atomic"
+    assert row["choice_over_best"]["none"] == pytest.approx(times[row["choice"]["none"]] / times[row["best"]["none"]]) and row["choice_over_best"]["none"] >= 1
+    from benchmarks.gpu_report import markdown
+
+    assert f"({content['cases']['E5']['best']['run']})" in markdown(content)
+
+
 def test_a_case_that_goes_wrong_is_said_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     from dataclasses import replace
