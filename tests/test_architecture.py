@@ -28,6 +28,7 @@ LAYERS = [
     ("codegen",),
     ("runtime",),
     ("captures", "explain", "sparse", "variants"),
+    ("gradients",),
     ("module",),
     ("api",),
     ("check", "docs", "frontend", "frontends", "interop", "report", "plans"),

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
 from ..ir.dims import LARGEST, evaluate
-from ..ir.kernel import Buffer, Kernel, Program, alternatives
+from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
@@ -443,10 +443,3 @@ class Executable:
                 how = ", ".join(f"{b} {s}" for b, s in item.strategy) if isinstance(item, Kernel) else "library"
                 lines.append(f"  {item.name:<40} {how}")
         return "\n".join(lines)
-
-
-def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:
-    """A program of one step."""
-    kinds = {b: "output" if b in outputs else "input" for b in buffers}
-    kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
-    return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))
