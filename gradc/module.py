@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
 from .runtime.arrays import located, unordered
-from .runtime.capture import Capture
 from .runtime.executable import Executable, Precision
 from .runtime.on_device import to_host
 from .runtime.pending import Pending
 from .sparse import assembled
 from .variants import MOST, Orders, Targets, laid, orders_of, restored
+
+if TYPE_CHECKING:
+    from .runtime.capture import Capture
 
 Array = np.ndarray[Any, Any]
 
