@@ -217,8 +217,7 @@ def fingerprint() -> str:
 
 def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
     """The module from the cache, or built and put there."""
-    from .runtime.cache import default_cache, digest
-    from .runtime.toolchain import cpu_identity, find_compiler
+    from .runtime.cache import default_cache, digest, pack, unpack
 
     pipeline: list[Pipeline] = []
 
@@ -228,7 +227,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
         return pipeline[0]
 
     recipe = _recipe(graph, wrt, target, options, stages)
-    if target != "cpu" or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
+    if target not in ("cpu", "cuda") or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
         made, programs, residuals = build(graph, wrt, options, target)
         pipeline.append(made)
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
@@ -237,7 +236,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
             dump_module(module, Path(knobs.DUMP.get()))
         return module
-    key = digest(str(graph), json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]), fingerprint(), find_compiler().identity, cpu_identity())
+    key = digest(str(graph), json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]), fingerprint(), *_toolchain(target))
     cache = default_cache()
     payload = cache.get(key)
     if payload is not None:
@@ -251,6 +250,15 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
     compile_natives(module)
     cache.put(key, pack(_parts(module)))
     return module
+
+
+def _toolchain(target: str) -> tuple[str, ...]:
+    """What compiles for a target, and what for; the CUDA text has NVRTC's own entry in the cache."""
+    if target == "cuda":
+        return ()
+    from .runtime.toolchain import cpu_identity, find_compiler
+
+    return find_compiler().identity, cpu_identity()
 
 
 def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
@@ -272,11 +280,11 @@ def compile_natives(module: Module) -> None:
             task.result()
 
 
-def _parts(module: Module) -> dict[str, bytes]:
-    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
+    """A module as bytes; ``whole``: with what NVRTC makes of it, where there is one."""
+    parts = _plain_parts(module)
     for name, executable in module.executables.items():
-        parts[name] = str(executable.program).encode()
-        parts[f"{name}.so"] = executable.native.payload
+        parts[f"{name}.so"] = executable.portable() if whole else executable.native.payload
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
     return parts
 
@@ -296,25 +304,6 @@ def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[
     return Module(graph, wrt, target, programs, residuals, options, recipe)
 
 
-def pack(parts: Mapping[str, bytes]) -> bytes:
-    """Named parts as one block: a line of JSON with their lengths, then their bytes."""
-    head = json.dumps({name: len(data) for name, data in parts.items()}).encode()
-    return len(head).to_bytes(8, "little") + head + b"".join(parts.values())
-
-
-def unpack(payload: bytes) -> dict[str, bytes]:
-    """What :func:`pack` made; ValueError if lengths do not add up."""
-    size = int.from_bytes(payload[:8], "little")
-    lengths = json.loads(payload[8 : 8 + size])
-    at, out = 8 + size, {}
-    if at + sum(lengths.values()) != len(payload) or any(n < 0 for n in lengths.values()):
-        raise ValueError("the parts do not fill the block")
-    for name, length in lengths.items():
-        out[name] = payload[at : at + length]
-        at += length
-    return out
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -331,19 +320,25 @@ def load(path: Any) -> Graph:
 
 def save_module(module: Module, folder: Any) -> None:
     """Everything needed to run again: ``graph.gir``, ``module.json`` and ``module.bin`` (programs and machine code)."""
-    from .runtime.cache import digest
-    from .runtime.toolchain import cpu_identity
+    from .runtime.cache import digest, pack
 
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     module.graph.save(path / "graph.gir")
-    parts = _parts(module) if module.target == "cpu" else {k: v for k, v in _plain_parts(module).items()}
+    parts = _parts(module, whole=True) if module.target in ("cpu", "cuda") else _plain_parts(module)
     block = pack(parts)
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
     description = {"format": 1, "version": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options}
-    description |= {"sha256": digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)), "machine": cpu_identity()}
+    description |= {"sha256": digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)), "machine": _identity(module.target)}
     (path / "module.bin").write_bytes(block)
     (path / "module.json").write_text(json.dumps(description, indent=1) + "\n")
+
+
+def _identity(target: str) -> str:
+    """What the machine code of a saved module is for: this CPU; for a GPU it is for its own architecture, and made by this very gradc."""
+    from .runtime.toolchain import cpu_identity
+
+    return fingerprint() if target == "cuda" else cpu_identity()
 
 
 def _saved_files(folder: Path) -> list[bytes]:
@@ -361,8 +356,7 @@ def load_module(folder: Any) -> Module:
 
     :raises InvalidProblem: the folder holds no module, or a damaged one.
     """
-    from .runtime.cache import digest
-    from .runtime.toolchain import cpu_identity
+    from .runtime.cache import digest, unpack
 
     path = Path(folder)
     try:
@@ -376,7 +370,7 @@ def load_module(folder: Any) -> Module:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidProblem(f"{path} holds no module of gradc: {error}") from error
     graph = load_graph(path / "graph.gir")
-    if machine != cpu_identity():
+    if machine != _identity(target):
         parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
     recipe = _recipe(graph, wrt, target, options, lambda: build(graph, wrt, options, target)[0])
     return _from_parts(graph, wrt, target, options, parts, recipe)

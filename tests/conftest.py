@@ -23,6 +23,7 @@ OPTIONAL = {
     "nvidia.cuda_nvrtc": "compiling CUDA kernels",
     "ziglang": "the zig compiler",
 }
+os.environ.setdefault("GRADC_TARGET", "cpu")  # where a GPU is, the tests are still those of the CPU; tests/gpu asks for it by name
 _cache = pytest.StashKey[str]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press it.

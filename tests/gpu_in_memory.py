@@ -124,7 +124,7 @@ class Device:
     id = 0
 
 
-class ndarray:  # noqa: N801, as CuPy's
+class ndarray:
     """As CuPy's, as far as gradc looks."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, memory: Memory | None = None, view: Array | None = None):

@@ -28,6 +28,7 @@ LAYERS = [
     ("codegen",),
     ("runtime",),
     ("calibration", "captures", "explain", "sparse", "variants"),
+    ("gradients",),
     ("module",),
     ("api",),
     ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),

@@ -8,12 +8,26 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu_in_memory import Exchanged, InMemory, Interface, Tensor, device, ndarray, to_cupy, to_torch  # noqa: F401, a fixture
+from gpu_in_memory import Exchanged, InMemory, Interface, Tensor, ndarray, to_cupy, to_torch
 
 import gradc
-from gradc import interp, ops
-from gradc.errors import BufferTooSmall, CaptureError, DeviceError, GradcError, IndexOutOfRange, InvalidProblem, MisalignedOperand, NotAscending, OutOfMemory, OverlappingOperands, Unsupported, WorkspaceTooSmall
+from gradc import ops
+from gradc.errors import (
+    BufferTooSmall,
+    CaptureError,
+    DeviceError,
+    GradcError,
+    IndexOutOfRange,
+    InvalidProblem,
+    MisalignedOperand,
+    NotAscending,
+    OutOfMemory,
+    OverlappingOperands,
+    Unsupported,
+    WorkspaceTooSmall,
+)
 
+pytest_plugins = ("gpu_in_memory",)
 pytestmark = pytest.mark.usefixtures("device")
 rng = np.random.default_rng(0)
 
@@ -56,7 +70,7 @@ def test_forward_and_backward(move: Any, errors: str) -> None:
     module.synchronize()
 
 
-def test_torch_wins_over_cupy_and_numbers_are_uploaded_once(device: type[InMemory]) -> None:  # noqa: F811
+def test_torch_wins_over_cupy_and_numbers_are_uploaded_once(device: type[InMemory]) -> None:
     module = gradc.compile(gradc.trace(lambda x, y, s: x * y + s, x="f32[N]", y="f32[N]", s="f32[]"), target="cuda")
     x, y = np.ones(3, np.float32), np.full(3, 2, np.float32)
     first = module(x=to_cupy(x), y=to_torch(y), s=0.5)
@@ -67,7 +81,7 @@ def test_torch_wins_over_cupy_and_numbers_are_uploaded_once(device: type[InMemor
     assert device.waits == waits and device.allocated == before + 4, "two inputs, the result and the workspace"
 
 
-def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:  # noqa: F811
+def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
     values = {k: to_cupy(v) for k, v in given().items()}
     y, residuals = module.forward(**values)
@@ -98,11 +112,11 @@ def test_strided_and_misaligned_inputs_are_packed(move: Any) -> None:
     assert module.forward.copied["x"] >= 2
 
 
-def test_accumulate(device: type[InMemory]) -> None:  # noqa: F811
+def test_accumulate(device: type[InMemory]) -> None:
     """Adds on the device, and not where an index is bad."""
     module = gradc.compile(GRAPH, wrt=["w", "x"], target="cuda")
     values = given()
-    y, residuals = module.forward(**{k: to_cupy(v) for k, v in values.items()})
+    _, residuals = module.forward(**{k: to_cupy(v) for k, v in values.items()})
     dy = to_cupy(rng.standard_normal((30, 7)).astype(np.float32))
     first = {name: host(g) for name, g in module.backward(residuals, dy).items()}
     total = {name: to_cupy(np.ones_like(g)) for name, g in first.items()}
@@ -130,7 +144,7 @@ def test_a_bad_index_stops_what_follows() -> None:
 
 
 @pytest.mark.parametrize("what", ["the next call", "the arrays are gone", "sync", "backward"])
-def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:  # noqa: F811
+def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda", errors="sync" if what == "sync" else "async")
     arrays = {k: to_cupy(v) for k, v in given(bad=4).items()}
     good = {k: to_cupy(v) for k, v in given().items()}
@@ -158,7 +172,7 @@ def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None: 
     module.synchronize()
 
 
-def test_ascending(device: type[InMemory]) -> None:  # noqa: F811
+def test_ascending(device: type[InMemory]) -> None:
     module = gradc.compile(gradc.trace(lambda w, t, o: ops.embedding_bag(t, w, o), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda")
     module(t=to_cupy(np.array([0, 1, 2])), o=(offsets := to_cupy(np.array([0, 2, 1]))), w=(w := to_cupy(np.ones((3, 2), np.float32))))
     assert offsets is not None and w is not None
@@ -176,7 +190,7 @@ class External:
 
 @pytest.mark.parametrize(("stream", "number"), [(5, 5), (External(), 77), (type("S", (), {"ptr": 9})(), 9), (type("S", (), {"cuda_stream": 11})(), 11)])
 @pytest.mark.parametrize("move", [to_cupy, to_torch])
-def test_streams(stream: Any, number: int, move: Any, device: type[InMemory]) -> None:  # noqa: F811
+def test_streams(stream: Any, number: int, move: Any, device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
     values = given()
     arrays = {k: move(v) for k, v in values.items()}
@@ -194,7 +208,7 @@ def test_what_is_no_stream(stream: Any) -> None:
         module.forward(**{k: to_cupy(v) for k, v in given().items()}, stream=stream)
 
 
-def test_the_current_stream_is_the_librarys(device: type[InMemory]) -> None:  # noqa: F811
+def test_the_current_stream_is_the_librarys(device: type[InMemory]) -> None:
     import torch
 
     module = gradc.compile(GRAPH, target="cuda")
@@ -205,7 +219,7 @@ def test_the_current_stream_is_the_librarys(device: type[InMemory]) -> None:  # 
     assert {s for _, s in device.launched} == {3, 4}
 
 
-def test_what_another_stream_still_writes_is_waited_for(device: type[InMemory]) -> None:  # noqa: F811
+def test_what_another_stream_still_writes_is_waited_for(device: type[InMemory]) -> None:
     module = gradc.compile(gradc.trace(lambda x: x + x, x="f32[N]"), target="cuda")
     late = Interface(np.zeros(3, np.float32), stream=21)
     device.queues[21].append(lambda: late.array.host.fill(4))
@@ -233,7 +247,7 @@ def refused(error: type[GradcError], match: str, **changes: Any) -> None:
     assert isinstance(module.forward.can_implement({**arrays, **changes}, **options), error)
 
 
-def test_wrong_places(device: type[InMemory]) -> None:  # noqa: F811
+def test_wrong_places(device: type[InMemory]) -> None:
     refused(DeviceError, "the input x is a numpy.ndarray in host memory", x=np.zeros(7, np.float32))
     tensor = to_torch(np.zeros(7, np.float32))
     tensor.device.type = "cpu"
@@ -253,7 +267,7 @@ def test_wrong_places(device: type[InMemory]) -> None:  # noqa: F811
     refused(DeviceError, "loaded on device 0, and the current one is device 1")
 
 
-def test_wrong_memory(device: type[InMemory]) -> None:  # noqa: F811
+def test_wrong_memory(device: type[InMemory]) -> None:
     refused(WorkspaceTooSmall, "workspace needs .* bytes, got 16", workspace=to_cupy(np.zeros(16, np.uint8)))
     refused(MisalignedOperand, "multiple of 256 bytes", workspace=to_cupy(np.zeros(1 << 20, np.uint8))[8:])
     refused(BufferTooSmall, "'y' needs 840 bytes", out={"y": to_cupy(np.zeros((3, 7), np.float32))})
@@ -264,11 +278,11 @@ def test_wrong_memory(device: type[InMemory]) -> None:  # noqa: F811
     big = gradc.compile(gradc.trace(lambda x: x + x, x="f32[N]"), target="cuda")
     array = to_cupy(np.zeros(1, np.float32))
     array.shape, array.strides = (1 << 30,), (4,)
-    with pytest.raises(OutOfMemory, match="4294967296 bytes of outputs and workspace, 1000 are left|needs 4294967"):
+    with pytest.raises(OutOfMemory, match=r"needs 42949672\d\d bytes of outputs and workspace, 1000 are left"):
         big(x=array)
 
 
-def test_a_failed_launch_names_its_function(device: type[InMemory]) -> None:  # noqa: F811
+def test_a_failed_launch_names_its_function(device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, target="cuda")
     device.fails = "softmax"
     device.fails = next(k for k in module.forward.kernels)
@@ -304,7 +318,7 @@ def test_no_host_loop_reads_a_device() -> None:
 
 @pytest.mark.parametrize("move", [to_cupy, to_torch])
 @pytest.mark.parametrize("what", ["forward", "backward", "both", "value_and_grad"])
-def test_capture(what: str, move: Any, device: type[InMemory]) -> None:  # noqa: F811
+def test_capture(what: str, move: Any, device: type[InMemory]) -> None:
     """A replay reads the arrays as they are by then, and writes the same outputs."""
     graph = gradc.trace(lambda t, w, x: ops.sum(ops.softmax(ops.embedding(t, w) * x) * x), t="i64[N]", w="f32[V,D]", x="f32[D]")
     module, cpu = (gradc.compile(graph, wrt=["w", "x"], target=target) for target in ("cuda", "cpu"))
@@ -334,7 +348,7 @@ def test_capture(what: str, move: Any, device: type[InMemory]) -> None:  # noqa:
         agree(handle.outputs[name], array, 1e-5)
 
 
-def test_a_captured_run_keeps_outputs_from_bad_indices(device: type[InMemory]) -> None:  # noqa: F811
+def test_a_captured_run_keeps_outputs_from_bad_indices(device: type[InMemory]) -> None:
     module = gradc.compile(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]"), target="cuda")
     t, w = to_cupy(np.array([0, 1])), to_cupy(np.ones((3, 2), np.float32))
     handle = module.capture(t=t, w=w)
@@ -350,7 +364,7 @@ def test_a_captured_run_keeps_outputs_from_bad_indices(device: type[InMemory]) -
     agree(handle.outputs["y"], np.full((2, 2), 5))
 
 
-def test_what_cannot_be_captured(device: type[InMemory]) -> None:  # noqa: F811
+def test_what_cannot_be_captured(device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
     arrays = {k: to_cupy(v) for k, v in given().items()}
     with pytest.raises(CaptureError, match="default stream"):
@@ -359,7 +373,7 @@ def test_what_cannot_be_captured(device: type[InMemory]) -> None:  # noqa: F811
     with pytest.raises(CaptureError, match="0x28 is being captured already"):
         module.capture(**arrays, stream=40)
     del device.captures[40]
-    with pytest.raises(DeviceError, match="the input x is a numpy.ndarray in host memory"):
+    with pytest.raises(DeviceError, match=r"the input x is a numpy\.ndarray in host memory"):
         module.capture(**{**arrays, "x": np.zeros(7, np.float32)})
     with pytest.raises(CaptureError, match="the input w is not contiguous"):
         module.capture(**{**arrays, "w": to_cupy(np.zeros((12, 14), np.float32))[:, ::2]})
@@ -377,16 +391,16 @@ def test_what_cannot_be_captured(device: type[InMemory]) -> None:  # noqa: F811
     assert not device.captures, "a capture that failed has ended"
 
 
-def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:  # noqa: F811
+def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
     """The caller's own capture: it must bring all memory."""
     module = gradc.compile(GRAPH, target="cuda")
     arrays = {k: to_cupy(v) for k, v in given().items()}
     y = module(**arrays)
     module.synchronize()
     device.captures[50] = []
-    with pytest.raises(CaptureError, match="give out="):
+    with pytest.raises(CaptureError, match=r"give out="):
         module.forward(**arrays, stream=50)
-    with pytest.raises(CaptureError, match="workspace= of [0-9]+ bytes is needed"):
+    with pytest.raises(CaptureError, match=r"workspace= of [0-9]+ bytes is needed"):
         module.forward(**arrays, stream=50, out={"y": y})
     space = device().memory(module.workspace_size(N=30, V=12, D=7), 0)
     workspace = ndarray((space.nbytes,), np.uint8, space)
@@ -416,7 +430,7 @@ def test_products(dtype: str, sizes: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device: type[InMemory]) -> None:  # noqa: F811
+def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device: type[InMemory]) -> None:
     """The library cannot see the flag: its result stays out of the caller's array when an index is bad."""
     module = gradc.compile(gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"), target="cuda", fuse=fuse)
     w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)

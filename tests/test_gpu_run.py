@@ -44,7 +44,7 @@ module = gradc.compile(gradc.trace(lambda x: x * 2.0, x="f32[N]"), target="cuda-
 assert module(x=numpy.ones(3, "f4")).tolist() == [2, 2, 2]
 from gradc import cli
 assert cli.main(["--help"]) == 0
-raise SystemExit(pytest.main(["tests/gpu/test_gpu_calls.py", "-q", "-p", "no:cacheprovider", "-k", "accumulate and numpy"]))
+raise SystemExit(pytest.main(["tests/gpu/test_gpu_calls.py", "-p", "no:cacheprovider", "-k", "accumulate and numpy"]))
 """
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=alone, capture_output=True, text=True, timeout=300, check=False)

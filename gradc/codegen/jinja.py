@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from .text import template_dirs
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
+    import jinja2  # 100 ms; a module from the cache renders nothing
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([str(d) for d in template_dirs()]),
         undefined=jinja2.StrictUndefined,

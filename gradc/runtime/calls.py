@@ -8,15 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import knobs
 from ..codegen.launch import LaunchPlan
 from ..errors import CaptureError, DeviceError, GradcError
+from . import gpu
+from .cublas import workspace_bytes
 from .cuda import Arrays, CudaProgram, Started
 from .on_device import Remote, check_addable
+from .simulator import Simulator
 
 if TYPE_CHECKING:
     from .executable import Executable, Prepared
 
 Array = np.ndarray[Any, Any]
+
+
+def on_a_device(executable: Executable, payload: bytes | None) -> CudaProgram:
+    """The program of an executable for cuda or cuda-sim; nothing is asked of a device yet."""
+    if executable.target == "cuda":
+        sync, arch = executable.errors == "sync", executable.arch
+        return CudaProgram(executable.program, lambda text, cubin: gpu.Gpu(text, cubin=cubin, arch=arch, sync=sync), workspace_bytes(arch), payload)
+    check = knobs.SIM_CHECK.get()
+    return CudaProgram(executable.program, lambda text, _: Simulator(text, check))
 
 
 def call(executable: Executable, prepared: Prepared, arrays: Arrays, plan: LaunchPlan, workspace: Array | None) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 from ..codegen.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
 from ..codegen.cuda import CudaKernel, render_cuda
 from ..codegen.launch import LaunchPlan
+from ..codegen.rendered import packed, unpacked
 from ..codegen.support import support_text
 from ..errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Program
+from .cache import pack, unpack
 from .device import Device, Event, Memory, Span
 from .on_device import add
 from .pending import Watch
@@ -54,8 +56,9 @@ class CudaProgram:
     :param payload: what :attr:`payload` was in another process.
     """
 
-    def __init__(self, program: Program, open_device: Callable[[str, bytes], Device], library: int = 0, cubin: bytes = b""):
-        self.program, self.library, self.cubin = program, library, cubin
+    def __init__(self, program: Program, open_device: Callable[[str, bytes], Device], library: int = 0, payload: bytes | None = None):
+        self.program, self.library = program, library
+        self._given = unpack(payload) if payload else {}
         self.roots = [b for b in program.buffers if not b.alias]
         self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
         self._open = open_device
@@ -66,6 +69,8 @@ class CudaProgram:
 
     @functools.cached_property
     def _rendered(self) -> tuple[str, dict[str, CudaKernel]]:
+        if "rendered" in self._given:
+            return unpacked(self._given["rendered"])
         return render_cuda(self.program)
 
     @property
@@ -78,16 +83,20 @@ class CudaProgram:
 
     @functools.cached_property
     def device(self) -> Device:
-        return self._open(self.text if "__global__" in self.text else "", self.cubin)
+        return self._open(self.text if "__global__" in self.text else "", self._given.get("cubin", b""))
 
     @functools.cached_property
     def support(self) -> Device:
         """The device with the functions that are no program's."""
         return self._open(support_text(), b"")
 
+    def portable(self, cubin: bytes = b"") -> bytes:
+        """What another process makes the same program of, without rendering; with a cubin, without NVRTC."""
+        return pack({"rendered": packed(*self._rendered), **({"cubin": cubin} if cubin else {})})
+
     @property
     def payload(self) -> bytes:
-        return self.cubin
+        return self.portable(self._given.get("cubin", b""))
 
     def sites_json(self) -> str:
         return json.dumps({})

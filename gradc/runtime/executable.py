@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import knobs
 from ..errors import (
     BufferTooSmall,
+    CompilerMissing,
     GradcError,
     InvalidProblem,
     MisalignedOperand,
@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
 from ..ir.dims import LARGEST, evaluate
-from ..ir.kernel import Buffer, Kernel, Program, alternatives
+from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
@@ -100,18 +100,18 @@ class Executable:
             from .cpu import CpuProgram
 
             return CpuProgram(self.program, self._payload, self._sites)
-        from .cuda import CudaProgram
+        from .calls import on_a_device
 
-        if self.target == "cuda":
-            from . import gpu
-            from .cublas import workspace_bytes
+        return on_a_device(self, self._payload)
 
-            opened = functools.partial(gpu.Gpu, sync=self.errors == "sync")
-            return CudaProgram(self.program, lambda text, cubin: opened(text, cubin=cubin, arch=self.arch), workspace_bytes(self.arch), self._payload or b"")
-        from .simulator import Simulator
-
-        check = knobs.SIM_CHECK.get()
-        return CudaProgram(self.program, lambda text, _: Simulator(text, check))
+    def portable(self) -> bytes:
+        """The machine code, as another machine may run it; for a GPU the text alone where there is no NVRTC."""
+        if self.target != "cuda":
+            return bytes(self.native.payload)
+        try:
+            return bytes(self.native.portable(self.binary.cubin))
+        except CompilerMissing:
+            return bytes(self.native.payload)
 
     @functools.cached_property
     def place(self) -> Any:
@@ -414,9 +414,7 @@ class Executable:
     def source(self) -> str:
         """The C or CUDA text."""
         if self.target.startswith("cuda"):
-            from ..codegen.cuda import render_cuda
-
-            return render_cuda(self.program)[0]
+            return str(self.native.text)
         from ..codegen.render import render_program
 
         return render_program(self.program).text
@@ -443,10 +441,3 @@ class Executable:
                 how = ", ".join(f"{b} {s}" for b, s in item.strategy) if isinstance(item, Kernel) else "library"
                 lines.append(f"  {item.name:<40} {how}")
         return "\n".join(lines)
-
-
-def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:
-    """A program of one step."""
-    kinds = {b: "output" if b in outputs else "input" for b in buffers}
-    kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
-    return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))

@@ -42,9 +42,9 @@ _PLAIN_SHARED = 48 * 1024
 def count() -> int:
     """How many devices the driver has; 0 without a driver."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         number = ctypes.c_int()
-        return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number)) else number.value
+        return 0 if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(number)) else number.value
     except (OSError, AttributeError):
         return 0
 
