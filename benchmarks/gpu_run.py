@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TESTS, CONSTANTS = 190.0, 40.0
 """Seconds that the first two parts may take at most; the benchmark gets the rest."""
+WARM = True
+"""Whether the benchmark's modules are compiled beside the tests."""
 MARGIN = 8.0
 """Seconds to write everything down."""
 NO_GPU, LACKING = 32, 64
 FAILED, WRONG, UNCALIBRATED, LATE = 1, 2, 4, 8
+MEANING = {FAILED: "tests failed", WRONG: "a benchmark's result is wrong", UNCALIBRATED: "no constants", LATE: "out of time"}
 WANTED = ("numpy", "ml_dtypes", "jinja2", "networkx", "click", "pytest", "torch", "cupy")
 
 
@@ -100,7 +104,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=460.0, help="for everything")
-    parser.add_argument("--shards", type=int, default=max(1, min(6, (os.cpu_count() or 2) // 2)), help="test processes")
+    parser.add_argument("--shards", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="test processes")
     parser.add_argument("--ready", action="store_true", help=f"only say whether this Python can: 0 yes, {NO_GPU} there is no GPU, {LACKING} packages are missing")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
@@ -122,20 +126,30 @@ def main(arguments: list[str] | None = None) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"device": vars(device)}
     write(path, content)
+    with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as cache:
+        os.environ.setdefault("GRADC_CACHE_DIR", cache)
+        status = parts(device, path, logs, content, until, options.shards)
+    print(f"written: {path}; exit status {status}: " + (", ".join(words for bit, words in MEANING.items() if status & bit) or "all well"))
+    return status
+
+
+def parts(device: Any, path: Path, logs: Path, content: dict[str, Any], until: float, shards: int) -> int:
+    """Tests, constants, benchmark, one after the other, each written down when it is done; the exit status."""
     status = 0
 
-    print(f"{device.name}, {device.arch}: tests in {options.shards} processes, results in {path}", flush=True)
-    warm = start(["-m", "benchmarks.gpu_warm", "--arch", device.arch], logs / "warm.log")
-    content["tests"] = run_tests(logs, min(TESTS, until - time.monotonic() - MARGIN), options.shards)
+    print(f"{device.name}, {device.arch}: tests in {shards} processes, results in {path}", flush=True)
+    warm = start(["-m", "benchmarks.gpu_warm", "--arch", device.arch], logs / "warm.log") if WARM else None
+    content["tests"] = run_tests(logs, min(TESTS, until - time.monotonic() - MARGIN), shards)
     write(path, content)
     tests = content["tests"]
     status |= FAILED * bool(tests["failed"] or tests.get("broken")) | LATE * (not tests["finished"])
     print(f"tests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped in {tests['seconds']} s{'' if tests['finished'] else ', stopped: out of time'}", flush=True)
     for failure in tests["failures"]:
         print(f"  {failure['test']}: {failure['text'].splitlines()[-1] if failure['text'] else ''}")
-    finish(warm, 30.0)
+    if warm is not None:
+        finish(warm, 30.0)
 
-    constants = path.with_name(f"calibration-{name}.json")
+    constants = path.with_name(f"calibration-{path.stem}.json")
     code = finish(start(["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(constants)], logs / "calibrate.log"), min(CONSTANTS, until - time.monotonic() - MARGIN))
     content["calibration"] = json.loads(constants.read_text())["constants"] if code == 0 else {"failed": (logs / "calibrate.log").read_text()[-2000:]}
     write(path, content)
@@ -146,7 +160,6 @@ def main(arguments: list[str] | None = None) -> int:
     code = finish(start(["-W", "ignore", "-m", "benchmarks.gpu", "--seconds", f"{left - 10:.0f}", "--onto", str(path), "--out", str(path)], logs / "benchmark.log"), left)
     status |= WRONG * (code not in (0, None)) | LATE * (code is None)
     print((path.with_suffix(".md") if path.with_suffix(".md").exists() else logs / "benchmark.log").read_text())
-    print(f"written: {path}; exit status {status}: " + (", ".join(w for bit, w in ((FAILED, "tests failed"), (WRONG, "a benchmark's result is wrong"), (UNCALIBRATED, "no constants"), (LATE, "out of time")) if status & bit) or "all well"))
     return status
 
 

@@ -72,3 +72,23 @@ def test_a_process_that_does_not_listen_is_ended(tmp_path: Path) -> None:
     while "ready" not in (tmp_path / "log").read_text():
         time.sleep(0.05)
     assert gpu_run.finish(process, 0.1) is None and process.poll() is not None
+
+
+@NO_GPU
+def test_every_part_is_run_and_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a device that is only said to be there: its tests are skipped, its constants cannot be had, and each part says so."""
+    from gradc.runtime import gpu
+    from gradc.runtime.device import Description
+
+    monkeypatch.setattr(gpu_run, "devices", lambda: 1)
+    monkeypatch.setattr(gpu_run, "absent", list)
+    monkeypatch.setattr(gpu, "current_device", lambda: Description(0, "NVIDIA Said To Be", "sm_90", 132, 50 << 20, 227 << 10, 80 << 30, 3 << 40, (12, 8)))
+    monkeypatch.setattr(gpu_run, "WARM", False)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert gpu_run.main(["--shards", "2"]) == gpu_run.UNCALIBRATED
+    (path,) = tmp_path.glob("gpu-*.json")
+    found = json.loads(path.read_text())
+    assert path.name.startswith("gpu-nvidia-said-to-be-20") and found["device"]["arch"] == "sm_90"
+    assert found["tests"]["finished"] and found["tests"]["failed"] == found["tests"]["passed"] == 0 and found["tests"]["skipped"] > 200
+    assert found["tests"]["reasons"] == ["needs a GPU"] and "NoDevice" in found["calibration"]["failed"]
+    assert "exit status 4: no constants" in capsys.readouterr().out

@@ -11,7 +11,18 @@ from machines import Machine
 
 import gradc
 from gradc import ops
-from gradc.errors import BufferTooSmall, CaptureError, DeviceError, GradcError, IndexOutOfRange, InvalidProblem, MisalignedOperand, NotAscending, OverlappingOperands, WorkspaceTooSmall
+from gradc.errors import (
+    BufferTooSmall,
+    CaptureError,
+    DeviceError,
+    GradcError,
+    IndexOutOfRange,
+    InvalidProblem,
+    MisalignedOperand,
+    NotAscending,
+    OverlappingOperands,
+    WorkspaceTooSmall,
+)
 
 V, D, N = 12, 20, 5000
 EMBEDDING = gradc.trace(lambda t, w: ops.embedding(t, w) * 2.0, t="i64[N]", w="f32[V,D]")
