@@ -290,8 +290,8 @@ def torch_module() -> ModuleType:
     return torch
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[InMemory]]:
+@contextmanager
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[InMemory]]:
     """A GPU, its CuPy and its torch, for one test."""
     monkeypatch.setattr(gpu, "Gpu", InMemory)
     monkeypatch.setattr(gpu, "count", lambda: 1)

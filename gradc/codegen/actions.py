@@ -44,11 +44,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class Strided:
-    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated)."""
+    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated), from an element of it on."""
 
     part: Part
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Bytes before its first element."""
+        return self.start * self.part.dtype.itemsize
 
 
 @dataclass(frozen=True)

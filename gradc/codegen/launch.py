@@ -212,9 +212,7 @@ class LaunchPlan:
             steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
             strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
             shape = tuple(sizes[a] for a in axes)
-            if 0 in shape:
-                at = 0
-            return Strided(Part(part.root, part.start + at * part.dtype.itemsize, max(part.count - at, 0), part.dtype), shape, strides)
+            return Strided(part, shape, strides, 0 if 0 in shape else at)
 
         shape = tuple(sizes[a] for a in order)
         strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))

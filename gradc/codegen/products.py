@@ -87,18 +87,13 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
     blocks = -(-m // TILE) * -(-n // TILE) * first[0] * second[0]
     found = []
     for at in np.ndindex(*(count for count, _ in outer)):
-        parts = []
-        for i, operand in enumerate((product.a, product.b, product.out)):
-            step = sum(place * strides[i] for place, (_, strides) in zip(at, outer, strict=True))
-            parts.append(_moved(operand.part, step))
-        sizes = (m, n, k, second[0])
+        from_a, from_b, to = (sum(place * strides[i] for place, (_, strides) in zip(at, outer, strict=True)) for i in range(3))
+        out = product.out.part
+        out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
+        sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
         steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
-        found.append(Launch(f"gradc_matmul_{dtype_of(product.out.part.dtype).name}", blocks, THREADS, (*parts, *sizes, *steps, flag, product.site), (2,)))
+        found.append(Launch(f"gradc_matmul_{dtype_of(out.dtype).name}", blocks, THREADS, (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site), (2,)))
     return found
-
-
-def _moved(part: Part, step: int) -> Part:
-    return replace(part, start=part.start + step * part.dtype.itemsize, count=max(part.count - step, 0))
 
 
 def views(product: Product, a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
@@ -107,7 +102,7 @@ def views(product: Product, a: Array, b: Array, out: Array) -> tuple[Array, Arra
 
 
 def _view(operand: Strided, memory: Array) -> Array:
-    part = memory.view(operand.part.dtype)
+    part = memory.view(operand.part.dtype)[operand.start :]
     if 0 in operand.shape:
         return np.empty(operand.shape, part.dtype)
     return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
@@ -139,9 +134,9 @@ def _entry(dtype: DType) -> str:
     held = stored(dtype)
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
-    return f"""{element(dtype)}extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}(const {held} *a, const {held} *b, {held} *out, i64 m, i64 n, i64 k, i64 count1, {strides}, const u64 *flag, i64 site) {{
+    return f"""{element(dtype)}extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}(const {held} *a, const {held} *b, {held} *out, i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1, {strides}, const u64 *flag, i64 site) {{
   if (gradc_stopped(flag, site)) return;
-  gradc_matmul<gradc_element_{dtype.name}>(a, b, out, m, n, k, count1, {arguments});
+  gradc_matmul<gradc_element_{dtype.name}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
 }}"""
 
 

@@ -174,7 +174,7 @@ class CudaProgram:
                 self.device.fill(out.address, 0, out.nbytes, started.stream)
             else:
                 a, b = started.span(p.a.part), started.span(p.b.part)
-                self.device.multiply(action, a.address, b.address, out.address, started.span(started.plan.library), started.stream)
+                self.device.multiply(action, a.address + p.a.skipped, b.address + p.b.skipped, out.address, started.span(started.plan.library), started.stream)
 
     # -- bad indices ---------------------------------------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ class Simulator:
         p = library.product
 
         def work() -> None:
-            memory = [self.bytes_at(at, operand.part.nbytes) for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)]
+            memory = [self.bytes_at(at - operand.skipped, operand.part.nbytes) for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)]
             x, y, result = views(p, *memory)
             result[...] = multiplied(x, y)
             self.has(memory[2])
