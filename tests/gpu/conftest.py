@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from gpu_in_memory import device  # noqa: F401, a fixture
+from gpu_in_memory import installed
 from machines import KINDS, Machine, checked, why_not
 
 
@@ -41,9 +42,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     reason = why_not(found.place, found.kind)
     if reason:
         pytest.skip(reason)
-    if found.place == "memory":
-        request.getfixturevalue("device")
-    with checked(found):
+    with pytest.MonkeyPatch.context() as patch, installed(patch) if found.place == "memory" else nullcontext(), checked(found):
         yield found
 
 
