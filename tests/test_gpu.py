@@ -52,6 +52,7 @@ def uses() -> Iterator[tuple[str, int | None]]:
     for file in ("gpu.py", "cublas.py"):
         tree = ast.parse((ROOT / "gradc" / "runtime" / file).read_text())
         calls = {node.func: len(node.args) + len(node.keywords) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        calls |= {node.args[1]: len(node.args) - 2 for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_asked"}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and (name := chain(node)):
                 yield name, calls.get(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import pytest
 from gpu_in_memory import Exchanged, InMemory, Interface, Tensor, installed, ndarray, to_cupy, to_torch
 
 import gradc
-from gradc import ops
+from gradc import api, knobs, ops
 from gradc.errors import (
     BufferTooSmall,
     CaptureError,
@@ -27,6 +28,7 @@ from gradc.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
+from gradc.runtime import cuda
 
 pytestmark = pytest.mark.usefixtures("device")
 rng = np.random.default_rng(0)
@@ -465,3 +467,106 @@ def test_batched_products() -> None:
     gradients = module.backward(residuals, to_cupy(np.ones_like(wanted)))
     for name, gradient in gradc.compile(graph, wrt=["a", "b"], target="cpu").backward(kept, np.ones_like(wanted)).items():
         agree(gradients[name], gradient, 1e-5)
+
+
+# -- files, the cache, kernels alone -----------------------------------------------------------------------------------
+
+
+def test_from_the_cache_nothing_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADC_CACHE_DIR", str(tmp_path / "cache"))
+    graph = gradc.trace(lambda t, w, x: ops.tanh(ops.embedding(t, w) * x), t="i64[N]", w="f32[V,D]", x="f32[D]")
+    first = gradc.compile(graph, wrt=["w"], target="cuda")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("this is in the cache")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "build", never)
+        patched.setattr(cuda, "render_cuda", never)
+        module = gradc.compile(gradc.parse(str(graph)), wrt=["w"], target="cuda")
+        assert module.source() == first.source() and module.backward.native.kernels == first.backward.native.kernels
+        values = given()
+        y, residuals = module.forward(**{k: to_cupy(v) for k, v in values.items()})
+        agree(y, np.tanh(values["w"][values["t"]] * values["x"]))
+        module.backward(residuals, to_cupy(np.ones((30, 7), np.float32)))
+        module.synchronize()
+        with pytest.raises(AssertionError, match="this is in the cache"):
+            gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_80")
+
+
+def test_a_saved_module_carries_its_cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda", arch="sm_90")
+    module.save(tmp_path / "m")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("this is in the folder")
+
+    monkeypatch.setattr(cuda, "render_cuda", never)
+    loaded = gradc.load_module(tmp_path / "m")
+    assert loaded.forward.native.device.cubin[:4] == b"\x7fELF" and loaded.forward.arch == "sm_90"
+    values = given()
+    agree(loaded(**{k: to_cupy(v) for k, v in values.items()}), gradc.compile(GRAPH, target="cpu")(**values))
+    monkeypatch.undo()
+    monkeypatch.setattr(api, "fingerprint", lambda: "another gradc")  # its launches would not fit this binary
+    assert gradc.load_module(tmp_path / "m").forward._payload is None
+
+
+def test_a_kernel_alone(device: type[InMemory]) -> None:
+    module = gradc.compile(GRAPH, target="cuda")
+    kernel = next(k for k in module.kernels.values() if k.executable.outputs)
+    inputs = kernel.sample(N=5, V=6, D=4)
+    found = kernel.run(dims={"N": 5, "V": 6, "D": 4}, **{k: to_cupy(v) for k, v in inputs.items()})
+    assert all(isinstance(a, ndarray) for a in found.values())
+    assert kernel.time(repeat=2, N=5, V=6, D=4) > 0
+
+
+def test_a_decorated_function_runs_where_its_arrays_lie() -> None:
+    @gradc.graph
+    def squared(x: Any) -> Any:
+        return ops.sum(x * x)
+
+    x = np.arange(4, dtype=np.float32)
+    with knobs.TARGET.set(""):
+        agree(squared(to_cupy(x)), 14)
+        assert squared(x) == 14
+        value, gradients = gradc.value_and_grad(squared)(to_torch(x))
+    assert isinstance(value, Tensor)
+    agree(gradients["x"], 2 * x)
+
+
+def test_sparse_gradients() -> None:
+    module, cpu = (gradc.compile(GRAPH, wrt=["w"], sparse=["w"], target=target) for target in ("cuda", "cpu"))
+    values, dy = given(), np.ones((30, 7), np.float32)
+    _, residuals = module.forward(**{k: to_cupy(v) for k, v in values.items()})
+    rows = module.backward(residuals, to_cupy(dy))["w"]
+    wanted = cpu.backward(cpu.forward(**values)[1], dy)["w"]
+    assert np.array_equal(host(rows.rows), wanted.rows)
+    agree(rows.values, wanted.values)
+    with pytest.raises(Unsupported, match="sparse gradients"):
+        module.capture("backward", **{k: to_cupy(v) for k, v in values.items()}, cotangents=to_cupy(dy))
+
+
+def test_channels_last_is_read_as_it_lies(device: type[InMemory]) -> None:
+    graph = gradc.trace(lambda x, b: ops.relu(x + ops.reshape(b, (1, 8, 1, 1))), x="f32[B,8,H,W]", b="f32[8]")
+    module = gradc.compile(graph, target="cuda")
+    x, b = rng.standard_normal((2, 130, 130, 8)).astype(np.float32), rng.standard_normal(8).astype(np.float32)
+    y = module(x=to_cupy(x).transpose((0, 3, 1, 2)), b=to_cupy(b))
+    agree(y, np.maximum(x.transpose(0, 3, 1, 2) + b.reshape(1, 8, 1, 1), 0))
+    assert len(module.variants) == 1 and not module.forward.copied
+
+
+def test_donated_memory() -> None:
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda", donate=["x"])
+    x = to_cupy(np.zeros(5, np.float32))
+    y = module(x=x)
+    assert y is x
+    agree(y, np.ones(5))
+
+
+def test_launch_errors_are_of_the_call_with_sync() -> None:
+    """errors="sync" opens the device so that it waits after each launch."""
+    module = gradc.compile(GRAPH, target="cuda", errors="sync")
+    assert module.forward.native.device.sync and not gradc.compile(GRAPH, target="cuda").forward.native.device.sync
+    with pytest.raises(InvalidProblem, match="errors='async' is for the target 'cuda'"):
+        gradc.compile(GRAPH, target="cpu", errors="async")

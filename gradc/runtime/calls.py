@@ -53,6 +53,21 @@ def call(executable: Executable, prepared: Prepared, arrays: Arrays, plan: Launc
         executable.pending.add(watch)
 
 
+def timed(executable: Executable, prepared: Prepared) -> float:
+    """Seconds of a call on the device."""
+    native: CudaProgram = executable.native
+    plan, device = native.bind(prepared.dims), native.device
+    space = executable.place.scratch((max(plan.workspace, 1),), np.uint8, prepared.stream)
+    device.load()
+    begin, end = device.event(), device.event()
+    begin.record(prepared.stream)
+    started = start(executable, prepared, executable.bound(prepared), plan, space)
+    end.record(prepared.stream)
+    end.wait()
+    with_program(executable, lambda: native.finish(started))
+    return float(end.since(begin))
+
+
 def start(executable: Executable, prepared: Prepared, arrays: Arrays, plan: LaunchPlan, workspace: Array | None) -> Started:
     """The launches alone."""
     adds = {executable.program.root(executable.output_buffers[key]): target for key, target in prepared.add_to.items()}

@@ -90,6 +90,14 @@ def _named(what: str) -> Iterator[None]:
         raise failure(error, what) from error
 
 
+def _asked(what: str, function: Any, *args: Any) -> Any:
+    """As :func:`_named`, for what every call does."""
+    try:
+        return function(*args)
+    except (RuntimeError, MemoryError) as error:
+        raise failure(error, what) from error
+
+
 def current_device() -> Description:
     """The current device of this thread.
 
@@ -133,8 +141,7 @@ class _Event:
         self.event, self.runtime = event, runtime
 
     def record(self, stream: int = 0) -> None:
-        with _named("recording an event"):
-            self.runtime.eventRecord(self.event.ptr, stream)
+        _asked("recording an event", self.runtime.eventRecord, self.event.ptr, stream)
 
     def done(self) -> bool:
         status = self.runtime.eventQuery(self.event.ptr)
@@ -252,11 +259,8 @@ class Gpu:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def along(self, stream: int | None) -> Iterator[None]:
+    def along(self, stream: int) -> Iterator[None]:
         """CuPy's current stream is this one."""
-        if stream is None or stream == self.current_stream():
-            yield
-            return
         kind = self.cupy.cuda.Stream
         if stream == 0:
             other = kind.null
@@ -269,8 +273,10 @@ class Gpu:
 
     def memory(self, nbytes: int, stream: int | None = None) -> _Memory:
         self.check_current()
-        with _named(f"{nbytes} bytes on {self.description.name}"), self.along(stream):
-            return _Memory(self.cupy.cuda.alloc(nbytes), nbytes)
+        if stream is None or stream == self.current_stream():
+            return _Memory(_asked(f"{nbytes} bytes on {self.description.name}", self.cupy.cuda.alloc, nbytes), nbytes)
+        with self.along(stream):
+            return self.memory(nbytes)
 
     def pinned(self, nbytes: int) -> Array:
         with _named(f"{nbytes} bytes of pinned memory"):
@@ -284,13 +290,11 @@ class Gpu:
         return int(self.runtime.memGetInfo()[0] + kept)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int = 0) -> None:
-        with _named(f"a copy of {nbytes} bytes"):
-            self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDefault, stream)
+        _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, stream)
 
     def fill(self, at: int, value: int, nbytes: int, stream: int = 0) -> None:
         self.check_current()
-        with _named(f"filling {nbytes} bytes"):
-            self.runtime.memsetAsync(at, value, nbytes, stream)
+        _asked("a fill", self.runtime.memsetAsync, at, value, nbytes, stream)
 
     def upload(self, to: int, array: Array, stream: int = 0) -> None:
         self.copy(to, np.ascontiguousarray(array).ctypes.data, array.nbytes, stream)  # from pageable memory: staged before it returns
@@ -333,8 +337,7 @@ class Gpu:
             return _Event(self.cupy.cuda.Event(disable_timing=not timed), self.runtime)
 
     def capturing(self, stream: int) -> bool:
-        with _named("whether the stream is being captured"):
-            return bool(self.runtime.streamIsCapturing(stream))
+        return bool(_asked("whether the stream is being captured", self.runtime.streamIsCapturing, stream))
 
     def capture(self, stream: int) -> None:
         with _named("beginning a capture"):

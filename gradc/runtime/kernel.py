@@ -56,7 +56,7 @@ class KernelHandle:
 
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
         program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
-        return Executable(program, self.owner.target, dims=self.owner.fixed_dims)
+        return Executable(program, self.owner.target, arch=self.owner.arch, dims=self.owner.fixed_dims)
 
     def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
         """What it writes, by buffer name."""
@@ -97,12 +97,20 @@ class KernelHandle:
         return limits
 
     def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
-        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given."""
+        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own, between two events."""
         executable = self.executable
         inputs = dict(buffers) if buffers is not None else self.sample(**dims)
         times = []
+        if executable.target == "cuda":
+            from .calls import timed
+
+            stream = executable.place.stream(None, inputs.values())
+            inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
         for _ in range(repeat + 1):
             prepared = executable.prepare(inputs, dims={**dims})
+            if executable.target == "cuda":
+                times.append(timed(executable, prepared))
+                continue
             began = time.perf_counter()
             executable.launch(prepared)
             times.append(time.perf_counter() - began)
