@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import os
 import platform
 import signal
@@ -103,15 +104,18 @@ class Benchmark:
 
             self.clock = Clock(Gpu(kernels()), int(torch.cuda.current_stream().cuda_stream))
         self.model = _model(target)
-        self.comparing = True
+        self._kept: tuple[Round, Any, Any, Any] | None = None  # of the case at hand: its module, what is exact, what torch gives
 
     def left(self) -> float:
         return self.until - time.monotonic()
 
     def run(self, cases: list[GpuCase], peers: bool = True, strategies: bool = True) -> None:
-        self.comparing = strategies
+        self._kept = None
         for case in cases:
             self._step(case, self._case, CASE_BOX, "the case")
+            if case.scatter and strategies and self._kept is not None:
+                self._step(case, self._strategies, CASE_BOX, "strategies")
+            self._kept = None
         if self.clock is not None:
             self._step(cases[0], self._fmad, CASE_BOX, "fmad")
             for case in cases if peers else ():
@@ -154,8 +158,7 @@ class Benchmark:
         row["results"] = judged(self.torch, results(), other, exact)
         if self.clock is not None:
             self._times(round_, row, timed, theirs[1] if theirs else None)
-        if case.scatter and self.comparing:
-            self._strategies(round_, row, module, exact, other)
+        self._kept = round_, module, exact, other
 
     def _times(self, round_: Round, row: dict[str, Any], timed: Callable[[], Any], theirs: Callable[[], Any] | None) -> None:
         from .gpu_clock import kernel_times
@@ -170,30 +173,44 @@ class Benchmark:
         if self.device == "cuda":
             _attempt(row, "kernel times", lambda: row.__setitem__("kernel_s", kernel_times(self.torch, timed, self.clock.wait)))
 
-    def _strategies(self, round_: Round, row: dict[str, Any], module: Any, exact: Mapping[str, Any], theirs: Any) -> None:
+    def _strategies(self, case: GpuCase, row: dict[str, Any]) -> None:
         """Each strategy forced; the choice against the fastest of those that it may take."""
-        case = round_.case
+        assert self._kept is not None
+        round_, module, exact, theirs = self._kept
+        from gradc.codegen.launch import MOST_PARTIALS
+
         buffer, pick, predicted = widest_combine(module, vars(round_.sizes), self.model)
         row["choice"] = {"run": pick, "none": widest_combine(round_.ours(determinism="none")[0], vars(round_.sizes), self.model)[1]}
         found: dict[str, Any] = {}
         row["strategies"] = found
+        elements = math.prod(list(module.executables.values())[-1].program.buffer[buffer].type.concrete(vars(round_.sizes)))
         names = [n for n in (*SCATTERS, "regular") if n in predicted]
-        for name in names:
-            entry: dict[str, Any] = found.setdefault(name, {"predicted_s": predicted[name]})
-            if predicted[name] > SLOWER * min(predicted.values()) and not self.tiny:
-                entry["skipped"] = f"predicted to be more than {SLOWER:g} times slower than the best"
-                continue
-            if self.left() < 10:
-                entry["skipped"] = "no time left"
-                continue
-            made = _attempt(entry, "run", lambda name=name: round_.ours(determinism="none", reductions={buffer: name}))
-            if made is None:
-                continue
-            got = made[1]()
-            entry |= judged(self.torch, {case.scatter: got[case.scatter]}, theirs, {case.scatter: exact[case.scatter]})[case.scatter]
-            if self.clock is not None:
-                entry |= self.clock.seconds(made[2], budget=0.1)
-            del made, got
+        try:
+            for name in names:
+                entry: dict[str, Any] = found.setdefault(name, {"predicted_s": predicted[name]})
+                if predicted[name] > SLOWER * min(predicted.values()) and not self.tiny:
+                    entry["skipped"] = f"predicted to be more than {SLOWER:g} times slower than the best"
+                    continue
+                if name == "privatized" and elements > MOST_PARTIALS:
+                    entry["skipped"] = f"{elements} partial sums for each task: there would be one task"
+                    continue
+                if self.left() < 10:
+                    entry["skipped"] = "no time left"
+                    continue
+                self.report.write()
+                made = _attempt(entry, "run", lambda name=name: round_.ours(determinism="none", reductions={buffer: name}))
+                if made is None:
+                    continue
+                got = made[1]()
+                entry |= judged(self.torch, {case.scatter: got[case.scatter]}, theirs, {case.scatter: exact[case.scatter]})[case.scatter]
+                if self.clock is not None:
+                    entry |= self.clock.seconds(made[2], budget=0.1)
+                del made, got
+        finally:
+            self._verdict(row, found)
+
+    def _verdict(self, row: dict[str, Any], found: Mapping[str, Any]) -> None:
+        """The choice's time over the fastest's."""
         timed = {n: e["median"] for n, e in found.items() if "median" in e}
         for freedom, allowed in (("run", [n for n in timed if n != "atomic"]), ("none", list(timed))):
             best = min(allowed, key=timed.__getitem__, default="")
@@ -217,6 +234,7 @@ class Benchmark:
 
     def _fmad(self, case: GpuCase, row: dict[str, Any]) -> None:
         """What it costs that a product and a sum are rounded one after the other."""
+        from gradc import knobs
         from gradc.runtime import nvrtc
 
         chosen = all_cases()["N1"]
@@ -225,7 +243,8 @@ class Benchmark:
         for flag in ("--fmad=false", "--fmad=true"):
             nvrtc.OPTIONS = tuple(flag if o.startswith("--fmad") else o for o in own)
             try:
-                found[flag] = self.clock.seconds(Round(chosen, self.torch, self.device, self.target, self.tiny).ours()[2])["median"]
+                with knobs.CACHE.set(False):  # a module of the other flag may be there
+                    found[flag] = self.clock.seconds(Round(chosen, self.torch, self.device, self.target, self.tiny).ours()[2])["median"]
             finally:
                 nvrtc.OPTIONS = own
         self.report.content["fmad"] = {"case": chosen.id, **found, "price": found["--fmad=false"] / found["--fmad=true"]}

@@ -23,6 +23,8 @@ from gradc.ir.types import dtype as dtype_named
 from gradc.runtime.arrays import Kind, from_numpy, to_numpy
 
 Array = np.ndarray[Any, Any]
+NARROW = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
+"""What torch holds them as, one to a byte."""
 KINDS = {"cuda-sim": ("numpy", "torch"), "memory": ("cupy", "torch"), "cuda": ("torch", "cupy")}
 """Place -> the libraries whose arrays it is given."""
 
@@ -69,7 +71,7 @@ class Machine:
         """The same numbers in an array of the machine's."""
         array = np.asarray(array)
         if self.place == "memory":
-            return gpu_in_memory.to_cupy(array) if self.kind == "cupy" else gpu_in_memory.to_torch(array)
+            return gpu_in_memory.to_cupy(array) if self.kind == "cupy" else gpu_in_memory.to_torch(array.astype(NARROW.get(array.dtype.name, array.dtype)))
         if self.kind == "cupy":
             import cupy
 
