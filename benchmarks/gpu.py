@@ -177,10 +177,13 @@ class Benchmark:
         """Each strategy forced; the choice against the fastest of those that it may take."""
         assert self._kept is not None
         round_, module, exact, theirs = self._kept
+        import gradc
         from gradc.codegen.launch import MOST_PARTIALS
 
         buffer, pick, predicted = widest_combine(module, vars(round_.sizes), self.model)
         row["choice"] = {"run": pick, "none": widest_combine(round_.ours(determinism="none")[0], vars(round_.sizes), self.model)[1]}
+        open_ = gradc.compile(case.graph(self.tiny, ("N", "V", "B")), wrt=case.wrt, target=self.target, **case.options)  # what one module for every size takes here
+        row["choice"]["symbols"] = widest_combine(open_, vars(round_.sizes), self.model)[1]
         found: dict[str, Any] = {}
         row["strategies"] = found
         elements = math.prod(list(module.executables.values())[-1].program.buffer[buffer].type.concrete(vars(round_.sizes)))
@@ -212,9 +215,10 @@ class Benchmark:
     def _verdict(self, row: dict[str, Any], found: Mapping[str, Any]) -> None:
         """The choice's time over the fastest's."""
         timed = {n: e["median"] for n, e in found.items() if "median" in e}
-        for freedom, allowed in (("run", [n for n in timed if n != "atomic"]), ("none", list(timed))):
+        fixed = [n for n in timed if n != "atomic"]
+        for freedom, allowed in (("run", fixed), ("none", list(timed)), ("symbols", fixed)):
             best = min(allowed, key=timed.__getitem__, default="")
-            if best and row["choice"][freedom] in timed:
+            if best and row["choice"].get(freedom) in timed:
                 row.setdefault("best", {})[freedom] = best
                 row.setdefault("choice_over_best", {})[freedom] = timed[row["choice"][freedom]] / timed[best]
 

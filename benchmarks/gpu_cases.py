@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from types import SimpleNamespace as Sizes
@@ -51,16 +51,17 @@ class GpuCase:
     def at(self, tiny: bool) -> Sizes:
         return Sizes(**{**self.sizes, **(self.tiny if tiny else {})})
 
-    def concrete(self, tiny: bool, memory: bool = False) -> dict[str, str]:
-        """The types with their sizes filled in."""
-        sizes = vars(self.at(tiny))
+    def concrete(self, tiny: bool, memory: bool = False, symbols: Sequence[str] = ()) -> dict[str, str]:
+        """The types with their sizes filled in, but for ``symbols``."""
+        sizes = vars(self.at(tiny)) | dict(zip(symbols, symbols, strict=True))
         types = {**self.types, **(self.memory if memory else {})}
         return {name: re.sub(r"[A-Za-z]\w*(?=[\],])", lambda m: str(sizes[m[0]]), text) for name, text in types.items()}
 
-    def graph(self, tiny: bool) -> Any:
+    def graph(self, tiny: bool, symbols: Sequence[str] = ()) -> Any:
+        """What gradc compiles; a module with ``symbols`` serves every size of these."""
         import gradc
 
-        return gradc.trace(functools.partial(self.ours, self.at(tiny)), **self.concrete(tiny))
+        return gradc.trace(functools.partial(self.ours, self.at(tiny)), **self.concrete(tiny, symbols=symbols))
 
     def tensors(self, torch: Any, tiny: bool, device: str, seed: int = 0) -> dict[str, Any]:
         """The inputs, drawn on the device."""

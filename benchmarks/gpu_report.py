@@ -11,7 +11,7 @@ def markdown(content: Mapping[str, Any]) -> str:
     device = content.get("device", {}).get("name", content.get("target", ""))
     lines = [
         f"# {device}, {content.get('date', '')[:10]}", "",
-        "| case | what | gradc us | floor us | share of the floor | eager / gradc | compile / gradc | choice (run, none) | over the fastest | error, units |",
+        "| case | what | gradc us | floor us | share of the floor | eager / gradc | compile / gradc | choice (run, none, sizes open) | over the fastest | error, units |",
         "|---|---|---:|---:|---:|---:|---:|---|---|---:|",
     ]  # fmt: skip
     lines += [_row(id, row) for id, row in content["cases"].items()]

@@ -41,7 +41,7 @@ def test_every_strategy_of_a_case(id: str, tmp_path: Path, capsys: pytest.Captur
 
     assert gpu.main([id, "--tiny", "--target", "cuda-sim", "--out", str(tmp_path / "gpu.json")]) == 0, capsys.readouterr()
     row = json.loads((tmp_path / "gpu.json").read_text())["cases"][id]
-    assert row["choice"].keys() == {"run", "none"} and len(row["strategies"]) == 4
+    assert row["choice"].keys() == {"run", "none", "symbols"} and len(row["strategies"]) == 4
     for name, entry in row["strategies"].items():
         assert "units" in entry and (entry["right"] or name == "atomic"), (name, entry)
 
