@@ -99,10 +99,10 @@ class Machine:
 
     def get(self, value: Any, dtype: Any = None) -> Array:
         """The numbers of an array of the machine's; a narrow ``dtype`` is one to a byte in every library."""
-        if self.place == "memory":
-            found = value.get() if self.kind == "cupy" else value.numpy()
-        elif self.kind == "cupy":
+        if hasattr(value, "get"):  # CuPy's, which is also what comes of no argument at all
             found = value.get()
+        elif self.place == "memory":
+            found = value.numpy()
         else:
             found = to_numpy(value.detach().cpu() if self.kind == "torch" else value)[0]
         if dtype is None or found.dtype == np.dtype(dtype):

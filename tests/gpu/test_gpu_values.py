@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from machines import Machine
@@ -12,7 +10,6 @@ from test_cpu import NAMES, UNIT, agrees_with_numpy
 
 import gradc
 
-ALL = bool(os.environ.get("ALL_OPS_IN_MEMORY"))
 FEW = ("mul", "embedding", "softmax", "scatter_add")
 """The simulator runs all in tests/test_cuda.py; here these show that the tests themselves are right."""
 
@@ -21,8 +18,8 @@ FEW = ("mul", "embedding", "softmax", "scatter_add")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_op_is_numpy(name: str, machine: Machine) -> None:
     """Every sample of an op's record and its gradients, in every float, at ordinary sizes and empty."""
-    if not machine.on_gpu and name not in FEW and not ALL:
-        pytest.skip("tests/test_cuda.py has it")
+    if not machine.on_gpu and name not in FEW:
+        pytest.skip("the simulator has it in tests/test_cuda.py")
     agrees_with_numpy(name, ("f64", "f32", "bf16", "f16") if machine.on_gpu else ("f32", "bf16"), (0, 7, 64) if machine.on_gpu else (7,), place=machine, target=machine.target)
 
 
