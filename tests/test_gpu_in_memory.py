@@ -406,6 +406,11 @@ def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
     y = module(**arrays)
     module.synchronize()
     device.captures[50] = []
+    fresh = gradc.compile(GRAPH, target="cuda", fuse=False)
+    space = device().memory(1 << 20, 0)
+    with pytest.raises(CaptureError, match="run it once before"):
+        fresh.forward(**arrays, stream=50, out={"y": y}, workspace=ndarray((space.nbytes,), np.uint8, space))
+    fresh.synchronize()
     with pytest.raises(CaptureError, match=r"give out="):
         module.forward(**arrays, stream=50)
     with pytest.raises(CaptureError, match=r"workspace= of [0-9]+ bytes is needed"):

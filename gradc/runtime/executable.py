@@ -385,7 +385,7 @@ class Executable:
     def synchronize(self) -> None:
         """Wait for the calls that were asked for, and raise the first error of theirs."""
         self.pending.wait()
-        if self.target == "cuda" and self._native is not None:
+        if self.target == "cuda" and self._native is not None and self._native.started:
             self._native.device.synchronize()
 
     # -- looking -------------------------------------------------------------------------------------------------------
