@@ -133,6 +133,12 @@ def test_accumulate(device: type[InMemory]) -> None:
     assert back["w"] is total["w"] and device.waits == waits
     for name in first:
         agree(total[name], 1 + first[name])
+    residuals.arrays["t"].host[3] = 99
+    before = {name: host(g) for name, g in total.items()}
+    module.backward(residuals, dy, out=total, accumulate=True)
+    with pytest.raises(IndexOutOfRange, match="index 99 at position 3"):
+        module.synchronize()
+    assert all(np.array_equal(host(total[name]), before[name]) for name in total), "nothing was added"
     gradients = gradc.Gradients(dict(total))
     gradients.accumulate(total)
     agree(gradients["w"], 2 + 2 * first["w"])
@@ -185,6 +191,22 @@ def test_ascending(device: type[InMemory]) -> None:
     module(t=to_cupy(np.array([0, 1, 2])), o=(offsets := to_cupy(np.array([0, 2, 1]))), w=(w := to_cupy(np.ones((3, 2), np.float32))))
     assert offsets is not None and w is not None
     with pytest.raises((NotAscending, IndexOutOfRange)):
+        module.synchronize()
+
+
+def test_steps_of_one_structure_keep_their_own_sizes_and_names() -> None:
+    """Kernels that are equal share one name and one text, over other dims and other indices."""
+    graph = gradc.trace(lambda a, p, b, q: {"one": ops.embedding(a, p), "two": ops.embedding(b, q)}, a="i64[N]", p="f32[V,D]", b="i64[M]", q="f32[W,E]")
+    module = gradc.compile(graph, target="cuda", fuse=False)
+    assert len({k.name for k in module.forward.program.kernels}) < len(module.forward.program.kernels)
+    values = {"a": rng.integers(0, 4, 3), "p": rng.standard_normal((4, 5)).astype(np.float32), "b": rng.integers(0, 9, 70), "q": rng.standard_normal((9, 40)).astype(np.float32)}
+    found = module(**{k: to_cupy(v) for k, v in values.items()})
+    agree(found["one"], values["p"][values["a"]])
+    agree(found["two"], values["q"][values["b"]])
+    values["b"][69] = 9
+    arrays = {k: to_cupy(v) for k, v in values.items()}
+    module(**arrays)
+    with pytest.raises(IndexOutOfRange, match=r"index 9 at position 69 of 'b' is out of range \[0, 9\)"):
         module.synchronize()
 
 
