@@ -597,3 +597,19 @@ def test_launch_errors_are_of_the_call_with_sync() -> None:
     assert module.forward.native.device.sync and not gradc.compile(GRAPH, target="cuda").forward.native.device.sync
     with pytest.raises(InvalidProblem, match="errors='async' is for the target 'cuda'"):
         gradc.compile(GRAPH, target="cpu", errors="async")
+
+
+def test_constants_of_the_graph_are_uploaded_once(device: type[InMemory]) -> None:
+    """A large array met while tracing is an input with a default, which backward reads too; small ones are the program's own."""
+    table = rng.standard_normal((20, 5)).astype(np.float32)
+    graph = gradc.trace(lambda x: ops.tanh(x * table) * np.arange(5, dtype=np.float32), x="f32[20,5]")
+    module, cpu = (gradc.compile(graph, wrt=["x"], target=target) for target in ("cuda", "cpu"))
+    x = rng.standard_normal((20, 5)).astype(np.float32)
+    for _ in range(2):
+        waits = device.waits
+        y, residuals = module.forward(x=to_cupy(x))
+        gradient = module.backward(residuals, to_cupy(np.ones_like(x)))["x"]
+    assert device.waits == waits, "the second time nothing is uploaded"
+    wanted, kept = cpu.forward(x=x)
+    agree(y, wanted)
+    agree(gradient, cpu.backward(kept, np.ones_like(x))["x"])
