@@ -583,6 +583,19 @@ def test_channels_last_is_read_as_it_lies(device: type[InMemory]) -> None:
     assert len(module.variants) == 1 and not module.forward.copied
 
 
+@pytest.mark.parametrize("stream", [None, 9])
+def test_a_gradient_in_the_graphs_order_of_channels_last_inputs(stream: int | None, device: type[InMemory]) -> None:
+    """The variant's gradient is copied and added on the library's own stream, after the kernels' and before what follows."""
+    module = gradc.compile(gradc.trace(lambda x: x * x, x="f32[B,8,H,W]"), wrt=["x"], target="cuda")
+    x, dy = (rng.standard_normal((2, 130, 130, 8)).astype(np.float32) for _ in range(2))
+    seen, out = x.transpose(0, 3, 1, 2), to_cupy(np.ones((2, 8, 130, 130), np.float32))
+    _, residuals = module.forward(x=to_cupy(x).transpose((0, 3, 1, 2)), stream=stream)
+    for accumulate in (False, True):
+        gradients = module.backward(residuals, to_cupy(dy).transpose((0, 3, 1, 2)), out={"x": out}, accumulate=accumulate, stream=stream)
+        assert gradients["x"] is out
+    agree(out, 2 * 2 * seen * dy.transpose(0, 3, 1, 2))
+
+
 def test_donated_memory() -> None:
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda", donate=["x"])
     x = to_cupy(np.zeros(5, np.float32))
