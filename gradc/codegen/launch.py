@@ -20,13 +20,24 @@ from .cuda import STRIP, CudaKernel, Stage
 from .index import flatten
 
 ALIGN = 256
-TASKS = 1024
-"""Tasks that a combine is cut into, more or less: the unit of determinism comes from shapes alone."""
+WORKERS = 1 << 17
+"""Threads that a combine is cut up for, more or less: the unit of determinism comes from shapes alone."""
+MOST_CHUNKS = 1024
+"""Partial results that a warp of a fold goes through an eighth of."""
+SHORTEST = 8
+"""Rows per task."""
 LONGEST = 128
 """Positions of a sorted order per task."""
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel."""
+MOST_BLOCKS = 2**31 - 1
+"""Of a grid."""
+WARP = 32
 TILE = 2048
+ONE_BLOCK = 4096
+"""Rows that one block sorts in one launch."""
+TREE = 64
+"""Chunks whose pieces of one segment are added up apart, where there are twice as many."""
 WORKSPACE, FLAG = ".workspace", ".flag"
 """Roots of memory that no buffer names."""
 WORDS = 3
@@ -109,10 +120,15 @@ class Sizes:
     keys: int
     scratch: int
 
+    def count(self, stage: Stage) -> int:
+        """Tasks of a stage whose number depends on the chunk."""
+        groups = chunks(self.rows, self.chunk) // TREE
+        return self.tasks if stage.kind != "tree" else groups if groups > 1 else 0
+
     @property
     def sort_passes(self) -> int:
-        """8 bits each; the keys are 0 to ``keys``, which is nowhere."""
-        return max(1, chunks(self.keys.bit_length(), 8))
+        """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
+        return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
 
 
 def own_dims(kernel: CudaKernel) -> list[str]:
@@ -123,13 +139,16 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     """What a launch needs to know, from shapes alone; ``dims`` by the names of the kernel's own text."""
     rows, columns, chunked = (max(0, evaluate(x, dims)) for x in (kernel.rows, kernel.columns, kernel.chunked))
     keys = evaluate(kernel.keys, dims) if kernel.keys is not None else 0
-    chunk = 1
+    tiles = chunks(columns, kernel.tile) if kernel.tile else 1
+    chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
     if kernel.keys is not None:
-        chunk = min(LONGEST, max(8, chunks(rows, TASKS)))
+        chunk = min(LONGEST, max(SHORTEST, chunks(rows * tiles * width, 2 * WORKERS)))
+        if kernel.lanes:
+            chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
     elif kernel.by_chunk:
-        chunk = max(8, chunks(chunked, TASKS))
+        chunk = max(SHORTEST, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
-    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk)
+    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
     scratch = 0
     if kernel.keys is not None:
         scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
@@ -137,9 +156,16 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
     for count in kernel.fixed:
         scratch += align(16 * evaluate(count, dims)) + align(4)
+    for count in kernel.loose:
+        scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
-        scratch += align(4 * 256 * chunks(rows, TILE))
+        scratch += align(counts_bytes(rows))
     return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch)
+
+
+def counts_bytes(rows: int) -> int:
+    """Of the sort: rows of each digit in each tile, and in all."""
+    return 4 * 256 * (chunks(rows, TILE) + 1)
 
 
 class LaunchPlan:
@@ -192,20 +218,22 @@ class LaunchPlan:
         sizes = self.sizes(kernel)
         found: list[Action] = []
         for stage in kernel.stages:
-            tasks = sizes.tasks if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            tasks = sizes.count(stage) if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             if tasks > 0:
-                found.append(self.launch(stage, kernel, item, sizes, tasks, number, own))
+                found += self.launches(stage, kernel, item, sizes, tasks, number, own)
             if stage.kind == "key":
                 found += self.sort(sizes, self.site(number))
         return found
 
-    def launch(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> Launch:
+    def launches(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> list[Launch]:
+        """A stage; more than one where it has more blocks than a grid can have."""
         args = [self.part(b) for b in item.buffers]
         written = [i for i, b in enumerate(item.buffers) if b in item.writes]
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
-        space = self.space(0, self.room, np.dtype(np.uint8))
-        return Launch(stage.name, chunks(tasks * stage.width, kernel.threads), kernel.threads, (*args, *sizes.dims, space, self.flag, self.site(number), sizes.chunk, aux), (*written, scratch, flag))
+        shared: tuple[Part | int, ...] = (*args, *sizes.dims, self.space(0, self.room, np.dtype(np.uint8)), self.flag, self.site(number), sizes.chunk, aux)
+        blocks = chunks(tasks * stage.width, kernel.threads)
+        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag)) for at in range(0, blocks, MOST_BLOCKS)]
 
     def sort(self, sizes: Sizes, site: int) -> list[Launch]:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""
@@ -215,12 +243,14 @@ class LaunchPlan:
         start = self.space(4 * step, sizes.keys + 2, U32)
         tiles = chunks(sizes.rows, TILE)
         found: list[Launch] = []
-        if sizes.rows:
-            counts = self.space(self.room - align(1024 * tiles), 256 * tiles, U32)
+        if 0 < sizes.rows <= ONE_BLOCK:
+            found.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
+        elif sizes.rows:
+            counts = self.space(self.room - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
                 found.append(Launch("gradc_sort_count", tiles, 256, (key, counts, sizes.rows, tiles, 8 * number, self.flag, site), (1,)))
-                found.append(Launch("gradc_sort_scan", 1, 1024, (counts, 256 * tiles, self.flag, site), (0,)))
+                found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
                 found.append(Launch("gradc_sort_move", tiles, 256, (key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site), (3, 4)))
         found.append(Launch("gradc_sort_bounds", chunks(sizes.keys + 2, 256), 256, (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site), (1,)))
         return found
