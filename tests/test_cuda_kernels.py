@@ -194,3 +194,24 @@ def test_sorts_of_every_length_are_stable(rows: int, keys: int, checks: bool) ->
     np.testing.assert_array_equal(got, wanted)
     made = [launch.function for launch in launches(module, {"N": rows})]
     assert ("gradc_sort_block" in made) == (rows <= ONE_BLOCK) and made.count("gradc_sort_move") == (0 if rows <= ONE_BLOCK else -(-keys.bit_length() // 8))
+
+
+# -- long rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["sum", "softmax", "argmax", "layer_norm"])
+@pytest.mark.parametrize("of", ["f32[N]", "f64[N]", "bf16[N]", "f32[R,20000]"])
+def test_few_long_rows_are_cut_up(op: str, of: str) -> None:
+    """Each pass is a function over strips; short rows, or many, stay whole. Nothing of it depends on the order of blocks."""
+    graph = gradc.trace(lambda x: ops.layer_norm(x, (x.shape[-1],)) if op == "layer_norm" else getattr(ops, op)(x), x=of)
+    module = gradc.compile(graph, target="cuda-sim")
+    rng = np.random.default_rng(0)
+    for n, cut in ((1, False), (40, False), (16384, False), (20001, True)) if "N" in of else ((1, True), (3, True)):
+        shape = (n,) if "N" in of else (n, 20000)
+        cut = cut and not (op == "sum" and "R" in of)  # which flattens it
+        if n == 16384 and op != "sum":
+            continue
+        x = rng.uniform(0.5, 1.5, shape).astype(graph.input("x").dtype.np)  # sums that lose nothing
+        agree(module, graph, {"x": x}, 4 * UNIT[of.partition("[")[0]], (1,))
+        made = [launch.function for launch in launches(module, {"N": n, "R": n})]
+        assert any("_part" in name for name in made) == cut or (op, of) == ("sum", "f32[R,20000]"), made

@@ -6,11 +6,14 @@ row of parameters.  Such elements are moved 16 bytes at a time where address and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir.dims import Size, product
 from ..ir.kernel import Index, Kernel, Stmt
+from ..ir.node import REGISTRY
+from ..ir.op import Expr
 from ..ir.types import Type
 from .expr import stored
 from .index import flatten, index, size, strides
@@ -21,8 +24,8 @@ BYTES = 16
 """Of the widest access."""
 WORDS = 40
 """Registers for elements on their way."""
-LONG_BODY = 24
-"""Statements from which on a thread takes fewer columns: each is written out for every one of them."""
+LONG_BODY = 32
+"""Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every one of them."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,12 @@ def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> Access | None:
     return None if base is None else Access(s.buffer, stored(dtype), dtype.itemsize, base)
 
 
+def _weight(s: Stmt) -> int:
+    """Of a statement beside an addition's: a function has a polynomial, or steps of integers."""
+    lower = getattr(REGISTRY.get(s.op), "lower", None)
+    return 8 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
+
+
 def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
     """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out and registers are enough.
 
@@ -82,7 +91,8 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
     bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
     found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
     vec = min(MOST, max(BYTES // a.item for a in found.values())) if found else 1
-    vec = min(vec, MOST // 2) if max(map(len, bodies)) > LONG_BODY else vec
+    weight = max(sum(map(_weight, body)) for body in bodies)
+    vec = 1 if weight > 3 * LONG_BODY else min(vec, MOST // 2) if weight > LONG_BODY else vec
     count: Size = product(n for _, n in kernel.cols)
 
     def spills() -> bool:

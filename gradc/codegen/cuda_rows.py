@@ -1,7 +1,7 @@
 """A kernel as templates/cuda/rows.cu.j2 needs to know it.
 
 A *task* is ``width`` threads that go through rows together; each thread has ``vec`` columns at a time.  What is summed up in which order is
-decided by shapes alone.  Four mappings:
+decided by shapes alone.  Five mappings:
 
 - *strips*: nothing is combined in an order.  A task is a strip of one row.
 - *tiled*: every ordered accum adds into columns of its own, and no pass needs a whole row.  A task is a chunk of rows x ``width * vec`` columns: the
@@ -9,6 +9,7 @@ decided by shapes alone.  Four mappings:
   has ``ahead`` rows on their way from memory.
 - *lanes*: rows without columns, in the order of their places.  A task is a warp, a lane has a row, and what goes to one place is added up by a
   segmented scan of the warp.
+- *parts*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is joined from the strips by those after it.
 - else a task goes through whole rows; sums are in registers where the columns are few enough, else in memory.
 
 Of a scatter of bf16 rows of 4096 (16384 into 128256) the tiled kernel moves each element of dy once in 16-byte loads and writes each element
@@ -43,6 +44,10 @@ HELD = 64
 """Registers for the sums of a thread."""
 NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
+FEW_ROWS = 256
+"""Rows below which long ones are cut up."""
+LONG_ROW = 16384
+"""Columns of a row that may be cut up."""
 UNORDERED = ("atomic", "atomic_fixed")
 """Strategies whose additions come in any order."""
 
@@ -51,7 +56,7 @@ UNORDERED = ("atomic", "atomic_fixed")
 class Stage:
     """One function of a kernel.
 
-    :param name: the function.  :param kind: ``clear``, ``scan``, ``key``, ``rows``, ``fold``, ``tree``, ``finish`` or ``settle``.  :param tasks: how many tasks, of ``width`` threads
+    :param name: the function.  :param kind: ``clear``, ``scan``, ``key``, ``rows``, ``part``, ``last``, ``fold``, ``tree``, ``finish`` or ``settle``.  :param tasks: how many tasks, of ``width`` threads
         each; None for the rows, whose number depends on the chunk.
     """
 
@@ -71,6 +76,7 @@ class CudaKernel:
     :param private: elements of the partial results of one chunk.  :param keys: keys of the sort; None without one.
     :param scratch: (elements per chunk, bytes of one) of the partial results, in order.  :param fixed: elements of each sum in integers.
     :param loose: elements of each f32 sum of a 16-bit result that is added up in memory.
+    :param parts: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param strips: whether a row's columns are cut into tasks, too.
     :param sites: the op and the index of each check.
     """
@@ -92,6 +98,7 @@ class CudaKernel:
     scratch: tuple[tuple[Size, int], ...]
     fixed: tuple[Size, ...]
     loose: tuple[Size, ...]
+    parts: tuple[Size, ...]
     strips: bool
     checks: bool
     sites: tuple[tuple[str, str], ...]
@@ -116,6 +123,7 @@ class Writer(RowWriter):
         self.held = self.turns > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
         if not self.held and not self.tiled and self.width > THREADS:
             self.width = THREADS
+        self.ahead = self.rows_ahead() if self.tiled else 1
         self.strips = alone and all(how == "atomic" for how in self.how.values()) and self.width > 1
         self.accesses: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
@@ -172,9 +180,29 @@ class Writer(RowWriter):
             return all(i == Index() or i.variable in self.parts[self.k.order].kept for i in s.index[: part.leading])
         return how == "segmented" or all(i == Index() for i in s.index[: part.leading])
 
-    def ahead(self, words: int) -> int:
-        """Rows whose loads are under way while one is worked on."""
-        return 4 if words <= 10 else 2 if words <= 20 else 1
+    @property
+    def exact(self) -> bool:
+        """Whether a thread's columns are neighbours and all there or none, whatever the sizes."""
+        return self.vec == 1 or (isinstance(self.k.col_count, int) and self.k.col_count % self.vec == 0)
+
+    def words(self, a: Access) -> int:
+        """Registers for a thread's elements: packed, if nothing can force them to come one by one."""
+        return max(self.vec * a.item // 4, 1) if self.exact else self.vec * max(a.item // 4, 1)
+
+    def rows_ahead(self) -> int:
+        """Rows of a tiled kernel whose loads are under way while one is worked on."""
+        body = self.k.passes[0].body
+        found = {(a.buffer, a.base): a for s in body if (a := access(self.k, self.types, s)) is not None and a.fits(self.vec)}
+        words = sum(map(self.words, found.values())) + len(self.kept_values())
+        return 4 if words <= 6 else 2 if words <= 16 else 1
+
+    def kept_values(self) -> list[Stmt]:
+        """The row's values that its columns use, of a tiled kernel."""
+        row = self.k.passes[0]
+        vectors = {s for s in row.body if access(self.k, self.types, s) is not None}
+        used = {u for s in (*row.body, *row.roots) if s not in vectors for u in (s.args if s in self.ordered and self.held else s.uses)}
+        used |= {s.where for s in self.ordered if self.how[s.buffer] != "segmented"}
+        return [s for s in row.row if s.name in used and s.op not in ("const", "size")]
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
 
@@ -191,15 +219,14 @@ class Writer(RowWriter):
         keys = product(self.types[k.order].shape[: part.leading]) if part is not None and self.order == "segmented" else None
         vectors = [*self.moved.values(), *self.wide_only]
         conditions = list(dict.fromkeys(c for a in vectors for c in a.conditions(self.vec))) if self.vec > 1 else []
-        exact = self.vec == 1 or (isinstance(k.col_count, int) and k.col_count % self.vec == 0)
         context = {
             "name": k.name, "comment": "\n".join(f" * {line}" for line in str(k).splitlines()), "dims": list(k.dims(self.types)),
             "buffers": [{"name": b, "ctype": stored(self.types[b].dtype), "written": b in k.writes, "alone": self.alone(b)} for b in k.buffers],
             "rows": self.axes(k.rows), "cols": self.axes(k.cols), "kept": self.axes(kept), "rest": self.axes(rest),
             "row_count": size(k.row_count), "col_count": size(k.col_count), "kept_count": size(kept_count), "rest_count": size(rest_count),
             "order": self.order, "passes": passes, "accums": accums, "strips": self.strips, "tiled": self.tiled, "lanes": self.lanes, "held": self.held, "turns": self.turns if self.held or self.tiled else 0,
-            "visit_all": not only, "width": self.width, "vec": self.vec, "exact": exact, "wide": conditions, "threads": self.threads, "blocks": max(1, 512 // self.threads),
-            "syncs": bool(self.ordered) and not self.tiled and not self.held and not self.lanes and (self.order == "regular" or not all(map(self.own, self.ordered))), "scan": scan, "group": self.group(passes[0]) if self.tiled else {},
+            "visit_all": not only, "width": self.width, "vec": self.vec, "exact": self.exact, "wide": conditions, "threads": self.threads, "blocks": max(1, 512 // self.threads),
+            "syncs": bool(self.ordered) and not self.tiled and not self.held and not self.lanes and (self.order == "regular" or not all(map(self.own, self.ordered))), "scan": scan, "group": self.group() if self.tiled else {},
             "shared": self.width > 32 and any(p["reductions"] for p in passes),
         }  # fmt: skip
         stages = [Stage(f"{k.name}_rows", "rows", None, self.width)]
@@ -220,6 +247,11 @@ class Writer(RowWriter):
         if keys is not None:
             each = 1 if self.lanes else self.width
             stages += [Stage(f"{k.name}_tree", "tree", None, each), Stage(f"{k.name}_finish", "finish", keys, each)]
+        parts: list[Size] = []
+        if self.splits():
+            stages += [Stage(f"{k.name}_part{i}", "part" if p["columns"] else "last", None, self.width) for i, p in enumerate(passes)]
+            parts = [k.row_count for p in passes for _ in p["reductions"]]
+        context["parts"] = [{"row_count": size(k.row_count)} for _ in parts]
         for s in k.accums:
             if self.how[s.buffer] == "atomic_fixed" or self.loose(s):
                 stages.append(Stage(f"{k.name}_settle{self.number[s.buffer]}", "settle", self.types[s.buffer].count, 1))
@@ -231,8 +263,14 @@ class Writer(RowWriter):
             k.name, render("cuda/rows.cu.j2", k=context), k.buffers, tuple(k.dims(self.types)), tuple(stages), self.threads, k.row_count, k.col_count,
             kept_count if self.order == "regular" else k.row_count, self.order != "regular" and bool(self.ordered), self.width * self.vec if self.tiled else 0, self.lanes, private, keys, tuple(scratch),
             tuple(self.types[b].count for b, how in self.how.items() if how == "atomic_fixed"), tuple(self.types[s.buffer].count for s in k.accums if self.loose(s)),
-            self.strips, any(s.op == "check" for s in k.body), (),
+            tuple(parts), self.strips, any(s.op == "check" for s in k.body), (),
         )  # fmt: skip
+
+    def splits(self) -> bool:
+        """Whether there may be few rows, and long ones, that are added up and nothing else: each pass is a function then, over strips of them."""
+        rows, columns = self.k.row_count, self.k.col_count
+        few = rows < FEW_ROWS if isinstance(rows, int) else isinstance(columns, int)
+        return few and self.width == THREADS and not self.k.accums and any(s.op in REDUCTIONS for s in self.k.body) and (not isinstance(columns, int) or columns > LONG_ROW)
 
     def alone(self, buffer: str) -> bool:
         """Whether no other lies where it does: only an output that is stored where an input is read can take its memory."""
@@ -240,16 +278,18 @@ class Writer(RowWriter):
         pairs = {(s.buffer, t.buffer) for s in stores for t in loads if s.index == t.index and self.types[s.buffer] == self.types[t.buffer]}
         return not any(buffer in pair for pair in pairs)
 
-    def group(self, p: Mapping[str, Any]) -> dict[str, Any]:
+    def group(self) -> dict[str, Any]:
         """Of the rows that are under way together: what is kept of each."""
-        row = self.k.passes[0]
-        used = {u for s in (*row.body, *row.roots) if self.vector(s) is None for u in (s.args if s in self.ordered and self.held else s.uses)}
-        used |= {s.where for s in self.ordered if self.how[s.buffer] != "segmented"}
-        values = [s for s in row.row if s.name in used and s.op not in ("const", "size")]
+        values = self.kept_values()
+        values += [s for s in self.k.passes[0].row if s.name and s not in values and s.op not in ("const", "size") and self.needed_again(s)]
         keep = [{"name": variable(s.name), "ctype": carrier(s.dtype)} for s in values if s.dtype is not None]
-        again = [self.scribe.value(s) for s in row.row if s.op in ("const", "size")]
-        words = sum(2 if v["ctype"] in ("i64", "u64", "f64") else 1 for v in keep) + sum(max(self.vec * a.item // 4, 1) for a in self.moved.values() if any(g["buffer"] == a.buffer for g in p["gets"]))
-        return {"ahead": self.ahead(words), "keep": keep, "again": again}
+        again = [self.scribe.value(s) for s in self.k.passes[0].row if s.op in ("const", "size")]
+        return {"ahead": self.ahead, "keep": keep, "again": again}
+
+    def needed_again(self, s: Stmt) -> bool:
+        """Whether a load or store that is not moved with its row's names it in its place."""
+        row = self.k.passes[0]
+        return any(s.name in t.uses and t.op in ("load", "store") and ((self.ahead == 1 and self.vec == 1) or t.op == "store" or self.vector(t) is None) for t in (*row.body, *row.roots))
 
     # -- accums --------------------------------------------------------------------------------------------------------
 
@@ -351,11 +391,13 @@ class Writer(RowWriter):
             else:
                 body += self.effect(s)
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s, once=True))]
-        return {"row": row, "body": body, "columns": bool(p.roots), "reductions": reductions, "gets": list(gets.values()), "puts": list(puts.values())}
+        values = [self.scribe.value(s) for s in p.row if s.name]
+        effects = [line for s in p.row if not s.name for line in self.effect(s, once=True)]
+        return {"row": row, "named": values, "effects": effects, "body": body, "columns": bool(p.roots), "reductions": reductions, "gets": list(gets.values()), "puts": list(puts.values())}
 
     def vector(self, s: Stmt) -> tuple[str, Access] | None:
         """The array that a linear access moves a thread's columns through, if they move together."""
-        found = access(self.k, self.types, s) if self.vec > 1 or self.tiled else None
+        found = access(self.k, self.types, s) if self.vec > 1 or self.ahead > 1 else None
         if found is None or not found.fits(self.vec):
             return None
         name = self.accesses.setdefault((found.buffer, found.base, s.op), f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
@@ -390,15 +432,15 @@ class Writer(RowWriter):
             join = f"gradc_arg_{'most' if kind == 'argmax' else 'least'}<{ctype}>"
             place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols])) if self.k.cols else "0"
             start = f"gradc_place<{ctype}> {part} = {{0, -1}};"
-            return {"start": start, "lines": [f"{join}::join({part}, gradc_place<{ctype}>{{{v}, {place}}});"],
+            return {"part": part, "ctype": f"gradc_place<{ctype}>", "join": join, "start": start, "lines": [f"{join}::join({part}, gradc_place<{ctype}>{{{v}, {place}}});"],
                     "result": f"const i64 {name} = gradc_max(gradc_reduce<{join}, W>({part}, {shared}).at, 0);"}  # fmt: skip
         if kind == "sum":
             carried = "sum_f32" if dtype.is_float and carrier(dtype) == "f32" else carrier(dtype)
-            return {"start": f"{carried} {part}; gradc_clear({part});", "lines": [f"{guard}gradc_add({part}, {v});"],
+            return {"part": part, "ctype": carried, "join": f"gradc_sum<{carried}>", "start": f"{carried} {part}; gradc_clear({part});", "lines": [f"{guard}gradc_add({part}, {v});"],
                     "result": f"const {carrier(dtype)} {name} = ({carrier(dtype)})gradc_value(gradc_reduce<gradc_sum<{carried}>, W>({part}, {shared}));"}  # fmt: skip
         join = f"gradc_{ {'prod': 'prod', 'max': 'most', 'min': 'least'}[kind] }<{carrier(dtype)}>"
         start = literal(neutral(kind, own if own.is_float or own.is_integer else dtype) if own.kind != "b" else int(kind == "min"), own)
-        return {"start": f"{carrier(dtype)} {part} = {start};", "lines": [f"{guard}{join}::join({part}, {v});"],
+        return {"part": part, "ctype": carrier(dtype), "join": join, "start": f"{carrier(dtype)} {part} = {start};", "lines": [f"{guard}{join}::join({part}, {v});"],
                 "result": f"const {carrier(dtype)} {name} = gradc_reduce<{join}, W>({part}, {shared});"}  # fmt: skip
 
     def effect(self, s: Stmt, value: str = "", once: bool = False) -> list[str]:

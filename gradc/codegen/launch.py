@@ -16,7 +16,7 @@ import numpy as np
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
-from .cuda import STRIP, CudaKernel, Stage
+from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, CudaKernel, Stage
 from .index import flatten
 
 ALIGN = 256
@@ -24,6 +24,8 @@ WORKERS = 1 << 17
 """Threads that a combine is cut up for, more or less: the unit of determinism comes from shapes alone."""
 MOST_CHUNKS = 1024
 """Partial results that a warp of a fold goes through an eighth of."""
+MOST_PARTS = 1024
+"""Strips of all rows that are cut up."""
 SHORTEST = 8
 """Rows per task."""
 LONGEST = 128
@@ -110,7 +112,7 @@ Action = Launch | Product
 class Sizes:
     """A kernel's numbers for one set of dims.
 
-    :param chunk: rows (or positions) per task.  :param scratch: bytes.
+    :param chunk: rows (or positions) per task; columns, where rows are cut up.  :param scratch: bytes.  :param parts: strips of each row; 0: it is not cut up.
     """
 
     dims: tuple[int, ...]
@@ -119,11 +121,14 @@ class Sizes:
     tasks: int
     keys: int
     scratch: int
+    parts: int = 0
 
     def count(self, stage: Stage) -> int:
         """Tasks of a stage whose number depends on the chunk."""
+        if stage.kind in ("part", "last"):
+            return self.rows * (self.parts if stage.kind == "part" else min(self.parts, 1))
         groups = chunks(self.rows, self.chunk) // TREE
-        return self.tasks if stage.kind != "tree" else groups if groups > 1 else 0
+        return (self.tasks if self.parts == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
 
     @property
     def sort_passes(self) -> int:
@@ -149,7 +154,11 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = max(SHORTEST, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
-    scratch = 0
+    parts = 0
+    if kernel.parts and rows < FEW_ROWS and columns > LONG_ROW:
+        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_PARTS)))
+        parts = chunks(columns, chunk)
+    scratch = len(kernel.parts) * align(16 * rows * parts)
     if kernel.keys is not None:
         scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
     for count, each in kernel.scratch:
@@ -160,7 +169,7 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
         scratch += align(counts_bytes(rows))
-    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch)
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts)
 
 
 def counts_bytes(rows: int) -> int:
