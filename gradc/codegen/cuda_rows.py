@@ -270,7 +270,7 @@ class Writer(RowWriter):
         """Whether there may be few rows, and long ones, that are added up and nothing else: each pass is a function then, over strips of them."""
         rows, columns = self.k.row_count, self.k.col_count
         few = rows < FEW_ROWS if isinstance(rows, int) else isinstance(columns, int)
-        return few and self.width == THREADS and not self.k.accums and any(s.op in REDUCTIONS for s in self.k.body) and (not isinstance(columns, int) or columns > LONG_ROW)
+        return few and self.width > 32 and not self.k.accums and any(s.op in REDUCTIONS for s in self.k.body) and (not isinstance(columns, int) or columns > LONG_ROW)
 
     def alone(self, buffer: str) -> bool:
         """Whether no other lies where it does: only an output that is stored where an input is read can take its memory."""

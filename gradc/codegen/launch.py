@@ -16,7 +16,7 @@ import numpy as np
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
-from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, CudaKernel, Stage
+from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, THREADS, CudaKernel, Stage
 from .index import flatten
 
 ALIGN = 256
@@ -27,7 +27,7 @@ MOST_CHUNKS = 1024
 MOST_PARTS = 1024
 """Strips of all rows that are cut up."""
 SHORTEST = 8
-"""Rows per task."""
+"""Rows per task at least; of a block with its threads to itself one."""
 LONGEST = 128
 """Positions of a sorted order per task."""
 MOST_PARTIALS = 1 << 22
@@ -151,7 +151,7 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         if kernel.lanes:
             chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
     elif kernel.by_chunk:
-        chunk = max(SHORTEST, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
+        chunk = max(min(SHORTEST, max(1, THREADS // width)), chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
     parts = 0
