@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,16 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
+from gradc.api import GPU_STRATEGIES
 from gradc.autodiff import differentiate
-from gradc.codegen.launch import ONE_BLOCK, TREE, Launch
+from gradc.codegen.cuda import render_cuda
+from gradc.codegen.launch import ONE_BLOCK, TREE, Launch, LaunchPlan
+from gradc.errors import Unsupported
+from gradc.ir.program_text import parse_program
+from gradc.passes.choose_reduction import choose_reduction
+from gradc.passes.devices import device_for
+from gradc.runtime.cpu import CpuProgram
+from gradc.runtime.cuda import CudaProgram, Simulator
 
 FLOATS = ("f64", "f32", "bf16", "f16")
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
@@ -215,3 +224,47 @@ def test_few_long_rows_are_cut_up(op: str, of: str) -> None:
         agree(module, graph, {"x": x}, 4 * UNIT[of.partition("[")[0]], (1,))
         made = [launch.function for launch in launches(module, {"N": n, "R": n})]
         assert any("_part" in name for name in made) == cut or (op, of) == ("sum", "f32[R,20000]"), made
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+DIAGONAL = """program @p {
+  input x: f32[B,N]
+  output g: f32[N,N]
+  kernel @k_0 rows(b: B, n: N) cols() {
+    %0 = load x[b, n] : f32
+    accum g[n, n] <- %0 : f32
+  }
+  return g=g
+}
+"""
+
+
+@pytest.mark.parametrize("rows", [3, 50])
+def test_a_diagonal_is_cleared_beside_itself(rows: int) -> None:
+    program = choose_reduction(parse_program(DIAGONAL.replace("B,N", f"{rows},N").replace("b: B", f"b: {rows}")), device=device_for("sm_90"), force={"*": "regular"}, available=GPU_STRATEGIES)
+    assert "strategy(g: regular)" in str(program)
+    x = np.random.default_rng(0).integers(-9, 9, (rows, 5)).astype(np.float32)
+    for made in (CudaProgram(program, functools.partial(Simulator, check=True)), CpuProgram(program)):
+        g = np.full((5, 5), 7, np.float32)
+        made.run({"x": x, "g": g}, made.bind({"N": 5}))
+        np.testing.assert_array_equal(g, np.diag(x.sum(0)))
+
+
+def test_what_a_sort_cannot_count_is_refused() -> None:
+    graph = differentiate(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,4]"), ["w"])
+    module = gradc.compile(graph, target="cuda", reductions={"*": "segmented"})
+    kernels = render_cuda(module.forward.program)[1]
+    LaunchPlan(module.forward.program, kernels, {"N": 2**31 - 3, "V": 2**31 - 3})
+    for n, v in ((2**31, 5), (5, 2**32)):
+        with pytest.raises(Unsupported, match=rf"a segmented sum over {max(n, v)} rows.*it counts to 2\^31"):
+            LaunchPlan(module.forward.program, kernels, {"N": n, "V": v})
+
+
+def test_more_blocks_than_a_grid_has_are_several_launches() -> None:
+    """Each launch is told its first block, so that every block of all of them has a number of its own."""
+    module = gradc.compile(gradc.trace(lambda x: ops.softmax(x), x="f32[N,4096]"), target="cuda")
+    rows = 2**32 + 5
+    found = [a for actions in LaunchPlan(module.forward.program, render_cuda(module.forward.program)[1], {"N": rows}).actions for a in actions if isinstance(a, Launch)]
+    assert [(a.blocks, a.args[-1]) for a in found] == [(2**31 - 1, 0), (2**31 - 1, 2**31 - 1), (rows - 2 * (2**31 - 1), 2 * (2**31 - 1))]
