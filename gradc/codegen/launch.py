@@ -28,7 +28,7 @@ MOST_CHUNKS = 1024
 MOST_PARTS = 1024
 """Strips of all rows that are cut up."""
 SHORTEST = 8
-"""Rows per task at least; of a block with its threads to itself one."""
+"""Rows per task at least; of a block that goes through whole rows one."""
 LONGEST = 128
 """Positions of a sorted order per task."""
 MOST_PARTIALS = 1 << 22
@@ -154,7 +154,8 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         if kernel.lanes:
             chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
     elif kernel.by_chunk:
-        chunk = max(min(SHORTEST, max(1, THREADS // width)), chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
+        least = SHORTEST if kernel.tile else min(SHORTEST, max(1, THREADS // width))
+        chunk = max(least, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
     parts = 0
