@@ -24,11 +24,13 @@ from .module import Module, Recipe
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
 from .passes.devices import gpu_of, listed_device
+from .passes.element_rows import element_rows
 from .passes.fold import fold
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
 from .passes.partition import Partition, Residual, partition
 from .passes.plan_buffers import plan_buffers
+from .passes.round_sums import round_sums
 from .passes.schedule import schedule
 from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
@@ -77,6 +79,8 @@ def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pip
     """Graph -> Program, ready to render."""
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], narrow=target in ("cpu", "numpy")))
     how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    if target.startswith("cuda"):
+        program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 

@@ -115,7 +115,7 @@ class Backward(Executable):
             read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
             targets = Targets(self, read, residuals, out, accumulate, joint_names(self.module.graph, self.module.wrt)[1])
             gradients = residuals.variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
-            return Gradients(targets.finish(restored(gradients, residuals.orders)), self.module.structure)
+            return Gradients(targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure)
         inputs = self.inputs_of(residuals, cotangents, named, stream)
         gradient_names = joint_names(self.module.graph, self.module.wrt)[1]
         if isinstance(out, Mapping):

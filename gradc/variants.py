@@ -88,8 +88,12 @@ class Targets:
         self.given = laid({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
-    def finish(self, gradients: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, gradients: dict[str, Any], place: Any, stream: Any = None) -> dict[str, Any]:
         """The gradients, with the caller's arrays where he gave some."""
+        own = place.stream(None, gradients.values())  # on which the library of a GPU's arrays works
+        asked = own if stream is None else place.stream(stream, gradients.values())
+        if self.later and asked != own:
+            place.device.follow(own, asked)
         for name, value in self.later.items():
             target, source = located(value), located(gradients[name])
             if isinstance(target, Remote):
@@ -99,4 +103,6 @@ class Targets:
             else:
                 np.copyto(target, source)
             gradients[name] = value
+        if self.later and asked != own:
+            place.device.follow(asked, own)
         return gradients

@@ -86,6 +86,8 @@ class InMemory(Simulator):
         InMemory.launched.append((function, stream))
         if self.fails and self.fails in function:
             raise DeviceError(f"{function} ({blocks} blocks of {threads} threads): an illegal memory access was encountered")
+        self.load()
+        assert all(size == 8 for _, size in self.library.signature(function)), "cuLaunchKernel gets 8 bytes for each parameter"
         super().launch(function, blocks, threads, args, written, stream, shared)
 
     def memory(self, nbytes: int, stream: int | None = None) -> Memory:

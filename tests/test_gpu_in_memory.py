@@ -133,6 +133,12 @@ def test_accumulate(device: type[InMemory]) -> None:
     assert back["w"] is total["w"] and device.waits == waits
     for name in first:
         agree(total[name], 1 + first[name])
+    residuals.arrays["t"].host[3] = 99
+    before = {name: host(g) for name, g in total.items()}
+    module.backward(residuals, dy, out=total, accumulate=True)
+    with pytest.raises(IndexOutOfRange, match="index 99 at position 3"):
+        module.synchronize()
+    assert all(np.array_equal(host(total[name]), before[name]) for name in total), "nothing was added"
     gradients = gradc.Gradients(dict(total))
     gradients.accumulate(total)
     agree(gradients["w"], 2 + 2 * first["w"])
@@ -185,6 +191,22 @@ def test_ascending(device: type[InMemory]) -> None:
     module(t=to_cupy(np.array([0, 1, 2])), o=(offsets := to_cupy(np.array([0, 2, 1]))), w=(w := to_cupy(np.ones((3, 2), np.float32))))
     assert offsets is not None and w is not None
     with pytest.raises((NotAscending, IndexOutOfRange)):
+        module.synchronize()
+
+
+def test_steps_of_one_structure_keep_their_own_sizes_and_names() -> None:
+    """Kernels that are equal share one name and one text, over other dims and other indices."""
+    graph = gradc.trace(lambda a, p, b, q: {"one": ops.embedding(a, p), "two": ops.embedding(b, q)}, a="i64[N]", p="f32[V,D]", b="i64[M]", q="f32[W,E]")
+    module = gradc.compile(graph, target="cuda", fuse=False)
+    assert len({k.name for k in module.forward.program.kernels}) < len(module.forward.program.kernels)
+    values = {"a": rng.integers(0, 4, 3), "p": rng.standard_normal((4, 5)).astype(np.float32), "b": rng.integers(0, 9, 70), "q": rng.standard_normal((9, 40)).astype(np.float32)}
+    found = module(**{k: to_cupy(v) for k, v in values.items()})
+    agree(found["one"], values["p"][values["a"]])
+    agree(found["two"], values["q"][values["b"]])
+    values["b"][69] = 9
+    arrays = {k: to_cupy(v) for k, v in values.items()}
+    module(**arrays)
+    with pytest.raises(IndexOutOfRange, match=r"index 9 at position 69 of 'b' is out of range \[0, 9\)"):
         module.synchronize()
 
 
@@ -406,6 +428,11 @@ def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
     y = module(**arrays)
     module.synchronize()
     device.captures[50] = []
+    fresh = gradc.compile(GRAPH, target="cuda", fuse=False)
+    space = device().memory(1 << 20, 0)
+    with pytest.raises(CaptureError, match="run it once before"):
+        fresh.forward(**arrays, stream=50, out={"y": y}, workspace=ndarray((space.nbytes,), np.uint8, space))
+    fresh.synchronize()
     with pytest.raises(CaptureError, match=r"give out="):
         module.forward(**arrays, stream=50)
     with pytest.raises(CaptureError, match=r"workspace= of [0-9]+ bytes is needed"):
@@ -556,6 +583,19 @@ def test_channels_last_is_read_as_it_lies(device: type[InMemory]) -> None:
     assert len(module.variants) == 1 and not module.forward.copied
 
 
+@pytest.mark.parametrize("stream", [None, 9])
+def test_a_gradient_in_the_graphs_order_of_channels_last_inputs(stream: int | None, device: type[InMemory]) -> None:
+    """The variant's gradient is copied and added on the library's own stream, after the kernels' and before what follows."""
+    module = gradc.compile(gradc.trace(lambda x: x * x, x="f32[B,8,H,W]"), wrt=["x"], target="cuda")
+    x, dy = (rng.standard_normal((2, 130, 130, 8)).astype(np.float32) for _ in range(2))
+    seen, out = x.transpose(0, 3, 1, 2), to_cupy(np.ones((2, 8, 130, 130), np.float32))
+    _, residuals = module.forward(x=to_cupy(x).transpose((0, 3, 1, 2)), stream=stream)
+    for accumulate in (False, True):
+        gradients = module.backward(residuals, to_cupy(dy).transpose((0, 3, 1, 2)), out={"x": out}, accumulate=accumulate, stream=stream)
+        assert gradients["x"] is out
+    agree(out, 2 * 2 * seen * dy.transpose(0, 3, 1, 2))
+
+
 def test_donated_memory() -> None:
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda", donate=["x"])
     x = to_cupy(np.zeros(5, np.float32))
@@ -570,3 +610,19 @@ def test_launch_errors_are_of_the_call_with_sync() -> None:
     assert module.forward.native.device.sync and not gradc.compile(GRAPH, target="cuda").forward.native.device.sync
     with pytest.raises(InvalidProblem, match="errors='async' is for the target 'cuda'"):
         gradc.compile(GRAPH, target="cpu", errors="async")
+
+
+def test_constants_of_the_graph_are_uploaded_once(device: type[InMemory]) -> None:
+    """A large array met while tracing is an input with a default, which backward reads too; small ones are the program's own."""
+    table = rng.standard_normal((20, 5)).astype(np.float32)
+    graph = gradc.trace(lambda x: ops.tanh(x * table) * np.arange(5, dtype=np.float32), x="f32[20,5]")
+    module, cpu = (gradc.compile(graph, wrt=["x"], target=target) for target in ("cuda", "cpu"))
+    x = rng.standard_normal((20, 5)).astype(np.float32)
+    for _ in range(2):
+        waits = device.waits
+        y, residuals = module.forward(x=to_cupy(x))
+        gradient = module.backward(residuals, to_cupy(np.ones_like(x)))["x"]
+    assert device.waits == waits, "the second time nothing is uploaded"
+    wanted, kept = cpu.forward(x=x)
+    agree(y, wanted)
+    agree(gradient, cpu.backward(kept, np.ones_like(x))["x"])

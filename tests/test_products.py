@@ -14,7 +14,7 @@ from gradc.codegen.support import ADDED, support_text
 from gradc.errors import SimulationFault
 from gradc.ir.types import DTYPES
 from gradc.runtime.device import Span
-from gradc.runtime.on_device import OnDevice, add
+from gradc.runtime.on_device import OnDevice, _bounds, add
 from gradc.runtime.simulator import Simulator
 
 MULTIPLIED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
@@ -33,13 +33,13 @@ def multiplied(device: Simulator, a: np.ndarray, b: np.ndarray, flag: np.ndarray
     out = np.full(shape, 7, a.dtype)
 
     def operand(name: str, array: np.ndarray) -> tuple[Strided, np.ndarray]:
-        low, high = np.lib.array_utils.byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
+        low, high = _bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
         start = array.ctypes.data - low
         held = Part(name, 0, (high - low) // array.itemsize, array.dtype)
         return Strided(held, array.shape, tuple(s // array.itemsize for s in array.strides), start // array.itemsize), array
 
     parts = {"a": operand("a", a)[0], "b": operand("b", b)[0], "out": operand("out", out)[0]}
-    bases = {"a": np.lib.array_utils.byte_bounds(a)[0] if a.size else 0, "b": np.lib.array_utils.byte_bounds(b)[0] if b.size else 0, "out": out.ctypes.data, "flag": flag.ctypes.data}
+    bases = {"a": _bounds(a)[0] if a.size else 0, "b": _bounds(b)[0] if b.size else 0, "out": out.ctypes.data, "flag": flag.ctypes.data}
     device.begin([Span(out.ctypes.data, out.nbytes, np.dtype(np.uint8))])
     for launch in launches_of(Product(parts["a"], parts["b"], parts["out"], site), Part("flag", 0, 4, U64)):
         args = [Span(bases[x.root] + x.start, x.count, x.dtype) if isinstance(x, Part) else x for x in launch.args]

@@ -13,22 +13,39 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import Unsupported
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
-from .cuda import STRIP, CudaKernel, Stage, of_kernel
+from .cuda import of_kernel
+from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, THREADS, CudaKernel, Stage
 from .index import flatten
 from .products import launches_of, library_of
 
 ALIGN = 256
-TASKS = 1024
-"""Tasks that a combine is cut into, more or less: the unit of determinism comes from shapes alone."""
+WORKERS = 1 << 17
+"""Threads that a combine is cut up for, more or less: the unit of determinism comes from shapes alone."""
+MOST_CHUNKS = 1024
+"""Partial results that a warp of a fold goes through an eighth of."""
+MOST_PARTS = 1024
+"""Strips of all rows that are cut up."""
+SHORTEST = 8
+"""Rows per task at least; of a block that goes through whole rows one."""
 LONGEST = 128
 """Positions of a sorted order per task."""
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel."""
+MOST_SORTED = 2**31 - 3
+"""Rows, and places they go to: positions and keys have 32 bits."""
+MOST_BLOCKS = 2**31 - 1
+"""Of a grid."""
+WARP = 32
 TILE = 2048
+ONE_BLOCK = 4096
+"""Rows that one block sorts in one launch."""
+TREE = 64
+"""Chunks whose pieces of one segment are added up apart, where there are twice as many."""
 
 
 def align(count: int) -> int:
@@ -43,7 +60,7 @@ def chunks(count: int, each: int) -> int:
 class Sizes:
     """A kernel's numbers for one set of dims.
 
-    :param chunk: rows (or positions) per task.  :param scratch: bytes.
+    :param chunk: rows (or positions) per task; columns, where rows are cut up.  :param scratch: bytes.  :param parts: strips of each row; 0: it is not cut up.
     """
 
     dims: tuple[int, ...]
@@ -52,11 +69,19 @@ class Sizes:
     tasks: int
     keys: int
     scratch: int
+    parts: int = 0
+
+    def count(self, stage: Stage) -> int:
+        """Tasks of a stage whose number depends on the chunk."""
+        if stage.kind in ("part", "last"):
+            return self.rows * (self.parts if stage.kind == "part" else min(self.parts, 1))
+        groups = chunks(self.rows, self.chunk) // TREE
+        return (self.tasks if self.parts == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
 
     @property
     def sort_passes(self) -> int:
-        """8 bits each; the keys are 0 to ``keys``, which is nowhere."""
-        return max(1, chunks(self.keys.bit_length(), 8))
+        """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
+        return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
 
 
 def own_dims(kernel: CudaKernel) -> list[str]:
@@ -67,23 +92,38 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     """What a launch needs to know, from shapes alone; ``dims`` by the names of the kernel's own text."""
     rows, columns, chunked = (max(0, evaluate(x, dims)) for x in (kernel.rows, kernel.columns, kernel.chunked))
     keys = evaluate(kernel.keys, dims) if kernel.keys is not None else 0
-    chunk = 1
+    tiles = chunks(columns, kernel.tile) if kernel.tile else 1
+    chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
     if kernel.keys is not None:
-        chunk = min(LONGEST, max(8, chunks(rows, TASKS)))
+        chunk = min(LONGEST, max(SHORTEST, chunks(rows * tiles * width, 2 * WORKERS)))
+        if kernel.lanes:
+            chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
     elif kernel.by_chunk:
-        chunk = max(8, chunks(chunked, TASKS))
+        least = SHORTEST if kernel.tile else min(SHORTEST, max(1, THREADS // width))
+        chunk = max(least, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
-    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk)
-    scratch = 0
+    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
+    parts = 0
+    if kernel.parts and rows < FEW_ROWS and columns > LONG_ROW:
+        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_PARTS)))
+        parts = chunks(columns, chunk)
+    scratch = len(kernel.parts) * align(16 * rows * parts)
     if kernel.keys is not None:
         scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
     for count, each in kernel.scratch:
         scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
     for count in kernel.fixed:
         scratch += align(16 * evaluate(count, dims)) + align(4)
+    for count in kernel.loose:
+        scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
-        scratch += align(4 * 256 * chunks(rows, TILE))
-    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch)
+        scratch += align(counts_bytes(rows))
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts)
+
+
+def counts_bytes(rows: int) -> int:
+    """Of the sort: rows of each digit in each tile, and in all."""
+    return 4 * 256 * (chunks(rows, TILE) + 1)
 
 
 class LaunchPlan:
@@ -120,7 +160,15 @@ class LaunchPlan:
         return of_kernel(self.made[item.name], item, self.types)
 
     def sizes(self, kernel: CudaKernel) -> Sizes:
-        return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+        """A kernel's.
+
+        :raises Unsupported: more rows or places than a sort counts.
+        """
+        found = sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+        for what, count in (("rows", found.rows), ("rows of its result", found.keys)):
+            if kernel.keys is not None and count > MOST_SORTED:
+                raise Unsupported(f"{kernel.name}: a segmented sum over {count} {what}; it counts to 2^31, reductions={{'*': 'privatized'}} further")
+        return found
 
     def part(self, name: str) -> Part:
         """Where a buffer lies."""
@@ -147,20 +195,22 @@ class LaunchPlan:
         sizes = self.sizes(kernel)
         found: list[Action] = []
         for stage in kernel.stages:
-            tasks = sizes.tasks if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            tasks = sizes.count(stage) if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             if tasks > 0:
-                found.append(self.launch(stage, kernel, item, sizes, tasks, number, own))
+                found += self.launches(stage, kernel, item, sizes, tasks, number, own)
             if stage.kind == "key":
                 found += self.sort(sizes, self.site(number))
         return found
 
-    def launch(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> Launch:
+    def launches(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> list[Launch]:
+        """A stage; more than one where it has more blocks than a grid can have."""
         args = [self.part(b) for b in item.buffers]
         written = [i for i, b in enumerate(item.buffers) if b in item.writes]
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
-        space = self.space(0, self.room, np.dtype(np.uint8))
-        return Launch(stage.name, chunks(tasks * stage.width, kernel.threads), kernel.threads, (*args, *sizes.dims, space, self.flag, self.site(number), sizes.chunk, aux), (*written, scratch, flag))
+        shared: tuple[Part | int, ...] = (*args, *sizes.dims, self.space(0, self.room, np.dtype(np.uint8)), self.flag, self.site(number), sizes.chunk, aux)
+        blocks = chunks(tasks * stage.width, kernel.threads)
+        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag)) for at in range(0, blocks, MOST_BLOCKS)]
 
     def sort(self, sizes: Sizes, site: int) -> list[Launch]:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""
@@ -170,12 +220,14 @@ class LaunchPlan:
         start = self.space(4 * step, sizes.keys + 2, U32)
         tiles = chunks(sizes.rows, TILE)
         found: list[Launch] = []
-        if sizes.rows:
-            counts = self.space(self.room - align(1024 * tiles), 256 * tiles, U32)
+        if 0 < sizes.rows <= ONE_BLOCK:
+            found.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
+        elif sizes.rows:
+            counts = self.space(self.room - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
                 found.append(Launch("gradc_sort_count", tiles, 256, (key, counts, sizes.rows, tiles, 8 * number, self.flag, site), (1,)))
-                found.append(Launch("gradc_sort_scan", 1, 1024, (counts, 256 * tiles, self.flag, site), (0,)))
+                found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
                 found.append(Launch("gradc_sort_move", tiles, 256, (key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site), (3, 4)))
         found.append(Launch("gradc_sort_bounds", chunks(sizes.keys + 2, 256), 256, (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site), (1,)))
         return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ir.dims import Dim
 from ..ir.size_text import parse_size
-from .cuda import CudaKernel, Stage
+from .cuda_rows import CudaKernel, Stage
 
 
 def packed(text: str, kernels: dict[str, CudaKernel]) -> bytes:

@@ -78,7 +78,7 @@ class Gpu(Device):
     sort_base: float
     sort_pass: float
     sort_rate: float
-    one_block: int = 0
+    one_block: int = 4096
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property

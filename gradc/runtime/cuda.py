@@ -53,7 +53,7 @@ class CudaProgram:
     """A Program as CUDA on a device; the counterpart of CpuProgram.
 
     :param open_device: makes one for a text and, where there is one, its cubin.  :param library: bytes that the device's matrix products work in.
-    :param payload: what :attr:`payload` was in another process.
+    :param payload: what :attr:`payload` was in another process.  :ivar started: whether there was a call.
     """
 
     def __init__(self, program: Program, open_device: Callable[[str, bytes], Device], library: int = 0, payload: bytes | None = None):
@@ -64,6 +64,7 @@ class CudaProgram:
         self._open = open_device
         self._plans: dict[tuple[int, ...], LaunchPlan] = {}
         self._uploaded: dict[str, Memory] = {}
+        self.started = False
         self._words: list[tuple[Array, Event]] = []
         self._lock = threading.Lock()
 
@@ -127,6 +128,8 @@ class CudaProgram:
         :param adds: arrays that outputs, by buffer name, are added to at the end.
         """
         device = self.device
+        if not self.started and device.capturing(stream):
+            raise CaptureError(f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before")
         constants = self._constants(stream)
         held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
         base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
@@ -140,6 +143,7 @@ class CudaProgram:
                 self.act(actions, started)
         for name, target in (adds or {}).items():
             add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
+        self.started = True
         return started
 
     def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
@@ -153,8 +157,6 @@ class CudaProgram:
         """The program's constants on the device; uploaded by the first call."""
         with self._lock:
             if len(self._uploaded) < len(self.constants):
-                if self.device.capturing(stream):
-                    raise CaptureError(f"{self.program.name} has constants that its first run uploads: run it once before it is captured")
                 for name, array in self.constants.items():
                     memory = self.device.memory(max(array.nbytes, 1), stream)
                     self.device.upload(memory.address, array, stream)

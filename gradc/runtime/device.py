@@ -1,6 +1,6 @@
 """What CUDA text runs on: memory by address, streams, events, graphs.  A GPU (:mod:`.gpu`) and the simulator (:mod:`.simulator`) offer the same.
 
-An address is an int; on a GPU it is never followed here.  A stream is an int too: what ``cudaStream_t`` is, 0 the default one.
+An address is an int; on a GPU it is never followed here.  A stream is an int too: what ``cudaStream_t`` is, 0 the default one; None means the current one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Memory(Protocol):
 class Event(Protocol):
     """A moment of a stream."""
 
-    def record(self, stream: int = 0) -> None:
+    def record(self, stream: int | None = None) -> None:
         """It comes when what was asked of the stream until now is done."""
 
     def done(self) -> bool:
@@ -75,7 +75,7 @@ class Event(Protocol):
 class Graph(Protocol):
     """What was captured."""
 
-    def replay(self, stream: int = 0) -> None:
+    def replay(self, stream: int | None = None) -> None:
         """Ask for all of it again."""
 
 
@@ -104,7 +104,7 @@ class Device(Protocol):
         """Start a function.
 
         :param args: each a Span or an integer of 64 bits.  :param written: places of the Spans that may be written.
-        :param stream: None: the current one.  :param shared: bytes of dynamic shared memory.
+        :param shared: bytes of dynamic shared memory.
         :raises DeviceError: it was not started; the function is named.
         """
 
@@ -120,16 +120,16 @@ class Device(Protocol):
     def free(self) -> int:
         """Bytes that ``memory`` could still give, about."""
 
-    def copy(self, to: int, source: int, nbytes: int, stream: int = 0) -> None:
+    def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         """Copy between any two addresses, of the device or of pinned host memory."""
 
-    def fill(self, at: int, value: int, nbytes: int, stream: int = 0) -> None:
+    def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
         """Set every byte."""
 
-    def upload(self, to: int, array: Array, stream: int = 0) -> None:
+    def upload(self, to: int, array: Array, stream: int | None = None) -> None:
         """Copy a host array to the device; the array may change as soon as this returns."""
 
-    def read(self, span: Span, stream: int = 0) -> Array:
+    def read(self, span: Span, stream: int | None = None) -> Array:
         """Wait for the stream, then copy to the host."""
 
     def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,7 @@ class Executable:
         self._native: Any = None
         self._lock = threading.Lock()
         self._shapes: dict[Any, dict[str, int]] = {}
+        self._results: dict[Any, dict[str, tuple[int, ...]]] = {}
         self.copied: dict[str, int] = {}  # inputs that lay in no order the kernels read, and in how many calls
 
     # -- the machine code ----------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class Executable:
         if allocate:
             for key in self.outputs.keys() - results.keys():
                 donor = "" if key in adding else self._donor(key, inputs, arrays, kind)
-                shape, dtype = self.outputs[key].concrete(bound), self.outputs[key].dtype.np
+                shape, dtype = self._extents(bound)[key], self.outputs[key].dtype.np
                 results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
         return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose))
 
@@ -255,6 +257,13 @@ class Executable:
         self._shapes[key] = bound
         return bound
 
+    def _extents(self, bound: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The outputs' shapes."""
+        key = tuple(bound.items())
+        if len(self._results) > 256:
+            self._results.clear()
+        return self._results.get(key) or self._results.setdefault(key, {name: type_.concrete(bound) for name, type_ in self.outputs.items()})
+
     def _check_sizes(self, bound: Mapping[str, int]) -> None:
         for buffer in self.program.buffers:
             for size in buffer.type.shape:
@@ -268,7 +277,7 @@ class Executable:
         taken: list[tuple[str, Array]] = []
         for key, array in out.items():
             type_ = self.outputs[key]
-            shape = type_.concrete(bound)
+            shape = self._extents(bound)[key]
             if array.dtype != type_.dtype.np:
                 raise InvalidProblem(f"out[{key!r}] is {array.dtype}, the output is {type_}")
             if array.nbytes < int(np.prod(shape, dtype=np.int64)) * array.itemsize:
@@ -291,7 +300,7 @@ class Executable:
 
     def _fits(self, bound: Mapping[str, int], given: Collection[str], copies: int) -> None:
         """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
-        needed = copies + sum(evaluate(t.nbytes, bound) for n, t in self.outputs.items() if n not in given)
+        needed = copies + sum(prod(shape) * self.outputs[n].dtype.itemsize for n, shape in self._extents(bound).items() if n not in given)
         if self.target != "numpy":
             needed += self.native.bind(bound).workspace
         if needed > _WORTH_ASKING:
@@ -352,22 +361,17 @@ class Executable:
 
     def launch(self, prepared: Prepared, workspace: Array | None = None) -> None:
         """Run on prepared arrays; outputs are filled, and added where that was asked for."""
-        arrays, native = self.bound(prepared), None
+        if self.target.startswith("cuda"):
+            from .calls import call
+
+            return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
         if self.target == "numpy":
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
                 prepared.outputs[key][...] = value
         else:
-            native = self.native
-            plan = native.bind(prepared.dims)
-            if self.target == "cpu":
-                native.run(arrays, plan, workspace)
-        if self.target in ("cpu", "numpy"):
-            for key, total in prepared.add_to.items():
-                np.add(total, prepared.outputs[key], out=total)
-            return
-        from .calls import call
-
-        call(self, prepared, arrays, plan, workspace)
+            self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace)
+        for key, total in prepared.add_to.items():
+            np.add(total, prepared.outputs[key], out=total)
 
     def bound(self, prepared: Prepared) -> dict[str, Array]:
         """Inputs and outputs of a call, by buffer."""
@@ -385,7 +389,7 @@ class Executable:
     def synchronize(self) -> None:
         """Wait for the calls that were asked for, and raise the first error of theirs."""
         self.pending.wait()
-        if self.target == "cuda" and self._native is not None:
+        if self.target == "cuda" and self._native is not None and self._native.started:
             self._native.device.synchronize()
 
     # -- looking -------------------------------------------------------------------------------------------------------

@@ -137,11 +137,11 @@ class _Memory:
 
 
 class _Event:
-    def __init__(self, event: Any, runtime: Any):
-        self.event, self.runtime = event, runtime
+    def __init__(self, event: Any, device: Gpu):
+        self.event, self.runtime, self.device = event, device.runtime, device
 
-    def record(self, stream: int = 0) -> None:
-        _asked("recording an event", self.runtime.eventRecord, self.event.ptr, stream)
+    def record(self, stream: int | None = None) -> None:
+        _asked("recording an event", self.runtime.eventRecord, self.event.ptr, self.device.at(stream))
 
     def done(self) -> bool:
         status = self.runtime.eventQuery(self.event.ptr)
@@ -158,12 +158,12 @@ class _Event:
 
 
 class _Graph:
-    def __init__(self, executable: int, runtime: Any):
-        self.executable, self.runtime = executable, runtime
+    def __init__(self, executable: int, device: Gpu):
+        self.executable, self.runtime, self.device = executable, device.runtime, device
 
-    def replay(self, stream: int = 0) -> None:
+    def replay(self, stream: int | None = None) -> None:
         with _named("starting a captured graph"):
-            self.runtime.graphLaunch(self.executable, stream)
+            self.runtime.graphLaunch(self.executable, self.device.at(stream))
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at exit the driver may be gone before us
@@ -243,7 +243,7 @@ class Gpu:
         handle = self._functions.get(function)
         if handle is None:
             raise DeviceError(f"no function {function!r}; there are {', '.join(self._functions)}")
-        stream = self.current_stream() if stream is None else stream
+        stream = self.at(stream)
         values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
@@ -289,19 +289,19 @@ class Gpu:
             kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(self.runtime.memGetInfo()[0] + kept)
 
-    def copy(self, to: int, source: int, nbytes: int, stream: int = 0) -> None:
-        _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, stream)
+    def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
 
-    def fill(self, at: int, value: int, nbytes: int, stream: int = 0) -> None:
+    def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
         self.check_current()
-        _asked("a fill", self.runtime.memsetAsync, at, value, nbytes, stream)
+        _asked("a fill", self.runtime.memsetAsync, at, value, nbytes, self.at(stream))
 
-    def upload(self, to: int, array: Array, stream: int = 0) -> None:
+    def upload(self, to: int, array: Array, stream: int | None = None) -> None:
         self.copy(to, np.ascontiguousarray(array).ctypes.data, array.nbytes, stream)  # from pageable memory: staged before it returns
 
-    def read(self, span: Span, stream: int = 0) -> Array:
+    def read(self, span: Span, stream: int | None = None) -> Array:
         out = np.empty(span.count, span.dtype)
-        self.synchronize(stream)
+        self.synchronize(self.at(stream))
         with _named(f"a copy of {span.nbytes} bytes to the host"):
             self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
@@ -319,6 +319,10 @@ class Gpu:
             self._streams.append(self.cupy.cuda.Stream(non_blocking=True))
         return int(self._streams[-1].ptr)
 
+    def at(self, stream: int | None) -> int:
+        """A stream, or the current one."""
+        return self.current_stream() if stream is None else stream
+
     def current_stream(self) -> int:
         return int(self.cupy.cuda.get_current_stream().ptr)
 
@@ -334,7 +338,7 @@ class Gpu:
 
     def event(self, timed: bool = True) -> _Event:
         with _named("a new event"):
-            return _Event(self.cupy.cuda.Event(disable_timing=not timed), self.runtime)
+            return _Event(self.cupy.cuda.Event(disable_timing=not timed), self)
 
     def capturing(self, stream: int) -> bool:
         return bool(_asked("whether the stream is being captured", self.runtime.streamIsCapturing, stream))
@@ -352,7 +356,7 @@ class Gpu:
             return None
         try:
             with _named("making a graph of what was captured"):
-                return _Graph(self.runtime.graphInstantiate(graph), self.runtime) if keep else None
+                return _Graph(self.runtime.graphInstantiate(graph), self) if keep else None
         finally:
             self.runtime.graphDestroy(graph)
 

@@ -184,6 +184,12 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # -- a place ------------------------------------------------------------------------------------------------------------
 
 
+def _bounds(array: Array) -> tuple[int, int]:
+    """The first byte of any element, and the one after the last."""
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    return array.ctypes.data + sum(min(s, 0) for s in steps), array.ctypes.data + sum(max(s, 0) for s in steps) + array.itemsize
+
+
 class OnDevice:
     """Where the arrays of a module for a GPU lie.
 
@@ -308,7 +314,7 @@ class OnDevice:
         shape, strides = merged_axes((*array.shape, array.itemsize // unit), (*array.strides, unit))
         if len(shape) > AXES:
             raise Unsupported(f"packing an array with {len(shape)} axes that step differently; at most {AXES}")
-        low, high = np.lib.array_utils.byte_bounds(array)
+        low, high = _bounds(array)
         dtype, pad = np.dtype(f"u{unit}"), AXES - len(shape)
         shape, steps = [1] * pad + shape, [0] * pad + [s // unit for s in strides]
         count = out.nbytes // unit

@@ -32,7 +32,7 @@ class SimulatedEvent:
         self.device, self.at = device, 0.0
         self.come = True
 
-    def record(self, stream: int = 0) -> None:
+    def record(self, stream: int | None = None) -> None:
         self.come = False
 
         def arrive() -> None:
@@ -55,7 +55,7 @@ class SimulatedGraph:
     def __init__(self, device: Simulator, work: Sequence[Work]):
         self.device, self.work = device, tuple(work)
 
-    def replay(self, stream: int = 0) -> None:
+    def replay(self, stream: int | None = None) -> None:
         for work in self.work:
             self.device.ask(stream, work)
 
@@ -157,7 +157,7 @@ class Simulator:
     def free(self) -> int:
         return available_bytes()
 
-    def copy(self, to: int, source: int, nbytes: int, stream: int = 0) -> None:
+    def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         def work() -> None:
             target, given = self.bytes_at(self.own(to), nbytes), self.bytes_at(self.own(source), nbytes)
             target[:] = given
@@ -169,7 +169,7 @@ class Simulator:
         """An address of pinned host memory, or the device's, as the device's."""
         return address if address >= self.offset else address + self.offset
 
-    def fill(self, at: int, value: int, nbytes: int, stream: int = 0) -> None:
+    def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
         def work() -> None:
             array = self.bytes_at(at, nbytes)
             array[:] = value
@@ -177,7 +177,7 @@ class Simulator:
 
         self.ask(stream, work)
 
-    def upload(self, to: int, array: Array, stream: int = 0) -> None:
+    def upload(self, to: int, array: Array, stream: int | None = None) -> None:
         kept = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
 
         def work() -> None:
@@ -187,7 +187,7 @@ class Simulator:
 
         self.ask(stream, work)
 
-    def read(self, span: Span, stream: int = 0) -> Array:
+    def read(self, span: Span, stream: int | None = None) -> Array:
         self.synchronize(stream)
         return self.seen(span).copy()
 
