@@ -114,6 +114,9 @@ class Machine:
         """Whether the library has arrays for inputs of a dtype: f4 has none in torch, short floats none in CuPy."""
         return self.place == "cuda-sim" or (dtype != "f4e2m1" if self.kind == "torch" else not dtype.startswith(("bf", "f8", "f4", "e8", "i2", "i4", "u2", "u4")))
 
+    def takes_all(self, graph: Any) -> bool:
+        return all(self.takes(node.dtype.name) for node in graph.inputs)
+
     def is_own(self, value: Any) -> bool:
         """Whether an array is of the machine's library and lies where its arrays do."""
         if self.place == "memory":

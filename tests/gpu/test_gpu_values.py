@@ -11,24 +11,28 @@ from test_cpu import NAMES, UNIT, agrees_with_numpy
 import gradc
 
 FEW = ("mul", "embedding", "softmax", "scatter_add")
-"""The simulator runs all in tests/test_cuda.py; here these show that the tests themselves are right."""
+"""The simulator has every op in tests/test_cuda.py; here these show that the tests themselves are right."""
 
 
+@pytest.mark.places("cuda")
 @pytest.mark.kinds("torch")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_op_is_numpy(name: str, machine: Machine) -> None:
     """Every sample of an op's record and its gradients, in every float, at ordinary sizes and empty."""
-    if not machine.on_gpu and name not in FEW:
-        pytest.skip("the simulator has it in tests/test_cuda.py")
-    agrees_with_numpy(name, ("f64", "f32", "bf16", "f16") if machine.on_gpu else ("f32", "bf16"), (0, 7, 64) if machine.on_gpu else (7,), place=machine, target=machine.target)
+    agrees_with_numpy(name, ("f64", "f32", "bf16", "f16"), (0, 7, 64), place=machine, target=machine.target)
+
+
+@pytest.mark.places("cuda-sim", "memory")
+@pytest.mark.kinds("torch")
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_ops_where_there_is_no_gpu(name: str, machine: Machine) -> None:
+    agrees_with_numpy(name, ("f32", "bf16"), (7,), place=machine, target=machine.target)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_at_size(name: str, machine: Machine) -> None:
     """Large enough to fill a GPU; against the meaning in float64."""
     model = MODELS[name]
-    if not all(machine.takes(node.dtype.name) for node in model.graph.inputs):
-        pytest.skip(f"{machine.kind} has no arrays of this dtype")
     sizes = model.large if machine.on_gpu else model.small
     arrays, dy = model.arrays(sizes), model.cotangent(sizes)
     module = machine.compile(model.graph, model.wrt, **model.options)
