@@ -86,6 +86,7 @@ class InMemory(Simulator):
         InMemory.launched.append((function, stream))
         if self.fails and self.fails in function:
             raise DeviceError(f"{function} ({blocks} blocks of {threads} threads): an illegal memory access was encountered")
+        assert all(type(a.address if isinstance(a, Span) else a) is int for a in (*args, stream, blocks, threads)), "ctypes takes nothing else"
         self.load()
         assert all(size == 8 for _, size in self.library.signature(function)), "cuLaunchKernel gets 8 bytes for each parameter"
         super().launch(function, blocks, threads, args, written, stream, shared)

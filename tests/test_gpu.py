@@ -336,3 +336,57 @@ def test_what_the_library_takes() -> None:
     merged = library_of(product(((2, 3, 5, 7), (105, 35, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1))))
     assert merged is not None and merged.batch == 6
     assert library_of(product(((2, 3, 5, 7), (35, 70, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1)))) is None
+
+
+# -- a whole call ------------------------------------------------------------------------------------------------------
+
+
+class Array:
+    """As CuPy's, at an address that nobody follows."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memory: Any):
+        self.shape, self.dtype, self.data, self.device = shape, np.dtype(dtype), memory, SimpleNamespace(id=0)
+        self.strides = tuple(int(np.prod(shape[i + 1 :])) * self.dtype.itemsize for i in range(len(shape)))
+
+
+Array.__module__ = "cupy"
+
+
+@pytest.mark.parametrize("stream", [None, 8])
+def test_a_whole_call(fake: Any, stream: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and an accumulation through the real Gpu: what CuPy is asked, in order; nothing waits."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+
+    class Along(SimpleNamespace):
+        entered: list[int] = []
+
+        def __enter__(self) -> None:
+            self.entered.append(self.ptr)
+            monkeypatch.setattr(fake.cupy.cuda, "get_current_stream", lambda: self)
+
+        def __exit__(self, *_: Any) -> None:
+            monkeypatch.setattr(fake.cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=5))
+
+    addresses = iter(range(1 << 30, 1 << 40, 1 << 20))
+    fake.cupy.ndarray, fake.cupy.cuda.alloc = Array, lambda n: SimpleNamespace(ptr=next(addresses))
+    fake.cupy.cuda.Stream = SimpleNamespace(null=Along(ptr=0), from_external=lambda s: Along(ptr=s.__cuda_stream__()[1]))
+    fake.cupy.cuda.alloc_pinned_memory = lambda n: bytearray(b"\xff" * n)
+    fake.answers["memGetInfo"] = (1 << 40, 1 << 40)
+    module = gradc.compile(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]"), wrt=["w"], target="cuda", arch="sm_90")
+    new = lambda shape, dtype: Array(shape, dtype, fake.cupy.cuda.alloc(0))
+    inputs = {"t": new((64,), np.int64), "w": new((10, 32), np.float32)}
+    y, residuals = module.forward(**inputs, stream=stream)
+    assert isinstance(y, Array) and y.shape == (64, 32) and y.data.ptr >= 1 << 30
+    total = new((10, 32), np.float32)
+    assert module.backward(residuals, new((64, 32), np.float32), out={"w": total}, accumulate=True, stream=stream)["w"] is total
+    used = 5 if stream is None else stream
+    names = [entry[0] for entry in fake.log]
+    launches = calls(fake, "launchKernel")
+    assert len(launches) >= 3 and {launch[8] for launch in launches} == {used}
+    assert {entry[-1] for entry in fake.log if entry[0] in ("memsetAsync", "memcpyAsync", "eventRecord")} == {used}
+    assert names.index("memsetAsync") < names.index("launchKernel") < names.index("memcpyAsync") < names.index("eventRecord")
+    assert "streamSynchronize" not in names and "deviceSynchronize" not in names and "memcpy" not in names
+    assert launches[-1][9][0] == total.data.ptr, "the addition is the last"
+    assert (stream is None) == (not Along.entered) and set(Along.entered) <= {8}
+    module.synchronize()
+    assert "eventSynchronize" in [entry[0] for entry in fake.log]
