@@ -4,7 +4,8 @@
 #   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
 #   make docs                         docs/ops.md, from the records of the ops
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
-#   make lint | bench | gpu | clean
+#   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
+#   make lint | bench | clean
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
 
@@ -29,7 +30,7 @@ DEMO := $(call with,$(cuda))
 TEST := $(call with,test $(EXTRAS))
 LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
-GPU := $(call with,test cuda12 nvrtc $(EXTRAS))
+GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
 .PHONY: demo test lint bench conformance gpu docs extras clean
 .DELETE_ON_ERROR:
@@ -50,9 +51,11 @@ bench: $(BENCH)
 conformance: $(call with,test torch)
 	$(VENV)/bin/python -W ignore -m benchmarks.conformance --determinism $(ARGS)
 
-gpu: $(GPU)
-	@$(VENV)/bin/python -m pytest -m gpu $(ARGS); status=$$?; \
-	  if [ $$status -eq 5 ]; then echo "there is no CUDA target yet, so nothing to run on a GPU"; exit 0; fi; exit $$status
+# With the Python at hand where it has what is needed, else with .venv; without a GPU it says so and that is all.
+gpu:
+	@$(PYTHON) -m benchmarks.gpu_run --ready; status=$$?; \
+	  if [ $$status -eq 0 ]; then exec $(PYTHON) -m benchmarks.gpu_run $(ARGS); \
+	  elif [ $$status -ne 32 ]; then $(MAKE) --no-print-directory $(GPU) && exec $(VENV)/bin/python -m benchmarks.gpu_run $(ARGS); fi
 
 docs: $(call with,)
 	$(VENV)/bin/python -m gradc.docs $(ARGS)

@@ -1,4 +1,4 @@
-"""What the CUDA kernels of the standard cases take of a multiprocessor: ``python -m benchmarks.resources`` writes docs/cuda.md.
+"""What the CUDA kernels of the standard cases take of a multiprocessor: ``python -m benchmarks.resources`` writes them into docs/cuda.md.
 
 NVRTC compiles without a GPU; nothing here is a time.
 """
@@ -35,7 +35,7 @@ def module(name: str, dtype: str, arch: str) -> gradc.Module:
 
 
 def table() -> str:
-    """The whole page."""
+    """The page from its second heading on."""
     lines = [
         "# What the CUDA kernels take", "",
         "Registers of a thread, static shared memory of a block and spilled bytes of each function that NVRTC makes of the standard cases, written by",
@@ -65,5 +65,5 @@ def _line(name: str, dtype: str, function: str, each: list[Any]) -> str:
 
 if __name__ == "__main__":
     path = Path(__file__).resolve().parent.parent / "docs" / "cuda.md"
-    path.write_text(table())
+    path.write_text(path.read_text().partition("# What the CUDA kernels take")[0] + table())
     sys.stdout.write(f"wrote {path.name}\n")

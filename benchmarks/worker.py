@@ -19,7 +19,7 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
 
     arrays = case.arrays()
     began = time.perf_counter()
-    module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt)
+    module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt, target="cpu")
     built = time.perf_counter() - began
     if not case.wrt:
         return lambda: module(arrays), lambda: {"y": module(arrays)}, {"kernels": [k.name for k in module.forward.program.kernels], "floor_bytes": module.forward.floor(), "compile_s": built}
@@ -82,7 +82,7 @@ def stream_copy() -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict
     """One read and one write of 128 MB each, by a kernel that does nothing else."""
     import gradc
 
-    module = gradc.compile(gradc.trace(lambda x: -x, x="f32[N]"))
+    module = gradc.compile(gradc.trace(lambda x: -x, x="f32[N]"), target="cpu")
     x = np.random.default_rng(0).standard_normal(1 << 25).astype(np.float32)
     out = {"y": np.empty_like(x)}
     return (lambda: module(x=x, out=out)), dict, {"floor_bytes": 2 * x.nbytes}

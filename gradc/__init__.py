@@ -31,7 +31,7 @@ _PUBLIC = {
     "typeof": "ir.types",
     "value_and_grad": "frontend",
     "Executable": "runtime.executable",
-    "Gradients": "module",
+    "Gradients": "gradients",
     "SparseRows": "sparse",
     "Graph": "ir.graph",
     "Module": "module",

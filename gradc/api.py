@@ -12,6 +12,7 @@ import gradc.ops as ops
 
 from . import knobs
 from .autodiff import differentiate, joint_names
+from .calibration import calibration_text_for
 from .errors import InvalidProblem, IRFormatError, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
@@ -22,24 +23,27 @@ from .ir.text import parse as parse_graph
 from .module import Module, Recipe
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
-from .passes.devices import device_for
+from .passes.devices import gpu_of, listed_device
+from .passes.element_rows import element_rows
 from .passes.fold import fold
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
 from .passes.partition import Partition, Residual, partition
 from .passes.plan_buffers import plan_buffers
+from .passes.round_sums import round_sums
 from .passes.schedule import schedule
 from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.widen import widen
+from .runtime import gpu
 from .runtime.executable import TARGETS
 from .trace import trace
 from .version import VERSION
 
 GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run"}
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None, "device": None, "calibration": None}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -74,7 +78,9 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
 def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
-    how: dict[str, Any] = {"device": device_for(options["arch"] or "sm_90"), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    if target.startswith("cuda"):
+        program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
@@ -83,9 +89,13 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
 
     :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
-    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"`` (compiled, not run yet), ``"cuda-sim"`` (CUDA text, run on the CPU); None: cpu.
+    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA text, run on the CPU); None: ``$GRADC_TARGET``, else cuda where there are a GPU
+        and CuPy, else cpu.
     :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.
-    :param arch: what the target cuda compiles for, ``"sm_90"`` if unsaid.
+    :param arch: what the target cuda compiles for; if unsaid the current device's, ``"sm_90"`` where there is none.
+    :param device: whose constants choose reductions, by the cost model's name (``"H200"``); if unsaid the current device, or the first of ``arch``.
+    :param calibration: a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads ``GRADC_CALIBRATION`` or the user's own, if any.
+    :param errors: of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in each call.
     :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
@@ -101,7 +111,7 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         if not callable(graph):
             raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
         graph = getattr(graph, "graph", None) or trace(graph)
-    target = target or "cpu"
+    target = target or knobs.TARGET.get() or ("cuda" if gpu.usable() else "cpu")
     if target not in TARGETS:
         raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
     names = expand(graph, _names("wrt", wrt))
@@ -112,7 +122,17 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     settings = _settings(graph, options, GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES)
     if settings["arch"] is not None and target != "cuda":
         raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
-    settings["arch"] = settings["arch"] or ("sm_90" if target == "cuda" else None)
+    if settings["errors"] == "async" and target != "cuda":
+        raise InvalidProblem(f"errors='async' is for the target 'cuda': {target!r} has raised its errors when a call returns")
+    settings["errors"] = settings["errors"] or ("async" if target == "cuda" else "sync")
+    if target == "cuda":
+        settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
+        settings["device"] = settings["device"] or (listed_device(gpu.current_device().name, settings["arch"]).name if gpu.usable() and gpu.current_device().arch == settings["arch"] else None)
+    for option in ("device", "calibration"):
+        if settings[option] is not None and not target.startswith("cuda"):
+            raise InvalidProblem(f"{option}={settings[option]!r} is for a GPU, not for the target {target!r}")
+    if target.startswith("cuda"):  # a module keeps what it was chosen by, not where that lay
+        settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
     if strange:
@@ -131,7 +151,7 @@ def _names(what: str, given: Any) -> list[str]:
 def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
     """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
-    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none"))):
+    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none")), ("errors", (None, "sync", "async"))):
         if settings[option] not in known:
             raise InvalidProblem(f"{option}={settings[option]!r}; there are {', '.join(map(str, known))}")
     if settings["save"] not in ("min-cut", "all", "none"):
@@ -201,8 +221,7 @@ def fingerprint() -> str:
 
 def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
     """The module from the cache, or built and put there."""
-    from .runtime.cache import default_cache, digest
-    from .runtime.toolchain import cpu_identity, find_compiler
+    from .runtime.cache import default_cache, digest, pack, unpack
 
     pipeline: list[Pipeline] = []
 
@@ -212,7 +231,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
         return pipeline[0]
 
     recipe = _recipe(graph, wrt, target, options, stages)
-    if target != "cpu" or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
+    if target not in ("cpu", "cuda") or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
         made, programs, residuals = build(graph, wrt, options, target)
         pipeline.append(made)
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
@@ -221,7 +240,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
             dump_module(module, Path(knobs.DUMP.get()))
         return module
-    key = digest(str(graph), json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]), fingerprint(), find_compiler().identity, cpu_identity())
+    key = digest(str(graph), json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]), fingerprint(), *_toolchain(target))
     cache = default_cache()
     payload = cache.get(key)
     if payload is not None:
@@ -235,6 +254,15 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
     compile_natives(module)
     cache.put(key, pack(_parts(module)))
     return module
+
+
+def _toolchain(target: str) -> tuple[str, ...]:
+    """What compiles for a target, and what for; the CUDA text has NVRTC's own entry in the cache."""
+    if target == "cuda":
+        return ()
+    from .runtime.toolchain import cpu_identity, find_compiler
+
+    return find_compiler().identity, cpu_identity()
 
 
 def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
@@ -256,11 +284,11 @@ def compile_natives(module: Module) -> None:
             task.result()
 
 
-def _parts(module: Module) -> dict[str, bytes]:
-    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
+    """A module as bytes; ``whole``: with what NVRTC makes of it, where there is one."""
+    parts = _plain_parts(module)
     for name, executable in module.executables.items():
-        parts[name] = str(executable.program).encode()
-        parts[f"{name}.so"] = executable.native.payload
+        parts[f"{name}.so"] = executable.portable() if whole else executable.native.payload
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
     return parts
 
@@ -280,25 +308,6 @@ def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[
     return Module(graph, wrt, target, programs, residuals, options, recipe)
 
 
-def pack(parts: Mapping[str, bytes]) -> bytes:
-    """Named parts as one block: a line of JSON with their lengths, then their bytes."""
-    head = json.dumps({name: len(data) for name, data in parts.items()}).encode()
-    return len(head).to_bytes(8, "little") + head + b"".join(parts.values())
-
-
-def unpack(payload: bytes) -> dict[str, bytes]:
-    """What :func:`pack` made; ValueError if lengths do not add up."""
-    size = int.from_bytes(payload[:8], "little")
-    lengths = json.loads(payload[8 : 8 + size])
-    at, out = 8 + size, {}
-    if at + sum(lengths.values()) != len(payload) or any(n < 0 for n in lengths.values()):
-        raise ValueError("the parts do not fill the block")
-    for name, length in lengths.items():
-        out[name] = payload[at : at + length]
-        at += length
-    return out
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -315,19 +324,25 @@ def load(path: Any) -> Graph:
 
 def save_module(module: Module, folder: Any) -> None:
     """Everything needed to run again: ``graph.gir``, ``module.json`` and ``module.bin`` (programs and machine code)."""
-    from .runtime.cache import digest
-    from .runtime.toolchain import cpu_identity
+    from .runtime.cache import digest, pack
 
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     module.graph.save(path / "graph.gir")
-    parts = _parts(module) if module.target == "cpu" else {k: v for k, v in _plain_parts(module).items()}
+    parts = _parts(module, whole=True) if module.target in ("cpu", "cuda") else _plain_parts(module)
     block = pack(parts)
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
     description = {"format": 1, "version": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options}
-    description |= {"sha256": digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)), "machine": cpu_identity()}
+    description |= {"sha256": digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)), "machine": _identity(module.target)}
     (path / "module.bin").write_bytes(block)
     (path / "module.json").write_text(json.dumps(description, indent=1) + "\n")
+
+
+def _identity(target: str) -> str:
+    """What the machine code of a saved module is for: this CPU; for a GPU it is for its own architecture, and made by this very gradc."""
+    from .runtime.toolchain import cpu_identity
+
+    return fingerprint() if target == "cuda" else cpu_identity()
 
 
 def _saved_files(folder: Path) -> list[bytes]:
@@ -345,8 +360,7 @@ def load_module(folder: Any) -> Module:
 
     :raises InvalidProblem: the folder holds no module, or a damaged one.
     """
-    from .runtime.cache import digest
-    from .runtime.toolchain import cpu_identity
+    from .runtime.cache import digest, unpack
 
     path = Path(folder)
     try:
@@ -360,7 +374,7 @@ def load_module(folder: Any) -> Module:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidProblem(f"{path} holds no module of gradc: {error}") from error
     graph = load_graph(path / "graph.gir")
-    if machine != cpu_identity():
+    if machine != _identity(target):
         parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
     recipe = _recipe(graph, wrt, target, options, lambda: build(graph, wrt, options, target)[0])
     return _from_parts(graph, wrt, target, options, parts, recipe)

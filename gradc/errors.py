@@ -43,12 +43,14 @@ class IndexOutOfRange(GradcError, IndexError):
     """A data-dependent index outside its table.
 
     :param op: the op that indexes.  :param input: the name of the index value.
-    :param position: flat position in the index array.  :param value: what stands there.  :param bound: the valid range is [0, bound).
+    :param position: flat position in the index array.  :param value: what stands there; None if the array is gone by now.
+    :param bound: the valid range is [0, bound).
     """
 
-    def __init__(self, op: str, input: str, position: int, value: int, bound: int):
+    def __init__(self, op: str, input: str, position: int, value: int | None, bound: int):
         self.op, self.input, self.position, self.value, self.bound = op, input, position, value, bound
-        super().__init__(f"{op}: index {value} at position {position} of '{input}' is out of range [0, {bound})")
+        what = f"index {value}" if value is not None else "the index (its array is gone or was changed since)"
+        super().__init__(f"{op}: {what} at position {position} of '{input}' is out of range [0, {bound})")
 
 
 class NotAscending(GradcError, ValueError):
@@ -122,6 +124,18 @@ class RegistersSpilled(CompilerError):
 
 class DeviceError(GradcError, RuntimeError):
     """An accelerator reported an error; the kernel that raised it is named."""
+
+
+class NoDevice(DeviceError):
+    """There is no GPU to run on, no driver for it, or nothing to reach it with; says which."""
+
+
+class DriverTooOld(DeviceError):
+    """The driver does not know what was compiled, or the CUDA that wants to talk to it; both versions are given."""
+
+
+class CaptureError(DeviceError):
+    """A call that cannot become part of a CUDA graph, and why; nothing was captured."""
 
 
 class SimulationFault(DeviceError):

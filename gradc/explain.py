@@ -12,7 +12,7 @@ from .ir.graph import Graph
 from .ir.kernel import Call, Kernel, Program, Select, alternatives, taken
 from .passes.choose_reduction import decisions
 from .passes.cost import floor_bytes, kernel_bytes, nominal
-from .passes.devices import CPU, ESTIMATE, Device, Gpu
+from .passes.devices import CPU, ESTIMATE, Device, Gpu, gpu_of
 from .passes.gpu_cost import Estimate
 from .passes.schedule import apart
 
@@ -64,8 +64,10 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
     return "\n".join(lines)
 
 
-def explain(module: Module, dims: Mapping[str, int], device: Device = CPU) -> str:
-    """The summary, then the floor, every choice of reduction with its estimates on a device, the residuals and the passes."""
+def explain(module: Module, dims: Mapping[str, int], device: Device | None = None) -> str:
+    """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was compiled for), the residuals and the passes."""
+    if device is None:
+        device = gpu_of(module.options.get("device") or module.options.get("arch"), module.options.get("calibration")) if module.target.startswith("cuda") else CPU
     bound = _bindings(module, dims)
     lines = [summary(module, dims), ""]
     for what, executable in module.executables.items():

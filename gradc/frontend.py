@@ -7,12 +7,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from . import knobs
 from .errors import InvalidProblem, TypeRuleError
+from .gradients import Gradients
 from .interp import bind_dims
 from .ir.dims import Size, symbol
 from .ir.graph import Graph
 from .ir.types import DTYPES, Type, typeof
-from .module import Gradients, Module
+from .module import Module
+from .runtime.on_device import describe
 from .trace import flatten, trace, unflatten
 
 
@@ -57,15 +60,17 @@ class TracedFunction:
         from .api import compile
 
         shape = {name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()}
-        leaves = {k: typeof(v) for name, tree in arguments.items() for k, v in flatten(tree, name).items()}
-        key: Any = (wrt, "fixed") if self._graph is not None else (wrt, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
+        values = {k: v for name, tree in arguments.items() for k, v in flatten(tree, name).items()}
+        leaves = {k: typeof(v) for k, v in values.items()}
+        target = knobs.TARGET.get() or ("cuda" if any(describe(v) is not None for v in values.values()) else "cpu")  # where the arrays lie
+        key: Any = (wrt, target, "fixed") if self._graph is not None else (wrt, target, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
         known = self._modules.setdefault(key, [])
         for types, module in known:
             if self._graph is not None or _serves(types, leaves):
                 return module
         types = _generalised(known[-1][0], leaves) if known else leaves
         graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
-        module = compile(graph, wrt)
+        module = compile(graph, wrt, target)
         module.structure = {n: shape[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)}
         known.append((types, module))
         return module

@@ -66,6 +66,7 @@ DUMP = Knob("GRADC_DUMP", str, "", "directory that receives every stage of each 
 VERIFY = Knob("GRADC_VERIFY", _flag, False, "re-infer every node after every pass")
 VALIDATE = Knob("GRADC_VALIDATE", _flag, False, "evaluate the graph in exact algebra before and after every pass and require equality")
 PRINT_PASSES = Knob("GRADC_PRINT_PASSES", _flag, False, "print one line for each pass that changed something")
+TARGET = Knob("GRADC_TARGET", str, "", "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu")
 SIM_CHECK = Knob("GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays")
 NUM_THREADS = Knob("GRADC_NUM_THREADS", int, 0, "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use")
 PAST = Knob("GRADC_PAST", int, 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
@@ -75,4 +76,5 @@ CC = Knob("CC", str, "", "the C compiler; default: gcc, clang, cc, else the zigl
 NVRTC = Knob("GRADC_NVRTC", str, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader")
 CUDA_HOME = Knob("CUDA_HOME", str, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
 CUDA_PATH = Knob("CUDA_PATH", str, "", "CUDA toolkit in which NVRTC is looked for")
+CALIBRATION = Knob("GRADC_CALIBRATION", str, "", "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration directory, if it is there")
 CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "detect inputs that changed between forward and backward")

@@ -1,94 +1,33 @@
-"""Module: a forward and a backward Executable and the residuals between them; Gradients: what backward gives."""
+"""Module: a forward and a backward Executable and the residuals between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import knobs
 from .autodiff import joint_names
 from .errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
+from .gradients import Gradients
 from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
-from .runtime.arrays import empty, from_numpy, to_numpy, unordered
+from .runtime.arrays import located, unordered
 from .runtime.executable import Executable, Precision
-from .sparse import SparseRows, assembled
-from .trace import unflatten
+from .runtime.on_device import to_host
+from .runtime.pending import Pending
+from .sparse import assembled
 from .variants import MOST, Orders, Targets, laid, orders_of, restored
 
+if TYPE_CHECKING:
+    from .runtime.capture import Capture
+
 Array = np.ndarray[Any, Any]
-
-
-class Gradients(MutableMapping[str, Any]):
-    """Name -> gradient, in the order of ``wrt``, also when one was taken and put back; what was inserted comes after them."""
-
-    def __init__(self, arrays: Mapping[str, Any], structure: Any = None):
-        self._arrays = dict(arrays)
-        self._order = tuple(arrays)
-        self._structure = structure
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._arrays[name]
-        except KeyError:
-            raise KeyError(f"no gradient of {name!r}; there are {', '.join(self) or 'none'}") from None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._arrays[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        self[name]
-        del self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self._order if name in self._arrays)
-        yield from (name for name in self._arrays if name not in self._order)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def replace(self, name: str, gradient: Any) -> None:
-        """Overwrite the gradient of ``name``, or insert it where there is none."""
-        self._arrays[name] = gradient
-
-    def accumulate(self, other: Mapping[str, Any]) -> None:
-        """Add another set of gradients, as new arrays of the kind that is here; names that are new are inserted.
-
-        :raises InvalidProblem: shapes or dtypes differ; then nothing was added.
-        """
-        sums = {name: self._sum(name, value) for name, value in other.items() if name in self._arrays}
-        self._arrays |= {**other, **sums}
-
-    def _sum(self, name: str, value: Any) -> Any:
-        if isinstance(value, SparseRows) or isinstance(self._arrays[name], SparseRows):
-            return value + self._arrays[name] if isinstance(value, SparseRows) else self._arrays[name] + value
-        (mine, kind), (more, _) = to_numpy(self._arrays[name]), to_numpy(value)
-        if mine.shape != more.shape or mine.dtype != more.dtype:
-            raise InvalidProblem(f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {more.dtype}{list(more.shape)}")
-        return from_numpy(np.add(mine, more, out=empty(mine.shape, mine.dtype)), kind)
-
-    @property
-    def tree(self) -> Any:
-        """The gradients nested as the parameters are; of a graph that was traced from types, as dicts."""
-        if self._structure is not None:
-            return unflatten(self._structure, self)
-        tree: dict[str, Any] = {}
-        for name, array in self.items():
-            *path, last = name.split(".")
-            at = tree
-            for part in path:
-                at = at.setdefault(part, {})
-            at[last] = array
-        return tree
-
-    def __repr__(self) -> str:
-        return f"Gradients({', '.join(f'{n}: {g.dtype}{list(g.shape)}' if hasattr(g, 'dtype') else f'{n}: {g!r}' for n, g in self.items())})"
 
 
 class Residuals:
@@ -122,7 +61,7 @@ class Residuals:
     @property
     def nbytes(self) -> int:
         """Bytes held beyond the inputs."""
-        return sum(to_numpy(a)[0].nbytes for n, a in self.arrays.items() if n not in self.inputs)
+        return sum(located(a).nbytes for n, a in self.arrays.items() if n not in self.inputs)
 
     def unchanged(self) -> None:
         """InvalidProblem if an input was changed since forward (checked under GRADC_CHECK_RESIDUALS)."""
@@ -137,7 +76,7 @@ class Residuals:
 def _checksum(value: Any) -> str:
     import hashlib
 
-    return hashlib.sha256(np.ascontiguousarray(to_numpy(value)[0]).tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(to_host(value)).tobytes()).hexdigest()
 
 
 class Forward(Executable):
@@ -152,11 +91,14 @@ class Forward(Executable):
             value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
             return value, residuals.of(variant, orders, inputs)
         results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
-        values = {name: results[name] for name in self.module.graph.output_names}
+        return _single({name: results[name] for name in self.module.graph.output_names}), self.kept(inputs, results, bound)
+
+    def kept(self, inputs: Mapping[str, Any], results: Mapping[str, Any], dims: Mapping[str, int]) -> Residuals:
+        """What backward reads of a call."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
-        return _single(values), Residuals(kept, given, bound, types, self.donated.values())
+        return Residuals(kept, given, dims, types, self.donated.values())
 
 
 class Backward(Executable):
@@ -173,26 +115,9 @@ class Backward(Executable):
             read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
             targets = Targets(self, read, residuals, out, accumulate, joint_names(self.module.graph, self.module.wrt)[1])
             gradients = residuals.variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
-            return Gradients(targets.finish(restored(gradients, residuals.orders)), self.module.structure)
-        residuals.unchanged()
-        cotangent_names, gradient_names = joint_names(self.module.graph, self.module.wrt)
-        names = list(residuals.cotangent_types)
-        if len(cotangents) > len(names):
-            raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
-        given = dict(zip(names, cotangents, strict=False))
-        if given.keys() & named.keys() or named.keys() - set(names):
-            raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
-        given |= named
-        inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
-        for name, type_ in residuals.cotangent_types.items():
-            if cotangent_names.get(name) not in self.inputs:
-                continue
-            value = given.get(name)
-            if value is None:
-                if name not in given and len(names) == 1:
-                    raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
-                value = np.zeros(type_.concrete(residuals.dims), type_.dtype.np)
-            inputs[cotangent_names[name]] = value
+            return Gradients(targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure)
+        inputs = self.inputs_of(residuals, cotangents, named, stream)
+        gradient_names = joint_names(self.module.graph, self.module.wrt)[1]
         if isinstance(out, Mapping):
             strange = out.keys() - gradient_names.keys()
             if strange:
@@ -208,6 +133,29 @@ class Backward(Executable):
         results = self.run(inputs, out=out, accumulate=adding, stream=stream, workspace=workspace, dims=own)
         shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
         return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
+
+    def inputs_of(self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """What the program reads, by name: residuals, and cotangents in order or by name."""
+        residuals.unchanged()
+        cotangent_names = joint_names(self.module.graph, self.module.wrt)[0]
+        names = list(residuals.cotangent_types)
+        if len(cotangents) > len(names):
+            raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
+        given = dict(zip(names, cotangents, strict=False))
+        if given.keys() & named.keys() or named.keys() - set(names):
+            raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
+        given |= named
+        inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
+        for name, type_ in residuals.cotangent_types.items():
+            if cotangent_names.get(name) not in self.inputs:
+                continue
+            value = given.get(name)
+            if value is None:
+                if name not in given and len(names) == 1:
+                    raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
+                value = self.place.zeros(type_.concrete(residuals.dims), type_.dtype.np, self.place.stream(stream, residuals.arrays.values()))
+            inputs[cotangent_names[name]] = value
+        return inputs
 
 
 @dataclass(frozen=True)
@@ -242,12 +190,21 @@ class Module:
         dims = options.get("dims") or {}
         borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
         donate = [name for name in options.get("donate") or () if name not in borrowed]
-        self.forward = Forward(programs["forward"], target, arch=options.get("arch") or "", defaults=graph.defaults, dims=dims, donate=donate, payload=programs.get("forward.so"), sites=programs.get("forward.sites"))
+        self.pending = Pending()
+        how: dict[str, Any] = {"arch": options.get("arch") or "", "errors": options.get("errors") or "sync"}
+        self.forward = Forward(programs["forward"], target, **how, defaults=graph.defaults, dims=dims, donate=donate, payload=programs.get("forward.so"), sites=programs.get("forward.sites"))
         self.forward.module = self
         self._backward: Backward | None = None
         if "backward" in programs:
-            self._backward = Backward(programs["backward"], target, arch=options.get("arch") or "", defaults=graph.defaults, dims=dims, payload=programs.get("backward.so"), sites=programs.get("backward.sites"))
+            self._backward = Backward(programs["backward"], target, **how, defaults=graph.defaults, dims=dims, payload=programs.get("backward.so"), sites=programs.get("backward.sites"))
             self._backward.module = self
+        self.share(self.pending)
+
+    def share(self, pending: Pending) -> None:
+        """Calls of forward, backward and variants raise each other's errors."""
+        self.pending = pending
+        for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
+            executable.pending = pending
 
     @property
     def backward(self) -> Backward:
@@ -298,6 +255,7 @@ class Module:
                 made = None
             if made is not None:
                 made.structure = self.structure
+                made.share(self.pending)
             self.variants[key] = made
         return self.variants.get(key) if orders else None, orders
 
@@ -312,34 +270,61 @@ class Module:
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """The value alone."""
         flat = self.flat(inputs, more)
         variant, orders = self.variant(flat, dims)
         if variant is not None:
-            return variant(laid(flat, orders), out=out, dims=dims)
-        results = self.forward.run(flat, out=out, dims=self.sizes(dims))
+            return variant(laid(flat, orders), out=out, stream=stream, dims=dims)
+        results = self.forward.run(flat, out=out, stream=stream, dims=self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
-    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
-        """The value of a scalar output and its gradients, in one program (compiled on first use)."""
+    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
+        """The value of a scalar output and its gradients, in one program (compiled on first use).
+
+        :param out: arrays by the names of outputs, and of inputs for their gradients.
+        """
         given = self.flat(inputs, more)
-        variant, orders = self.variant(given, dims)
+        variant, orders = self.variant(given, dims) if out is None and workspace is None else (None, {})
         if variant is not None:
-            value, gradients = variant.value_and_grad(laid(given, orders), dims=dims)
+            value, gradients = variant.value_and_grad(laid(given, orders), stream=stream, dims=dims)
             return value, Gradients(restored(gradients, orders), self.structure)
+        gradient_names = joint_names(self.graph, self.wrt)[1]
+        targets = {gradient_names.get(n, n): a for n, a in out.items()} if isinstance(out, Mapping) else out
+        results, bound = self.joint.run_bound(self.joint_inputs(given, stream), targets, False, stream, workspace, self.sizes(dims))
+        shapes = self.shapes_of_sparse(bound)
+        return _single({n: results[n] for n in self.graph.output_names}), Gradients(assembled(results, gradient_names, shapes, shapes), self.structure)
+
+    @property
+    def joint(self) -> Executable:
+        """Value and gradients as one program; compiled on first use."""
         if self._grad is None:
             outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
             if len(outputs) != 1 or outputs[0][1].type.count != 1:
                 raise InvalidProblem(f"value_and_grad needs one scalar float output; {self.graph.name} has {', '.join(f'{n}: {v.type}' for n, v in self.graph.outputs)}")
-            self._grad = Executable(self.recipe.joint(), self.target, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
+            how: dict[str, Any] = {"arch": self.options.get("arch") or "", "errors": self.options.get("errors") or "sync"}
+            self._grad = Executable(self.recipe.joint(), self.target, **how, defaults=self.graph.defaults, dims=self.options.get("dims") or {})
+            self.share(self.pending)
+        return self._grad
+
+    def joint_inputs(self, given: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """What :attr:`joint` reads: the inputs, and 1 as the cotangent."""
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
-        one = np.ones([1] * node.rank, node.dtype.np)
-        cotangent_names, gradient_names = joint_names(self.graph, self.wrt)
-        given[cotangent_names[name]] = one
-        results, bound = self._grad.run_bound(given, None, False, None, None, self.sizes(dims))
-        shapes = self.shapes_of_sparse(bound)
-        return _single({n: results[n] for n in self.graph.output_names}), Gradients(assembled(results, gradient_names, shapes, shapes), self.structure)
+        place = self.joint.place
+        one = place.settled(np.ones([1] * node.rank, node.dtype.np), place.stream(stream, given.values()))
+        return {**given, joint_names(self.graph, self.wrt)[0][name]: one}
+
+    def capture(self, what: str = "forward", inputs: Mapping[str, Any] | None = None, /, *, residuals: Residuals | None = None, cotangents: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Capture:
+        """Calls as a CUDA graph over the arrays that are given now; each ``replay()`` reads them as they are by then and writes ``outputs``.
+
+        :param what: ``"forward"``, ``"backward"`` (of ``residuals``, or of those that a run of forward gives now), ``"both"`` (one after the other), ``"value_and_grad"``.
+        :param cotangents: of backward: one array, several in order, or by output.  :param stream: to be captured; None: a new one.
+        :return: ``outputs`` are called as those of the call; a gradient beside values is ``d.NAME``.
+        :raises CaptureError: the stream cannot be captured, or something would be allocated in each replay.  :raises DeviceError: an array of the host.
+        """
+        from .captures import captured
+
+        return captured(self, what, self.flat(inputs, more), residuals, cotangents, stream, dims)
 
     def shapes_of_sparse(self, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """The shapes of the tables whose gradients come as rows."""
@@ -380,7 +365,9 @@ class Module:
         return self.forward.sku(**dims)
 
     def synchronize(self) -> None:
-        """Wait for everything asked for; the CPU never leaves anything waiting."""
+        """Wait for everything asked for, and raise the first error of it (``errors="async"``); the CPU never leaves anything waiting."""
+        for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
+            executable.synchronize()
 
     def explain(self, **dims: int) -> str:
         """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in words."""

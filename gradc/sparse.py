@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ class SparseRows:
 
     def dense(self) -> Any:
         """The whole array."""
-        out = self.values.new_zeros(self.shape) if hasattr(self.values, "new_zeros") else np.zeros(self.shape, np.asarray(self.values).dtype)
+        out = _zeros(self.values, self.shape)
         out[self.rows] = self.values
         return out
 
@@ -43,19 +44,38 @@ class SparseRows:
     def __add__(self, other: Any) -> Any:
         """Rows and rows are rows; rows and an array are a new array."""
         if not isinstance(other, SparseRows):
-            return self.add_to(other.clone() if hasattr(other, "clone") else np.array(other))
+            return self.add_to(other.clone() if hasattr(other, "clone") else other.copy() if hasattr(other, "copy") else np.array(other))
         if other.shape != self.shape or str(other.dtype) != str(self.dtype):
             raise InvalidProblem(f"rows of a {self.dtype}{list(self.shape)} and of a {other.dtype}{list(other.shape)} do not add up")
-        rows = np.union1d(np.asarray(self.rows), np.asarray(other.rows))
-        values = self.values.new_zeros((len(rows), *self.shape[1:])) if hasattr(self.values, "new_zeros") else np.zeros((len(rows), *self.shape[1:]), np.asarray(self.values).dtype)
-        for part in (self, other):
-            values[np.searchsorted(rows, np.asarray(part.rows))] += part.values
-        return SparseRows(self.rows.new_tensor(rows) if hasattr(self.rows, "new_tensor") else rows, values, self.shape)
+        if hasattr(self.rows, "new_tensor"):
+            torch = sys.modules["torch"]
+            rows = torch.unique(torch.cat([self.rows, other.rows.to(self.rows.device)]))
+            places = [torch.searchsorted(rows, part.rows) for part in (self, other)]
+        else:
+            library = _library(self.rows)
+            rows = library.union1d(self.rows, other.rows)
+            places = [library.searchsorted(rows, part.rows) for part in (self, other)]
+        values = _zeros(self.values, (len(rows), *self.shape[1:]))
+        for part, at in zip((self, other), places, strict=True):
+            values[at] += part.values
+        return SparseRows(rows, values, self.shape)
 
     __radd__ = __add__
 
     def __repr__(self) -> str:
         return f"SparseRows({len(self.rows)} of {self.dtype}{list(self.shape)})"
+
+
+def _library(array: Any) -> Any:
+    """NumPy, or CuPy, whose functions are called the same."""
+    return sys.modules["cupy"] if type(array).__module__.partition(".")[0] == "cupy" else np
+
+
+def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    if hasattr(like, "new_zeros"):
+        return like.new_zeros(shape)
+    library = _library(like)
+    return library.zeros(shape, like.dtype if library is not np else np.asarray(like).dtype)
 
 
 def assembled(results: Mapping[str, Any], names: Mapping[str, str], sparse: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from . import ops
 from .errors import TypeRuleError
 from .ir.dims import Assumption, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
@@ -106,6 +107,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     :param assume: facts about dims, such as ``"N >= 1"``.
     :raises TypeRuleError: an op refused its operands, or ``fn`` returned something that is no value.
     """
+    assert ops.REGISTRY  # an input is a record, too
     signature = inspect.signature(fn)
     spread = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     if spread is not None:

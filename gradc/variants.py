@@ -10,8 +10,9 @@ import numpy as np
 from .errors import GradcError, OverlappingOperands
 from .interp import bind_dims
 from .ir.types import Type
-from .runtime.arrays import overlap, permuted, to_numpy, unordered
+from .runtime.arrays import located, overlap, permuted, unordered
 from .runtime.executable import Executable
+from .runtime.on_device import Remote
 
 if TYPE_CHECKING:
     from .module import Residuals
@@ -72,7 +73,7 @@ class Targets:
         self.given, self.later, self.accumulate, self.adding = out, {}, accumulate, set[str]()
         if not isinstance(out, Mapping) or not out.keys() <= names.keys():
             return  # the variant says what is wrong
-        arrays = {name: to_numpy(value)[0] for name, value in out.items()}
+        arrays = {name: located(value) for name, value in out.items()}
         self.later = {name: out[name] for name, array in arrays.items() if name in residuals.orders and order_of(array) != residuals.orders[name]}
         if not self.later:
             self.given = laid(out, residuals.orders)
@@ -83,17 +84,25 @@ class Targets:
             for other in arrays.keys() - own.keys():
                 if overlap(array, arrays[other]):
                     raise OverlappingOperands(f"out[{name!r}] shares memory with out[{other!r}]")
-        backward._check_outputs({n: to_numpy(v)[0] for n, v in read.items()}, residuals.dims, {names[n]: a for n, a in own.items()})
+        backward._check_outputs({n: located(v) for n, v in read.items()}, residuals.dims, {names[n]: a for n, a in own.items()})
         self.given = laid({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
-    def finish(self, gradients: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, gradients: dict[str, Any], place: Any, stream: Any = None) -> dict[str, Any]:
         """The gradients, with the caller's arrays where he gave some."""
+        own = place.stream(None, gradients.values())  # on which the library of a GPU's arrays works
+        asked = own if stream is None else place.stream(stream, gradients.values())
+        if self.later and asked != own:
+            place.device.follow(own, asked)
         for name, value in self.later.items():
-            target, source = to_numpy(value)[0], to_numpy(gradients[name])[0]
-            if name in self.adding:
+            target, source = located(value), located(gradients[name])
+            if isinstance(target, Remote):
+                value[...] = value + gradients[name] if name in self.adding else gradients[name]
+            elif name in self.adding:
                 np.add(target, source, out=target)
             else:
                 np.copyto(target, source)
             gradients[name] = value
+        if self.later and asked != own:
+            place.device.follow(asked, own)
         return gradients

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks/ is part of the checkout, not of the package
 
@@ -24,18 +23,20 @@ OPTIONAL = {
     "nvidia.cuda_nvrtc": "compiling CUDA kernels",
     "ziglang": "the zig compiler",
 }
+os.environ.setdefault("GRADC_TARGET", "cpu")  # where a GPU is, the tests are still those of the CPU; tests/gpu asks for it by name
 _cache = pytest.StashKey[str]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples on every machine, and no verdict on a slow one.
-settings.register_profile(
-    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+if importlib.util.find_spec("hypothesis"):  # tests/gpu runs where there is none
+    from hypothesis import HealthCheck, settings
+
+    # The same examples on every machine, and no verdict on a slow one.
+    settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,6 +65,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the environment
         config.stash[_cache] = os.environ["GRADC_CACHE_DIR"] = tempfile.mkdtemp(prefix="gradc-tests-")
+        os.environ.setdefault("GRADC_CALIBRATION", "none")  # what the user measured decides nothing here
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -94,9 +94,15 @@ def test_cpu_is_numpy(name: str, fuse: bool) -> None:
     agrees_with_numpy(name, ("f64", "f32", "bf16", "f16") if fuse else ("f32", "bf16"), SIZES, target="cpu", fuse=fuse)
 
 
-def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], **options: Any) -> None:
-    """An op's samples and their gradients, compiled, are what the interpreter says."""
+def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
+    """An op's samples and their gradients, compiled, are what the interpreter says.
+
+    :param place: puts arrays where the target runs (``put``, ``get``, ``takes``); None: they stay NumPy's.
+    """
     for dims, together in groups(name, dtypes).items():
+        together = [case for case in together if place is None or all(place.takes(t.dtype.name) for t in case.types)]
+        if not together:
+            continue
         graphs = [joint(case) for case in together]
         whole = merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)])
         module = gradc.compile(whole, **options)
@@ -110,6 +116,8 @@ def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], **
                 exact = interp.run(graph, arrays, dims=own, precision="f64")
                 least = max((float(np.nanmax(np.abs(a.astype(np.float64)), initial=0.0)) for a in arrays.values() if a.dtype != bool), default=0.0)
                 wanted |= {f"s{k}.{key}": (a, exact[key], case, least) for key, a in interp.run(graph, arrays, dims=own).items()}
-            got = module.forward.run(dims=bound, **given)
+            got = module.forward.run({n: a if place is None else place.put(a) for n, a in given.items()}, dims=bound)
+            if place is not None:
+                got = {key: place.get(got[key], want.dtype) for key, (want, _, _, _) in wanted.items()}
             for key, (want, exact, case, least) in wanted.items():
                 close(got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}")

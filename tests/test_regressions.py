@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,3 +91,10 @@ def test_a_fact_about_a_dim_that_nothing_depends_on() -> None:
     module = gradc.compile(graph, wrt=["g"])
     y, residuals = module.forward(x=f32(1, 2, 4, 4), g=f32(1, 3, 2, 2))
     assert not module.backward(residuals, y)["g"].any()
+
+
+def test_tracing_is_all_that_was_asked_for() -> None:
+    """In a process that has used nothing else of gradc."""
+    code = "import gradc; print(gradc.trace(lambda x: x, x='f32[N]'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    assert "%x: f32[N]" in done.stdout

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import ops
 from gradc.errors import Unsupported
 
 
@@ -17,7 +16,6 @@ def _run_with_stream() -> object:
 
 
 NOT_YET: dict[str, tuple[Callable[[], object], str]] = {
-    "running on a GPU": (lambda: gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[4]"), target="cuda")(x=np.zeros(4, np.float32)), "running on a GPU is to come"),
     "float atomics on the cpu": (lambda: gradc.compile(gradc.trace(lambda x, b: x + b, x="f32[N,3]", b="f32[3]"), wrt=["b"], reductions={"*": "atomic"}), "the reduction 'atomic'"),
     "the torch frontend": (lambda: gradc.from_torch(object()), "gradc.from_torch is not there yet"),
     "the ONNX frontend": (lambda: gradc.from_onnx("model.onnx"), "gradc.from_onnx is not there yet"),

@@ -11,6 +11,7 @@ import click
 
 from ..api import VERSION
 from ..errors import GradcError
+from .calibrate import calibrate
 from .commands import check, compile, demo, explain, run
 from .doctor import doctor
 from .dump import dump
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for command in (compile, dump, run, explain, check, opt, extract, demo, doctor):
+for command in (compile, dump, run, explain, check, opt, extract, demo, doctor, calibrate):
     cli.add_command(command)
 
 

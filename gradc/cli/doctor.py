@@ -73,10 +73,10 @@ def _python() -> Iterator[Line]:
 
 
 def _packages() -> Iterator[Line]:
-    for package in ("numpy", "ml_dtypes", "jinja2", "networkx", "click", "platformdirs"):
+    for package in ("numpy", "ml_dtypes", "jinja2", "networkx", "click"):
         found = _version(package)
         yield Line(package, found or "not installed, and gradc needs it", "ok" if found else "broken")
-    for package, purpose in (("torch", "gradc[torch]"), ("onnx", "gradc[onnx]")):
+    for package, purpose in (("platformdirs", "directories are XDG's"), ("torch", "gradc[torch]"), ("onnx", "gradc[onnx]")):
         found = _version(package)
         yield Line(package, found or f"not installed ({purpose})", "ok" if found else "missing")
 

@@ -7,31 +7,45 @@ in order, now or into a graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ..errors import Unsupported
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
-from .cuda import STRIP, CudaKernel, Stage
+from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
+from .cuda import of_kernel
+from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, THREADS, CudaKernel, Stage
 from .index import flatten
+from .products import launches_of, library_of
 
 ALIGN = 256
-TASKS = 1024
-"""Tasks that a combine is cut into, more or less: the unit of determinism comes from shapes alone."""
+WORKERS = 1 << 17
+"""Threads that a combine is cut up for, more or less: the unit of determinism comes from shapes alone."""
+MOST_CHUNKS = 1024
+"""Partial results that a warp of a fold goes through an eighth of."""
+MOST_PARTS = 1024
+"""Strips of all rows that are cut up."""
+SHORTEST = 8
+"""Rows per task at least; of a block that goes through whole rows one."""
 LONGEST = 128
 """Positions of a sorted order per task."""
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel."""
+MOST_SORTED = 2**31 - 3
+"""Rows, and places they go to: positions and keys have 32 bits."""
+MOST_BLOCKS = 2**31 - 1
+"""Of a grid."""
+WARP = 32
 TILE = 2048
-WORKSPACE, FLAG = ".workspace", ".flag"
-"""Roots of memory that no buffer names."""
-WORDS = 3
-"""Of the flag before the first check's: what went wrong, the value, the bound."""
-U32, U64 = np.dtype(np.uint32), np.dtype(np.uint64)
+ONE_BLOCK = 4096
+"""Rows that one block sorts in one launch."""
+TREE = 64
+"""Chunks whose pieces of one segment are added up apart, where there are twice as many."""
 
 
 def align(count: int) -> int:
@@ -43,63 +57,10 @@ def chunks(count: int, each: int) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of memory: ``count`` elements from byte ``start`` of a root on, which is a buffer's name, WORKSPACE or FLAG."""
-
-    root: str
-    start: int
-    count: int
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A function's start.
-
-    :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
-    """
-
-    function: str
-    blocks: int
-    threads: int
-    args: tuple[Part | int, ...]
-    written: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Strided:
-    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated)."""
-
-    part: Part
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Product:
-    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
-
-    :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
-    """
-
-    a: Strided
-    b: Strided
-    out: Strided
-    site: int
-
-
-Action = Launch | Product
-
-
-@dataclass(frozen=True)
 class Sizes:
     """A kernel's numbers for one set of dims.
 
-    :param chunk: rows (or positions) per task.  :param scratch: bytes.
+    :param chunk: rows (or positions) per task; columns, where rows are cut up.  :param scratch: bytes.  :param parts: strips of each row; 0: it is not cut up.
     """
 
     dims: tuple[int, ...]
@@ -108,11 +69,19 @@ class Sizes:
     tasks: int
     keys: int
     scratch: int
+    parts: int = 0
+
+    def count(self, stage: Stage) -> int:
+        """Tasks of a stage whose number depends on the chunk."""
+        if stage.kind in ("part", "last"):
+            return self.rows * (self.parts if stage.kind == "part" else min(self.parts, 1))
+        groups = chunks(self.rows, self.chunk) // TREE
+        return (self.tasks if self.parts == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
 
     @property
     def sort_passes(self) -> int:
-        """8 bits each; the keys are 0 to ``keys``, which is nowhere."""
-        return max(1, chunks(self.keys.bit_length(), 8))
+        """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
+        return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
 
 
 def own_dims(kernel: CudaKernel) -> list[str]:
@@ -123,34 +92,53 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     """What a launch needs to know, from shapes alone; ``dims`` by the names of the kernel's own text."""
     rows, columns, chunked = (max(0, evaluate(x, dims)) for x in (kernel.rows, kernel.columns, kernel.chunked))
     keys = evaluate(kernel.keys, dims) if kernel.keys is not None else 0
-    chunk = 1
+    tiles = chunks(columns, kernel.tile) if kernel.tile else 1
+    chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
     if kernel.keys is not None:
-        chunk = min(LONGEST, max(8, chunks(rows, TASKS)))
+        chunk = min(LONGEST, max(SHORTEST, chunks(rows * tiles * width, 2 * WORKERS)))
+        if kernel.lanes:
+            chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
     elif kernel.by_chunk:
-        chunk = max(8, chunks(chunked, TASKS))
+        least = SHORTEST if kernel.tile else min(SHORTEST, max(1, THREADS // width))
+        chunk = max(least, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
-    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk)
-    scratch = 0
+    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
+    parts = 0
+    if kernel.parts and rows < FEW_ROWS and columns > LONG_ROW:
+        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_PARTS)))
+        parts = chunks(columns, chunk)
+    scratch = len(kernel.parts) * align(16 * rows * parts)
     if kernel.keys is not None:
         scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
     for count, each in kernel.scratch:
         scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
     for count in kernel.fixed:
         scratch += align(16 * evaluate(count, dims)) + align(4)
+    for count in kernel.loose:
+        scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
-        scratch += align(4 * 256 * chunks(rows, TILE))
-    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch)
+        scratch += align(counts_bytes(rows))
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts)
+
+
+def counts_bytes(rows: int) -> int:
+    """Of the sort: rows of each digit in each tile, and in all."""
+    return 4 * 256 * (chunks(rows, TILE) + 1)
 
 
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
-    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag.  :ivar checks: the steps that look for bad indices.
-    :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag, the library's own (``library``).
+    :ivar checks: the steps that look for bad indices.  :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+
+    :param library: bytes that the library of matrix products works in.
     """
 
-    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int]):
-        self.program, self.kernels, self.dims = program, kernels, dict(dims)
+    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
+        self.program, self.dims = program, dict(dims)
+        self.types = {b.name: b.type for b in program.buffers}
+        self.made = kernels
         self.steps = [taken(step, dims) for step in program.steps]
         self.checks = checks_of(program, kernels)
         starts, total = [], 0
@@ -159,13 +147,28 @@ class LaunchPlan:
             total += align(evaluate(bytes_, dims))
         self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
         self.scratch = total
-        self.room = max((self.sizes(kernels[s.name]).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        self.room = max((self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
+        self.room = max([self.room, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
         self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
-        self.workspace = total + self.room + align(self.flag.nbytes)
+        self.library = Part(WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8)
+        self.workspace = self.library.start + self.library.nbytes
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
 
+    def kernel(self, item: Kernel) -> CudaKernel:
+        """A step's functions over its own dims: steps of one structure share a name and a text."""
+        return of_kernel(self.made[item.name], item, self.types)
+
     def sizes(self, kernel: CudaKernel) -> Sizes:
-        return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+        """A kernel's.
+
+        :raises Unsupported: more rows or places than a sort counts.
+        """
+        found = sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+        for what, count in (("rows", found.rows), ("rows of its result", found.keys)):
+            if kernel.keys is not None and count > MOST_SORTED:
+                raise Unsupported(f"{kernel.name}: a segmented sum over {count} {what}; it counts to 2^31, reductions={{'*': 'privatized'}} further")
+        return found
 
     def part(self, name: str) -> Part:
         """Where a buffer lies."""
@@ -187,25 +190,27 @@ class LaunchPlan:
     def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
         """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
         if isinstance(item, Call):
-            return [self.product(item, number)]
-        kernel = self.kernels[item.name]
+            return self.multiplied(self.product(item, number))
+        kernel = self.kernel(item)
         sizes = self.sizes(kernel)
         found: list[Action] = []
         for stage in kernel.stages:
-            tasks = sizes.tasks if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            tasks = sizes.count(stage) if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             if tasks > 0:
-                found.append(self.launch(stage, kernel, item, sizes, tasks, number, own))
+                found += self.launches(stage, kernel, item, sizes, tasks, number, own)
             if stage.kind == "key":
                 found += self.sort(sizes, self.site(number))
         return found
 
-    def launch(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> Launch:
+    def launches(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> list[Launch]:
+        """A stage; more than one where it has more blocks than a grid can have."""
         args = [self.part(b) for b in item.buffers]
         written = [i for i, b in enumerate(item.buffers) if b in item.writes]
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
-        space = self.space(0, self.room, np.dtype(np.uint8))
-        return Launch(stage.name, chunks(tasks * stage.width, kernel.threads), kernel.threads, (*args, *sizes.dims, space, self.flag, self.site(number), sizes.chunk, aux), (*written, scratch, flag))
+        shared: tuple[Part | int, ...] = (*args, *sizes.dims, self.space(0, self.room, np.dtype(np.uint8)), self.flag, self.site(number), sizes.chunk, aux)
+        blocks = chunks(tasks * stage.width, kernel.threads)
+        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag)) for at in range(0, blocks, MOST_BLOCKS)]
 
     def sort(self, sizes: Sizes, site: int) -> list[Launch]:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""
@@ -215,15 +220,36 @@ class LaunchPlan:
         start = self.space(4 * step, sizes.keys + 2, U32)
         tiles = chunks(sizes.rows, TILE)
         found: list[Launch] = []
-        if sizes.rows:
-            counts = self.space(self.room - align(1024 * tiles), 256 * tiles, U32)
+        if 0 < sizes.rows <= ONE_BLOCK:
+            found.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
+        elif sizes.rows:
+            counts = self.space(self.room - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
                 found.append(Launch("gradc_sort_count", tiles, 256, (key, counts, sizes.rows, tiles, 8 * number, self.flag, site), (1,)))
-                found.append(Launch("gradc_sort_scan", 1, 1024, (counts, 256 * tiles, self.flag, site), (0,)))
+                found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
                 found.append(Launch("gradc_sort_move", tiles, 256, (key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site), (3, 4)))
         found.append(Launch("gradc_sort_bounds", chunks(sizes.keys + 2, 256), 256, (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site), (1,)))
         return found
+
+    def kept(self, product: Product) -> bool:
+        """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and an output would be overwritten."""
+        return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+
+    def multiplied(self, product: Product) -> list[Action]:
+        """By the library where it takes the product, else by a kernel of ours."""
+        out = product.out
+        if 0 in out.shape:
+            return []
+        taken_by = library_of(product)
+        if taken_by is None:
+            return [*launches_of(product, self.flag)]
+        if not self.kept(product):
+            return [taken_by]
+        first = self.space(0, out.part.count, out.part.dtype)
+        each = out.part.dtype.itemsize
+        keep = Launch(f"gradc_keep_{each}", min(chunks(out.part.count, 1024), 1 << 16), 256, (first, out.part, out.part.count, self.flag, product.site), (1,))
+        return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
 
     def product(self, item: Call, number: int) -> Product:
         """A matrix product, its operands seen with the call's axes."""
@@ -238,9 +264,7 @@ class LaunchPlan:
             steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
             strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
             shape = tuple(sizes[a] for a in axes)
-            if 0 in shape:
-                at = 0
-            return Strided(Part(part.root, part.start + at * part.dtype.itemsize, max(part.count - at, 0), part.dtype), shape, strides)
+            return Strided(part, shape, strides, 0 if 0 in shape else at)
 
         shape = tuple(sizes[a] for a in order)
         strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -47,9 +47,9 @@ class RowWriter:
         return not isinstance(rest, int) or rest > FEW
 
     def free(self, s: Stmt) -> list[int]:
-        """The axes of a regular accum's buffer that it runs along while its kept row stands still."""
-        kept = set(self.parts[self.k.order].kept)
-        return [axis for axis, i in enumerate(s.index) if i.variable not in kept and self.types[s.buffer].shape[axis] != 1]
+        """The axes of a regular accum's buffer that it runs along while its kept row stands still; where one row names two axes, the second is such: all of it is owned."""
+        kept, named = set(self.parts[self.k.order].kept), [i.variable for i in s.index]
+        return [axis for axis, i in enumerate(s.index) if (i.variable not in kept or i.variable in named[:axis]) and self.types[s.buffer].shape[axis] != 1]
 
     def reloaded(self, p: Pass, number: int) -> list[Stmt]:
         """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""

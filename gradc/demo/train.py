@@ -167,8 +167,8 @@ def trainee(variant: Variant, unigram: NDArray[np.float64]) -> Trainee:
         rates["scale"] = variant.scale_rate / PEAK_RATE * float(start["scale"].mean())
     return Trainee(
         variant,
-        compile(graph, wrt=learns),
-        compile(optimiser, donate=donated(optimiser)),
+        compile(graph, wrt=learns, target="cpu"),
+        compile(optimiser, target="cpu", donate=donated(optimiser)),
         {name: start[name] for name in variant.constants},
         {name: start[name] for name in learns},
         rates,

@@ -105,7 +105,7 @@ def _on_gpu(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     made: list[tuple[Assumption | None, Kernel]] = []
     for when, how in found:
         chosen = {**picks, part.buffer: how}
-        if how == "segmented":  # rows in that order serve every result with these keys
+        if how in ("segmented", "privatized"):  # rows in that order serve every result with these keys; without it none is worth the sort alone
             chosen |= dict.fromkeys(same, how)
         made.append((when, _with(kernel, parts, chosen, types, instead)))
     return Select(tuple(made))

@@ -78,7 +78,7 @@ class Gpu(Device):
     sort_base: float
     sort_pass: float
     sort_rate: float
-    one_block: int = 0
+    one_block: int = 4096
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -153,6 +153,29 @@ def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Devi
     return calibrated(found, calibration)
 
 
+def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
+    """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text before its own."""
+    found = device_for(arch_or_name or "sm_90")
+    if not isinstance(found, Gpu):
+        raise Unsupported(f"{arch_or_name!r} is no GPU")
+    return found if calibration is None else calibrated_by(found, calibration)
+
+
+def listed_device(name: str, arch: str) -> Gpu:
+    """What stands for a device in hand: the one that its driver's name says, else the first of its arch.
+
+    :raises Unsupported: the cost model knows neither.
+    """
+    for asked in (name, arch):
+        try:
+            found = _find(asked)
+        except Unsupported:
+            continue
+        if isinstance(found, Gpu) and (asked == arch or found.arch == arch):
+            return found
+    raise Unsupported(f"the cost model knows neither a device {name[:80]!r} nor the architecture {arch}")
+
+
 def _find(asked: str) -> Device:
     if not isinstance(asked, str):
         raise InvalidProblem(f"a device is named by a text, not by {asked!r}")
@@ -180,6 +203,11 @@ def calibrated(device: Gpu, path: str | Path) -> Gpu:
 
     :raises InvalidProblem: no file, no JSON, another device's file, an unknown constant, a number that cannot be one.
     """
+    return calibrated_by(device, read_calibration(path), path)
+
+
+def read_calibration(path: str | Path) -> str:
+    """The text of a file; InvalidProblem if it cannot be read or is no text of a calibration's length."""
     try:
         with open(path, "rb") as file:
             raw = file.read(_LONGEST_FILE + 1)
@@ -188,13 +216,21 @@ def calibrated(device: Gpu, path: str | Path) -> Gpu:
     if len(raw) > _LONGEST_FILE:
         raise InvalidProblem(f"{path}: a calibration has at most {_LONGEST_FILE} bytes")
     try:
-        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+        return raw.decode("utf-8")
+    except ValueError as error:
         raise InvalidProblem(f"{path}: this is not the JSON of a calibration: {error}") from error
+
+
+def calibrated_by(device: Gpu, text: str, where: str | Path = "calibration") -> Gpu:
+    """:func:`calibrated` by a file's text; ``where`` stands in errors."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidProblem(f"{where}: this is not the JSON of a calibration: {error}") from error
     try:
         return _replaced(device, found)
     except InvalidProblem as error:
-        raise InvalidProblem(f"{path}: {error}") from None
+        raise InvalidProblem(f"{where}: {error}") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..ir.kernel import Kernel
 from ..ir.types import Type
 from .cost import Combine, deterministic, nominal, numbers, scatter_of, scatter_sizes
 from .devices import Gpu
-from .gpu_cost import CHUNK, FORMULAS, Scatter, cheapest
+from .gpu_cost import FORMULAS, PARTIALS, ROW, SHORTEST, Scatter, cheapest
 
 Case = tuple[Assumption | None, str]
 """A strategy and when it is taken; the first that holds is meant, the last has no predicate."""
@@ -84,8 +84,8 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
     found: list[tuple[Size, str]] = []  # taken where the size is >= 0
     if "regular" in names and not (s.gathered and "segmented" in names):
         found.append((s.owners - device.sms, "regular"))  # an owner for each SM: nothing is idle, and nothing else moves less
-    if "privatized" in names:
-        found.append((device.shared // (s.tile * s.wide) - s.keys, "privatized"))  # partials are never more than all shared memory, which is less than a sort
+    if "atomic" in names and "segmented" in names and not s.exact:  # R hot > sort, R being N / V at least
+        found.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
     if "atomic" in names:
         found.append((device.room // s.wide - s.out, "atomic"))  # the table stays in L2
     if "segmented" in names:
@@ -93,11 +93,10 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
             least = int((device.sort_base + 3 * device.sort_pass) * device.bandwidth)
             each = int(3 * device.bandwidth / device.sort_rate)
             found += [(s.rows * (s.width * (2 * s.wide) - each) - least, "segmented"), (0, "atomic")]
-        elif "privatized" in names and "atomic" not in names:  # 2 (N / CHUNK) V D a / rate + 2 N D a / B > sort + launch
-            sort = device.sort_base + 2 * device.sort_pass + device.launch
-            amount = min(sort * device.resident, max(sort * device.bandwidth, 2 * device.room))  # bytes of partials, within L2 if they are
-            least, each = int(amount * CHUNK / (2 * s.wide)), int(amount * CHUNK / (sort * device.bandwidth))
-            found += [((s.rows + (CHUNK - 1)) * s.width * (s.keys + each) - least, "segmented"), (0, "privatized")]
+        elif "privatized" in names and "atomic" not in names:  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
+            pays = device.sort_base + device.launch
+            amount = int(min(pays * device.resident, max(pays * device.bandwidth, 2 * device.room)))
+            found += [(((s.rows + (SHORTEST - 1)) * s.width) * (s.keys + SHORTEST) * (2 * s.pair // SHORTEST) - amount, "segmented"), (s.rows - int(pays / ROW) * PARTIALS, "segmented"), (0, "privatized")]
         else:
             found.append((0, "segmented"))
     found.append((0, next(name for name in ("atomic", "atomic_fixed", "privatized", "regular") if name in names) if "segmented" not in names else "segmented"))

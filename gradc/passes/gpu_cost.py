@@ -8,13 +8,14 @@ from, ``index`` those of the indices::
     sort         = base + ceil(log2(V + 1) / 8) max(pass, N / rate)
     atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
     segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
-    privatized   = (read + index + V D s) / B + 2 P V D a / B + [V tile a > shared] 2 N D a / B + 2 launches
-                   P = min(max(round(SMs / tiles), 1), ceil(N / 128)); a tile is 32 columns
+    privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B + 2 launches
+                   P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
     regular      = (read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners) + 1 launch
     atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B + V D (8 + s) / B + 4 launches
 
 ``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the 128-byte lines that they
-reach.  Partial results within 60 % of L2 move at its rate.  The first four are models of kernels that others measured; privatized, regular and
+reach.  Partial results within 60 % of L2 move at its rate; they lie in memory, not in a block's own: a warp that has its columns to itself keeps
+too little under way to be faster than a sort.  ``row`` is a memory's latency shared by the rows that a task has under way.  The first four are models of kernels that others measured; privatized, regular and
 atomic_fixed are derived from what they move.  None of them has been held against our own kernels on a device yet.
 """
 
@@ -30,8 +31,12 @@ from .devices import Gpu
 
 CHUNK = 128
 """Rows per chunk on a GPU: the unit of determinism."""
-TILE = 32
-"""Columns that a block of a privatized kernel owns."""
+WORKERS, PARTIALS, SHORTEST = 1 << 17, 1024, 8
+"""Threads that a privatized kernel is cut up for, the most partial results, the fewest rows of one: as :mod:`gradc.codegen.launch` has them."""
+COLUMNS = 4
+"""Of a thread."""
+ROW = 0.25e-6
+"""Seconds per row of a task: an estimate."""
 MARGIN = 1.1
 """What is not deterministic must be faster by this much to be picked."""
 DETERMINISTIC = ("segmented", "regular", "privatized", "atomic_fixed")
@@ -82,9 +87,9 @@ class Scatter(Generic[S]):
         return max(self.item, 4)
 
     @property
-    def tile(self) -> int:
-        """Columns of a privatized kernel's block."""
-        return min(self.width, TILE) if isinstance(self.width, int) else TILE
+    def pair(self) -> int:
+        """Bytes of a partial sum: with what f32 has rounded off."""
+        return self.wide * (2 if self.wide == 4 else 1)
 
 
 @dataclass(frozen=True)
@@ -147,22 +152,16 @@ def segmented(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     return moved, sort_seconds(s, device) + moved / device.bandwidth + 3 * device.launch
 
 
-def partials(s: Scatter[int], device: Gpu) -> int:
-    """How many partial results a privatized accum has: about as many as keep every SM busy, each of at least a chunk."""
-    tiles = max(-(-s.width // TILE), 1)
-    return min(max((2 * device.sms + tiles) // (2 * tiles), 1), -(-s.rows // CHUNK))
-
-
-def fits(s: Scatter[int], device: Gpu) -> bool:
-    """Whether a tile of a partial result lies in a block's shared memory."""
-    return s.keys * s.tile * s.wide <= device.shared
+def partials(s: Scatter[int]) -> int:
+    """How many partial results a privatized accum has."""
+    return max(min(WORKERS // max(-(-s.width // COLUMNS), 1), PARTIALS, -(-s.rows // SHORTEST)), 1)
 
 
 def privatized(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
-    parts = partials(s, device) * s.out * s.wide
-    moved = s.read + s.index + s.out * s.item + (0 if fits(s, device) else 2 * s.rows * s.width * s.wide)
+    parts, streamed = partials(s) * s.out * s.pair, floor(s)
+    apart = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
-    return moved + 2 * parts, moved / device.bandwidth + 2 * parts / rate + 2 * device.launch
+    return streamed + apart, max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + apart / rate + 2 * device.launch
 
 
 def regular(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
@@ -199,12 +198,7 @@ def predict(s: Scatter[int], device: Gpu, names: Sequence[str] = tuple(FORMULAS)
 
 
 def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
-    """The pick: what is not deterministic must be faster than what is by a margin.
-
-    Atomics do not go before partial results that fit a block: they may gain a little, and lose much to a hot row that nobody knows of.
-    """
-    if "privatized" in names and fits(s, device):
-        names = [name for name in names if name != "atomic"]
+    """The pick: what is not deterministic must be faster than what is by a margin."""
     hits = expected_hits(s)
     seconds = {name: FORMULAS[name](s, hits, device)[1] for name in FORMULAS if name in names}
     return min(seconds, key=lambda name: seconds[name] * (1 if s.exact or name in DETERMINISTIC else MARGIN))
@@ -224,8 +218,7 @@ def _segmented_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
 
 
 def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
-    room = "" if fits(s, device) else f"; {s.tile} columns of one are more than the {device.shared // 1024} KB that a block can have"
-    return f"{partials(s, device)} partials of {s.out} elements, folded in order{room}"
+    return f"{partials(s)} partials of {s.out} elements, folded in order"
 
 
 def _regular_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:

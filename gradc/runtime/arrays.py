@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory
+from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
 
 Array = npt.NDArray[Any]
 
@@ -220,6 +220,8 @@ class Kind:
     SCALAR: ClassVar[Kind]
     """A Python number: it adopts the dtype of what it meets."""
     TORCH: ClassVar[Kind]
+    CUPY: ClassVar[Kind]
+    """On a GPU, whatever is not torch's."""
 
     @staticmethod
     def of(kinds: Sequence[Kind]) -> Kind:
@@ -227,7 +229,7 @@ class Kind:
         return next((k for k in kinds if k is Kind.TORCH), next((k for k in kinds if k.namespace is not None), Kind.NUMPY))
 
 
-Kind.NUMPY, Kind.SCALAR, Kind.TORCH = Kind("numpy"), Kind("scalar"), Kind("torch")
+Kind.NUMPY, Kind.SCALAR, Kind.TORCH, Kind.CUPY = Kind("numpy"), Kind("scalar"), Kind("torch"), Kind("cupy")
 
 
 # torch dtypes that NumPy has no name for: the integers of their size, and what the bits mean.
@@ -330,6 +332,58 @@ def _from_protocol(x: Any) -> Array:
     )
 
 
+class Host:
+    """Where the arrays of a module for the CPU lie; :class:`gradc.runtime.on_device.OnDevice` is the other such place."""
+
+    align = 16
+    """What every allocator gives; slots inside a workspace start at multiples of 64 of it."""
+
+    def stream(self, given: Any, values: Any) -> int:
+        if given is not None:
+            raise Unsupported("stream=: the CPU has no streams")
+        return 0
+
+    def read(self, x: Any, stream: int, what: str, constants: Any = ()) -> tuple[Array, Kind]:
+        return to_numpy(x)
+
+    def kind(self, kinds: Sequence[Kind]) -> Kind:
+        return Kind.of(kinds)
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, kind: Kind, stream: int) -> Array:
+        return empty(shape, dtype)
+
+    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+        return empty(shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+        return np.zeros(shape, dtype)
+
+    def settled(self, array: Array, stream: int) -> Array:
+        return array
+
+    def packed(self, array: Array, stream: int) -> Array:
+        out = empty(array.shape, array.dtype)
+        out[...] = array
+        return out
+
+    def result(self, array: Array, kind: Kind) -> Any:
+        return from_numpy(array, kind)
+
+    def donates(self, array: Array, kind: Kind) -> bool:
+        return True
+
+    def left(self) -> int:
+        return available_bytes()
+
+
+def located(x: Any) -> Array:
+    """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
+    from .on_device import describe
+
+    found = describe(x)
+    return to_numpy(x)[0] if found is None else found
+
+
 def unordered(x: Any) -> Array | None:
     """The array of what does not lie in row-major order; None of what does, and of what is no array here.  The common case costs next to nothing."""
     if isinstance(x, np.ndarray):
@@ -340,7 +394,7 @@ def unordered(x: Any) -> Array | None:
     if not hasattr(x, "shape"):
         return None
     try:
-        array = to_numpy(x)[0]
+        array = located(x)
     except GradcError:
         return None  # the call says why
     return None if array.flags.c_contiguous else array
@@ -353,6 +407,8 @@ def permuted(x: Any, order: Sequence[int]) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return x.permute(*order)
+    if type(x).__module__.partition(".")[0] == "cupy":
+        return x.transpose(order)
     namespace = getattr(x, "__array_namespace__", None)
     return to_numpy(x)[0].transpose(order) if namespace is None else namespace().permute_dims(x, tuple(order))
 

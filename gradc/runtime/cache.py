@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ import struct
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +49,25 @@ def digest(*parts: bytes | str) -> str:
         hasher.update(len(data).to_bytes(8, "little"))
         hasher.update(data)
     return hasher.hexdigest()
+
+
+def pack(parts: Mapping[str, bytes]) -> bytes:
+    """Named parts as one block: a line of JSON with their lengths, then their bytes."""
+    head = json.dumps({name: len(data) for name, data in parts.items()}).encode()
+    return len(head).to_bytes(8, "little") + head + b"".join(parts.values())
+
+
+def unpack(payload: bytes) -> dict[str, bytes]:
+    """What :func:`pack` made; ValueError if lengths do not add up."""
+    size = int.from_bytes(payload[:8], "little")
+    lengths = json.loads(payload[8 : 8 + size])
+    at, out = 8 + size, {}
+    if at + sum(lengths.values()) != len(payload) or any(n < 0 for n in lengths.values()):
+        raise ValueError("the parts do not fill the block")
+    for name, length in lengths.items():
+        out[name] = payload[at : at + length]
+        at += length
+    return out
 
 
 @dataclass
@@ -213,15 +234,19 @@ def default_cache() -> Cache:
         return _cache("")
     directory = knobs.CACHE_DIR.get()
     if not directory:
-        directory = _user_directory()
+        directory = user_directory()
     return _cache(directory)
 
 
 @functools.cache
-def _user_directory() -> str:
-    import platformdirs
-
-    return platformdirs.user_cache_dir("gradc")
+def user_directory(kind: str = "cache") -> str:
+    """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that package where XDG does."""
+    try:
+        import platformdirs
+    except ModuleNotFoundError:
+        root = os.environ.get(f"XDG_{kind.upper()}_HOME") or os.path.join("~", f".{kind}")
+        return os.path.join(os.path.expanduser(root), "gradc")
+    return platformdirs.user_cache_dir("gradc") if kind == "cache" else platformdirs.user_config_dir("gradc")
 
 
 @functools.cache

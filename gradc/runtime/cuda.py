@@ -1,59 +1,103 @@
-"""Running a Program's CUDA text: buffers, launches and the flag of bad indices, on a device or on the simulator."""
+"""Running a Program's CUDA text: buffers, launches and the flag of bad indices, on a GPU or on the simulator."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..codegen.cuda import render_cuda
-from ..codegen.launch import FLAG, WORDS, WORKSPACE, Launch, LaunchPlan, Part, Strided
-from ..errors import IndexOutOfRange, InternalError, NotAscending
-from ..ir.kernel import Program
-from .arrays import empty
+from ..codegen.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
+from ..codegen.cuda import CudaKernel, render_cuda
+from ..codegen.launch import LaunchPlan
+from ..codegen.rendered import packed, unpacked
+from ..codegen.support import support_text
+from ..errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
+from ..ir.dims import evaluate
+from ..ir.kernel import Kernel, Program
+from .cache import pack, unpack
+from .device import Device, Event, Memory, Span
+from .on_device import add
+from .pending import Watch
 
 Array = np.ndarray[Any, Any]
 FINE = 2**64 - 1
+Arrays = Mapping[str, Array]
 
 
-class Device(Protocol):
-    """Where kernels run."""
+@dataclass
+class Started:
+    """A call that was asked for.
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int]) -> None:
-        """Start a function: each argument is an array or an integer; ``written`` are the places of arrays that may be written."""
+    :param roots: where each root of memory begins.  :param held: what of it is ours, alive as long as this is.
+    """
 
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        """``out = a @ b`` for views with any strides."""
+    plan: LaunchPlan
+    roots: dict[str, int]
+    stream: int
+    held: Memory | None
 
-    def begin(self, fresh: Sequence[Array], flag: Array) -> None:
-        """A call begins: the arrays hold nothing yet, the flag holds its beginning."""
+    def span(self, part: Part) -> Span:
+        return Span(self.roots[part.root] + part.start, part.count, part.dtype)
+
+    @property
+    def flag(self) -> Span:
+        return self.span(self.plan.flag)
 
 
 class CudaProgram:
     """A Program as CUDA on a device; the counterpart of CpuProgram.
 
-    :param device: makes one from the program's text.
+    :param open_device: makes one for a text and, where there is one, its cubin.  :param library: bytes that the device's matrix products work in.
+    :param payload: what :attr:`payload` was in another process.  :ivar started: whether there was a call.
     """
 
-    def __init__(self, program: Program, device: Any):
-        self.program = program
-        self.text, self.kernels = render_cuda(program)
+    def __init__(self, program: Program, open_device: Callable[[str, bytes], Device], library: int = 0, payload: bytes | None = None):
+        self.program, self.library = program, library
+        self._given = unpack(payload) if payload else {}
         self.roots = [b for b in program.buffers if not b.alias]
         self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
-        self._device = device
+        self._open = open_device
         self._plans: dict[tuple[int, ...], LaunchPlan] = {}
+        self._uploaded: dict[str, Memory] = {}
+        self.started = False
+        self._words: list[tuple[Array, Event]] = []
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def _rendered(self) -> tuple[str, dict[str, CudaKernel]]:
+        if "rendered" in self._given:
+            return unpacked(self._given["rendered"])
+        return render_cuda(self.program)
+
+    @property
+    def text(self) -> str:
+        return self._rendered[0]
+
+    @property
+    def kernels(self) -> dict[str, CudaKernel]:
+        return self._rendered[1]
 
     @functools.cached_property
     def device(self) -> Device:
-        made: Device = self._device(self.text if self.kernels else "")
-        return made
+        return self._open(self.text if "__global__" in self.text else "", self._given.get("cubin", b""))
+
+    @functools.cached_property
+    def support(self) -> Device:
+        """The device with the functions that are no program's."""
+        return self._open(support_text(), b"")
+
+    def portable(self, cubin: bytes = b"") -> bytes:
+        """What another process makes the same program of, without rendering; with a cubin, without NVRTC."""
+        return pack({"rendered": packed(*self._rendered), **({"cubin": cubin} if cubin else {})})
 
     @property
     def payload(self) -> bytes:
-        return b""  # the device keeps what it compiled
+        return self.portable(self._given.get("cubin", b""))
 
     def sites_json(self) -> str:
         return json.dumps({})
@@ -63,100 +107,136 @@ class CudaProgram:
         key = tuple(dims[name] for name in self.program.dims)
         found = self._plans.get(key)
         if found is None:
-            found = LaunchPlan(self.program, self.kernels, dims)
+            found = LaunchPlan(self.program, self.kernels, dims, self.library)
             if len(self._plans) > 256:
                 self._plans.clear()
             self._plans[key] = found
         return found
 
-    def run(self, arrays: Mapping[str, Array], plan: LaunchPlan, workspace: Array | None = None, only: int = -1) -> None:
-        """Run every step (or one) on contiguous arrays, by buffer name; outputs are written in place.
+    # -- a call --------------------------------------------------------------------------------------------------------
+
+    def run(self, arrays: Arrays, plan: LaunchPlan, workspace: Array | None = None, only: int = -1, adds: Mapping[str, Array] | None = None) -> None:
+        """:meth:`start` on the default stream, and wait.
 
         :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
         """
-        if workspace is None:
-            workspace = empty((plan.workspace,), np.uint8)
-        flag = workspace[plan.scratch + plan.room :][: plan.flag.nbytes].view(np.uint64)
-        flag[:] = FINE
-        memory = {**arrays, **self.constants, WORKSPACE: workspace, FLAG: flag}
-        inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
-        outputs = {b: arrays[b] for b in (self.program.root(b) for _, b in self.program.outputs) if b in arrays and self.program.buffer[b].kind == "output"}
-        self.device.begin([workspace, *(a for a in outputs.values() if a.ctypes.data not in inputs)], flag)  # a donated input holds its values
-        for number, actions in enumerate(plan.actions):
-            if only in (-1, number):
-                self.act(actions, memory)
-        if (flag[WORDS:] != FINE).any():
-            self.explain(plan, memory, flag)
+        self.finish(self.start(arrays, plan, workspace, only=only, adds=adds))
 
-    def act(self, actions: Sequence[Any], memory: Mapping[str, Array]) -> None:
+    def start(self, arrays: Arrays, plan: LaunchPlan, workspace: Array | None = None, stream: int = 0, only: int = -1, adds: Mapping[str, Array] | None = None, until: int = -1) -> Started:
+        """Ask for every step (or one, or those before ``until``) on contiguous arrays, by buffer name; outputs are written in place.
+
+        :param adds: arrays that outputs, by buffer name, are added to at the end.
+        """
+        device = self.device
+        if not self.started and device.capturing(stream):
+            raise CaptureError(f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before")
+        constants = self._constants(stream)
+        held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
+        base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
+        roots = {name: int(a.ctypes.data) for name, a in arrays.items()}
+        roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch + plan.room}
+        started = Started(plan, roots, stream, held)
+        device.begin(self._fresh(arrays, base, plan), stream)
+        device.fill(started.flag.address, 255, started.flag.nbytes, stream)
+        for number, actions in enumerate(plan.actions):
+            if only in (-1, number) and not 0 <= until <= number:
+                self.act(actions, started)
+        for name, target in (adds or {}).items():
+            add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
+        self.started = True
+        return started
+
+    def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
+        """Memory that holds nothing yet: the workspace, and outputs that take no donated input's."""
+        inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
+        outputs = [arrays[b] for b in (self.program.root(b) for _, b in self.program.outputs) if b in arrays and self.program.buffer[b].kind == "output"]
+        u8 = np.dtype(np.uint8)
+        return [Span(base, plan.workspace, u8), *(Span(a.ctypes.data, a.nbytes, u8) for a in outputs if a.ctypes.data not in inputs)]
+
+    def _constants(self, stream: int) -> dict[str, int]:
+        """The program's constants on the device; uploaded by the first call."""
+        with self._lock:
+            if len(self._uploaded) < len(self.constants):
+                for name, array in self.constants.items():
+                    memory = self.device.memory(max(array.nbytes, 1), stream)
+                    self.device.upload(memory.address, array, stream)
+                    self._uploaded[name] = memory
+                self.device.synchronize(stream)  # another stream may read them next
+        return {name: memory.address for name, memory in self._uploaded.items()}
+
+    def act(self, actions: Sequence[Action], started: Started) -> None:
         for action in actions:
             if isinstance(action, Launch):
-                args = [seen(memory, a) if isinstance(a, Part) else a for a in action.args]
-                self.device.launch(action.function, action.blocks, action.threads, args, action.written)
-            elif not (memory[FLAG][WORDS:] != FINE).any():
-                self.device.matmul(strided(memory, action.a), strided(memory, action.b), strided(memory, action.out))
+                args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
+                self.device.launch(action.function, action.blocks, action.threads, args, action.written, started.stream)
+                continue
+            p = action.product
+            out = started.span(p.out.part)
+            if action.k == 0:  # a sum of nothing
+                self.device.fill(out.address, 0, out.nbytes, started.stream)
+            else:
+                a, b = started.span(p.a.part), started.span(p.b.part)
+                self.device.multiply(action, a.address + p.a.skipped, b.address + p.b.skipped, out.address, started.span(started.plan.library), started.stream)
 
-    def explain(self, plan: LaunchPlan, memory: Mapping[str, Array], flag: Array) -> None:
-        """The error of the flag: the step that raised it runs again, to say what stands there."""
-        site = int(np.argmax(flag[WORDS:] != FINE))
-        number, position = plan.checks[site], int(flag[WORDS + site])
+    # -- bad indices ---------------------------------------------------------------------------------------------------
+
+    def finish(self, started: Started) -> None:
+        """Wait for a call, and raise its error."""
+        if not started.plan.checks:
+            self.device.synchronize(started.stream)
+            return
+        words = self.device.read(started.flag, started.stream)
+        error = self.error(started.plan, words, lambda _: started)
+        if error is not None:
+            raise error
+
+    def watch(self, started: Started, again: Callable[[], Arrays | None]) -> Watch | None:
+        """Look at a call's flag later; None if nothing of it can go wrong.
+
+        :param again: the call's arrays, to see what stands at a bad position; None if they are gone.
+        """
+        plan, stream = started.plan, started.stream
+        if not plan.checks:
+            return None
+        with self._lock:
+            words, event = self._words.pop() if self._words else (self.device.pinned(plan.flag.nbytes).view(np.uint64), self.device.event(timed=False))
+        self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
+        event.record(stream)
+
+        def repeated(number: int) -> Started | None:
+            arrays = again()
+            return self.start(arrays, plan, None, stream, until=number) if arrays is not None else None
+
+        def settle(words: Array) -> Exception | None:
+            try:
+                return self.error(plan, words.copy(), repeated)
+            finally:
+                with self._lock:
+                    self._words.append((words, event))
+
+        return Watch(words, event, settle)
+
+    def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Started | None]) -> Exception | None:
+        """What the words of a flag say, or None; the step that set one runs again, to say what stands there.
+
+        :param ready: the call in the state before a step, or None if that is gone.
+        """
+        if not (words[WORDS:] != FINE).any():
+            return None
+        site = int(np.argmax(words[WORDS:] != FINE))
+        number, position = plan.checks[site], int(words[WORDS + site])
         item = plan.steps[number]
-        self.act(plan.actions_of(number, item, position + 1), memory)
-        code, value, bound = flag[:WORDS].view(np.int64).tolist()
-        op, source = next(iter(self.kernels[item.name].sites), ("index", "?"))
-        if code == 1:
-            raise IndexOutOfRange(op, source, position, value, bound)
-        if code == 3:
-            raise NotAscending(op, source, position, value, bound)
-        raise InternalError(f"{self.program.name} reported code {code} at {position}")
-
-
-def seen(memory: Mapping[str, Array], part: Part) -> Array:
-    """A part's elements."""
-    whole = memory[part.root].reshape(-1).view(np.uint8)
-    return whole[part.start : part.start + part.nbytes].view(part.dtype)
-
-
-def strided(memory: Mapping[str, Array], operand: Strided) -> Array:
-    part = seen(memory, operand.part)
-    if 0 in operand.shape:
-        return np.empty(operand.shape, part.dtype)
-    return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
-
-
-class Simulator:
-    """Kernels on the CPU, a fiber for each thread.
-
-    :param check: look for races, reads of nothing and addresses outside arrays.
-    """
-
-    def __init__(self, text: str, check: bool = False, seed: int | None = None):
-        from .cudasim import compile_sim
-
-        self.library = compile_sim(text, check=check) if text else None
-        self.check, self.seed = check, seed
-        self.fresh: list[tuple[int, Array]] = []  # address, and which bytes from there on have a value
-
-    def begin(self, fresh: Sequence[Array], flag: Array) -> None:
-        self.fresh = [(a.ctypes.data, np.zeros(a.nbytes, np.uint8)) for a in fresh] if self.check else []
-        self.fill(flag)
-
-    def fill(self, array: Array) -> None:
-        ready = self.ready(array)
-        if isinstance(ready, np.ndarray):
-            ready[:] = 1
-
-    def ready(self, array: Array) -> bool | Array:
-        for address, mask in self.fresh:
-            at = array.ctypes.data - address
-            if 0 <= at and at + array.nbytes <= mask.size:
-                return mask[at : at + array.nbytes]
-        return True
-
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int]) -> None:
-        assert self.library is not None
-        self.library.launch(function, (blocks, 1, 1), (threads, 1, 1), 0, args, written=[i for i in written if args[i].nbytes], initialised={i: self.ready(a) for i, a in enumerate(args) if isinstance(a, np.ndarray)}, seed=self.seed)
-
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        np.matmul(a, b, out=out)
-        self.fill(out)
+        assert isinstance(item, Kernel)
+        check = next(s for s in item.body if s.op == "check")
+        op, source = next(iter(plan.kernel(item).sites), ("index", "?"))
+        started = ready(number)
+        if started is not None:
+            self.act(plan.actions_of(number, item, position + 1), started)
+            code, value, bound = self.device.read(started.flag, started.stream)[:WORDS].view(np.int64).tolist()
+            if code == 1:
+                return IndexOutOfRange(op, source, position, value, bound)
+            if code == 3:
+                return NotAscending(op, source, position, value, bound)
+            if code != -1:
+                return InternalError(f"{self.program.name} reported code {code} at {position}")
+        return IndexOutOfRange(op, source, position, None, evaluate(check.attr("bound"), plan.dims))

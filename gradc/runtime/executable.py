@@ -6,13 +6,14 @@ import functools
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import knobs
 from ..errors import (
     BufferTooSmall,
+    CompilerMissing,
     GradcError,
     InvalidProblem,
     MisalignedOperand,
@@ -23,11 +24,12 @@ from ..errors import (
 )
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
 from ..ir.dims import LARGEST, evaluate
-from ..ir.kernel import Buffer, Kernel, Program, alternatives
+from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
-from .arrays import Kind, available_bytes, empty, from_numpy, overlap, to_numpy
+from .arrays import Host, Kind, overlap
+from .pending import Pending
 from .precision import Precision, precision_of
 
 if TYPE_CHECKING:
@@ -35,14 +37,15 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("cpu", "numpy", "cuda", "cuda-sim")
-WORKSPACE_ALIGN = 16
-"""What every allocator gives; slots inside start at multiples of 64 of it."""
 _WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
 
 
 @dataclass
 class Prepared:
-    """A call whose arguments have been found right."""
+    """A call whose arguments have been found right.
+
+    :param add_to: arrays that outputs are added to.  :param loose: inputs that were packed.
+    """
 
     arrays: dict[str, Array]
     outputs: dict[str, Array]
@@ -50,6 +53,8 @@ class Prepared:
     kind: Kind
     given: dict[str, Any]
     add_to: dict[str, Array]
+    stream: int = 0
+    loose: tuple[str, ...] = ()
 
 
 class Executable:
@@ -58,12 +63,14 @@ class Executable:
     :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
     :param defaults: arrays for inputs that the caller need not give.  :param dims: values of symbols that nothing binds.
     :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.
+    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize` raises them.
     """
 
-    def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = ""):
+    def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = "", errors: str = "sync"):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
-        self.program, self.target, self.arch = program, target, arch
+        self.program, self.target, self.arch, self.errors = program, target, arch, errors
+        self.pending = Pending()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
         self.inputs: dict[str, Type] = {b.name: b.type for b in program.of_kind("input") if not b.alias}
         self.output_buffers = dict(program.outputs)
@@ -76,6 +83,7 @@ class Executable:
         self._native: Any = None
         self._lock = threading.Lock()
         self._shapes: dict[Any, dict[str, int]] = {}
+        self._results: dict[Any, dict[str, tuple[int, ...]]] = {}
         self.copied: dict[str, int] = {}  # inputs that lay in no order the kernels read, and in how many calls
 
     # -- the machine code ----------------------------------------------------------------------------------------------
@@ -94,11 +102,27 @@ class Executable:
             from .cpu import CpuProgram
 
             return CpuProgram(self.program, self._payload, self._sites)
-        from .cuda import CudaProgram, Simulator
+        from .calls import on_a_device
 
-        if self.target == "cuda":
-            raise Unsupported("running on a GPU is to come: target='cuda' compiles (.source, .binary), target='cuda-sim' runs the same text on the CPU")
-        return CudaProgram(self.program, functools.partial(Simulator, check=knobs.SIM_CHECK.get()))
+        return on_a_device(self, self._payload)
+
+    def portable(self) -> bytes:
+        """The machine code, as another machine may run it; for a GPU the text alone where there is no NVRTC."""
+        if self.target != "cuda":
+            return bytes(self.native.payload)
+        try:
+            return bytes(self.native.portable(self.binary.cubin))
+        except CompilerMissing:
+            return bytes(self.native.payload)
+
+    @functools.cached_property
+    def place(self) -> Any:
+        """Where arrays lie: :class:`.arrays.Host` or :class:`.on_device.OnDevice`."""
+        if self.target != "cuda":
+            return Host()
+        from .on_device import OnDevice
+
+        return OnDevice(self.native.device, self.native.support)
 
     @functools.cached_property
     def binary(self) -> CudaBinary:
@@ -114,11 +138,12 @@ class Executable:
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, allocate: bool = True) -> Prepared:
+    def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, allocate: bool = True, stream: Any = None) -> Prepared:
         """Everything about a call that can be wrong is found here, before anything runs or is written."""
         name = self.program.name
         dims = sizes_given(dims)
-        outputs = self._given_outputs(out)
+        at = self.place.stream(stream, inputs.values())
+        outputs = self._given_outputs(out, at)
         extra = inputs.keys() - self.inputs.keys()
         if extra:
             raise InvalidProblem(f"{name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
@@ -130,7 +155,7 @@ class Executable:
                 value = self.defaults[key]
             else:
                 raise InvalidProblem(f"{name} needs the input {key!r}: {type_}")
-            array, kind = to_numpy(value)
+            array, kind = self.place.read(value, at, f"the input {key}", self._constants)
             if array.dtype != type_.dtype.np:
                 array = self._adopt(key, array, type_, kind)
             arrays[key] = array
@@ -141,20 +166,26 @@ class Executable:
         self._check_outputs(arrays, bound, outputs)
         loose = [key for key, array in arrays.items() if not array.flags.c_contiguous or not array.flags.aligned]
         self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose))
+        kind = self.place.kind(kinds)
         if allocate:
             for key in loose:
                 self.copied[key] = self.copied.get(key, 0) + 1
-                packed = empty(arrays[key].shape, arrays[key].dtype)
-                packed[...] = arrays[key]
-                arrays[key] = packed
+                arrays[key] = self.place.packed(arrays[key], at)
+            arrays = {key: self.place.settled(array, at) for key, array in arrays.items()}
         results = {key: array for key, array in outputs.items() if key not in adding}
         if allocate:
             for key in self.outputs.keys() - results.keys():
-                donor = "" if key in adding else self._donor(key, inputs, arrays)
-                results[key] = arrays[donor] if donor else empty(self.outputs[key].concrete(bound), self.outputs[key].dtype.np)
-        return Prepared(arrays, results, bound, Kind.of(kinds), dict(inputs), {key: outputs[key] for key in adding})
+                donor = "" if key in adding else self._donor(key, inputs, arrays, kind)
+                shape, dtype = self._extents(bound)[key], self.outputs[key].dtype.np
+                results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
+        return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose))
 
-    def _given_outputs(self, out: Any) -> dict[str, Array]:
+    @functools.cached_property
+    def _constants(self) -> set[int]:
+        """The arrays of the host that even a GPU's module takes."""
+        return {id(array) for array in self.defaults.values()}
+
+    def _given_outputs(self, out: Any, stream: int) -> dict[str, Array]:
         """``out=`` as arrays."""
         if out is None:
             return {}
@@ -163,7 +194,7 @@ class Executable:
         unknown = out.keys() - self.outputs.keys()
         if unknown:
             raise InvalidProblem(f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}")
-        return {key: to_numpy(value)[0] for key, value in out.items()}
+        return {key: self.place.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
         """The outputs that are added to."""
@@ -177,10 +208,10 @@ class Executable:
             raise InvalidProblem(f"accumulate names {min(map(str, strange))!r}, for which out= gives no array")
         return set(names)
 
-    def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+    def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array], kind: Kind) -> str:
         """The donated input whose memory an output takes in this call: no default's, and none that another input looks at too."""
         donor = self.donated.get(self.output_buffers[key], "")
-        if not donor or donor not in inputs or not arrays[donor].flags.writeable:
+        if not donor or donor not in inputs or not arrays[donor].flags.writeable or not self.place.donates(arrays[donor], kind):
             return ""
         return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
 
@@ -192,6 +223,8 @@ class Executable:
             return array.astype(type_.dtype.np)
         if type_.dtype.is_integer and type_.dtype.bits < 8 and array.dtype in (np.dtype(np.int8), np.dtype(np.uint8)):
             low, high = type_.dtype.range
+            if self.target == "cuda":
+                return array.view(type_.dtype.np)  # the kernels read the low bits alone: nothing waits to look at values
             if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
                 raise InvalidProblem(f"{key} is {type_}: a value of {int(array.min())} or {int(array.max())} is outside {low} to {high}")
             return array.astype(type_.dtype.np)
@@ -224,6 +257,13 @@ class Executable:
         self._shapes[key] = bound
         return bound
 
+    def _extents(self, bound: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The outputs' shapes."""
+        key = tuple(bound.items())
+        if len(self._results) > 256:
+            self._results.clear()
+        return self._results.get(key) or self._results.setdefault(key, {name: type_.concrete(bound) for name, type_ in self.outputs.items()})
+
     def _check_sizes(self, bound: Mapping[str, int]) -> None:
         for buffer in self.program.buffers:
             for size in buffer.type.shape:
@@ -237,7 +277,7 @@ class Executable:
         taken: list[tuple[str, Array]] = []
         for key, array in out.items():
             type_ = self.outputs[key]
-            shape = type_.concrete(bound)
+            shape = self._extents(bound)[key]
             if array.dtype != type_.dtype.np:
                 raise InvalidProblem(f"out[{key!r}] is {array.dtype}, the output is {type_}")
             if array.nbytes < int(np.prod(shape, dtype=np.int64)) * array.itemsize:
@@ -260,11 +300,11 @@ class Executable:
 
     def _fits(self, bound: Mapping[str, int], given: Collection[str], copies: int) -> None:
         """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
-        needed = copies + sum(evaluate(t.nbytes, bound) for n, t in self.outputs.items() if n not in given)
+        needed = copies + sum(prod(shape) * self.outputs[n].dtype.itemsize for n, shape in self._extents(bound).items() if n not in given)
         if self.target != "numpy":
             needed += self.native.bind(bound).workspace
         if needed > _WORTH_ASKING:
-            left = available_bytes()
+            left = self.place.left()
             if needed > left:
                 raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {left} are left")
 
@@ -274,26 +314,21 @@ class Executable:
         Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
         """
         try:
-            self._check_stream(stream)
-            prepared = self.prepare({**(inputs or {}), **more}, out, accumulate, dims, allocate=False)
+            prepared = self.prepare({**(inputs or {}), **more}, out, accumulate, dims, False, stream)
             self._workspace(workspace, prepared)
         except GradcError as error:
             return error
         return None
 
-    def _check_stream(self, stream: Any) -> None:
-        if stream is not None:
-            raise Unsupported("stream=: the CPU has no streams")
-
     def _workspace(self, workspace: Any, prepared: Prepared) -> Array | None:
         if workspace is None:
             return None
-        array, _ = to_numpy(workspace)
+        array, _ = self.place.read(workspace, prepared.stream, "the workspace")
         needed = self.workspace_size(**{d: prepared.dims[d] for d in self.program.dims})
         if array.nbytes < needed:
             raise WorkspaceTooSmall(needed, array.nbytes)
-        if not array.flags.c_contiguous or not array.flags.writeable or (needed and array.ctypes.data % WORKSPACE_ALIGN):
-            raise MisalignedOperand(f"the workspace is not contiguous, writable memory at a multiple of {WORKSPACE_ALIGN} bytes")
+        if not array.flags.c_contiguous or not array.flags.writeable or (needed and array.ctypes.data % self.place.align):
+            raise MisalignedOperand(f"the workspace is not contiguous, writable memory at a multiple of {self.place.align} bytes")
         for what, others in (("input", prepared.arrays), ("output", prepared.outputs), ("output", prepared.add_to)):
             for name, other in others.items():
                 if overlap(array, other):
@@ -315,35 +350,47 @@ class Executable:
 
     def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
-        self._check_stream(stream)
-        prepared = self.prepare(inputs, out, accumulate, dims)
-        space = self._workspace(workspace, prepared)
-        self.launch(prepared, space)
-        results = {}
-        for key in self.outputs:
-            if key in prepared.add_to:
-                total = prepared.add_to[key]
-                np.add(total, prepared.outputs[key], out=total)
-                results[key] = out[key] if out else total
-            elif out and key in out:
-                results[key] = out[key]
-            else:
-                results[key] = from_numpy(prepared.outputs[key], prepared.kind)
+        self.pending.check()
+        prepared = self.prepare(inputs, out, accumulate, dims, True, stream)
+        self.launch(prepared, self._workspace(workspace, prepared))
+        given = out or {}
+        results = {key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind) for key in self.outputs}
         return results, prepared.dims
 
     __call__ = run
 
     def launch(self, prepared: Prepared, workspace: Array | None = None) -> None:
-        """Run on prepared arrays; outputs are filled."""
+        """Run on prepared arrays; outputs are filled, and added where that was asked for."""
+        if self.target.startswith("cuda"):
+            from .calls import call
+
+            return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
         if self.target == "numpy":
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
                 prepared.outputs[key][...] = value
-            return
-        native = self.native
-        arrays = dict(prepared.arrays)
-        for key, array in prepared.outputs.items():
-            arrays[self.program.root(self.output_buffers[key])] = array
-        native.run(arrays, native.bind(prepared.dims), workspace)
+        else:
+            self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace)
+        for key, total in prepared.add_to.items():
+            np.add(total, prepared.outputs[key], out=total)
+
+    def bound(self, prepared: Prepared) -> dict[str, Array]:
+        """Inputs and outputs of a call, by buffer."""
+        return prepared.arrays | {self.program.root(self.output_buffers[key]): array for key, array in prepared.outputs.items()}
+
+    def capture(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
+        """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
+        from .capture import capture, step, stream_for
+
+        given = {**(inputs or {}), **more}
+        at = stream_for(self, stream, given.values())
+        only = step(self, given, at, out, workspace, dims)
+        return capture([only], at, only.results)
+
+    def synchronize(self) -> None:
+        """Wait for the calls that were asked for, and raise the first error of theirs."""
+        self.pending.wait()
+        if self.target == "cuda" and self._native is not None and self._native.started:
+            self._native.device.synchronize()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -371,9 +418,7 @@ class Executable:
     def source(self) -> str:
         """The C or CUDA text."""
         if self.target.startswith("cuda"):
-            from ..codegen.cuda import render_cuda
-
-            return render_cuda(self.program)[0]
+            return str(self.native.text)
         from ..codegen.render import render_program
 
         return render_program(self.program).text
@@ -400,10 +445,3 @@ class Executable:
                 how = ", ".join(f"{b} {s}" for b, s in item.strategy) if isinstance(item, Kernel) else "library"
                 lines.append(f"  {item.name:<40} {how}")
         return "\n".join(lines)
-
-
-def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:
-    """A program of one step."""
-    kinds = {b: "output" if b in outputs else "input" for b in buffers}
-    kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
-    return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InvalidProblem
 from ..ir.dims import evaluate, symbols
-from ..ir.kernel import Kernel
+from ..ir.kernel import Buffer, Kernel, Program
 from ..ir.types import Type
 from ..passes.cost import kernel_bytes
 
@@ -52,11 +52,11 @@ class KernelHandle:
     @cached_property
     def executable(self) -> Executable:
         """The kernel as a program of its own: what it reads are inputs, what it writes are outputs."""
-        from .executable import Executable, as_program
+        from .executable import Executable
 
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
         program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
-        return Executable(program, self.owner.target, dims=self.owner.fixed_dims)
+        return Executable(program, self.owner.target, arch=self.owner.arch, dims=self.owner.fixed_dims)
 
     def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
         """What it writes, by buffer name."""
@@ -97,12 +97,20 @@ class KernelHandle:
         return limits
 
     def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
-        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given."""
+        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own, between two events."""
         executable = self.executable
         inputs = dict(buffers) if buffers is not None else self.sample(**dims)
         times = []
+        if executable.target == "cuda":
+            from .calls import timed
+
+            stream = executable.place.stream(None, inputs.values())
+            inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
         for _ in range(repeat + 1):
             prepared = executable.prepare(inputs, dims={**dims})
+            if executable.target == "cuda":
+                times.append(timed(executable, prepared))
+                continue
             began = time.perf_counter()
             executable.launch(prepared)
             times.append(time.perf_counter() - began)
@@ -113,3 +121,10 @@ class KernelHandle:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
+
+
+def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:
+    """A program of one step."""
+    kinds = {b: "output" if b in outputs else "input" for b in buffers}
+    kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
+    return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))

@@ -31,6 +31,54 @@ GRADC_FN i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
 GRADC_FN i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
 GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + 255) & ~(i64)255; }
 
+/* ---- Neighbouring columns -----------------------------------------------------------------------------------------------
+ * A thread has N elements of a row: from[near], from[near + step], ..., of which those below `last` are there.  Where they are
+ * neighbours (step is 1) and `wide` says that they are aligned and all there or none, they move 16 bytes at a time. */
+
+GRADC_FN bool gradc_aligned(const void *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }
+
+template <int BYTES> struct gradc_word { typedef uint4 type; };
+template <> struct gradc_word<8> { typedef uint2 type; };
+template <> struct gradc_word<4> { typedef u32 type; };
+template <> struct gradc_word<2> { typedef u16 type; };
+template <> struct gradc_word<1> { typedef u8 type; };
+
+template <class T, int N> struct gradc_vector { /* N elements as the words that they are moved in */
+  enum { BYTES = N * (int)sizeof(T), STEP = BYTES < 16 ? BYTES : 16, COUNT = BYTES / STEP };
+  typedef typename gradc_word<STEP>::type word;
+  union { word words[COUNT]; T items[N]; };
+};
+
+template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, i64 near, i64 step, i64 last, bool wide) {
+  if (wide) {
+    if (near >= last) return;
+    gradc_vector<T, N> all;
+#pragma unroll
+    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + near))[i];
+#pragma unroll
+    for (int j = 0; j < N; j++) to[j] = all.items[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (near + j * step < last) to[j] = from[near + j * step];
+  }
+}
+
+template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], i64 near, i64 step, i64 last, bool wide) {
+  if (wide) {
+    if (near >= last) return;
+    gradc_vector<T, N> all;
+#pragma unroll
+    for (int j = 0; j < N; j++) all.items[j] = from[j];
+#pragma unroll
+    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) ((typename gradc_vector<T, N>::word *)(to + near))[i] = all.words[i];
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (near + j * step < last) to[near + j * step] = from[j];
+  }
+}
+
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------
  * An f32 sum of many terms is a pair: what each addition rounds off is added up beside it (Knuth's two-sum), so that no
  * f64 is needed, of which most devices have one unit for 64 of f32. */
@@ -144,13 +192,19 @@ GRADC_FN u32 gradc_mask(int width) { /* the lanes of this thread's task in its w
   return width >= 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x % 32 / width * width);
 }
 
-template <class T> GRADC_FN T gradc_shuffled(T v, u32 mask, int step) {
-  union { T value; u32 words[(sizeof(T) + 3) / 4]; } from, to;
-  from.value = v;
-#pragma unroll
-  for (int i = 0; i < (int)((sizeof(T) + 3) / 4); i++) to.words[i] = __shfl_xor_sync(mask, from.words[i], step);
-  return to.value;
-}
+template <class T> struct gradc_parts { union { T value; u32 words[(sizeof(T) + 3) / 4]; }; };
+
+#define GRADC_SHUFFLE(name, call)                                                                     \
+  template <class T> GRADC_FN T name(T v, u32 mask, int lane) {                                       \
+    gradc_parts<T> from, to;                                                                          \
+    from.value = v;                                                                                   \
+    _Pragma("unroll") for (int i = 0; i < (int)((sizeof(T) + 3) / 4); i++) to.words[i] = call(mask, from.words[i], lane); \
+    return to.value;                                                                                  \
+  }
+GRADC_SHUFFLE(gradc_shuffled, __shfl_xor_sync)
+GRADC_SHUFFLE(gradc_raised, __shfl_up_sync)
+GRADC_SHUFFLE(gradc_of_lane, __shfl_sync)
+#undef GRADC_SHUFFLE
 
 template <int W> GRADC_FN void gradc_sync() {
   if (W > 32) __syncthreads();

@@ -1,0 +1,66 @@
+"""calibrate: the constants of a GPU, measured, as the file that compile reads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import click
+
+from ..calibrate import calibrate as measured
+from ..calibration import calibration_file
+from ..passes.devices import calibrated_by
+from .progress import Progress
+
+
+@click.command(short_help="Measure a GPU's constants for choose_reduction.")
+@click.option("--device", "number", type=click.IntRange(0), default=0, show_default=True, help="Which GPU, as the driver counts them.")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="The file to write; by default the user's own for this kind of device, which compile finds.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every time that was taken.")
+@click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal.")
+def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None) -> None:
+    """Measure a GPU: bandwidth of copies, atomics of neighbours, of lines and of one row, L2, the sort, a launch.
+
+    The file replaces the constants that gradc is listed with for this kind of device whenever target="cuda" compiles for it:
+    its own place, GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on the device.
+
+    \b
+    gradc calibrate
+    gradc calibrate --device 1 -o h200.json
+    """
+    if number:  # the driver reads it once, when it is first asked for something
+        visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+        if number >= len(visible) > 0:
+            raise click.BadParameter(f"--device {number}: CUDA_VISIBLE_DEVICES shows {len(visible)}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
+    lines: list[str] = []
+    with Progress("measuring", progress) as shown:
+
+        def said(line: str) -> None:
+            lines.append(line)
+            shown.say(line)
+
+        listed, text = measured(said)
+    path = out or calibration_file(listed)
+    write(path, text)
+    for line in lines if verbose else ():
+        click.echo(f"  {line}")
+    device = calibrated_by(listed, text, path)
+    for name, source in sorted(device.sources.items()):
+        if source == "calibrated":
+            click.echo(f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g} ({listed.sources.get(name, '')})")
+    click.echo(f"wrote {path}" + ("" if out is None else f"; GRADC_CALIBRATION={path} or calibration= reads it"))
+
+
+def write(path: Path, text: str) -> None:
+    """The old file or the whole new one, at any moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".calibration-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

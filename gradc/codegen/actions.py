@@ -1,0 +1,105 @@
+"""What a call on a GPU is made of: starts of functions and matrix products, over parts of memory that are not bound to addresses yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+WORKSPACE, FLAG = ".workspace", ".flag"
+"""Roots of memory that no buffer names."""
+WORDS = 3
+"""Of the flag before the first check's: what went wrong, the value, the bound."""
+U8, U32, U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of memory: ``count`` elements from byte ``start`` of a root on, which is a buffer's name, WORKSPACE or FLAG."""
+
+    root: str
+    start: int
+    count: int
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A function's start.
+
+    :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
+    """
+
+    function: str
+    blocks: int
+    threads: int
+    args: tuple[Part | int, ...]
+    written: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated), from an element of it on."""
+
+    part: Part
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Bytes before its first element."""
+        return self.start * self.part.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
+
+    :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
+    """
+
+    a: Strided
+    b: Strided
+    out: Strided
+    site: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand as column-major memory.
+
+    :param transposed: rows lie together, not columns.  :param leading: elements from one to the next.  :param step: to the next of the batch.
+    """
+
+    transposed: bool
+    leading: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us.
+
+    :param product: the same as it stands in the plan.
+    """
+
+    product: Product
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: Side
+    b: Side
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.product.out.part.dtype
+
+
+Action = Launch | Library

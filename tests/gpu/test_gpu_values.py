@@ -1,0 +1,50 @@
+"""Values and gradients on a machine are what the NumPy meaning says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from machines import Machine
+from models import MODELS
+from test_cpu import NAMES, UNIT, agrees_with_numpy
+
+import gradc
+
+FEW = ("mul", "embedding", "softmax", "scatter_add")
+"""The simulator has every op in tests/test_cuda.py; here these show that the tests themselves are right."""
+
+
+@pytest.mark.places("cuda")
+@pytest.mark.kinds("torch")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_op_is_numpy(name: str, machine: Machine) -> None:
+    """Every sample of an op's record and its gradients, in every float, at ordinary sizes and empty."""
+    agrees_with_numpy(name, ("f64", "f32", "bf16", "f16"), (0, 7, 64), place=machine, target=machine.target)
+
+
+@pytest.mark.places("cuda-sim", "memory")
+@pytest.mark.kinds("torch")
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_ops_where_there_is_no_gpu(name: str, machine: Machine) -> None:
+    agrees_with_numpy(name, ("f32", "bf16"), (7,), place=machine, target=machine.target)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_at_size(name: str, machine: Machine) -> None:
+    """Large enough to fill a GPU; against the meaning in float64."""
+    model = MODELS[name]
+    sizes = model.large if machine.on_gpu else model.small
+    arrays, dy = model.arrays(sizes), model.cotangent(sizes)
+    module = machine.compile(model.graph, model.wrt, **model.options)
+    y, residuals = module.forward({n: machine.put(a) for n, a in arrays.items()})
+    gradients = module.backward(residuals, machine.put(dy))
+    module.synchronize()
+    assert machine.is_own(y) and all(machine.is_own(g) for g in gradients.values())
+    reference = gradc.compile(model.graph, model.wrt, target="numpy")
+    kept = reference.forward(arrays)[1]
+    numpy_ = reference.backward(kept, dy)
+    for key, exact in model.exact(arrays, dy).items():
+        got, own = (np.asarray(a).astype(np.float64) for a in (machine.get(gradients[key], numpy_[key].dtype), numpy_[key]))
+        unit = UNIT[str(gradc.typeof(numpy_[key]).dtype)]
+        scale = np.abs(exact).max()
+        assert np.abs(got - exact).max() <= max(8 * unit * scale, 2 * np.abs(own - exact).max()), key
