@@ -17,7 +17,8 @@ from ..errors import Unsupported
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
-from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, THREADS, CudaKernel, Stage
+from .cuda_rows import CudaKernel, Stage
+from .cuda_tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 from .index import flatten
 
 ALIGN = 256
