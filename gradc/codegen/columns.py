@@ -80,7 +80,7 @@ def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> Access | None:
 def _weight(s: Stmt) -> int:
     """Of a statement beside an addition's: a function has a polynomial, or steps of integers."""
     lower = getattr(REGISTRY.get(s.op), "lower", None)
-    return 8 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
+    return 16 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
 
 
 def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
