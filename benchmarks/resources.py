@@ -40,7 +40,8 @@ def table() -> str:
         "# What the CUDA kernels take", "",
         "Registers of a thread, static shared memory of a block and spilled bytes of each function that NVRTC makes of the standard cases, written by",
         "`python -m benchmarks.resources` on a machine without a GPU. `_rows` is the row program; `_key` before and `_finish` after it belong to a sort by",
-        "index, `_fold` adds the partial results of chunks. Functions of sorting itself are the same in every module and stand once.", "",
+        "index, `_tree` adds up a hot row's pieces, `_fold` the partial results of chunks; `_partN` are the passes over few long rows. Functions of sorting itself",
+        "are the same in every module and stand once.", "",
         f"| case | dtype | function | {' | '.join(ARCHITECTURES)} | shared |", f"|---|---|---|{'---:|' * len(ARCHITECTURES)}---:|",
     ]  # fmt: skip
     sorts: dict[str, list[Any]] = {}

@@ -22,9 +22,9 @@ MOST = 8
 """Columns that a thread takes at once."""
 BYTES = 16
 """Of the widest access."""
-WORDS = 40
-"""Registers for elements on their way."""
-LONG_BODY = 32
+WORDS, LOOSE_WORDS = 40, 32
+"""Registers for elements on their way: packed, and one by one where a row's length may not allow words."""
+LONG_BODY = 20
 """Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every one of them."""
 
 
@@ -80,7 +80,7 @@ def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> Access | None:
 def _weight(s: Stmt) -> int:
     """Of a statement beside an addition's: a function has a polynomial, or steps of integers."""
     lower = getattr(REGISTRY.get(s.op), "lower", None)
-    return 8 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
+    return 16 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
 
 
 def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
@@ -92,11 +92,13 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
     found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
     vec = min(MOST, max(BYTES // a.item for a in found.values())) if found else 1
     weight = max(sum(map(_weight, body)) for body in bodies)
-    vec = 1 if weight > 3 * LONG_BODY else min(vec, MOST // 2) if weight > LONG_BODY else vec
+    vec = 1 if weight > 4 * LONG_BODY else min(vec, MOST // 4) if weight > 2 * LONG_BODY else min(vec, MOST // 2) if weight > LONG_BODY else vec
     count: Size = product(n for _, n in kernel.cols)
 
     def spills() -> bool:
-        return sum(max(vec * a.item // 4, 1) for a in found.values()) + 2 * vec * sums > WORDS
+        if isinstance(count, int):
+            return sum(max(vec * a.item // 4, 1) for a in found.values()) + 2 * vec * sums > WORDS
+        return vec * (sum(max(a.item // 4, 1) for a in found.values()) + 2 * sums) > LOOSE_WORDS
 
     while vec > 1 and (spills() or not any(a.fits(vec) for a in found.values()) or (isinstance(count, int) and count % vec)):
         vec //= 2

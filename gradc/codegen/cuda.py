@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
-from .cuda_rows import STRIP, CudaKernel, Stage, Writer
+from .cuda_rows import CudaKernel, Stage, Writer
+from .cuda_tasks import STRIP
 from .products import support
 from .text import standalone
 

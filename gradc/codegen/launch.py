@@ -19,7 +19,8 @@ from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
 from .cuda import of_kernel
-from .cuda_rows import FEW_ROWS, LONG_ROW, STRIP, THREADS, CudaKernel, Stage
+from .cuda_rows import CudaKernel, Stage
+from .cuda_tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 from .index import flatten
 from .products import launches_of, library_of
 
