@@ -86,7 +86,7 @@ def _weight(s: Stmt) -> int:
 def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
     """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out and registers are enough.
 
-    :param sums: accums that a thread keeps for each of its columns.
+    :param sums: accums: what a thread has of each for each of its columns is in registers, too.
     """
     bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
     found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}

@@ -61,7 +61,7 @@ class TaskWriter(RowWriter):
         alone = not once and len(kernel.passes) == 1 and bool(kernel.cols) and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)
         alone = alone and not any(s.op in REDUCTIONS for s in kernel.body)
         self.tiled = alone and bool(self.ordered) and all(map(self.own, self.ordered)) and (self.order != "regular" or all(map(self.lasting, self.ordered)))
-        self.vec = columns_at_once(kernel, types, len(self.ordered))
+        self.vec = columns_at_once(kernel, types, len(kernel.accums))
         self.lanes = not kernel.cols and self.order == "segmented" and all(self.how[s.buffer] == "segmented" for s in self.ordered)
         self.width = 32 if self.lanes else self.threads_per_task()
         self.tiled &= self.width > 1
