@@ -1,6 +1,6 @@
 """``make bench``: every CPU case against torch eager and torch.compile, each in a process of its own, blocks in turn.
 
-    python -m benchmarks [CASE ...] [--peers eager,compile] [--rounds 7] [--check] [--default-allocator] [--out FILE]
+    python -m benchmarks [CASE ...] [--peers eager,compile] [--rounds 7] [--check] [--bits] [--default-allocator] [--out FILE]
 
 Prints a table (ms, ratios, share of the floor, kernels), writes JSON and one picture.  The exit status is 1 where a peer beside us was not as fast
 as alone: then the machine was busy, or the contestants disturb each other, and no ratio means anything.
@@ -71,7 +71,7 @@ class Contestant:
         self.process.wait()
 
 
-def measure(case: str, peers: list[str], rounds: int, check: bool, default: bool) -> dict[str, Any]:
+def measure(case: str, peers: list[str], rounds: int, check: bool, bits: bool, default: bool) -> dict[str, Any]:
     """One case: blocks of every contestant in turn, and the copy bandwidth in the same rotation."""
     first = Contestant(peers[0], case) if peers else None
     alone = statistics.median(first.block() for _ in range(3)) if first else 0.0
@@ -101,6 +101,8 @@ def measure(case: str, peers: list[str], rounds: int, check: bool, default: bool
         row["peer_beside_over_alone"] = first.median / alone
     if check:
         row["max_error"] = max(ours.ask("check").values())
+    if bits:
+        row["same_bits"] = ours.ask("bits")["same"]
     for contestant in contestants.values():
         contestant.close()
     return row
@@ -169,6 +171,7 @@ def line_of(row: dict[str, Any], peers: list[str]) -> str:
         return text
     error = f"{row['max_error']:.1e}" if "max_error" in row else "-"
     kernels = " ".join(row["kernels"][:3]) + (f" and {len(row['kernels']) - 3} more" if len(row["kernels"]) > 3 else "")
+    kernels = ("" if row.get("same_bits", True) else "BITS DIFFER ") + kernels
     return f"{text}{row['floor_share']:>9.2f}{row['spread']:>8.2f}{row['peak_MB']:>9.0f}{error:>10}  {kernels}"
 
 
@@ -180,6 +183,7 @@ def main() -> int:
     parser.add_argument("--peers", default="eager,compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--check", action="store_true", help="compare every result with float64")
+    parser.add_argument("--bits", action="store_true", help="look whether 100 runs with 1, 2, 3 and 5 threads give the same bits")
     parser.add_argument("--default-allocator", action="store_true", help="time everyone with the system's own settings of malloc, too")
     parser.add_argument("--out", default="")
     options = parser.parse_args()
@@ -196,7 +200,7 @@ def main() -> int:
     for name in wanted:
         if name in special and name != next(n for n in wanted if n in special):
             continue  # both are measured together
-        found = compile_times(peers) if name in special else [measure(name, peers, options.rounds, options.check, options.default_allocator)]
+        found = compile_times(peers) if name in special else [measure(name, peers, options.rounds, options.check, options.bits, options.default_allocator)]
         for row in found:
             rows.append(row)
             print(line_of(row, peers), flush=True)
@@ -209,7 +213,10 @@ def main() -> int:
     print(f"written: {out} and {out.with_suffix('.svg')}")
     if disturbed:
         print(f"a peer was not as fast beside us as alone, by more than {DISTURBED:.0%}: {', '.join(disturbed)}", file=sys.stderr)
-    return int(bool(disturbed))
+    different = [row["id"] for row in rows if not row.get("same_bits", True)]
+    if different:
+        print(f"not the same bits in every run: {', '.join(different)}", file=sys.stderr)
+    return int(bool(disturbed or different))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -88,6 +89,26 @@ def stream_copy() -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict
     return (lambda: module(x=x, out=out)), dict, {"floor_bytes": 2 * x.nbytes}
 
 
+def same_bits(results: Callable[[], dict[str, Any]], runs: int = 100) -> bool:
+    """Whether every result has the same bits in many runs, with 1, 2, 3 and 5 threads."""
+    from gradc.runtime import pool
+
+    def digest() -> str:
+        found = hashlib.sha256()
+        for name, value in results().items():
+            found.update(name.encode() + np.ascontiguousarray(value).tobytes())
+        return found.hexdigest()
+
+    before, seen = pool.num_threads(), set()
+    try:
+        for threads in (1, 2, 3, 5):
+            pool.set_num_threads(threads)
+            seen |= {digest() for _ in range(runs // 4)}
+    finally:
+        pool.set_num_threads(before)
+    return len(seen) == 1
+
+
 def memory(what: str, afresh: bool = False) -> float:
     """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not say."""
     try:
@@ -147,6 +168,8 @@ def main() -> None:
                 run()
                 times.append(time.perf_counter() - began)
             print(json.dumps(times), flush=True)
+        elif word.strip() == "bits":
+            print(json.dumps({"same": same_bits(results)}), flush=True)
         elif word.strip() == "check":
             want, got = exact(all_cases()[name]), results()
             worst = {n: float(np.abs(got[n].astype(np.float64) - want[n]).max() / max(np.abs(want[n]).max(), 1e-30)) for n in want}

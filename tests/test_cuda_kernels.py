@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +19,7 @@ from gradc.errors import Unsupported
 from gradc.ir.program_text import parse_program
 from gradc.passes.choose_reduction import choose_reduction
 from gradc.passes.devices import device_for
-from gradc.runtime.cpu import CpuProgram
-from gradc.runtime.cuda import CudaProgram, Simulator
+from gradc.runtime.executable import Executable
 
 FLOATS = ("f64", "f32", "bf16", "f16")
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
@@ -246,9 +244,10 @@ def test_a_diagonal_is_cleared_beside_itself(rows: int) -> None:
     program = choose_reduction(parse_program(DIAGONAL.replace("B,N", f"{rows},N").replace("b: B", f"b: {rows}")), device=device_for("sm_90"), force={"*": "regular"}, available=GPU_STRATEGIES)
     assert "strategy(g: regular)" in str(program)
     x = np.random.default_rng(0).integers(-9, 9, (rows, 5)).astype(np.float32)
-    for made in (CudaProgram(program, functools.partial(Simulator, check=True)), CpuProgram(program)):
+    for target in ("cuda-sim", "cpu"):
         g = np.full((5, 5), 7, np.float32)
-        made.run({"x": x, "g": g}, made.bind({"N": 5}))
+        with knobs.SIM_CHECK.set(True):
+            Executable(program, target).run(x=x, out={"g": g})
         np.testing.assert_array_equal(g, np.diag(x.sum(0)))
 
 

@@ -25,6 +25,8 @@ PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
 HELD = 8
 """Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near cache serves cost less."""
+MANY = 256
+"""Rows from which sums over them are sums of sums in f32."""
 PAST = 1 << 20
 """Bytes below which an array of known size is not asked whether it is written past the caches."""
 
@@ -199,7 +201,7 @@ class _Writer(RowWriter):
     def accum(self, s: Stmt) -> dict[str, Any]:
         part, type_ = self.parts[s.buffer], self.types[s.buffer]
         how = self.how[s.buffer]
-        ctype = stored(type_.dtype)
+        ctype, few = stored(type_.dtype), isinstance(self.k.row_count, int) and self.k.row_count < MANY
         if type_.dtype.is_float and type_.dtype not in (F32, F64):
             raise InternalError(f"an accum into {type_}: widen makes it f32")
         out: dict[str, Any] = {"number": self.number[s.buffer], "buffer": s.buffer, "ctype": ctype, "strategy": how, "wide": "f64" if type_.dtype.is_float else ctype,
@@ -209,7 +211,7 @@ class _Writer(RowWriter):
         # partial sums of many rows are kept wide: a chunk of f32 additions would lose bits that the total keeps
         out["partial"] = out["wide"] if self.apart(s) or (how == "privatized" and s.combine == "sum") else ctype
         out["combine"] = functools.partial(self.combined, s.combine, out["wide"])
-        out["pending"] = out["partial"] == "f64" and ctype == "f32" and how == "privatized" and self.side_by_side(s)
+        out["pending"] = out["partial"] == "f64" and ctype == "f32" and how == "privatized" and self.side_by_side(s) and not few
         out["past"] = how == "segmented" and self.large(s.buffer)
         out["partials"] = f"2 * chunks * ({out['inner']})" if how == "segmented" else f"chunks * ({out['size']})"
         if how == "regular":

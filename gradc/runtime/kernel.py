@@ -63,7 +63,7 @@ class KernelHandle:
         return self.executable.run(buffers, dims=dims)
 
     def sample(self, seed: int = 0, **dims: int) -> dict[str, Array]:
-        """Random contents for every buffer it reads; integers that serve as indices stay in range."""
+        """Random contents for every buffer it reads: floats from 0.5 to 2, of which every root and logarithm is a number; integers that serve as indices stay in range."""
         bound = {**self.owner.fixed_dims, **dims}
         missing = sorted({s for t in self.types.values() for size in t.shape for s in symbols(size)} - bound.keys())
         if missing:
@@ -75,7 +75,7 @@ class KernelHandle:
             type_ = self.types[name]
             shape = type_.concrete(bound)
             if type_.dtype.is_float:
-                out[name] = random.standard_normal(shape).astype(type_.dtype.np)
+                out[name] = random.uniform(0.5, 2.0, shape).astype(type_.dtype.np)
             else:
                 high = limits.get(name, 2 if type_.dtype.kind == "b" else min(type_.dtype.range[1], 100) + 1)
                 out[name] = random.integers(0, max(high, 1), shape).astype(type_.dtype.np)
