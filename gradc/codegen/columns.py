@@ -24,6 +24,8 @@ BYTES = 16
 """Of the widest access."""
 WORDS, LOOSE_WORDS = 40, 32
 """Registers for elements on their way: packed, and one by one where a row's length may not allow words."""
+AGAIN = 4
+"""Of a further pass in a body's length: its first loads overlap the end of the one before."""
 LONG_BODY = 20
 """Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every one of them."""
 
@@ -91,7 +93,7 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
     bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
     found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
     vec = min(MOST, max(BYTES // a.item for a in found.values())) if found else 1
-    weight = max(sum(map(_weight, body)) for body in bodies)
+    weight = max(sum(map(_weight, body)) for body in bodies) + AGAIN * (len(bodies) - 1)
     vec = 1 if weight > 4 * LONG_BODY else min(vec, MOST // 4) if weight > 2 * LONG_BODY else min(vec, MOST // 2) if weight > LONG_BODY else vec
     count: Size = product(n for _, n in kernel.cols)
 
