@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,15 +163,17 @@ _LAYERS = {"bottom": (13, 512, 256, _WIDTH), "top": (_WIDTH + len(_ROWS) * (len(
 _BELOW = [i * (len(_ROWS) + 1) + j for i in range(len(_ROWS) + 1) for j in range(i)]
 
 
+def _layers(linear: Callable[..., Any], relu: Callable[..., Any], x: Mapping[str, Any], name: str, h: Any) -> Any:
+    for i in range(3):
+        h = linear(h, x[f"{name}_w{i}"], x[f"{name}_b{i}"])
+        h = relu(h) if (name, i) != ("top", 2) else h
+    return h
+
+
 def _recommender(**x: Any) -> Any:
     from gradc import ops
 
-    def layers(name: str, h: Any) -> Any:
-        for i in range(3):
-            h = ops.linear(h, x[f"{name}_w{i}"], x[f"{name}_b{i}"])
-            h = ops.relu(h) if (name, i) != ("top", 2) else h
-        return h
-
+    layers = functools.partial(_layers, ops.linear, ops.relu, x)
     dense = layers("bottom", x["dense"])
     bags = [ops.embedding_bag(x[f"bag{i}"], x[name], mode="sum") for i, name in enumerate(_TABLES)]
     each = ops.concat(*(ops.reshape(v, (_BATCH, 1, _WIDTH)) for v in (dense, *bags)), axis=1)
@@ -181,12 +184,7 @@ def _recommender(**x: Any) -> Any:
 def _torch_recommender(torch: Any, **x: Any) -> Any:
     f = torch.nn.functional
 
-    def layers(name: str, h: Any) -> Any:
-        for i in range(3):
-            h = f.linear(h, x[f"{name}_w{i}"], x[f"{name}_b{i}"])
-            h = torch.relu(h) if (name, i) != ("top", 2) else h
-        return h
-
+    layers = functools.partial(_layers, f.linear, torch.relu, x)
     dense = layers("bottom", x["dense"])
     bags = [f.embedding_bag(x[f"bag{i}"], x[name], mode="sum") for i, name in enumerate(_TABLES)]
     each = torch.stack([dense, *bags], 1)
