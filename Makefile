@@ -5,7 +5,7 @@
 #   make docs                         docs/ops.md, from the records of the ops
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
-#   make lint | bench | clean
+#   make lint | bench | clean         (python -m benchmarks.scaling draws time against sizes)
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
 
