@@ -36,6 +36,7 @@ from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
+from .passes.unroll import unroll
 from .passes.widen import widen
 from .runtime import gpu
 from .runtime.executable import TARGETS
@@ -71,6 +72,7 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
     graph = pipeline.run(simplify, graph, numerics=numerics)
     graph = pipeline.run(fold, graph)
     graph = pipeline.run(sink_dequant, graph, numerics=numerics)
+    graph = pipeline.run(unroll, graph, numerics=numerics)
     graph = pipeline.run(split_axes, graph, numerics=numerics)
     return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -204,13 +205,10 @@ def _interpolate_vjp(g: Node, y: Node, x: Node, *parts: Node) -> tuple[Any, ...]
     for axis, w in enumerate(weights):
         updates = updates * spread(_by_channel(side_by_side(w, axis)), every)
     dx = _SCATTER[rank].plain(updates, *(side_by_side(p, a) for a, p in enumerate(positions)), size=x.shape[2:])
-    values = {}
+    values, known = {}, [ge(p, 0) for p in positions]
     for tap in itertools.product(*map(range, taps)):
         places = [p[:, t] for p, t in zip(positions, tap, strict=True)]
-        inside = None
-        for p in places:
-            inside = ge(p, 0) if inside is None else logical_and(inside, ge(p, 0))
-        assert inside is not None
+        inside = functools.reduce(logical_and, (k[:, t] for k, t in zip(known, tap, strict=True)))
         product = g * converted(_GATHER[rank].plain(x, *places), wide)
         values[tap] = where(spread(_by_channel(inside), product.shape), product, full(0, product))
     gradients = []

@@ -15,7 +15,7 @@ from ..ir.dims import Size, known_nonnegative, same
 from ..ir.kernel import Axis, Index, Kernel, Stmt
 from ..ir.node import Node, identity
 from ..ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
-from ..ir.types import BOOL, I64, DType
+from ..ir.types import BOOL, F64, I64, DType
 
 
 class CannotInline(Exception):
@@ -143,6 +143,9 @@ class Builder:
         """lo <= index < hi, or None where that is certain."""
         if self._certain(index, lo, hi):
             return None
+        known = self._tested(index, lo, hi)
+        if known is not None:
+            return known
         return self._emit("inside", (), BOOL, index=(index,), attrs=(("hi", hi), ("lo", lo)))
 
     def _certain(self, index: Index, lo: Size, hi: Size) -> bool:
@@ -154,6 +157,35 @@ class Builder:
             edge = (sizes[variable] - 1) * coefficient
             low, high = (low, high + edge) if coefficient > 0 else (low + edge, high)
         return known_nonnegative(low - lo) and known_nonnegative(hi - 1 - high)
+
+    def _tested(self, index: Index, lo: Size, hi: Size | None = None) -> str | None:
+        """The mask that says lo <= index < hi already: of ``where(low <= x & x <= high, x, outside)`` as an integer."""
+        value = index.variable
+        if value is None or not value.startswith("%"):
+            return None
+        where = self._stmt(value)
+        if where.op == "cast":
+            where = self._stmt(where.args[0])
+        if where.op != "where":
+            return None
+        mask, x, other = where.args
+        outside, bounds = self._number(other), {s.op: s.args for a in self._stmt(mask).args if (s := self._stmt(a)).op in ("ge", "le")}
+        if self._stmt(mask).op != "bitwise_and" or set(bounds) != {"ge", "le"} or any(b[0] != x for b in bounds.values()) or outside is None:
+            return None
+        least, most = self._number(bounds["ge"][1]), self._number(bounds["le"][1])
+        if least is None or most is None or not (known_nonnegative(least - lo) and (hi is None or known_nonnegative(hi - 1 - most))):
+            return None
+        return mask if known_nonnegative(lo - 1 - outside) or (hi is not None and known_nonnegative(outside - hi)) else None
+
+    def _number(self, value: str) -> Size | None:
+        """A whole number or a size that a value is."""
+        s = self._stmt(value)
+        if s.op == "cast" and s.dtype is F64:  # in f32 a size may be rounded up
+            s = self._stmt(s.args[0])
+        if s.op == "size":
+            return s.attr("size")  # type: ignore[no-any-return]
+        number = s.attr("value") if s.op == "const" else None
+        return int(number) if isinstance(number, int | float) and number == number and abs(number) < 2**53 and number == int(number) else None
 
     def both(self, a: str | None, b: str | None) -> str | None:
         if not a or not b or a == b:
@@ -221,7 +253,9 @@ class Builder:
         if isinstance(lower, Expr):
             args = [self._value(o, index, 0) for o in node.operands]
             self.cost += lower.cost
-            value = self._emit(node.op.name, args, node.dtype, attrs=tuple(node.attrs.items()))
+            least = self._number(args[1]) if node.op.name == "ge" else None
+            known = self._tested(Index.of(args[0]), least) if least is not None else None
+            value = known or self._emit(node.op.name, args, node.dtype, attrs=tuple(node.attrs.items()))
         elif isinstance(lower, Movement | Lookup | Alias):
             value = lower.at(index, node, self)
             if value is None:

@@ -41,6 +41,9 @@ FLAGS = (
     "-ffp-contract=off",
     "-fwrapv",
     "-fopenmp-simd",
+    # both put masks of one width under conditions of another, and gcc vectorises no such loop
+    "-fno-tree-pre",
+    "-fno-thread-jumps",
     "-fno-strict-aliasing",
     "-fvisibility=hidden",
 )
@@ -51,6 +54,8 @@ _INSTEAD = {
     "-fno-trapping-math": (),
     "-fno-math-errno": (),
     "-fopenmp-simd": (),
+    "-fno-tree-pre": (),
+    "-fno-thread-jumps": (),
     "-fvisibility=hidden": (),
     "-std=gnu11": (),
     "-std=gnu++17": (),
