@@ -6,7 +6,7 @@ A value in a register has a *carrier*: f32 for the storage floats (already round
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import InternalError
 from ..ir.kernel import Index, Stmt
@@ -87,15 +87,21 @@ class Scribe:
 
     :param types: the type of each buffer, over the kernel's own dim names.
     :param wraps: whether the compiler lets signed arithmetic wrap; else it is done on unsigned numbers.
+    :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the buffer is that small.
     :ivar values: the dtype of each value.
     """
 
-    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True):
-        self.types, self.wraps = types, wraps
+    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, columns: Collection[str] = ()):
+        self.types, self.wraps, self.columns = types, wraps, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
     def element(self, buffer: str, place: Sequence[Index]) -> str:
-        text = index(flatten(place, self.types[buffer].shape))
+        flat, count = flatten(place, self.types[buffer].shape), self.types[buffer].count
+        found = [t for t in flat.terms if t[0].startswith("%")]
+        if self.columns and found and isinstance(count, int) and count < 2**31 and not any(v in self.columns for v, _ in flat.terms):
+            rest = Index(flat.const, tuple(t for t in flat.terms if t not in found))
+            return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(found)), 'i32')})]"
+        text = index(flat)
         return f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
 
     def value(self, s: Stmt) -> str:

@@ -34,14 +34,14 @@ def size(value: Size) -> str:
     return f"({text})" if len(parts) > 1 else text
 
 
-def _variable(name: str) -> str:
+def _variable(name: str, ctype: str) -> str:
     """``%3`` -> ``(i64)v3``; an axis is itself."""
-    return f"(i64)v{name[1:]}" if name.startswith("%") else name
+    return f"({ctype})v{name[1:]}" if name.startswith("%") else name
 
 
-def index(value: Index) -> str:
-    """An affine index in i64."""
-    parts = [_variable(v) if c == 1 else f"{_variable(v)} * {_grouped(size(c))}" for v, c in value.terms]
+def index(value: Index, ctype: str = "i64") -> str:
+    """An affine index; the type is that of values in it."""
+    parts = [_variable(v, ctype) if c == 1 else f"{_variable(v, ctype)} * {_grouped(size(c))}" for v, c in value.terms]
     if value.const != 0 or not parts:
         parts.append(size(value.const))
     text = " + ".join(parts)

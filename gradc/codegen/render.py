@@ -19,6 +19,7 @@ from ..ir.types import F32, F64, DType, Type
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
+from .joined import join_columns
 from .rows import RowWriter
 
 PER_UNIT = 8
@@ -27,6 +28,8 @@ HELD = 8
 """Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near cache serves cost less."""
 MANY = 256
 """Rows from which sums over them are sums of sums in f32."""
+TAPS = 4
+"""Rows of an axis that are taken innermost: the taps of one place lie near one another."""
 PAST = 1 << 20
 """Bytes below which an array of known size is not asked whether it is written past the caches."""
 
@@ -142,7 +145,7 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
 
 @functools.lru_cache(maxsize=4096)
 def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> str:
-    return render("cpu/rows.c.j2", k=_Writer(kernel, dict(types)).context())
+    return render("cpu/rows.c.j2", k=_Writer(*join_columns(kernel, dict(types))).context())
 
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
@@ -155,14 +158,14 @@ class _Writer(RowWriter):
     """What rows.c.j2 needs to know of a kernel, as lists of lines."""
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        super().__init__(kernel, types, Scribe(types, kernel.body))
+        super().__init__(kernel, types, Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols]))
         self.held = self.worth_holding()
         self.past: dict[Stmt, int] = {}
 
     def context(self) -> dict[str, Any]:
         k = self.k
         kept = [a for a in k.rows if self.order == "regular" and a[0] in self.parts[k.order].kept]
-        rest = [a for a in k.rows if a not in kept]
+        rest = sorted((a for a in k.rows if a not in kept), key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
         private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
         self.past = {s: i for i, s in enumerate(s for j, p in enumerate(k.passes) for s in p.roots if self.writes_past(s, j))}
         passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
