@@ -129,6 +129,9 @@ class Scribe:
         if s.op == "inside":
             at = index(s.index[0])
             lo, hi = s.attr("lo"), s.attr("hi")
+            value = s.index[0].variable
+            if lo == 0 and isinstance(hi, int) and hi < 2**31 and value in self.values and self.values[value].bits <= 32:
+                return f"(u32){variable(value)} < {hi}u"
             return f"(u64){at} < (u64){size(hi)}" if lo == 0 else f"{at} >= {size(lo)} && {at} < {size(hi)}"
         if s.op == "bounded":
             high = size(s.attr("size"))

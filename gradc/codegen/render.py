@@ -322,7 +322,7 @@ class _Writer(RowWriter):
             elif self.decided_by_column(s):
                 scatters.append(self.scatter(s))
                 guard = f"{variable(s.where)} ? " if s.where else ""
-                body += [f"at{self.number[s.buffer]}[{innermost} - c0] = {guard}({scatters[-1]['place']}){self.target_of(s)[1]}{' : -1' if guard else ''};", f"of{self.number[s.buffer]}[{innermost} - c0] = {variable(s.args[0])};"]
+                body += [f"at{self.number[s.buffer]}[{innermost} - c0] = {guard}({scatters[-1]['place']}){self.target_of(s, scatters[-1]['place'])[1]}{' : -1' if guard else ''};", f"of{self.number[s.buffer]}[{innermost} - c0] = {variable(s.args[0])};"]
             elif s in self.past:
                 place = flatten([i.renamed({innermost: "c0"}) for i in s.index], self.types[s.buffer].shape)
                 past.append({"name": f"{self.past[s]}", "ctype": stored(self.types[s.buffer].dtype), "at": f"{s.buffer} + {index(place)}"})
@@ -441,10 +441,10 @@ class _Writer(RowWriter):
             return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
         return [f"if (goes && first) {target} = {value};", f"else if (goes) {self.combined(s.combine, ctype, target, value)}"]
 
-    def target_of(self, s: Stmt) -> tuple[str, str]:
-        """Where an accum that is not segmented adds: an array, and the place in it."""
+    def target_of(self, s: Stmt, ctype: str = "i64") -> tuple[str, str]:
+        """Where an accum that is not segmented adds: an array, and the place in it, of values that are ``ctype``."""
         how, number, shape, apart = self.how[s.buffer], self.number[s.buffer], self.types[s.buffer].shape, self.apart(s)
         own = self.free(s) if apart else list(range(len(shape)))
         pending = how == "privatized" and self.accum(s)["pending"]
         base = f"q{number}" if pending else f"p{number}" if apart or how == "privatized" else s.buffer
-        return base, index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))
+        return base, index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]), ctype)
