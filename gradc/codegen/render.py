@@ -333,7 +333,21 @@ class _Writer(RowWriter):
                 simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not self.places_by_column(s)
         clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
-        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past or scatters else "", "past": past, "scatters": scatters}
+        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past or scatters else "", "past": past, "scatters": scatters, "ahead": self.ahead(number)}
+
+    def ahead(self, number: int) -> list[dict[str, str]]:
+        """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
+        if number == 0 or number < len(self.k.passes) - 1 or not self.k.rows or self.order:
+            return []
+        innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
+        found = {}
+        for s in self.k.body:
+            flat = flatten(s.index, self.types[s.buffer].shape) if s.op == "load" and self.large(s.buffer) else Index()
+            step = dict(flat.terms)
+            if step.get(innermost) == 1 and row in step and not any(v.startswith("%") for v in step):
+                next_row = flat.renamed({innermost: "c0"}) + step[row]
+                found[f"{s.buffer} + {index(next_row)}"] = f"{64 // self.types[s.buffer].dtype.itemsize}"
+        return [{"at": at, "step": step} for at, step in found.items()]
 
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""
