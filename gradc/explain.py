@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CompilerMissing
+from .errors import CompilerMissing, GradcError
 from .ir.dims import evaluate
 from .ir.graph import Graph
 from .ir.kernel import Call, Kernel, Program, Select, alternatives, taken
@@ -86,9 +86,25 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
     for r in module.residuals:
         size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
         lines.append(f"  {r.name:<24} {r.node.type!s:<20} {_human(size):>9}  {r.why}")
+    lines += memory_lines(module, dims)
     lines += ["", "passes:"]
     lines += [f"  {stage.name:<28} {stage.size:>5} {'nodes' if hasattr(stage.result, 'nodes') else 'steps'}  {stage.seconds * 1e3:7.1f} ms" for stage in module.stages]
     return "\n".join(lines)
+
+
+def memory_lines(module: Module, dims: Mapping[str, int]) -> list[str]:
+    """What a forward and a backward allocate, where every dim is known."""
+    if {d for e in module.executables.values() for d in e.program.dims} - {**module.forward.fixed_dims, **dims}.keys():
+        return []
+    try:
+        m = module.memory(**dims)
+    except GradcError as error:  # sizes that cannot run
+        return ["", f"memory: {error}"]
+    kept = f"values {_human(m.outputs)}, residuals {_human(m.residuals)}"
+    lines = ["", f"memory beyond inputs and cotangents: {_human(m.peak)}", f"  forward  {_human(m.forward):>9}  {kept}, workspace {_human(m.forward_workspace)}"]
+    if "backward" in module.executables:
+        lines.append(f"  backward {_human(m.backward):>9}  {kept}, gradients {_human(m.gradients)}, workspace {_human(m.backward_workspace)}")
+    return lines
 
 
 def apart_table(module: Module, what: str) -> list[str]:

@@ -19,6 +19,7 @@ from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
 from .runtime.arrays import located, unordered
 from .runtime.executable import Executable, Precision
+from .runtime.memory import Memory, predicted
 from .runtime.on_device import to_host
 from .runtime.pending import Pending
 from .sparse import assembled
@@ -356,6 +357,10 @@ class Module:
         """Bytes that the wider of forward and backward needs."""
         sizes = self.sizes(dims)
         return max(e.workspace_size(**{k: v for k, v in sizes.items() if k in e.program.dims}) for e in self.executables.values())
+
+    def memory(self, **dims: int) -> Memory:
+        """What forward and backward allocate at these dims: outputs, residuals, gradients, workspace, and the peak, in bytes."""
+        return predicted(self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims))
 
     def can_implement(self, inputs: Mapping[str, Any] | None = None, /, **more: Any) -> Exception | None:
         """None if ``forward`` takes these inputs, else the error it would raise."""
