@@ -374,11 +374,16 @@ class Module:
         for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
             executable.synchronize()
 
-    def explain(self, **dims: int) -> str:
-        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in words."""
+    def explain(self, *, timed: int = 0, **dims: int) -> str:
+        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in words.
+
+        :param timed: run each kernel, and each way to combine, so many times on random data, and show the median beside what was predicted.
+        """
         from .explain import explain
 
-        return explain(self, dims)
+        if timed < 0 or not isinstance(timed, int):
+            raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
+        return explain(self, dims, timed=timed)
 
     def save(self, folder: Any) -> None:
         """Write everything needed to run again without compiling: graph, programs, machine code."""

@@ -181,6 +181,7 @@ def test_options_reach_the_compiler(gradc_command):
     assert "on numpy" in gradc_command("compile", *PLAIN, "--target", "numpy")[0]
     assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all")[0]
     assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all", "--memory-budget", "1KB", "--dims", "N=4")[0]
+    assert "measured" in gradc_command("explain", *PLAIN, "--dims", "N=4", "--timed", "1")[0]
     assert "f32[V,8]" in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy")[0]
 
 
