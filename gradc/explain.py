@@ -90,7 +90,9 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
     for orders, variant in module.variants.items():
         if variant is not None:
             lines.append(f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in orders)}")
-    lines += ["", "residuals:"]
+    budget, hints = module.options.get("memory_budget"), module.options.get("hints") or {}
+    within = "" if budget is None else f" within memory_budget={budget}{''.join(f', {d}={n}' for d, n in hints.items())}"
+    lines += ["", f"residuals{within}:"]
     for r in module.residuals:
         size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
         lines.append(f"  {r.name:<24} {r.node.type!s:<20} {_human(size):>9}  {r.why}")

@@ -131,6 +131,7 @@ def test_inputs_and_nothing_to_keep_cost_nothing() -> None:
 def test_a_budget_changes_no_gradient_on_the_cpu(graph: gradc.Graph) -> None:
     values = arrays(40)
     module = gradc.compile(graph, wrt=WRT, memory_budget=40 * 49 * 4, hints={"N": 40})
+    assert "residuals within memory_budget=7840, N=40:" in module.explain()
     y, residuals = module.forward(**values)
     assert residuals.nbytes <= 40 * 49 * 4 < gradc.compile(graph, wrt=WRT).forward(**values)[1].nbytes
     want = interp.run(gradc.differentiate(graph, WRT), {**values, "d.y": y}, precision="f64")

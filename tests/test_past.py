@@ -128,6 +128,23 @@ def test_the_rule_is_measured_once(monkeypatch, tmp_path):
         pool._past_from.cache_clear()
 
 
+def test_without_room_to_measure_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADC_CACHE_DIR", str(tmp_path))
+
+    def full():
+        raise MemoryError
+
+    monkeypatch.setattr(pool, "_past_gain", full)
+    pool._past_from.cache_clear()
+    try:
+        assert pool.past_from() == pool.NEVER
+        monkeypatch.setattr(pool, "_past_gain", lambda: 130)
+        pool._past_from.cache_clear()
+        assert pool.past_from() <= pool._MOST
+    finally:
+        pool._past_from.cache_clear()
+
+
 def test_the_measurement():
     assert 20 < pool._past_gain() < 1000
 
