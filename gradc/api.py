@@ -44,7 +44,7 @@ from .trace import trace
 from .version import VERSION
 
 GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None, "device": None, "calibration": None}
+DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "memory_budget": None, "hints": None, "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None, "device": None, "calibration": None}
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -53,7 +53,9 @@ def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline
     graph = pipeline.run(prepare, graph, numerics=options["numerics"])
     joint = _joint(graph, wrt, options, pipeline) if wrt else graph
     joint = optimise(joint, options, pipeline)
-    return partition(joint, graph.output_names, save=options["save"], dims=options["dims"]) if wrt else Partition(joint, joint, ())
+    if not wrt:
+        return Partition(joint, joint, ())
+    return partition(joint, graph.output_names, save=options["save"], budget=options["memory_budget"], dims={**(options["hints"] or {}), **(options["dims"] or {})})
 
 
 def _joint(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
@@ -100,6 +102,9 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     :param errors: of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in each call.
     :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
     :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
+    :param memory_budget: what forward may leave for backward beyond the inputs: an int, in bytes, at the sizes of ``hints`` and ``dims``; or a float from
+        0.0, the fewest bytes possible, to 1.0, what ``save`` keeps.  The rest is computed again, reductions included, matrix products and scatters never.
+    :param hints: sizes of symbols at which what to save is weighed; they bind nothing, and 1024 stands for those without.
     :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
     :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice; CUDA has ``"atomic"`` and ``"atomic_fixed"`` too.
     :param donate: inputs whose memory outputs may take.  :param sparse: tables whose gradients come as :class:`gradc.SparseRows`.
@@ -161,11 +166,16 @@ def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str
             raise InvalidProblem(f"save={settings['save']!r}; there are 'min-cut', 'all', 'none' and a list of names")
         settings["save"] = _names("save", settings["save"])
     settings["donate"] = tuple(_names("donate", settings["donate"] or ()))
-    if settings["dims"] is not None:
-        settings["dims"] = sizes_given(settings["dims"])
-        unknown = settings["dims"].keys() - set(graph.dims)
-        if unknown:
-            raise InvalidProblem(f"dims names {min(map(str, unknown))!r}; the dims of {graph.name} are {', '.join(graph.dims) or 'none'}")
+    for option in ("dims", "hints"):
+        if settings[option] is not None:
+            settings[option] = sizes_given(settings[option], option)
+            unknown = settings[option].keys() - set(graph.dims)
+            if unknown:
+                raise InvalidProblem(f"{option} names {min(map(str, unknown))!r}; the dims of {graph.name} are {', '.join(graph.dims) or 'none'}")
+    budget = settings["memory_budget"]
+    possible = budget >= 0 if type(budget) is int else isinstance(budget, float) and 0 <= budget <= 1
+    if budget is not None and not possible:
+        raise InvalidProblem(f"memory_budget={budget!r}: bytes as an int from 0, or a fraction as a float from 0.0 to 1.0")
     force = settings["reductions"]
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CompilerMissing
+from .errors import CompilerMissing, GradcError, IndexOutOfRange, InvalidProblem, NotAscending, OutOfMemory, Unsupported
 from .ir.dims import evaluate
 from .ir.graph import Graph
 from .ir.kernel import Call, Kernel, Program, Select, alternatives, taken
@@ -15,9 +16,11 @@ from .passes.cost import floor_bytes, kernel_bytes, nominal
 from .passes.devices import CPU, ESTIMATE, Device, Gpu, gpu_of
 from .passes.gpu_cost import Estimate
 from .passes.schedule import apart
+from .runtime.kernel import KernelHandle, time_call
 
 if TYPE_CHECKING:
     from .module import Module
+    from .runtime.executable import Executable
 
 MOST_PAIRS = 5
 """Of kernels that are not one, in an explanation."""
@@ -64,8 +67,11 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
     return "\n".join(lines)
 
 
-def explain(module: Module, dims: Mapping[str, int], device: Device | None = None) -> str:
-    """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was compiled for), the residuals and the passes."""
+def explain(module: Module, dims: Mapping[str, int], device: Device | None = None, timed: int = 0) -> str:
+    """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was compiled for), the residuals and the passes.
+
+    :param timed: how often each step, and each way to do its combines, is run on random data to be timed beside its estimate.
+    """
     if device is None:
         device = gpu_of(module.options.get("device") or module.options.get("arch"), module.options.get("calibration")) if module.target.startswith("cuda") else CPU
     bound = _bindings(module, dims)
@@ -74,7 +80,9 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
         program = executable.program
         moved = sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps)
         lines.append(f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is {_human(floor_bytes(program, bound))}")
-        lines += reduction_table(program, bound, device)
+        lines += time_table(executable, bound, device, timed) if timed else []
+        ways = timed and module.target != "numpy"  # where all have one meaning
+        lines += reduction_table(program, bound, device, partial(_measured_way, executable, timed, bound) if ways else None)
         lines += [f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read" for name, calls in executable.copied.items()]
         lines += apart_table(module, what)
         if executable.target == "cuda":
@@ -82,13 +90,31 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
     for orders, variant in module.variants.items():
         if variant is not None:
             lines.append(f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in orders)}")
-    lines += ["", "residuals:"]
+    budget, hints = module.options.get("memory_budget"), module.options.get("hints") or {}
+    within = "" if budget is None else f" within memory_budget={budget}{''.join(f', {d}={n}' for d, n in hints.items())}"
+    lines += ["", f"residuals{within}:"]
     for r in module.residuals:
         size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
         lines.append(f"  {r.name:<24} {r.node.type!s:<20} {_human(size):>9}  {r.why}")
+    lines += memory_lines(module, dims)
     lines += ["", "passes:"]
     lines += [f"  {stage.name:<28} {stage.size:>5} {'nodes' if hasattr(stage.result, 'nodes') else 'steps'}  {stage.seconds * 1e3:7.1f} ms" for stage in module.stages]
     return "\n".join(lines)
+
+
+def memory_lines(module: Module, dims: Mapping[str, int]) -> list[str]:
+    """What a forward and a backward allocate, where every dim is known."""
+    if {d for e in module.executables.values() for d in e.program.dims} - {**module.forward.fixed_dims, **dims}.keys():
+        return []
+    try:
+        m = module.memory(**dims)
+    except GradcError as error:  # sizes that cannot run
+        return ["", f"memory: {error}"]
+    kept = f"values {_human(m.outputs)}, residuals {_human(m.residuals)}"
+    lines = ["", f"memory beyond inputs and cotangents: {_human(m.peak)}", f"  forward  {_human(m.forward):>9}  {kept}, workspace {_human(m.forward_workspace)}"]
+    if "backward" in module.executables:
+        lines.append(f"  backward {_human(m.backward):>9}  {kept}, gradients {_human(m.gradients)}, workspace {_human(m.backward_workspace)}")
+    return lines
 
 
 def apart_table(module: Module, what: str) -> list[str]:
@@ -117,8 +143,40 @@ def resources_table(executable: Any) -> list[str]:
     return lines
 
 
-def reduction_table(program: Any, dims: Mapping[str, int], device: Device = CPU) -> list[str]:
-    """choose_reduction's table: each strategy's predicted bytes and time, and the pick; for a GPU also the floor and a sentence."""
+def time_table(executable: Executable, dims: Mapping[str, int], device: Device, repeat: int) -> list[str]:
+    """Each step's predicted time (the bytes it moves at the device's bandwidth; of a matrix product nothing is predicted) beside the median of some runs."""
+    where = "by the simulator, which says nothing of a GPU" if executable.target == "cuda-sim" else f"on {executable.target}"
+    lines = [f"  each step alone on random data, the median of {repeat}, {where}; predicted at {_human(device.bandwidth)}/s:"]
+    for step in executable.program.steps:
+        item = taken(step, dims)
+        predicted = f"{_step_bytes(item, executable.program, dims) / device.bandwidth * 1e6:10.1f} us" if isinstance(item, Kernel) else f"{'':>13}"
+        run = lambda item=item: KernelHandle(item, executable).time(repeat, None, **dims) if isinstance(item, Kernel) else time_call(item, executable, repeat, dims)
+        lines.append(f"     {item.name:<38} {predicted}  measured {_measured(run)}")
+    return lines
+
+
+def _measured(run: Callable[[], float]) -> str:
+    try:
+        return f"{run() * 1e6:.1f} us"
+    except (InvalidProblem, IndexOutOfRange, NotAscending, OutOfMemory) as error:  # random numbers are no data of the user's
+        return f"nothing ({type(error).__name__})"
+
+
+def _measured_way(executable: Executable, repeat: int, dims: Mapping[str, int], name: str, buffer: str, strategy: str) -> str:
+    """The measured time of a kernel that combines in a certain way."""
+    kernel = next(k for k in executable.program.kernels if k.name == name and buffer in k.writes)
+    try:
+        handle = KernelHandle(kernel, executable).forced(buffer, strategy)
+    except Unsupported:
+        handle = None
+    return "  not possible beside its other combines" if handle is None else f"  measured {_measured(lambda: handle.time(repeat, None, **dims))}"
+
+
+def reduction_table(program: Any, dims: Mapping[str, int], device: Device = CPU, measured: Callable[[str, str, str], str] | None = None) -> list[str]:
+    """choose_reduction's table: each strategy's predicted bytes and time, and the pick; for a GPU also the floor and a sentence.
+
+    :param measured: what is known of a kernel, a buffer and a strategy from runs.
+    """
     lines = []
     for kernel, buffer, pick, table in decisions(program, dims, device):
         lines.append(f"  combine into {buffer} by {kernel}:")
@@ -131,7 +189,7 @@ def reduction_table(program: Any, dims: Mapping[str, int], device: Device = CPU)
             if isinstance(device, Gpu):
                 share = f"  {e.floor / device.bandwidth / e.seconds:>4.0%} of the floor" if e.seconds else ""
                 share += "" if e.deterministic else "  other bits in each run"
-            lines.append(f"   {mark} {e.strategy:<{12 if share else 11}} {_human(e.bytes):>9}  {e.seconds * 1e6:10.1f} us{share}  {e.why}")
+            lines.append(f"   {mark} {e.strategy:<{12 if share else 11}} {_human(e.bytes):>9}  {e.seconds * 1e6:10.1f} us{measured(kernel, buffer, e.strategy) if measured else ''}{share}  {e.why}")
     return lines
 
 

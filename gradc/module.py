@@ -19,6 +19,7 @@ from .passes.manager import Pipeline, Stage
 from .passes.partition import Residual
 from .runtime.arrays import located, unordered
 from .runtime.executable import Executable, Precision
+from .runtime.memory import Memory, predicted
 from .runtime.on_device import to_host
 from .runtime.pending import Pending
 from .sparse import assembled
@@ -357,6 +358,10 @@ class Module:
         sizes = self.sizes(dims)
         return max(e.workspace_size(**{k: v for k, v in sizes.items() if k in e.program.dims}) for e in self.executables.values())
 
+    def memory(self, **dims: int) -> Memory:
+        """What forward and backward allocate at these dims: outputs, residuals, gradients, workspace, and the peak, in bytes."""
+        return predicted(self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims))
+
     def can_implement(self, inputs: Mapping[str, Any] | None = None, /, **more: Any) -> Exception | None:
         """None if ``forward`` takes these inputs, else the error it would raise."""
         return self.forward.can_implement(self.flat(inputs, more))
@@ -369,11 +374,16 @@ class Module:
         for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
             executable.synchronize()
 
-    def explain(self, **dims: int) -> str:
-        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in words."""
+    def explain(self, *, timed: int = 0, **dims: int) -> str:
+        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in words.
+
+        :param timed: run each kernel, and each way to combine, so many times on random data, and show the median beside what was predicted.
+        """
         from .explain import explain
 
-        return explain(self, dims)
+        if timed < 0 or not isinstance(timed, int):
+            raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
+        return explain(self, dims, timed=timed)
 
     def save(self, folder: Any) -> None:
         """Write everything needed to run again without compiling: graph, programs, machine code."""

@@ -119,6 +119,8 @@ MISTAKES = [
     (["compile", "model.py:bag", "--emit", "ir"], "--emit and -o belong together"),
     (["compile", "model.py:bag", "--emit", "exe", "-o", "out"], "--emit exe: there are ir, c, explain"),
     (["compile", "model.py:bag", "--numerics", "sloppy"], "'sloppy' is not one of 'real', 'strict'"),
+    (["compile", "model.py:bag", "--memory-budget", "much"], "'much': bytes (4096, 64MB) or a fraction from 0.0 to 1.0"),
+    (["compile", *PLAIN, "--wrt", "w", "--memory-budget", "1B", "--dims", "N=4"], "memory_budget=1 bytes, and 48 are the fewest"),
     (["compile", "model.py:bag", "-o", "model.py", "--emit", "ir"], "is a file"),
     (["extract", "model.py:bag", "nokernel", "-o", "out"], "there is no kernel 'nokernel'"),
     (["frobnicate"], "No such command 'frobnicate'"),
@@ -178,6 +180,8 @@ def test_options_reach_the_compiler(gradc_command):
     assert len(alone.splitlines()) > len(fused.splitlines())
     assert "on numpy" in gradc_command("compile", *PLAIN, "--target", "numpy")[0]
     assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all")[0]
+    assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all", "--memory-budget", "1KB", "--dims", "N=4")[0]
+    assert "measured" in gradc_command("explain", *PLAIN, "--dims", "N=4", "--timed", "1")[0]
     assert "f32[V,8]" in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy")[0]
 
 

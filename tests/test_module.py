@@ -13,7 +13,7 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.errors import InvalidProblem, NotDifferentiable
+from gradc.errors import InvalidProblem, NotDifferentiable, Unsupported
 from gradc.ir.types import DTYPES
 from gradc.module import Gradients
 
@@ -285,6 +285,42 @@ def test_a_module_in_print(module: gradc.Module) -> None:
     assert words != module.explain(N=10**6, V=9, M=5)
     assert "for (" in module.source() and "forward" in module.source() and "backward" in module.source()
     assert module.sku(N=100) == module.forward.sku(N=100) and "cpu" in module.sku() and "N100" in module.sku(N=100)
+
+
+def test_measured_times_stand_beside_the_predicted(module: gradc.Module) -> None:
+    text = module.explain(timed=1, N=100, V=9, M=5)
+    steps = [s.name for e in module.executables.values() for s in e.program.steps]
+    assert len(re.findall(r"measured \d+\.\d us\n", text)) == len(steps)  # of each step, matrix products too
+    table = [line for line in text.splitlines() if re.match(r" +(-> )?(segmented|privatized|regular) ", line)]
+    assert len(table) > 1 and all(re.search(r"us  (measured \d+\.\d us|not possible beside its other combines)  ", line) for line in table)
+    assert "measured" not in module.explain(N=100, V=9, M=5)
+    for bad in (-1, 0.5):
+        with pytest.raises(InvalidProblem, match="an integer from 0"):
+            module.explain(timed=bad)  # type: ignore[arg-type]
+
+
+def test_what_random_data_cannot_run_is_not_timed(module: gradc.Module) -> None:
+    """No index is inside a table without rows."""
+    text = module.explain(timed=1, N=5, V=0, M=2)
+    assert "measured nothing (InvalidProblem)" in text and re.search(r"measured \d", text)
+
+
+def test_a_kernel_with_another_strategy() -> None:
+    graph = gradc.trace(lambda i, t: ops.embedding(i, t), i="i64[N]", t="f32[20,4]")
+    ways = {"cpu": ["segmented", "privatized"], "cuda-sim": ["segmented", "privatized", "atomic", "atomic_fixed"]}
+    for target, names in ways.items():
+        module = gradc.compile(graph, wrt=["t"], target=target)
+        handle = next(k for k in module.backward.kernels.values() if k.kernel.accums)
+        buffer = handle.kernel.accums[0].buffer
+        found = [handle.forced(buffer, how) for how in names]
+        assert [f.kernel.strategies[buffer] for f in found if f is not None] == names
+        sample = handle.sample(N=30)
+        given = [f.run(dims={"N": 30}, **sample)[buffer] for f in (found if target == "cpu" else found[2:3]) if f is not None]
+        want = interp.run(handle.executable.program, sample, dims={"N": 30})[buffer]
+        for array in given:
+            np.testing.assert_allclose(array, want, rtol=1e-6)
+        with pytest.raises(Unsupported, match="cannot be regular"):
+            handle.forced(buffer, "regular")
 
 
 def test_precision_is_read_from_the_kernels() -> None:

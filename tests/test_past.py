@@ -1,5 +1,10 @@
 """Writing past the caches: the same bits, whatever the sizes, alignments and strategies; and the rule that decides."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -123,5 +128,41 @@ def test_the_rule_is_measured_once(monkeypatch, tmp_path):
         pool._past_from.cache_clear()
 
 
+def test_without_room_to_measure_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADC_CACHE_DIR", str(tmp_path))
+
+    def full():
+        raise MemoryError
+
+    monkeypatch.setattr(pool, "_past_gain", full)
+    pool._past_from.cache_clear()
+    try:
+        assert pool.past_from() == pool.NEVER
+        monkeypatch.setattr(pool, "_past_gain", lambda: 130)
+        pool._past_from.cache_clear()
+        assert pool.past_from() <= pool._MOST
+    finally:
+        pool._past_from.cache_clear()
+
+
 def test_the_measurement():
     assert 20 < pool._past_gain() < 1000
+
+
+def test_empty_rows_of_two_tables_in_one_kernel():
+    """Each has a row of its own to write from; memory that was given back is overwritten here, so that its contents would show."""
+    script = """
+    import numpy as np, gradc
+    from gradc import ops
+    from gradc.ir.dims import symbol
+    def both(i, x):
+        y = ops.exp(x)
+        return ops.scatter_add(i, y, size=symbol("V")), ops.scatter_add(i, ops.cast(y, "f64"), size=symbol("V"))
+    module = gradc.compile(gradc.trace(both, i="i64[N]", x="f32[N,D]"), reductions={"*": "segmented"})
+    assert len(module.forward.program.kernels) == 2  # one of them looks at the indices
+    for d in range(64, 513, 64):  # each time more than a thread has
+        for value in module.forward.run(i=np.array([1, 1, 70]), x=np.zeros((3, d), np.float32), dims={"V": 6000}).values():
+            assert value[1, 0] == 2 and value[70, 0] == 1 and value.sum() == 3 * d
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "GRADC_PAST": str(EVERYTHING), "GRADC_NUM_THREADS": "4", "MALLOC_PERTURB_": "165"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

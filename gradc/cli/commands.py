@@ -151,13 +151,14 @@ def _statistics(results: Mapping[str, Any]) -> list[str]:
 
 @click.command(short_help="Bytes, floors, the choice of each reduction, residuals, passes.")
 @with_model
-def explain(model: str, settings: Settings) -> None:
+@click.option("--timed", type=click.IntRange(0), default=0, help="Run each kernel, and each way to combine, so many times on random data, and show the times.")
+def explain(model: str, settings: Settings, timed: int) -> None:
     """Say what MODEL became and why, at --dims or at nominal sizes.
 
     \b
-    gradc explain model.py:loss --wrt table --dims N=4096,V=50000
+    gradc explain model.py:loss --wrt table --dims N=4096,V=50000 --timed 10
     """
-    click.echo(compiled(model, settings).explain(**settings.dims))
+    click.echo(compiled(model, settings).explain(timed=timed, **settings.dims))
 
 
 @click.command(short_help="Each gradient against numbers that no vjp made.")

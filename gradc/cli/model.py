@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -72,13 +73,23 @@ def names(context: click.Context, parameter: click.Parameter, values: Sequence[s
     return tuple(part.strip() for text in values for part in text.split(",") if part.strip())
 
 
+def budget(context: click.Context, parameter: click.Parameter, value: str | None) -> int | float | None:
+    """``4096``, ``64MB`` (of 1000 each) or a fraction, ``0.5``."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,18})\s*([KMG]?)B?|([01]\.\d*)", value.strip(), re.IGNORECASE | re.ASCII)
+    if found is None or (found[3] and float(found[3]) > 1):
+        raise click.BadParameter(f"{value!r}: bytes (4096, 64MB) or a fraction from 0.0 to 1.0")
+    return float(found[3]) if found[3] else int(found[1]) * 1000 ** " KMG".index(found[2].upper() or " ")
+
+
 def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the MODEL argument and the options of a compilation; the command gets ``model`` and ``settings``."""
 
     @functools.wraps(command)
-    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], arch: str | None, save: str | None, numerics: str | None, fuse: bool | None, progress: bool | None, **rest: Any) -> Any:
+    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], arch: str | None, save: str | None, memory_budget: int | float | None, numerics: str | None, fuse: bool | None, progress: bool | None, **rest: Any) -> Any:
         save_ = save if save in (None, "min-cut", "all", "none") else tuple(part.strip() for part in str(save).split(",") if part.strip())
-        given = {name: value for name, value in {"save": save_, "numerics": numerics, "fuse": fuse, "arch": arch}.items() if value is not None}
+        given = {name: value for name, value in {"save": save_, "memory_budget": memory_budget, "numerics": numerics, "fuse": fuse, "arch": arch}.items() if value is not None}
         return command(model=model, settings=Settings(types, wrt, target, dims, given, progress), **rest)
 
     decorators = (
@@ -89,6 +100,7 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--arch", metavar="sm_90", help="What --target cuda compiles for."),
         click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
         click.option("--save", metavar="HOW", help="What forward keeps for backward: min-cut, all, none, or names of values."),
+        click.option("--memory-budget", metavar="BYTES", callback=budget, help="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5."),
         click.option("--numerics", type=click.Choice(["real", "strict"]), help="real allows rewrites equal over the reals; strict keeps every bit."),
         click.option("--fuse/--no-fuse", default=None, help="Several nodes in a kernel, or one each."),
         click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."),
@@ -227,6 +239,8 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
     if unknown:
         raise click.BadParameter(f"--dims {min(unknown)}: {graph.name} has the dims {', '.join(graph.dims) or '(none)'}")
     bare = {str(size) for node in graph.inputs for size in node.shape}
+    if options.get("memory_budget") is not None and settings.dims:
+        options["hints"] = {**(options.get("hints") or {}), **settings.dims}
     if fixed := {d: n for d, n in settings.dims.items() if d not in bare}:  # nothing in a call binds these
         options["dims"] = {**(options.get("dims") or {}), **fixed}
     with settings.waiting(f"compiling {graph.name}"):

@@ -2,15 +2,18 @@
 
 A value that only the inputs decide may be saved (its bytes) or computed again in the backward (free, but matrix products, scatters and
 reductions are never computed twice).  The cut of fewest bytes is what is saved.
+
+A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among them, those first that
+give most bytes back for what has to be computed; products and scatters never are, and a budget below their results is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InvalidProblem
-from ..ir.dims import evaluate
+from ..ir.dims import evaluate, symbols
 from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node, Note
 from ..ir.op import Library, Reduction, Scatter
@@ -41,11 +44,14 @@ class Partition:
     residuals: tuple[Residual, ...]
 
 
-def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] = "min-cut", dims: Mapping[str, int] | None = None) -> Partition:
+def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] = "min-cut", budget: int | float | None = None, dims: Mapping[str, int] | None = None) -> Partition:
     """joint  ->  forward + residuals and backward
 
     :param values: the joint graph's outputs that belong to the forward.
     :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads), ``"none"`` (only what must not be computed twice), or names of values.
+    :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible (0.0) and what ``save`` keeps (1.0).
+    :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
+    :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that there are not.
     """
     floats = sum(joint.output(name).dtype.is_float for name in values)
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
@@ -60,6 +66,8 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
     boundary |= {n for _, n in gradients if n not in late}
     saved = _cut(joint, boundary, save, dims)
+    if budget is not None:
+        saved = _within(joint, boundary, saved, budget, dims or {})
     residuals: dict[Node, Residual] = {}
     used = {*joint.input_names, *joint.output_names}
     for node in joint.nodes:
@@ -100,6 +108,11 @@ def _never_twice(node: Node) -> bool:
     return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Reduction | Scatter)
 
 
+def _always_kept(node: Node) -> bool:
+    """What not even a budget lets be computed twice."""
+    return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Scatter)
+
+
 def bytes_of(node: Node, dims: Mapping[str, int] | None) -> int:
     return evaluate(node.type.nbytes, nominal(node.shape, dims))
 
@@ -110,29 +123,34 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Map
     names = set() if isinstance(save, str) else set(save)
     if isinstance(save, str) and save not in ("min-cut", "none"):
         raise InvalidProblem(f"save={save!r}; there are 'min-cut', 'all', 'none' and a list of names")
-    behind = _needed(boundary)
-    known = {joint.notes[n].name for n in behind if n in joint.notes}
+    known = {joint.notes[n].name for n in _needed(boundary) if n in joint.notes}
     if names - known:
         raise InvalidProblem(f"save names {min(names - known)!r}, which no value of the forward is called")
+
+    def cost(node: Node) -> float:
+        name = joint.notes[node].name if node in joint.notes else ""
+        if name and name in names:
+            return _FREE
+        return _NEVER if save == "none" and not _never_twice(node) else bytes_of(node, dims)
+
+    return _minimum(joint, boundary, cost, _never_twice)
+
+
+def _minimum(joint: Graph, boundary: set[Node], cost: Callable[[Node], float], once: Callable[[Node], bool]) -> set[Node]:
+    """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not computed from others."""
     import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
 
+    behind = _needed(boundary)
     network: nx.DiGraph[object] = nx.DiGraph()
     network.add_node("T")
     for order, node in enumerate(joint.nodes):
         if node not in behind or _constant(node):
             continue
         inside, outside = ("in", node), ("out", node)
-        name = joint.notes[node].name if node in joint.notes else ""
-        cost: float = bytes_of(node, dims)
-        if node.op.name == "input":
-            cost = _FREE
-        elif name and name in names:
-            cost = _FREE
-        elif save == "none" and not _never_twice(node):
-            cost = _NEVER
+        is_input = node.op.name == "input"
         # a tie goes to the earlier node, so that the cut can be repeated
-        network.add_edge(inside, outside, capacity=cost * 4096 + order % 4096 / 4096 + 1)
-        if node.op.name == "input" or _never_twice(node):
+        network.add_edge(inside, outside, capacity=(_FREE if is_input else cost(node)) * 4096 + order % 4096 / 4096 + 1)
+        if is_input or once(node):
             network.add_edge("S", inside)  # no capacity: infinite
         for operand in node.operands:
             if not _constant(operand):
@@ -143,6 +161,115 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Map
         return set()
     _, (reachable, _) = nx.minimum_cut(network, "S", "T")
     return {node for node in behind if ("in", node) in reachable and ("out", node) not in reachable}
+
+
+# -- a budget ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A saved value, computed again instead.
+
+    :param computed: what is computed with it.  :param read: the saved values and inputs it is made from.  :param kept: products and scatters that are saved for it.
+    """
+
+    computed: frozenset[Node]
+    read: frozenset[Node]
+    kept: frozenset[Node]
+
+
+def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]) -> set[Node]:
+    """What is saved of ``saved``, and what is saved instead, so that the bytes are within the budget."""
+    behind = _needed(boundary)
+    size = {node: bytes_of(node, dims) for node in behind}
+    fewest = None
+    if isinstance(budget, float):
+        fewest = _minimum(joint, boundary, size.__getitem__, _always_kept)
+        budget = _total(fewest, size) + int(budget * max(_total(saved, size) - _total(fewest, size), 0))
+    else:
+        held = [n for n in behind if (n in saved or _always_kept(n)) and n.op.name != "input"]
+        unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - dims.keys())
+        if unknown:
+            raise InvalidProblem(f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)}; hints={{{unknown[0]!r}: ...}} says at which sizes, or give a fraction")
+    left = _drop(joint, saved, budget, size)
+    if _total(left, size) <= budget:
+        return _reached(boundary, left)
+    fewest = _minimum(joint, boundary, size.__getitem__, _always_kept) if fewest is None else fewest
+    if _total(fewest, size) > budget:
+        products = ", ".join(sorted({n.op.name for n in fewest if n.op.name != "input" and size[n]}))
+        raise InvalidProblem(f"memory_budget={budget} bytes, and {_total(fewest, size)} are the fewest that can be kept for the backward: results of {products}")
+    return fewest
+
+
+def _total(saved: Collection[Node], size: Mapping[Node, int]) -> int:
+    return sum(size[n] for n in saved if n.op.name != "input")
+
+
+def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int]) -> set[Node]:
+    """``saved`` without the values that give most bytes back for what is computed again, one after another until the rest fits."""
+    order = {node: i for i, node in enumerate(joint.nodes)}
+    left, total = set(saved), _total(saved, size)
+    known: dict[Node, _Again] = {}
+    dropped: list[Node] = []
+    while total > budget:
+        best, most = None, 0.0
+        for node in sorted((n for n in left if size[n] and n.op.name != "input" and not _always_kept(n)), key=order.__getitem__):
+            again = known[node] = known.get(node) or _again(node, left)
+            given_back = size[node] - sum(size[n] for n in again.kept)
+            worth = given_back / max(sum(_work(n, size) for n in again.computed), 1)
+            if worth > most:
+                best, most = node, worth
+        if best is None:
+            return left
+        now = known.pop(best)
+        left = (left - {best}) | now.kept | {n for n in now.read if n.op.name == "input"}
+        total += sum(size[n] for n in now.kept) - size[best]
+        dropped.append(best)
+        changed = {best, *now.kept}
+        known = {n: a for n, a in known.items() if not changed & (a.read | a.computed)}
+    for node in reversed(dropped):  # the last one may have given back more than was needed
+        if total + size[node] <= budget:
+            left.add(node)
+            total += size[node]
+    return left
+
+
+def _again(node: Node, saved: Collection[Node]) -> _Again:
+    computed, read, kept = {node}, set(), set()
+    pending = [node]
+    while pending:
+        for operand in pending.pop().operands:
+            if operand in computed or operand in kept or _constant(operand):
+                continue
+            if operand in saved or operand.op.name == "input":
+                read.add(operand)
+            elif _always_kept(operand):
+                kept.add(operand)
+            else:
+                computed.add(operand)
+                pending.append(operand)
+    return _Again(frozenset(computed), frozenset(read), frozenset(kept))
+
+
+def _work(node: Node, size: Mapping[Node, int]) -> int:
+    """Bytes that are gone through to compute a value: its own, or what a reduction reads."""
+    return max(size[n] for n in (node, *node.operands)) if _never_twice(node) else size[node]
+
+
+def _reached(boundary: set[Node], saved: set[Node]) -> set[Node]:
+    """Of ``saved`` and the inputs what the boundary is made from."""
+    found: set[Node] = set()
+    pending = list(boundary)
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node in saved or node.op.name == "input":
+            found.add(node)
+            continue
+        fresh = [o for o in node.operands if o not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return found
 
 
 def _constant(node: Node) -> bool:

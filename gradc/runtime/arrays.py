@@ -49,10 +49,10 @@ def overlap(a: Array, b: Array) -> bool:
 class _Lease:
     """What the arrays over a block have as their base: when it dies, the block goes back."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_block", "_pool")
+    __slots__ = ("__array_interface__", "__weakref__", "_asked", "_block", "_pool")
 
-    def __init__(self, pool: OutputPool, block: Array):
-        self._pool, self._block = pool, block
+    def __init__(self, pool: OutputPool, block: Array, asked: int):
+        self._pool, self._block, self._asked = pool, block, asked
         self.__array_interface__ = {
             "shape": block.shape,
             "typestr": "|u1",
@@ -61,7 +61,7 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        self._pool._give_back(self._block)
+        self._pool._give_back(self._block, self._asked)
 
 
 class OutputPool:
@@ -75,7 +75,8 @@ class OutputPool:
         self.reused = self.fresh = 0
         self._free: list[Array] = []  # oldest first
         self._retained = 0
-        self._returned: deque[Array] = deque()
+        self.peak = self._in_use = 0
+        self._returned: deque[tuple[Array, int]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -84,6 +85,13 @@ class OutputPool:
         with self._lock:
             self._drain()
             return self._retained
+
+    def reset_peak(self) -> int:
+        """The bytes of large arrays that live now, as they were asked for; ``peak``, the most at once, counts from here."""
+        with self._lock:
+            self._drain()
+            self.peak = self._in_use
+            return self._in_use
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
@@ -106,7 +114,10 @@ class OutputPool:
                     break
         if block is None:
             block = self._allocate(rounded, size)
-        whole: Array = np.asarray(_Lease(self, block))
+        with self._lock:
+            self._in_use += size
+            self.peak = max(self.peak, self._in_use)
+        whole: Array = np.asarray(_Lease(self, block, size))
         return whole[:size].view(wanted).reshape(tuple(shape))
 
     def trim(self, limit: int = 0) -> None:
@@ -128,9 +139,9 @@ class OutputPool:
             self.fresh += 1
         return block
 
-    def _give_back(self, block: Array) -> None:
+    def _give_back(self, block: Array, asked: int) -> None:
         # Arrays die anywhere, also in a collection that starts while this thread holds the lock: so never wait for it.
-        self._returned.append(block)
+        self._returned.append((block, asked))
         if self._lock.acquire(blocking=False):
             try:
                 self._drain()
@@ -139,7 +150,8 @@ class OutputPool:
 
     def _drain(self) -> None:
         while self._returned:
-            block = self._returned.popleft()
+            block, asked = self._returned.popleft()
+            self._in_use -= asked
             self._free.append(block)
             self._retained += block.size
         self._shrink(self.limit)

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import InvalidProblem
 from ..ir.dims import evaluate, symbols
-from ..ir.kernel import Buffer, Kernel, Program
+from ..ir.kernel import Buffer, Call, Kernel, Program
 from ..ir.types import Type
+from ..passes.choose_reduction import STRATEGIES, choose_reduction
 from ..passes.cost import kernel_bytes
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class KernelHandle:
             else:
                 high = limits.get(name, 2 if type_.dtype.kind == "b" else min(type_.dtype.range[1], 100) + 1)
                 out[name] = random.integers(0, max(high, 1), shape).astype(type_.dtype.np)
+                if high < 1 and out[name].size:
+                    raise InvalidProblem(f"{self.name} looks up {name} in something of size {high}: no index is inside")
         return out
 
     def _limits(self, bound: Mapping[str, int]) -> dict[str, int]:
@@ -98,29 +101,56 @@ class KernelHandle:
 
     def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
         """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own, between two events."""
-        executable = self.executable
-        inputs = dict(buffers) if buffers is not None else self.sample(**dims)
-        times = []
-        if executable.target == "cuda":
-            from .calls import timed
+        return _seconds(self.executable, dict(buffers) if buffers is not None else self.sample(**dims), repeat, dims)
 
-            stream = executable.place.stream(None, inputs.values())
-            inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
-        for _ in range(repeat + 1):
-            prepared = executable.prepare(inputs, dims={**dims})
-            if executable.target == "cuda":
-                times.append(timed(executable, prepared))
-                continue
-            began = time.perf_counter()
-            executable.launch(prepared)
-            times.append(time.perf_counter() - began)
-        return float(np.median(times[1:]))
+    def forced(self, buffer: str, strategy: str) -> KernelHandle | None:
+        """The same kernel with its combine into ``buffer`` done another way; None where that way and its other combines do not go together."""
+        from ..passes.devices import gpu_of
+
+        gpu = self.owner.target.startswith("cuda")
+        how: dict[str, Any] = {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *STRATEGIES)} if gpu else {}
+        program = self.executable.program
+        if self.kernel.strategies.get(buffer) == strategy:
+            return self
+        (step,) = choose_reduction(program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **how).steps
+        return KernelHandle(step, self.owner) if isinstance(step, Kernel) and step.strategies.get(buffer) == strategy else None
 
     def __str__(self) -> str:
         return self.ir
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
+
+
+def time_call(call: Call, owner: Executable, repeat: int, dims: Mapping[str, int]) -> float:
+    """:meth:`KernelHandle.time` of a library call, on random numbers."""
+    from .executable import Executable
+
+    buffers = {b: owner.program.buffer[b] for b in (*call.reads, *call.writes)}
+    executable = Executable(as_program(call.name, buffers, call, call.writes), owner.target, arch=owner.arch, dims=owner.fixed_dims)
+    random = np.random.default_rng(0)
+    bound = {**owner.fixed_dims, **dims}
+    inputs = {name: random.integers(0, 2, type_.concrete(bound)).astype(type_.dtype.np) for name, type_ in executable.inputs.items()}
+    return _seconds(executable, inputs, repeat, dims)
+
+
+def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dims: Mapping[str, int]) -> float:
+    """The median of ``repeat`` warm runs."""
+    times = []
+    if executable.target == "cuda":
+        from .calls import timed
+
+        stream = executable.place.stream(None, inputs.values())
+        inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
+    for _ in range(repeat + 1):
+        prepared = executable.prepare(inputs, dims={**dims})
+        if executable.target == "cuda":
+            times.append(timed(executable, prepared))
+            continue
+        began = time.perf_counter()
+        executable.launch(prepared)
+        times.append(time.perf_counter() - began)
+    return float(np.median(times[1:]))
 
 
 def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:

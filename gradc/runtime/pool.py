@@ -153,7 +153,10 @@ def _past_from() -> int:
     cache = default_cache()
     known = cache.get(key)
     if known is None:
-        known = b"%d" % _past_gain()
+        try:
+            known = b"%d" % _past_gain()
+        except MemoryError:  # no room to measure in: another process may have it
+            return NEVER
         cache.put(key, known)
     return min(max(_last_level() // 2, _LEAST), _MOST) if int(known) >= _GAIN else NEVER
 

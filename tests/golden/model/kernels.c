@@ -643,11 +643,15 @@ static void sum_567741_finish(const void *args, i64 task) {
   f64 *const s1 = (f64 *)scratch;
   scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
+  i64 local_bytes = 0;
   const int past0 = (n1) * (i64)sizeof(f32) >= A->ctx->past && (1) * (i64)sizeof(f32) >= 128;
+  if (past0) local_bytes += gradc_align((1) * (i64)sizeof(f32));
+  char *local = A->ctx->local(A->ctx, local_bytes);
+  if (!local) return;
   f32 *none0 = 0; /* a row of no rows */
   if (past0) {
-    none0 = (f32 *)A->ctx->local(A->ctx, (1) * (i64)sizeof(f32));
-    if (!none0) return;
+    none0 = (f32 *)local;
+    local += gradc_align((1) * (i64)sizeof(f32));
     for (i64 e = 0; e < 1; e++) none0[e] = 0x0.0p+0f;
   }
   for (i64 v = task * 64; v < gradc_min(task * 64 + 64, V); v++) {

@@ -1,0 +1,130 @@
+"""What Module.memory predicts is what the pool, the device and the process really held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops, samples
+from gradc.errors import InvalidProblem
+from gradc.runtime import arrays
+
+f32 = np.float32
+
+
+def block(x: Any, w1: Any, w2: Any, g: Any) -> Any:
+    hidden = ops.gelu(ops.rms_norm(x, (x.shape[1],), g) @ w1)
+    return ops.softmax(x + hidden @ w2)
+
+
+BLOCK = gradc.trace(block, x="f32[N,16]", w1="f32[16,32]", w2="f32[32,16]", g="f32[16]")
+BAG = gradc.trace(lambda i, t, w: ops.cross_entropy(ops.embedding(i, t) @ w, ops.reshape(i % 7, (-1,))), i="i64[N]", t="f32[V,8]", w="f32[8,7]")
+CASES = {
+    "block": (BLOCK, ["x", "w1", "w2", "g"], {"N": 300}, {}),
+    "block, all saved": (BLOCK, ["w1", "w2", "g"], {"N": 300}, {"save": "all"}),
+    "block, a budget": (BLOCK, ["w1", "w2", "g"], {"N": 300}, {"memory_budget": 0.0}),
+    "bag": (BAG, ["t", "w"], {"N": 500, "V": 1000}, {}),
+    "bag, sparse": (BAG, ["t"], {"N": 500, "V": 1000}, {"sparse": ["t"]}),
+    "donated": (gradc.trace(lambda a, b: ops.exp(a) * b, a="f32[N]", b="f32[N]"), [], {"N": 999}, {"donate": ["a"]}),
+}
+SIMULATED = ("block", "bag")
+
+
+def measured(module: gradc.Module, dims: dict[str, int]) -> tuple[int, int]:
+    """The pool's peaks of a forward and of a backward beside the values; the results are those of the caller until both have run."""
+    given = samples.sample(module.graph, dims, 0, {})[0]
+    arrays.pool.trim()
+    before = arrays.pool.reset_peak()
+    value, residuals = module.forward(**given)
+    forward = arrays.pool.peak - before
+    if not module.wrt:
+        return forward, 0
+    assert arrays.pool.reset_peak() - before == module.memory(**dims).outputs + residuals.nbytes
+    gradients = module.backward(residuals, *[np.ones_like(v) for v in (value.values() if isinstance(value, dict) else [value])])
+    assert len(gradients) == len(module.wrt)
+    return forward, arrays.pool.peak - before
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_pool_holds_what_was_predicted(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "SMALL", 1)  # the pool counts every array
+    graph, wrt, dims, options = CASES[case]
+    module = gradc.compile(graph, wrt=wrt, **options)
+    found = module.memory(**dims)
+    assert measured(module, dims) == (found.forward, found.backward if wrt else 0)
+    assert found.forward > 0 or options.get("donate")
+    larger = module.memory(**{d: 2 * n for d, n in dims.items()})
+    assert larger.peak > found.peak or options.get("donate")
+
+
+@pytest.mark.parametrize("case", SIMULATED)
+def test_cuda_sim_holds_what_was_predicted(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator aligns a workspace by 255 bytes more, and keeps constants."""
+    monkeypatch.setattr(arrays, "SMALL", 1)
+    graph, wrt, dims, options = CASES[case]
+    module = gradc.compile(graph, wrt=wrt, target="cuda-sim", **options)
+    found = module.memory(**dims)
+    constants = sum(max(np.asarray(b.value).nbytes, 8) + 255 for e in module.executables.values() for b in e.program.of_kind("const"))
+    for held, said in zip(measured(module, dims), (found.forward, found.backward), strict=True):
+        assert said <= held <= said + 255 + constants
+
+
+def test_arrays_of_the_caller_are_not_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "SMALL", 1)
+    module = gradc.compile(BLOCK, wrt=["w1"])
+    given = samples.sample(module.graph, {"N": 50}, 0, {})[0]
+    out = {name: np.empty(type_.concrete({"N": 50}), f32) for name, type_ in module.forward.outputs.items()}
+    workspace = np.empty(module.forward.workspace_size(N=50) + 16, np.uint8)
+    before = arrays.pool.reset_peak()
+    module.forward(out=out, workspace=workspace[-workspace.ctypes.data % 16 :], **given)
+    assert arrays.pool.peak == before
+
+
+def test_memory_in_words_and_bad_sizes() -> None:
+    module = gradc.compile(BLOCK, wrt=["w1"])
+    assert "memory beyond inputs" not in module.explain()  # of a size that stands for others nothing is claimed
+    text, found = module.explain(N=1_000_000), module.memory(N=1_000_000)
+    assert f"memory beyond inputs and cotangents: {found.peak / 1e6:.1f} MB" in text and f"values {found.outputs / 1e6:.1f} MB" in text
+    assert found.outputs == 64_000_000 and found.gradients == 16 * 32 * 4
+    with pytest.raises(InvalidProblem, match=r"memory of block depends on N: give a size"):
+        module.memory()
+    with pytest.raises(InvalidProblem, match="has no dim 'M'"):
+        module.memory(N=3, M=4)
+    with pytest.raises(InvalidProblem, match=r"2\^63 or more"):
+        module.memory(N=2**60)
+    assert "2^63 or more" in module.explain(N=2**60)
+    assert "memory beyond" in gradc.compile(gradc.trace(lambda a: ops.exp(a), a="f32[4]"), wrt=["a"]).explain()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not say how much a process had")
+def test_the_process_holds_little_more() -> None:
+    """The kernel's own count, threads' memory and all: the pool rounds up by an eighth."""
+    script = """
+    import numpy as np, gradc, gradc.runtime.arrays
+    from gradc import ops
+    def status(what):
+        return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(what))
+    def model(x, w, b):
+        return ops.softmax(ops.gelu(ops.layer_norm(x, (x.shape[1],)) + b) * w)
+    module = gradc.compile(gradc.trace(model, x="f32[N,512]", w="f32[512]", b="f32[512]"), wrt=["x", "w", "b"])
+    def both(n):
+        x = np.ones((n, 512), np.float32)
+        dy = np.ones_like(x)
+        open("/proc/self/clear_refs", "w").write("5")
+        before = status("VmRSS")
+        y, residuals = module.forward(x=x, w=x[0], b=x[1])
+        gradients = module.backward(residuals, dy)
+        return status("VmHWM") - before
+    both(20000)  # brings code and stacks, and measures once what writing past the caches gains
+    gradc.runtime.arrays.pool.trim()
+    print(both(20000), module.memory(N=20000).peak)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    held, said = map(int, done.stdout.split())
+    assert said > 80 << 20 and 0.95 * said <= held <= 1.15 * said + (8 << 20), (held, said)

@@ -1,0 +1,139 @@
+"""What forward leaves for backward: the cut, and a memory budget for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.errors import InvalidProblem
+from gradc.passes.partition import Partition, _drop, bytes_of, partition
+
+f32 = np.float32
+SIZES = {"N": 64}
+WRT = ["w1", "w2", "g", "b"]
+
+
+def block(x: Any, w1: Any, w2: Any, g: Any, b: Any) -> Any:
+    hidden = ops.gelu(ops.layer_norm(x, (x.shape[1],), g, b) @ w1)
+    y = x + hidden @ w2
+    return ops.softmax(ops.layer_norm(y, (y.shape[1],), g, b))
+
+
+@pytest.fixture(scope="module")
+def graph() -> gradc.Graph:
+    return gradc.trace(block, x="f32[N,16]", w1="f32[16,32]", w2="f32[32,16]", g="f32[16]", b="f32[16]")
+
+
+@pytest.fixture(scope="module")
+def joint(graph: gradc.Graph) -> gradc.Graph:
+    stage = gradc.compile(graph, wrt=WRT, target="numpy").stages["tidy"].result
+    assert isinstance(stage, gradc.Graph)
+    return stage
+
+
+def kept(parts: Partition, **dims: int) -> int:
+    """Bytes beyond the inputs."""
+    return sum(int(np.prod(r.node.type.concrete(dims))) * r.node.dtype.itemsize for r in parts.residuals if r.why != "input")
+
+
+def arrays(n: int = 64, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {"x": (n, 16), "w1": (16, 32), "w2": (32, 16), "g": (16,), "b": (16,)}
+    return {name: (rng.standard_normal(shape) * 0.5).astype(f32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("save", ["min-cut", "all", "none"])
+def test_residuals_stay_within_every_budget_that_is_possible(joint: gradc.Graph, save: str) -> None:
+    unbounded = partition(joint, ["y"], save=save, dims=SIZES)
+    fewest = kept(partition(joint, ["y"], save=save, budget=0.0, dims=SIZES), **SIZES)
+    assert fewest == 64 * (32 + 16) * 4  # the two products, which are never computed twice
+    whole = kept(unbounded, **SIZES)
+    assert fewest < whole
+    assert partition(joint, ["y"], save=save, budget=1.0, dims=SIZES).residuals == unbounded.residuals
+    assert partition(joint, ["y"], save=save, budget=whole, dims=SIZES).residuals == unbounded.residuals
+    values = arrays()
+    dy = np.random.default_rng(1).standard_normal((64, 16)).astype(f32)
+    want = interp.run(joint, {**values, "d.y": dy}, precision="f64")
+    found = set()
+    for budget in (whole - 1, (whole + fewest) // 2, fewest):
+        parts = partition(joint, ["y"], save=save, budget=budget, dims=SIZES)
+        assert fewest <= kept(parts, **SIZES) <= budget
+        found.add(kept(parts, **SIZES))
+        given = {**values, **interp.run(parts.forward, values), "d.y": dy}
+        gradients = interp.run(parts.backward, {name: given[name] for name in parts.backward.input_names})
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(gradient, want[name], rtol=0, atol=3e-5)
+    assert len(found) > 1  # a larger budget keeps more
+
+
+def test_what_is_cheap_to_compute_again_goes_first() -> None:
+    """exp(x) is as large as sums of 64 products each; it costs a pass over itself, they cost one over what they add up."""
+
+    def model(x: Any, w: Any) -> Any:
+        sums = ops.sum(ops.exp(ops.broadcast_to(ops.reshape(x, (256, 1)), (256, 64)) * 0.1), axis=1)
+        return ops.exp(x) * w + sums * w
+
+    joint = gradc.compile(gradc.trace(model, x="f32[256]", w="f32[256]"), wrt=["w"], target="numpy").stages["tidy"].result
+    every = {n.op.name: n for n in joint.nodes}
+    saved = {every["sum"], *(n for n in joint.nodes if n.op.name == "exp" and n.shape == (256,))}
+    size = {n: bytes_of(n, None) for n in joint.nodes}
+    left = _drop(joint, saved, 1024, size)
+    assert len(saved) == 2 and left - set(joint.inputs) == {every["sum"]}
+    assert not _drop(joint, saved, 0, size) - set(joint.inputs)
+
+
+def test_what_still_fits_is_kept_after_all() -> None:
+    """Two small values are dropped before a large one that makes room enough for both."""
+
+    def model(a: Any, b: Any) -> Any:
+        return ops.sum(ops.exp(a) * b), ops.sum(ops.exp(b) * a)
+
+    graph = gradc.trace(model, a="f32[8]", b="f32[8]")
+    joint = gradc.compile(graph, wrt=["a", "b"], target="numpy").stages["tidy"].result
+    names = [n for n, _ in joint.outputs][:2]
+    every = partition(joint, names, save="all")
+    part = partition(joint, names, save="all", budget=kept(every) - 32)
+    assert kept(every) - 32 == kept(part)
+
+
+def test_an_impossible_budget_says_both_numbers(graph: gradc.Graph) -> None:
+    with pytest.raises(InvalidProblem, match=r"memory_budget=1000 bytes, and 12288 are the fewest that can be kept for the backward: results of matmul"):
+        gradc.compile(graph, wrt=WRT, memory_budget=1000, hints=SIZES)
+    with pytest.raises(InvalidProblem, match=r"memory_budget=1000 bytes: how many there are depends on N; hints=\{'N': ...\} says at which sizes, or give a fraction"):
+        gradc.compile(graph, wrt=WRT, memory_budget=1000)
+
+
+@pytest.mark.parametrize("budget", [-1, True, 1.5, -0.1, float("nan"), "64MB", [1]])
+def test_no_budget(graph: gradc.Graph, budget: Any) -> None:
+    with pytest.raises(InvalidProblem, match=r"bytes as an int from 0, or a fraction as a float from 0\.0 to 1\.0"):
+        gradc.compile(graph, wrt=WRT, memory_budget=budget, hints=SIZES)
+
+
+def test_hints_bind_nothing_and_are_checked(graph: gradc.Graph) -> None:
+    module = gradc.compile(graph, wrt=WRT, target="numpy", memory_budget=64 * 50 * 4, hints=SIZES)
+    assert module(**arrays(5)).shape == (5, 16)
+    with pytest.raises(InvalidProblem, match="hints names 'M'; the dims of block are N"):
+        gradc.compile(graph, wrt=WRT, hints={"M": 3})
+    with pytest.raises(InvalidProblem, match="hints: N=-3 is no size"):
+        gradc.compile(graph, wrt=WRT, hints={"N": -3})
+
+
+def test_inputs_and_nothing_to_keep_cost_nothing() -> None:
+    module = gradc.compile(gradc.trace(lambda a, b: a * b, a="f32[N]", b="f32[N]"), wrt=["a", "b"], target="numpy", memory_budget=0, hints={"N": 10**12})
+    assert [r.why for r in module.residuals] == ["input", "input"]
+    assert not gradc.compile(gradc.trace(lambda a: a + 1, a="f32[N]"), target="numpy", memory_budget=0).residuals
+
+
+def test_a_budget_changes_no_gradient_on_the_cpu(graph: gradc.Graph) -> None:
+    values = arrays(40)
+    module = gradc.compile(graph, wrt=WRT, memory_budget=40 * 49 * 4, hints={"N": 40})
+    assert "residuals within memory_budget=7840, N=40:" in module.explain()
+    y, residuals = module.forward(**values)
+    assert residuals.nbytes <= 40 * 49 * 4 < gradc.compile(graph, wrt=WRT).forward(**values)[1].nbytes
+    want = interp.run(gradc.differentiate(graph, WRT), {**values, "d.y": y}, precision="f64")
+    for name, gradient in module.backward(residuals, y).items():
+        np.testing.assert_allclose(gradient, want[f"d.{name}"], rtol=0, atol=3e-5)
