@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -114,11 +115,11 @@ class Backward(Executable):
             if residuals.variant not in self.module.variants.values():
                 raise InvalidProblem(f"these residuals are of another module than {self.module.graph.name}'s")
             read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
-            targets = Targets(self, read, residuals, out, accumulate, joint_names(self.module.graph, self.module.wrt)[1])
+            targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
             gradients = residuals.variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
             return Gradients(targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure)
         inputs = self.inputs_of(residuals, cotangents, named, stream)
-        gradient_names = joint_names(self.module.graph, self.module.wrt)[1]
+        gradient_names = self.module.joint_names[1]
         if isinstance(out, Mapping):
             strange = out.keys() - gradient_names.keys()
             if strange:
@@ -138,7 +139,7 @@ class Backward(Executable):
     def inputs_of(self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """What the program reads, by name: residuals, and cotangents in order or by name."""
         residuals.unchanged()
-        cotangent_names = joint_names(self.module.graph, self.module.wrt)[0]
+        cotangent_names = self.module.joint_names[0]
         names = list(residuals.cotangent_types)
         if len(cotangents) > len(names):
             raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
@@ -232,6 +233,8 @@ class Module:
 
     def sizes(self, dims: Mapping[str, int] | None) -> dict[str, int]:
         """``dims=`` of a call; InvalidProblem where the graph has no such dim."""
+        if dims is None:
+            return {}
         given = sizes_given(dims)
         unknown = given.keys() - set(self.graph.dims)
         if unknown:
@@ -260,12 +263,19 @@ class Module:
             self.variants[key] = made
         return self.variants.get(key) if orders else None, orders
 
+    @functools.cached_property
+    def joint_names(self) -> tuple[dict[str, str], dict[str, str]]:
+        """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
+        return joint_names(self.graph, self.wrt)
+
     def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
+        inputs = {**(inputs or {}), **(more or {})}
+        known = self.graph.input_names
+        if all(name in known for name in inputs):
+            return inputs
         from .trace import flatten
 
-        inputs = {**(inputs or {}), **(more or {})}
-        known = set(self.graph.input_names)
         out: dict[str, Any] = {}
         for name, value in inputs.items():
             out |= {name: value} if name in known else flatten(value, name)
@@ -290,7 +300,7 @@ class Module:
         if variant is not None:
             value, gradients = variant.value_and_grad(laid(given, orders), stream=stream, dims=dims)
             return value, Gradients(restored(gradients, orders), self.structure)
-        gradient_names = joint_names(self.graph, self.wrt)[1]
+        gradient_names = self.joint_names[1]
         targets = {gradient_names.get(n, n): a for n, a in out.items()} if isinstance(out, Mapping) else out
         results, bound = self.joint.run_bound(self.joint_inputs(given, stream), targets, False, stream, workspace, self.sizes(dims))
         shapes = self.shapes_of_sparse(bound)
@@ -313,7 +323,7 @@ class Module:
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         place = self.joint.place
         one = place.settled(np.ones([1] * node.rank, node.dtype.np), place.stream(stream, given.values()))
-        return {**given, joint_names(self.graph, self.wrt)[0][name]: one}
+        return {**given, self.joint_names[0][name]: one}
 
     def capture(self, what: str = "forward", inputs: Mapping[str, Any] | None = None, /, *, residuals: Residuals | None = None, cotangents: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Capture:
         """Calls as a CUDA graph over the arrays that are given now; each ``replay()`` reads them as they are by then and writes ``outputs``.

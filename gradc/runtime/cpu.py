@@ -62,6 +62,7 @@ class CpuProgram:
         self.roots = [b for b in program.buffers if not b.alias]
         self.place = {b.name: i for i, b in enumerate(self.roots)}
         self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
+        self._table = ctypes.c_void_p * max(len(self.roots), 1)
         self._bindings: dict[tuple[int, ...], Binding] = {}
         self._local = threading.local()
 
@@ -111,7 +112,7 @@ class CpuProgram:
         if workspace is None:
             workspace = empty((binding.workspace,), np.uint8) if binding.workspace else None
         base = workspace.ctypes.data if workspace is not None else 0
-        table = (ctypes.c_void_p * max(len(self.roots), 1))()
+        table = self._table()
         place = self.place
         for name, array in arrays.items():
             table[place[name]] = array.ctypes.data

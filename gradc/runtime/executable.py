@@ -84,6 +84,7 @@ class Executable:
         self._lock = threading.Lock()
         self._shapes: dict[Any, dict[str, int]] = {}
         self._results: dict[Any, dict[str, tuple[int, ...]]] = {}
+        self._roots = {key: program.root(b) for key, b in program.outputs}
         self.copied: dict[str, int] = {}  # inputs that lay in no order the kernels read, and in how many calls
 
     # -- the machine code ----------------------------------------------------------------------------------------------
@@ -162,10 +163,12 @@ class Executable:
             shapes.append(array.shape)
             kinds.append(kind)
         bound = self._bind(tuple(shapes), arrays, outputs, dims)
+        extents = self._extents(bound)
         adding = self._adding(accumulate, outputs)
-        self._check_outputs(arrays, bound, outputs)
-        loose = [key for key, array in arrays.items() if not array.flags.c_contiguous or not array.flags.aligned]
-        self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose))
+        if outputs:
+            self._check_outputs(arrays, bound, outputs)
+        loose = [key for key, array in arrays.items() if not ((flags := array.flags).c_contiguous and flags.aligned)]
+        self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose) if loose else 0)
         kind = self.place.kind(kinds)
         if allocate:
             for key in loose:
@@ -174,9 +177,11 @@ class Executable:
             arrays = {key: self.place.settled(array, at) for key, array in arrays.items()}
         results = {key: array for key, array in outputs.items() if key not in adding}
         if allocate:
-            for key in self.outputs.keys() - results.keys():
-                donor = "" if key in adding else self._donor(key, inputs, arrays, kind)
-                shape, dtype = self._extents(bound)[key], self.outputs[key].dtype.np
+            for key in self.outputs:
+                if key in results:
+                    continue
+                donor = "" if key in adding or not self.donated else self._donor(key, inputs, arrays, kind)
+                shape, dtype = extents[key], self.outputs[key].dtype.np
                 results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
         return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose))
 
@@ -231,7 +236,7 @@ class Executable:
         raise InvalidProblem(f"{key} is {type_}, got an array of {array.dtype}{list(array.shape)}; convert it first")
 
     def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, int]:
-        key = (shapes, tuple(sorted(dims.items())), tuple((n, a.shape) for n, a in out.items()))
+        key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, a.shape) for n, a in out.items()) if out else ())
         found = self._shapes.get(key)
         if found is not None:
             return found
@@ -300,7 +305,10 @@ class Executable:
 
     def _fits(self, bound: Mapping[str, int], given: Collection[str], copies: int) -> None:
         """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
-        needed = copies + sum(prod(shape) * self.outputs[n].dtype.itemsize for n, shape in self._extents(bound).items() if n not in given)
+        needed = copies
+        for name, shape in self._extents(bound).items():
+            if name not in given:
+                needed += prod(shape) * self.outputs[name].dtype.itemsize
         if self.target != "numpy":
             needed += self.native.bind(bound).workspace
         if needed > _WORTH_ASKING:
@@ -375,7 +383,7 @@ class Executable:
 
     def bound(self, prepared: Prepared) -> dict[str, Array]:
         """Inputs and outputs of a call, by buffer."""
-        return prepared.arrays | {self.program.root(self.output_buffers[key]): array for key, array in prepared.outputs.items()}
+        return prepared.arrays | {self._roots[key]: array for key, array in prepared.outputs.items()}
 
     def capture(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
