@@ -33,6 +33,7 @@ class Launch:
     """A function's start.
 
     :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
+    :param wide: whether it needs offsets of 64 bits: the same function of the text compiled for them.
     """
 
     function: str
@@ -40,6 +41,7 @@ class Launch:
     threads: int
     args: tuple[Part | int, ...]
     written: tuple[int, ...]
+    wide: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from ..ir.types import Type
 from .expr import stored
 from .index import flatten, index, size, strides
 
+OFFSETS = "ix"
+"""The C type of places, 32 or 64 bits wide (:mod:`gradc.codegen.reach`)."""
 MOST = 8
 """Columns that a thread takes at once."""
 BYTES = 16
@@ -54,7 +56,7 @@ class Access:
     @property
     def at(self) -> str:
         """The first element's address."""
-        return self.buffer if self.base == Index() else f"{self.buffer} + {index(self.base)}"
+        return self.buffer if self.base == Index() else f"{self.buffer} + {index(self.base, OFFSETS)}"
 
 
 def linear(kernel: Kernel, types: Mapping[str, Type], s: Stmt, leading: int = 0) -> Index | None:

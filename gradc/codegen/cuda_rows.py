@@ -12,11 +12,12 @@ from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Stmt, neutral
 from ..ir.types import F32, DType, Type
-from .columns import Access, access
+from .columns import OFFSETS, Access, access
 from .cuda_tasks import UNORDERED, TaskWriter
 from .expr import carrier, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
+from .reach import reaches
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class CudaKernel:
     :param loose: elements of each f32 sum of a 16-bit result that is added up in memory.
     :param parts: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param strips: whether a row's columns are cut into tasks, too.
+    :param reaches: sizes that bound what its text computes for offsets, but for what a launch adds.
     :param sites: the op and the index of each check.
     """
 
@@ -68,6 +70,7 @@ class CudaKernel:
     parts: tuple[Size, ...]
     strips: bool
     checks: bool
+    reaches: tuple[Size, ...]
     sites: tuple[tuple[str, str], ...]
 
 
@@ -110,7 +113,7 @@ class Writer(TaskWriter):
         if keys is not None and part is not None:
             context["key_count"] = size(keys)
             context["key_lines"] = [self.scribe.value(s) for s in self.slice_of([v for i in part.stmt.index[: part.leading] for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
-            at = index(flatten(part.stmt.index[: part.leading], self.types[k.order].shape[: part.leading]))
+            at = index(flatten(part.stmt.index[: part.leading], self.types[k.order].shape[: part.leading]), OFFSETS)
             context["key"] = f"{variable(part.stmt.where)} ? {at} : {size(keys)}" if part.stmt.where else at
             stages.insert(0, Stage(f"{k.name}_key", "key", k.row_count, 1))
         for s in k.accums:
@@ -140,7 +143,7 @@ class Writer(TaskWriter):
             k.name, render("cuda/rows.cu.j2", k=context), k.buffers, tuple(k.dims(self.types)), tuple(stages), self.threads, k.row_count, k.col_count,
             kept_count if self.order == "regular" else k.row_count, self.order != "regular" and bool(self.ordered), self.width * self.vec if self.tiled else 0, self.lanes, private, keys, tuple(scratch),
             tuple(self.types[b].count for b, how in self.how.items() if how == "atomic_fixed"), tuple(self.types[s.buffer].count for s in k.accums if self.loose(s)),
-            tuple(parts), self.strips, any(s.op == "check" for s in k.body), (),
+            tuple(parts), self.strips, any(s.op == "check" for s in k.body), reaches(k, self.types), (),
         )  # fmt: skip
 
     def alone(self, buffer: str) -> bool:
@@ -216,7 +219,7 @@ class Writer(TaskWriter):
         out: dict[str, Any] = {"number": number, "buffer": s.buffer, "ctype": stored(type_.dtype), "strategy": how, "wide": wide, "partial": self.partial(s), "start": start, "sum": stored(dtype),
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "outer": size(product(type_.shape[: part.leading])), "partials": f"chunks * {_factor(per_chunk)}",
                "apart": self.apart(s), "beside": self.beside(s), "loose": self.loose(s), "own": self.own(s), "kind": wide if how != "segmented" and (how != "regular" or self.apart(s)) else stored(dtype)}  # fmt: skip
-        out["adds"] = size(self.k.row_count * self.k.col_count)
+        out["adds"] = self.scribe.size(self.k.row_count * self.k.col_count)
         out["bytes"] = 4 if self.loose(s) else type_.dtype.itemsize
         out["target"] = f"w{number}" if self.loose(s) else s.buffer
         out["empty"] = lambda target, kind=wide: f"gradc_clear({target});" if kind == "sum_f32" else f"{target} = {start};"
@@ -228,9 +231,9 @@ class Writer(TaskWriter):
             extents = [type_.shape[axis] for axis in free]
             out["owned_axes"], out["owned_size"] = self.axes([(f"z{i}", n) for i, n in enumerate(extents)]), size(product(extents))
             entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
-            out["owned_at"] = index(flatten(entries, type_.shape))
-            out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
-            out["kept_at"] = index(flatten(s.index[: part.leading], type_.shape[: part.leading]))
+            out["owned_at"] = index(flatten(entries, type_.shape), OFFSETS)
+            out["partial_at"] = index(flatten([entries[axis] for axis in free], extents), OFFSETS)
+            out["kept_at"] = index(flatten(s.index[: part.leading], type_.shape[: part.leading]), OFFSETS)
         return out
 
     def joined(self, s: Stmt, target: str, value: str) -> str:
@@ -301,7 +304,7 @@ class Writer(TaskWriter):
         shared = "shared" if self.width > 32 else "0"
         if kind in ("argmax", "argmin"):
             join = f"gradc_arg_{'most' if kind == 'argmax' else 'least'}<{ctype}>"
-            place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols])) if self.k.cols else "0"
+            place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]), OFFSETS) if self.k.cols else "0"
             start = f"gradc_place<{ctype}> {part} = {{0, -1}};"
             return {"part": part, "ctype": f"gradc_place<{ctype}>", "join": join, "start": start, "lines": [f"{join}::join({part}, gradc_place<{ctype}>{{{v}, {place}}});"],
                     "result": f"const i64 {name} = gradc_max(gradc_reduce<{join}, W>({part}, {shared}).at, 0);"}  # fmt: skip
@@ -322,8 +325,8 @@ class Writer(TaskWriter):
         alone = "if (lane == 0) " if once and self.width > 1 and not self.lanes else ""
         if s.op == "check":
             axes, level = (*self.k.rows, *self.k.cols), self.k.stmt_level(s)  # along the others the value repeats: the first is meant
-            at = index(flatten([Index.of(a) if a in level else Index() for a, _ in axes], [n for _, n in axes])) if axes else "0"
-            bound = size(s.attr("bound"))
+            at = index(flatten([Index.of(a) if a in level else Index() for a, _ in axes], [n for _, n in axes]), OFFSETS) if axes else "0"
+            bound = self.scribe.size(s.attr("bound"))
             low = [variable(v) for v in s.args[1:]]
             below = [f"{alone}if ({value} < {v}) gradc_report(flag, site, aux, 3, {at}, {value}, {v});" for v in low]
             return [*below, f"{alone}if ((u64){value} >= (u64){bound}) gradc_report(flag, site, aux, 1, {at}, {value}, {bound});"]
@@ -338,14 +341,14 @@ class Writer(TaskWriter):
         if self.lanes and how == "segmented":
             return [f"if (goes) x{number} = {value};"]
         if how == "segmented":
-            at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))
+            at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]), OFFSETS)
             target = f"a{number}[{at}]"
             if s.combine == "sum":
                 return [f"{alone}if (goes) {{ if (first_hit) {target} = 0; gradc_add({target}, {value}); }}"]
             return [f"{alone}if (goes) {{ if (first_hit) {target} = {value}; else {self.joined(s, target, value)} }}"]
         shape, apart = self.types[s.buffer].shape, self.apart(s)
         own = self.free(s) if apart else list(range(len(shape)))
-        at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))
+        at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]), OFFSETS)
         if apart or how == "privatized":
             return [guard + self.joined(s, f"p{number}[{at}]", value)]
         plain = f"{'w' + str(number) if self.loose(s) else s.buffer}[{at}]"

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from ..ir.dims import product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Stmt
 from ..ir.types import Type
-from .columns import Access, access, columns_at_once, linear
+from .columns import OFFSETS, Access, access, columns_at_once, linear
 from .expr import Scribe
 from .rows import RowWriter
 
@@ -55,7 +55,7 @@ class TaskWriter(RowWriter):
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False))
+        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS))
         self.ordered = [s for s in kernel.accums if self.how[s.buffer] not in UNORDERED]
         once = any(not s.name for p in kernel.passes for s in p.row)  # what a row does once is not for each of its strips
         alone = not once and len(kernel.passes) == 1 and bool(kernel.cols) and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)

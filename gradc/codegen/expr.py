@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import InternalError
+from ..ir.dims import Size
 from ..ir.kernel import Index, Stmt
 from ..ir.node import REGISTRY
 from ..ir.op import Expr
@@ -87,16 +88,21 @@ class Scribe:
 
     :param types: the type of each buffer, over the kernel's own dim names.
     :param wraps: whether the compiler lets signed arithmetic wrap; else it is done on unsigned numbers.
+    :param offsets: the C type of axes, dims and elements' places; where that is not i64, what has 64 bits for its value's sake is cast.
     :ivar values: the dtype of each value.
     """
 
-    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True):
-        self.types, self.wraps = types, wraps
+    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, offsets: str = "i64"):
+        self.types, self.wraps, self.offsets = types, wraps, offsets
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
     def element(self, buffer: str, place: Sequence[Index]) -> str:
-        text = index(flatten(place, self.types[buffer].shape))
+        text = index(flatten(place, self.types[buffer].shape), self.offsets)
         return f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
+
+    def size(self, value: Size) -> str:
+        """A size as a value of 64 bits."""
+        return size(value, "" if self.offsets == "i64" else "i64")
 
     def value(self, s: Stmt) -> str:
         """``const f32 v3 = v1 * v2;``"""
@@ -113,19 +119,19 @@ class Scribe:
             return f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}"
         if s.op == "search":
             row = self.types[s.buffer]
-            return f"search_{stored(row.dtype)}({s.buffer}, {size(row.shape[-1])}, {args[0]})"
+            return f"search_{stored(row.dtype)}({s.buffer}, {self.size(row.shape[-1])}, {args[0]})"
         if s.op == "const":
             return literal(s.attr("value"), s.dtype)
         if s.op == "size":
-            return size(s.attr("size"))
+            return self.size(s.attr("size"))
         if s.op == "index":
             return index(s.index[0])
         if s.op == "inside":
             at = index(s.index[0])
             lo, hi = s.attr("lo"), s.attr("hi")
-            return f"(u64){at} < (u64){size(hi)}" if lo == 0 else f"{at} >= {size(lo)} && {at} < {size(hi)}"
+            return f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
         if s.op == "bounded":
-            high = size(s.attr("size"))
+            high = self.size(s.attr("size"))
             if s.attr("oob") == "wrap":
                 return f"floormod_i64({args[0]}, maximum_i64({high}, 1))"
             return f"maximum_i64(minimum_i64({args[0]}, {high} - 1), 0)"

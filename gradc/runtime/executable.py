@@ -111,7 +111,8 @@ class Executable:
         if self.target != "cuda":
             return bytes(self.native.payload)
         try:
-            return bytes(self.native.portable(self.binary.cubin))
+            wide = self.wide_binary.cubin if self.native.wide(self.fixed_dims) else b""
+            return bytes(self.native.portable(self.binary.cubin, wide))
         except CompilerMissing:
             return bytes(self.native.payload)
 
@@ -135,6 +136,14 @@ class Executable:
         if self.target != "cuda":
             raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
         return compile_cuda(self.source, arch=self.arch)
+
+    @functools.cached_property
+    def wide_binary(self) -> CudaBinary:
+        """:attr:`binary` with offsets of 64 bits, which a launch takes where 32 are not proved to be enough."""
+        from ..codegen.cuda import widened
+        from .nvrtc import compile_cuda
+
+        return compile_cuda(widened(self.source), arch=self.arch, emit=("cubin",))
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
