@@ -12,7 +12,7 @@ from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Stmt, neutral
 from ..ir.types import F32, DType, Type
-from .columns import OFFSETS, Access, access
+from .columns import OFFSETS, Access, access, linear
 from .cuda_tasks import UNORDERED, TaskWriter
 from .expr import carrier, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
@@ -248,7 +248,7 @@ class Writer(TaskWriter):
         """:param scan: nothing is written; only the largest of what will be added is found."""
         self.scanning = scan
         gets: dict[str, dict[str, str]] = {}
-        puts: dict[str, dict[str, str]] = {}
+        puts: dict[str, dict[str, Any]] = {}
         body, reductions = [self.taken(s, gets) for s in self.reloaded(p, 0 if scan else number)], []
         for s in p.roots:
             found = self.vector(s) if not scan else None
@@ -258,9 +258,14 @@ class Writer(TaskWriter):
                 reductions.append(entry)
             elif s.op == "accum" and not self.in_columns(s) and self.width > 1 and not self.lanes:
                 reductions.append(self.added_up(s, body))
+            elif not scan and (row := self.vector_add(s)) is not None:
+                name = f"z{self.number[s.buffer]}"
+                self.moved[name] = row
+                puts[name] = {"name": name, "ctype": row.ctype, "at": row.at, "adds": True, "guard": f"if ({variable(s.where)}) " if s.where else ""}
+                body.append(f"{name}[j] = {variable(s.args[0])};")
             elif found is not None and s.dtype is not None:
                 name, access_ = found
-                puts[name] = {"name": name, "ctype": access_.ctype, "at": access_.at}
+                puts[name] = {"name": name, "ctype": access_.ctype, "at": access_.at, "adds": False, "guard": ""}
                 body.append(f"{name}[j] = {to_memory(s.dtype, variable(s.args[0]))};")
             else:
                 body += self.effect(s)
@@ -277,6 +282,16 @@ class Writer(TaskWriter):
         name = self.accesses.setdefault((found.buffer, found.base, s.op), f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
         self.moved[name] = found
         return name, found
+
+    def vector_add(self, s: Stmt) -> Access | None:
+        """The row of f32 that an atomic accum adds a thread's neighbouring columns to: with words of 16 bytes where the hardware has them."""
+        if s.op != "accum" or self.how[s.buffer] != "atomic" or s.combine != "sum" or self.sums(s) is not F32 or self.vec % 4 or not self.in_columns(s):
+            return None
+        base = linear(self.k, self.types, s)
+        if base is None or (s.where and self.k.levels[s.where] & {a for a, _ in self.k.cols}):
+            return None
+        row = Access(f"w{self.number[s.buffer]}" if self.loose(s) else s.buffer, "f32", 4, base)
+        return row if row.fits(self.vec) else None
 
     def taken(self, s: Stmt, gets: dict[str, dict[str, str]]) -> str:
         """A value's line; a linear load reads what has been fetched."""

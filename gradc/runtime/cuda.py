@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..codegen.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
-from ..codegen.cuda import CudaKernel, render_cuda
+from ..codegen.cuda import CudaKernel, render_cuda, widened
 from ..codegen.launch import LaunchPlan
 from ..codegen.reach import LIMIT
 from ..codegen.rendered import packed, unpacked
@@ -102,9 +102,13 @@ class CudaProgram:
     def payload(self) -> bytes:
         return self.portable(self._given.get("cubin", b""), self._given.get("wide", b""))
 
-    def wide(self, dims: Mapping[str, int]) -> bool:
-        """Whether it is known from these dims that a function needs offsets of 64 bits."""
-        return all(name in dims for name in self.program.dims) and bool(self.bind(dims).wide)
+    def wide_cubin(self, dims: Mapping[str, int], arch: str) -> bytes:
+        """The text compiled for offsets of 64 bits, if it is known from these dims that a function needs them."""
+        from .nvrtc import compile_cuda
+
+        if any(name not in dims for name in self.program.dims) or not self.bind(dims).wide:
+            return b""
+        return compile_cuda(widened(self.text), arch=arch, emit=("cubin",)).cubin
 
     def counting(self, dims: Mapping[str, int]) -> str:
         """How wide the offsets of its functions are for these dims, and why."""

@@ -111,8 +111,7 @@ class Executable:
         if self.target != "cuda":
             return bytes(self.native.payload)
         try:
-            wide = self.wide_binary.cubin if self.native.wide(self.fixed_dims) else b""
-            return bytes(self.native.portable(self.binary.cubin, wide))
+            return bytes(self.native.portable(self.binary.cubin, self.native.wide_cubin(self.fixed_dims, self.arch)))
         except CompilerMissing:
             return bytes(self.native.payload)
 
@@ -136,14 +135,6 @@ class Executable:
         if self.target != "cuda":
             raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
         return compile_cuda(self.source, arch=self.arch)
-
-    @functools.cached_property
-    def wide_binary(self) -> CudaBinary:
-        """:attr:`binary` with offsets of 64 bits, which a launch takes where 32 are not proved to be enough."""
-        from ..codegen.cuda import widened
-        from .nvrtc import compile_cuda
-
-        return compile_cuda(widened(self.source), arch=self.arch, emit=("cubin",))
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
