@@ -258,10 +258,10 @@ class Writer(TaskWriter):
                 reductions.append(entry)
             elif s.op == "accum" and not self.in_columns(s) and self.width > 1 and not self.lanes:
                 reductions.append(self.added_up(s, body))
-            elif not scan and (row := self.vector_add(s)) is not None:
+            elif not scan and (target := self.vector_add(s)) is not None:
                 name = f"z{self.number[s.buffer]}"
-                self.moved[name] = row
-                puts[name] = {"name": name, "ctype": row.ctype, "at": row.at, "adds": True, "guard": f"if ({variable(s.where)}) " if s.where else ""}
+                self.moved[name] = target
+                puts[name] = {"name": name, "ctype": target.ctype, "at": target.at, "adds": True, "guard": f"if ({variable(s.where)}) " if s.where else ""}
                 body.append(f"{name}[j] = {variable(s.args[0])};")
             elif found is not None and s.dtype is not None:
                 name, access_ = found
