@@ -34,6 +34,7 @@ class Launch:
 
     :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
     :param wide: whether it needs offsets of 64 bits: the same function of the text compiled for them.
+    :param shared: bytes of dynamic shared memory.
     """
 
     function: str
@@ -42,6 +43,7 @@ class Launch:
     args: tuple[Part | int, ...]
     written: tuple[int, ...]
     wide: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True)

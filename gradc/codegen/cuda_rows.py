@@ -12,8 +12,9 @@ from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Stmt, neutral
 from ..ir.types import F32, DType, Type
+from ..passes.cost import Combine
 from .columns import OFFSETS, Access, access, linear
-from .cuda_tasks import UNORDERED, TaskWriter
+from .cuda_tasks import STAGED, UNORDERED, WARPS, TaskWriter
 from .expr import carrier, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
@@ -46,6 +47,7 @@ class CudaKernel:
     :param loose: elements of each f32 sum of a 16-bit result that is added up in memory.
     :param parts: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param strips: whether a row's columns are cut into tasks, too.
+    :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
     :param reaches: sizes that bound what its text computes for offsets, but for what a launch adds.
     :param sites: the op and the index of each check.
     """
@@ -70,6 +72,7 @@ class CudaKernel:
     parts: tuple[Size, ...]
     strips: bool
     checks: bool
+    shared: int
     reaches: tuple[Size, ...]
     sites: tuple[tuple[str, str], ...]
 
@@ -107,14 +110,12 @@ class Writer(TaskWriter):
             "order": self.order, "passes": passes, "accums": accums, "strips": self.strips, "tiled": self.tiled, "lanes": self.lanes, "held": self.held, "turns": self.turns if self.held or self.tiled else 0,
             "visit_all": not only, "width": self.width, "vec": self.vec, "exact": self.exact, "wide": conditions, "threads": self.threads, "blocks": max(1, 512 // self.threads),
             "syncs": bool(self.ordered) and not self.tiled and not self.held and not self.lanes and (self.order == "regular" or not all(map(self.own, self.ordered))), "scan": scan, "group": self.group() if self.tiled else {},
-            "shared": self.width > 32 and any(p["reductions"] for p in passes),
+            "shared": self.width > 32 and any(p["reductions"] for p in passes), "table": self.table() if self.shared else {},
         }  # fmt: skip
-        stages = [Stage(f"{k.name}_rows", "rows", None, self.width)]
+        stages = [Stage(f"{k.name}_rows", "rows", None, self.threads if self.shared else self.width)]
         if keys is not None and part is not None:
             context["key_count"] = size(keys)
-            context["key_lines"] = [self.scribe.value(s) for s in self.slice_of([v for i in part.stmt.index[: part.leading] for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
-            at = index(flatten(part.stmt.index[: part.leading], self.types[k.order].shape[: part.leading]), OFFSETS)
-            context["key"] = f"{variable(part.stmt.where)} ? {at} : {size(keys)}" if part.stmt.where else at
+            context["key_lines"], context["key"] = self.key(part, size(keys))
             stages.insert(0, Stage(f"{k.name}_key", "key", k.row_count, 1))
         for s in k.accums:
             number, count = self.number[s.buffer], self.types[s.buffer].count
@@ -141,10 +142,33 @@ class Writer(TaskWriter):
             private = private + count
         return CudaKernel(
             k.name, render("cuda/rows.cu.j2", k=context), k.buffers, tuple(k.dims(self.types)), tuple(stages), self.threads, k.row_count, k.col_count,
-            kept_count if self.order == "regular" else k.row_count, self.order != "regular" and bool(self.ordered), self.width * self.vec if self.tiled else 0, self.lanes, private, keys, tuple(scratch),
+            kept_count if self.order == "regular" else k.row_count, self.order != "regular" and bool(self.ordered), self.width * self.vec if self.tiled or self.shared else 0, self.lanes, private, keys, tuple(scratch),
             tuple(self.types[b].count for b, how in self.how.items() if how == "atomic_fixed"), tuple(self.types[s.buffer].count for s in k.accums if self.loose(s)),
-            tuple(parts), self.strips, any(s.op == "check" for s in k.body), reaches(k, self.types), (),
+            tuple(parts), self.strips, any(s.op == "check" for s in k.body), self.table_bytes(), reaches(k, self.types), (),
         )  # fmt: skip
+
+    def key(self, part: Combine, nowhere: str) -> tuple[list[str], str]:
+        """Of a row the lines before its place among the rows of a result, and that; ``nowhere`` where it adds to none."""
+        leading = part.stmt.index[: part.leading]
+        lines = [self.scribe.value(s) for s in self.slice_of([v for i in leading for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
+        at = index(flatten(leading, self.types[part.buffer].shape[: part.leading]), OFFSETS)
+        return lines, f"{variable(part.stmt.where)} ? {at} : {nowhere}" if part.stmt.where else at
+
+    def table(self) -> dict[str, Any]:
+        """Of partial results in shared memory: what a row brings, and where it goes."""
+        (s,), (p,) = self.k.accums, self.k.passes
+        lines, key = self.key(self.parts[s.buffer], "-1")
+        values = [self.scribe.value(v) for v in (*p.row, *p.body) if v.name]
+        return {"lines": values, "value": variable(s.args[0]), "ctype": carrier(self.scribe.values[s.args[0]]), "key_lines": lines, "key": key, "warps": WARPS, "rows": STAGED, "bytes": self.table_bytes()}
+
+    def table_bytes(self) -> int:
+        """A sum for each column of a task in each row of the result; 0 where they are not in shared memory."""
+        if not self.shared:
+            return 0
+        (s,) = self.k.accums
+        keys = product(self.types[s.buffer].shape[: self.parts[s.buffer].leading])
+        assert isinstance(keys, int)
+        return keys * self.width * (8 if self.wide(s) == "sum_f32" else self.sums(s).itemsize)
 
     def alone(self, buffer: str) -> bool:
         """Whether no other lies where it does: only an output that is stored where an input is read can take its memory."""
@@ -178,6 +202,8 @@ class Writer(TaskWriter):
         return "sum_f32" if dtype is F32 and s.combine == "sum" else stored(dtype)
 
     def partial(self, s: Stmt) -> str:
+        if self.shared:
+            return stored(self.sums(s))
         return self.wide(s) if self.apart(s) or self.how[s.buffer] == "privatized" else stored(self.sums(s))
 
     def apart(self, s: Stmt) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import Unsupported
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
+from ..passes.gpu_cost import OWN_BLOCKS, OWN_SHORTEST
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
 from .cuda import of_kernel
@@ -108,6 +109,8 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = min(LONGEST, max(SHORTEST, chunks(rows * tiles * width, 2 * WORKERS)))
         if kernel.lanes:
             chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
+    elif kernel.shared:
+        chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
     elif kernel.by_chunk:
         least = SHORTEST if kernel.tile else min(SHORTEST, max(1, THREADS // width))
         chunk = max(least, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
@@ -240,7 +243,7 @@ class LaunchPlan:
         shared: tuple[Part | int, ...] = (*args, *sizes.dims, self.space(0, self.room, np.dtype(np.uint8)), self.flag, self.site(number), sizes.chunk, aux)
         blocks = chunks(tasks * stage.width, kernel.threads)
         wide = sizes.wide(stage, blocks, kernel.threads)
-        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag), wide) for at in range(0, blocks, MOST_BLOCKS)]
+        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag), wide, kernel.shared if stage.kind == "rows" else 0) for at in range(0, blocks, MOST_BLOCKS)]
 
     def sort(self, sizes: Sizes, site: int) -> list[Launch]:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""

@@ -114,7 +114,7 @@ class CudaProgram:
         """How wide the offsets of its functions are for these dims, and why."""
         plan = self.bind(dims)
         if not plan.wide:
-            return f"offsets have 32 bits: none of its kernels counts to {plan.reach}, below 2^31"
+            return f"offsets have 32 bits: none of its kernels counts beyond {plan.reach}"
         return f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.reach, LIMIT)}; 32 in the others"
 
     def sites_json(self) -> str:
@@ -188,7 +188,7 @@ class CudaProgram:
         for action in actions:
             if isinstance(action, Launch):
                 args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
-                self.device.launch(action.function, action.blocks, action.threads, args, action.written, started.stream, wide=action.wide)
+                self.device.launch(action.function, action.blocks, action.threads, args, action.written, started.stream, action.shared, action.wide)
                 continue
             p = action.product
             out = started.span(p.out.part)

@@ -32,8 +32,6 @@ from .device import Description, Span
 Array = np.ndarray[Any, Any]
 _FUNCTION = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(')
 _NOT_READY = 600
-_PLAIN_SHARED = 48 * 1024
-"""Dynamic shared memory that a function may have without asking."""
 
 
 # -- is there one? -----------------------------------------------------------------------------------------------------
@@ -252,7 +250,7 @@ class Gpu:
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
         try:
-            if shared > _PLAIN_SHARED:
+            if shared:  # beside what the function has of its own: how much goes without asking is not known here
                 self.driver.funcSetAttribute(handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
             if self.sync and not self.capturing(stream):
