@@ -26,6 +26,7 @@ from .passes.decompose import decompose
 from .passes.devices import gpu_of, listed_device
 from .passes.element_rows import element_rows
 from .passes.fold import fold
+from .passes.lanes import lanes
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
 from .passes.partition import Partition, Residual, partition
@@ -80,6 +81,7 @@ def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pip
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
     how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
     if target.startswith("cuda"):
+        program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
         program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]

@@ -72,9 +72,11 @@ def linear(kernel: Kernel, types: Mapping[str, Type], s: Stmt, leading: int = 0)
     return Index(flat.const, tuple(terms.items()))
 
 
-def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> Access | None:
-    """A load's or a store's, if it is linear and has no mask."""
-    if s.op not in ("load", "store") or s.where or not kernel.cols:
+def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, masked: bool = False) -> Access | None:
+    """A load's or a store's, if it is linear and has no mask; ``masked``: nor one of its columns."""
+    if s.op not in ("load", "store") or not kernel.cols:
+        return None
+    if s.where and not (masked and s.op == "load" and not kernel.levels[s.where] & {a for a, _ in kernel.cols}):
         return None
     base = linear(kernel, types, s)
     dtype = types[s.buffer].dtype

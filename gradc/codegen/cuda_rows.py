@@ -302,10 +302,10 @@ class Writer(TaskWriter):
 
     def vector(self, s: Stmt) -> tuple[str, Access] | None:
         """The array that a linear access moves a thread's columns through, if they move together."""
-        found = access(self.k, self.types, s) if self.vec > 1 or self.ahead > 1 else None
+        found = access(self.k, self.types, s, masked=not self.tiled) if self.vec > 1 or self.ahead > 1 else None
         if found is None or not found.fits(self.vec):
             return None
-        name = self.accesses.setdefault((found.buffer, found.base, s.op), f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
+        name = self.accesses.setdefault((found.buffer, found.base, s.op + s.where), f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
         self.moved[name] = found
         return name, found
 
@@ -325,9 +325,11 @@ class Writer(TaskWriter):
         if found is None or s.dtype is None:
             return self.scribe.value(s)
         name, access_ = found
-        gets[name] = {"name": name, "ctype": access_.ctype, "at": access_.at, "buffer": access_.buffer}
+        gets[name] = {"name": name, "ctype": access_.ctype, "at": access_.at, "buffer": access_.buffer, "guard": f"if ({variable(s.where)}) " if s.where else ""}
         element = f"{name}[u][j]" if self.tiled and not self.scanning else f"{name}[j]"
-        return f"const {carrier(s.dtype)} {variable(s.name)} = {loaded(s.dtype, element)};"
+        read = loaded(s.dtype, element)
+        read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
+        return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 
     def added_up(self, s: Stmt, body: list[str]) -> dict[str, Any]:
         """An accum of all columns to one element: they are added up first."""
