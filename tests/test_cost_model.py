@@ -263,6 +263,19 @@ def test_what_the_model_takes_for_granted_is_what_a_launch_does() -> None:
         assert modelled / 2 <= made <= 2 * modelled
 
 
+def test_an_owner_adds_what_is_gathered_one_row_after_another() -> None:
+    """The planes of 64 images have 192 owners, which would add 200704 elements each: atomics are sooner, unless planes are small and many."""
+    s = replace(row_scatter(64 * 3 * 4 * 224 * 224, 64 * 3 * 224 * 224, 1), owners=192)
+    found = microseconds(s)
+    assert found["regular"] == pytest.approx(4 * 224 * 224 * 0.25 + 2.5) and found["regular"] > 50 * found["atomic_fixed"]
+    assert microseconds(replace(s, gathered=False, owners=192))["regular"] < found["regular"] / 100
+    graph = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[64,3,224,224]", g="f32[64,Q,Q,2]")
+    program: Program = gradc.compile(graph, wrt=["x"], target="numpy").stages["backward.schedule"].result
+    assert picks(program, {"Q": 224}) == ["atomic_fixed"]
+    many = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[4096,64,8,8]", g="f32[4096,Q,Q,2]")
+    assert picks(gradc.compile(many, wrt=["x"], target="numpy").stages["backward.schedule"].result, {"Q": 8}) == ["regular"]
+
+
 def test_atomics_cost_per_line_and_go_by_vectors_on_sm_90() -> None:
     scalar = replace(H100, vector=False)
     s = replace(row_scatter(10**6, 1000, 128), read=0, index=0)

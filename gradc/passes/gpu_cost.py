@@ -12,7 +12,7 @@ from, ``index`` those of the indices::
                    P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
       shared     = max((read + index + V D s) / B, R / P hit) + 2 P V D a / L2's rate or B + 2 launches
                    P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
-    regular      = (read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners) + 1 launch
+    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row) + 1 launch
     atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B + V D (8 + s) / B + 4 launches
 
 ``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the 128-byte lines that they
@@ -186,7 +186,8 @@ def privatized(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
 
 def regular(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     moved = floor(s) + (2 * s.rows * s.width * s.wide if s.gathered else 0)
-    return moved, moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)) + device.launch
+    alone = s.rows / max(s.owners, 1) * ROW if s.gathered else 0.0
+    return moved, max(moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)), alone) + device.launch
 
 
 def atomic_fixed(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
@@ -243,6 +244,7 @@ def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
 
 def _regular_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
     idle = f": too few for {device.sms} SMs" if s.owners < device.sms else ""
+    idle = f": {s.rows // max(s.owners, 1)} rows each, one after another" if s.gathered and not idle else idle
     return f"{s.owners} rows of the result, each owned by one task{idle}"
 
 
