@@ -288,9 +288,13 @@ def compile_natives(module: Module) -> None:
 
 def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
     """A module as bytes; ``whole``: with what NVRTC makes of it, where there is one."""
+    from concurrent.futures import ThreadPoolExecutor
+
     parts = _plain_parts(module)
-    for name, executable in module.executables.items():
-        parts[f"{name}.so"] = executable.portable() if whole else executable.native.payload
+    with ThreadPoolExecutor(2) as threads:  # NVRTC compiles side by side
+        codes = threads.map(lambda e: e.portable() if whole else e.native.payload, module.executables.values())
+    for (name, executable), code in zip(module.executables.items(), codes, strict=True):
+        parts[f"{name}.so"] = code
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
     return parts
 
