@@ -150,7 +150,6 @@ def test_sizes_known_beforehand_are_compiled_beforehand() -> None:
 
 SIZES = {"N": 37, "V": 9, "D": 24}
 MODULES: dict[str, tuple[Any, dict[str, str], list[str], dict[str, str]]] = {
-    "softmax": (lambda x: ops.softmax(x), {"x": "f32[N,D]"}, ["x"], {}),
     "layer norm": (lambda x, g: ops.layer_norm(x, (x.shape[-1],), g, g), {"x": "bf16[N,D]", "g": "bf16[D]"}, ["x", "g"], {}),
     "segmented": (lambda t, w: ops.embedding(t, w), {"t": "i64[N]", "w": "f32[V,D]"}, ["w"], {"*": "segmented"}),
     "privatized": (lambda t, w: ops.embedding(t, w), {"t": "i64[N]", "w": "f32[V,D]"}, ["w"], {"*": "privatized"}),
