@@ -26,6 +26,7 @@ from .passes.decompose import decompose
 from .passes.devices import gpu_of, listed_device
 from .passes.element_rows import element_rows
 from .passes.fold import fold
+from .passes.lanes import lanes
 from .passes.layouts import relaid
 from .passes.manager import Pipeline
 from .passes.partition import Partition, Residual, partition
@@ -84,6 +85,7 @@ def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pip
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
     how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
     if target.startswith("cuda"):
+        program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
         program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
     program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
@@ -298,9 +300,13 @@ def compile_natives(module: Module) -> None:
 
 def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
     """A module as bytes; ``whole``: with what NVRTC makes of it, where there is one."""
+    from concurrent.futures import ThreadPoolExecutor
+
     parts = _plain_parts(module)
-    for name, executable in module.executables.items():
-        parts[f"{name}.so"] = executable.portable() if whole else executable.native.payload
+    with ThreadPoolExecutor(2) as threads:  # NVRTC compiles side by side
+        codes = threads.map(lambda e: e.portable() if whole else e.native.payload, module.executables.values())
+    for (name, executable), code in zip(module.executables.items(), codes, strict=True):
+        parts[f"{name}.so"] = code
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
     return parts
 

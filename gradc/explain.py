@@ -85,6 +85,8 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
         lines += reduction_table(program, bound, device, partial(_measured_way, executable, timed, bound) if ways else None)
         lines += [f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read" for name, calls in executable.copied.items()]
         lines += apart_table(module, what)
+        if executable.target.startswith("cuda"):
+            lines.append(f"  {executable.native.counting(bound)}")
         if executable.target == "cuda":
             lines += resources_table(executable)
     for orders, variant in module.variants.items():

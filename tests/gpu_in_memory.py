@@ -64,7 +64,7 @@ class InMemory(Simulator):
     fails: ClassVar[str] = ""
     room: ClassVar[int] = 1 << 40
 
-    def __init__(self, text: str = "", *, cubin: bytes = b"", arch: str = "", sync: bool = False):
+    def __init__(self, text: str = "", *, cubin: bytes = b"", wide: bytes = b"", arch: str = "", sync: bool = False):
         super().__init__(text, check=True)
         self.arch, self.sync, self.cubin = arch, sync, cubin
 
@@ -81,15 +81,15 @@ class InMemory(Simulator):
         if self.device_number:
             raise DeviceError(f"this module is loaded on device 0, and the current one is device {self.device_number}")
 
-    def launch(self, function: str, blocks: int, threads: int, args: Any, written: Any, stream: int | None = None, shared: int = 0) -> None:
+    def launch(self, function: str, blocks: int, threads: int, args: Any, written: Any, stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
         assert stream is not None
         InMemory.launched.append((function, stream))
         if self.fails and self.fails in function:
             raise DeviceError(f"{function} ({blocks} blocks of {threads} threads): an illegal memory access was encountered")
         assert all(type(a.address if isinstance(a, Span) else a) is int for a in (*args, stream, blocks, threads)), "ctypes takes nothing else"
-        self.load()
-        assert all(size == 8 for _, size in self.library.signature(function)), "cuLaunchKernel gets 8 bytes for each parameter"
-        super().launch(function, blocks, threads, args, written, stream, shared)
+        self.load(wide)
+        assert all(size == 8 for _, size in self.libraries[wide].signature(function)), "cuLaunchKernel gets 8 bytes for each parameter"
+        super().launch(function, blocks, threads, args, written, stream, shared, wide)
 
     def memory(self, nbytes: int, stream: int | None = None) -> Memory:
         if stream in self.captures:

@@ -33,6 +33,8 @@ class Launch:
     """A function's start.
 
     :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
+    :param wide: whether it needs offsets of 64 bits: the same function of the text compiled for them.
+    :param shared: bytes of dynamic shared memory.
     """
 
     function: str
@@ -40,6 +42,8 @@ class Launch:
     threads: int
     args: tuple[Part | int, ...]
     written: tuple[int, ...]
+    wide: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from ..ir.types import Type
 from .expr import stored
 from .index import flatten, index, size, strides
 
+OFFSETS = "ix"
+"""The C type of places, 32 or 64 bits wide (:mod:`gradc.codegen.reach`)."""
 MOST = 8
 """Columns that a thread takes at once."""
 BYTES = 16
@@ -54,7 +56,7 @@ class Access:
     @property
     def at(self) -> str:
         """The first element's address."""
-        return self.buffer if self.base == Index() else f"{self.buffer} + {index(self.base)}"
+        return self.buffer if self.base == Index() else f"{self.buffer} + {index(self.base, OFFSETS)}"
 
 
 def linear(kernel: Kernel, types: Mapping[str, Type], s: Stmt, leading: int = 0) -> Index | None:
@@ -70,9 +72,11 @@ def linear(kernel: Kernel, types: Mapping[str, Type], s: Stmt, leading: int = 0)
     return Index(flat.const, tuple(terms.items()))
 
 
-def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> Access | None:
-    """A load's or a store's, if it is linear and has no mask."""
-    if s.op not in ("load", "store") or s.where or not kernel.cols:
+def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, masked: bool = False) -> Access | None:
+    """A load's or a store's, if it is linear and has no mask; ``masked``: nor one of its columns."""
+    if s.op not in ("load", "store") or not kernel.cols:
+        return None
+    if s.where and not (masked and s.op == "load" and not kernel.levels[s.where] & {a for a, _ in kernel.cols}):
         return None
     base = linear(kernel, types, s)
     dtype = types[s.buffer].dtype

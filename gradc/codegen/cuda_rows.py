@@ -12,11 +12,13 @@ from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Stmt, neutral
 from ..ir.types import F32, DType, Type
-from .columns import Access, access
-from .cuda_tasks import UNORDERED, TaskWriter
+from ..passes.cost import Combine
+from .columns import OFFSETS, Access, access, linear
+from .cuda_tasks import STAGED, UNORDERED, WARPS, TaskWriter
 from .expr import carrier, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
+from .reach import reaches
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class CudaKernel:
     :param loose: elements of each f32 sum of a 16-bit result that is added up in memory.
     :param parts: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param strips: whether a row's columns are cut into tasks, too.
+    :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
+    :param reaches: sizes that bound what its text computes for offsets, but for what a launch adds.
     :param sites: the op and the index of each check.
     """
 
@@ -68,6 +72,8 @@ class CudaKernel:
     parts: tuple[Size, ...]
     strips: bool
     checks: bool
+    shared: int
+    reaches: tuple[Size, ...]
     sites: tuple[tuple[str, str], ...]
 
 
@@ -104,14 +110,12 @@ class Writer(TaskWriter):
             "order": self.order, "passes": passes, "accums": accums, "strips": self.strips, "tiled": self.tiled, "lanes": self.lanes, "held": self.held, "turns": self.turns if self.held or self.tiled else 0,
             "visit_all": not only, "width": self.width, "vec": self.vec, "exact": self.exact, "wide": conditions, "threads": self.threads, "blocks": max(1, 512 // self.threads),
             "syncs": bool(self.ordered) and not self.tiled and not self.held and not self.lanes and (self.order == "regular" or not all(map(self.own, self.ordered))), "scan": scan, "group": self.group() if self.tiled else {},
-            "shared": self.width > 32 and any(p["reductions"] for p in passes),
+            "shared": self.width > 32 and any(p["reductions"] for p in passes), "table": self.table() if self.shared else {},
         }  # fmt: skip
-        stages = [Stage(f"{k.name}_rows", "rows", None, self.width)]
+        stages = [Stage(f"{k.name}_rows", "rows", None, self.threads if self.shared else self.width)]
         if keys is not None and part is not None:
             context["key_count"] = size(keys)
-            context["key_lines"] = [self.scribe.value(s) for s in self.slice_of([v for i in part.stmt.index[: part.leading] for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
-            at = index(flatten(part.stmt.index[: part.leading], self.types[k.order].shape[: part.leading]))
-            context["key"] = f"{variable(part.stmt.where)} ? {at} : {size(keys)}" if part.stmt.where else at
+            context["key_lines"], context["key"] = self.key(part, size(keys))
             stages.insert(0, Stage(f"{k.name}_key", "key", k.row_count, 1))
         for s in k.accums:
             number, count = self.number[s.buffer], self.types[s.buffer].count
@@ -138,10 +142,33 @@ class Writer(TaskWriter):
             private = private + count
         return CudaKernel(
             k.name, render("cuda/rows.cu.j2", k=context), k.buffers, tuple(k.dims(self.types)), tuple(stages), self.threads, k.row_count, k.col_count,
-            kept_count if self.order == "regular" else k.row_count, self.order != "regular" and bool(self.ordered), self.width * self.vec if self.tiled else 0, self.lanes, private, keys, tuple(scratch),
+            kept_count if self.order == "regular" else k.row_count, self.order != "regular" and bool(self.ordered), self.width * self.vec if self.tiled or self.shared else 0, self.lanes, private, keys, tuple(scratch),
             tuple(self.types[b].count for b, how in self.how.items() if how == "atomic_fixed"), tuple(self.types[s.buffer].count for s in k.accums if self.loose(s)),
-            tuple(parts), self.strips, any(s.op == "check" for s in k.body), (),
+            tuple(parts), self.strips, any(s.op == "check" for s in k.body), self.table_bytes(), reaches(k, self.types), (),
         )  # fmt: skip
+
+    def key(self, part: Combine, nowhere: str) -> tuple[list[str], str]:
+        """Of a row the lines before its place among the rows of a result, and that; ``nowhere`` where it adds to none."""
+        leading = part.stmt.index[: part.leading]
+        lines = [self.scribe.value(s) for s in self.slice_of([v for i in leading for v, _ in i.terms if v.startswith("%")] + [part.stmt.where])]
+        at = index(flatten(leading, self.types[part.buffer].shape[: part.leading]), OFFSETS)
+        return lines, f"{variable(part.stmt.where)} ? {at} : {nowhere}" if part.stmt.where else at
+
+    def table(self) -> dict[str, Any]:
+        """Of partial results in shared memory: what a row brings, and where it goes."""
+        (s,), (p,) = self.k.accums, self.k.passes
+        lines, key = self.key(self.parts[s.buffer], "-1")
+        values = [self.scribe.value(v) for v in (*p.row, *p.body) if v.name]
+        return {"lines": values, "value": variable(s.args[0]), "ctype": carrier(self.scribe.values[s.args[0]]), "key_lines": lines, "key": key, "warps": WARPS, "rows": STAGED, "bytes": self.table_bytes()}
+
+    def table_bytes(self) -> int:
+        """A sum for each column of a task in each row of the result; 0 where they are not in shared memory."""
+        if not self.shared:
+            return 0
+        (s,) = self.k.accums
+        keys = product(self.types[s.buffer].shape[: self.parts[s.buffer].leading])
+        assert isinstance(keys, int)
+        return keys * self.width * (8 if self.wide(s) == "sum_f32" else self.sums(s).itemsize)
 
     def alone(self, buffer: str) -> bool:
         """Whether no other lies where it does: only an output that is stored where an input is read can take its memory."""
@@ -175,6 +202,8 @@ class Writer(TaskWriter):
         return "sum_f32" if dtype is F32 and s.combine == "sum" else stored(dtype)
 
     def partial(self, s: Stmt) -> str:
+        if self.shared:
+            return stored(self.sums(s))
         return self.wide(s) if self.apart(s) or self.how[s.buffer] == "privatized" else stored(self.sums(s))
 
     def apart(self, s: Stmt) -> bool:
@@ -216,7 +245,7 @@ class Writer(TaskWriter):
         out: dict[str, Any] = {"number": number, "buffer": s.buffer, "ctype": stored(type_.dtype), "strategy": how, "wide": wide, "partial": self.partial(s), "start": start, "sum": stored(dtype),
                "size": size(type_.count), "inner": size(product(type_.shape[part.leading :])), "outer": size(product(type_.shape[: part.leading])), "partials": f"chunks * {_factor(per_chunk)}",
                "apart": self.apart(s), "beside": self.beside(s), "loose": self.loose(s), "own": self.own(s), "kind": wide if how != "segmented" and (how != "regular" or self.apart(s)) else stored(dtype)}  # fmt: skip
-        out["adds"] = size(self.k.row_count * self.k.col_count)
+        out["adds"] = self.scribe.size(self.k.row_count * self.k.col_count)
         out["bytes"] = 4 if self.loose(s) else type_.dtype.itemsize
         out["target"] = f"w{number}" if self.loose(s) else s.buffer
         out["empty"] = lambda target, kind=wide: f"gradc_clear({target});" if kind == "sum_f32" else f"{target} = {start};"
@@ -228,9 +257,9 @@ class Writer(TaskWriter):
             extents = [type_.shape[axis] for axis in free]
             out["owned_axes"], out["owned_size"] = self.axes([(f"z{i}", n) for i, n in enumerate(extents)]), size(product(extents))
             entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
-            out["owned_at"] = index(flatten(entries, type_.shape))
-            out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
-            out["kept_at"] = index(flatten(s.index[: part.leading], type_.shape[: part.leading]))
+            out["owned_at"] = index(flatten(entries, type_.shape), OFFSETS)
+            out["partial_at"] = index(flatten([entries[axis] for axis in free], extents), OFFSETS)
+            out["kept_at"] = index(flatten(s.index[: part.leading], type_.shape[: part.leading]), OFFSETS)
         return out
 
     def joined(self, s: Stmt, target: str, value: str) -> str:
@@ -245,7 +274,7 @@ class Writer(TaskWriter):
         """:param scan: nothing is written; only the largest of what will be added is found."""
         self.scanning = scan
         gets: dict[str, dict[str, str]] = {}
-        puts: dict[str, dict[str, str]] = {}
+        puts: dict[str, dict[str, Any]] = {}
         body, reductions = [self.taken(s, gets) for s in self.reloaded(p, 0 if scan else number)], []
         for s in p.roots:
             found = self.vector(s) if not scan else None
@@ -255,9 +284,14 @@ class Writer(TaskWriter):
                 reductions.append(entry)
             elif s.op == "accum" and not self.in_columns(s) and self.width > 1 and not self.lanes:
                 reductions.append(self.added_up(s, body))
+            elif not scan and (target := self.vector_add(s)) is not None:
+                name = f"z{self.number[s.buffer]}"
+                self.moved[name] = target
+                puts[name] = {"name": name, "ctype": target.ctype, "at": target.at, "adds": True, "guard": f"if ({variable(s.where)}) " if s.where else ""}
+                body.append(f"{name}[j] = {variable(s.args[0])};")
             elif found is not None and s.dtype is not None:
                 name, access_ = found
-                puts[name] = {"name": name, "ctype": access_.ctype, "at": access_.at}
+                puts[name] = {"name": name, "ctype": access_.ctype, "at": access_.at, "adds": False, "guard": ""}
                 body.append(f"{name}[j] = {to_memory(s.dtype, variable(s.args[0]))};")
             else:
                 body += self.effect(s)
@@ -268,12 +302,22 @@ class Writer(TaskWriter):
 
     def vector(self, s: Stmt) -> tuple[str, Access] | None:
         """The array that a linear access moves a thread's columns through, if they move together."""
-        found = access(self.k, self.types, s) if self.vec > 1 or self.ahead > 1 else None
+        found = access(self.k, self.types, s, masked=not self.tiled) if self.vec > 1 or self.ahead > 1 else None
         if found is None or not found.fits(self.vec):
             return None
-        name = self.accesses.setdefault((found.buffer, found.base, s.op), f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
+        name = self.accesses.setdefault((found.buffer, found.base, s.op + s.where), f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
         self.moved[name] = found
         return name, found
+
+    def vector_add(self, s: Stmt) -> Access | None:
+        """The row of f32 that an atomic accum adds a thread's neighbouring columns to: with words of 16 bytes where the hardware has them."""
+        if s.op != "accum" or self.how[s.buffer] != "atomic" or s.combine != "sum" or self.sums(s) is not F32 or self.vec % 4 or not self.in_columns(s):
+            return None
+        base = linear(self.k, self.types, s)
+        if base is None or (s.where and self.k.levels[s.where] & {a for a, _ in self.k.cols}):
+            return None
+        row = Access(f"w{self.number[s.buffer]}" if self.loose(s) else s.buffer, "f32", 4, base)
+        return row if row.fits(self.vec) else None
 
     def taken(self, s: Stmt, gets: dict[str, dict[str, str]]) -> str:
         """A value's line; a linear load reads what has been fetched."""
@@ -281,9 +325,11 @@ class Writer(TaskWriter):
         if found is None or s.dtype is None:
             return self.scribe.value(s)
         name, access_ = found
-        gets[name] = {"name": name, "ctype": access_.ctype, "at": access_.at, "buffer": access_.buffer}
+        gets[name] = {"name": name, "ctype": access_.ctype, "at": access_.at, "buffer": access_.buffer, "guard": f"if ({variable(s.where)}) " if s.where else ""}
         element = f"{name}[u][j]" if self.tiled and not self.scanning else f"{name}[j]"
-        return f"const {carrier(s.dtype)} {variable(s.name)} = {loaded(s.dtype, element)};"
+        read = loaded(s.dtype, element)
+        read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
+        return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 
     def added_up(self, s: Stmt, body: list[str]) -> dict[str, Any]:
         """An accum of all columns to one element: they are added up first."""
@@ -301,7 +347,7 @@ class Writer(TaskWriter):
         shared = "shared" if self.width > 32 else "0"
         if kind in ("argmax", "argmin"):
             join = f"gradc_arg_{'most' if kind == 'argmax' else 'least'}<{ctype}>"
-            place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols])) if self.k.cols else "0"
+            place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]), OFFSETS) if self.k.cols else "0"
             start = f"gradc_place<{ctype}> {part} = {{0, -1}};"
             return {"part": part, "ctype": f"gradc_place<{ctype}>", "join": join, "start": start, "lines": [f"{join}::join({part}, gradc_place<{ctype}>{{{v}, {place}}});"],
                     "result": f"const i64 {name} = gradc_max(gradc_reduce<{join}, W>({part}, {shared}).at, 0);"}  # fmt: skip
@@ -322,8 +368,8 @@ class Writer(TaskWriter):
         alone = "if (lane == 0) " if once and self.width > 1 and not self.lanes else ""
         if s.op == "check":
             axes, level = (*self.k.rows, *self.k.cols), self.k.stmt_level(s)  # along the others the value repeats: the first is meant
-            at = index(flatten([Index.of(a) if a in level else Index() for a, _ in axes], [n for _, n in axes])) if axes else "0"
-            bound = size(s.attr("bound"))
+            at = index(flatten([Index.of(a) if a in level else Index() for a, _ in axes], [n for _, n in axes]), OFFSETS) if axes else "0"
+            bound = self.scribe.size(s.attr("bound"))
             low = [variable(v) for v in s.args[1:]]
             below = [f"{alone}if ({value} < {v}) gradc_report(flag, site, aux, 3, {at}, {value}, {v});" for v in low]
             return [*below, f"{alone}if ((u64){value} >= (u64){bound}) gradc_report(flag, site, aux, 1, {at}, {value}, {bound});"]
@@ -338,14 +384,14 @@ class Writer(TaskWriter):
         if self.lanes and how == "segmented":
             return [f"if (goes) x{number} = {value};"]
         if how == "segmented":
-            at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))
+            at = index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]), OFFSETS)
             target = f"a{number}[{at}]"
             if s.combine == "sum":
                 return [f"{alone}if (goes) {{ if (first_hit) {target} = 0; gradc_add({target}, {value}); }}"]
             return [f"{alone}if (goes) {{ if (first_hit) {target} = {value}; else {self.joined(s, target, value)} }}"]
         shape, apart = self.types[s.buffer].shape, self.apart(s)
         own = self.free(s) if apart else list(range(len(shape)))
-        at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]))
+        at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]), OFFSETS)
         if apart or how == "privatized":
             return [guard + self.joined(s, f"p{number}[{at}]", value)]
         plain = f"{'w' + str(number) if self.loose(s) else s.buffer}[{at}]"

@@ -1,12 +1,15 @@
 """Which threads of a GPU do what of a kernel.
 
 A *task* is ``width`` threads that go through rows together; each thread has ``vec`` columns at a time.  What is summed up in which order is
-decided by shapes alone.  Five mappings:
+decided by shapes alone.  Six mappings:
 
 - *strips*: nothing is combined in an order.  A task is a strip of one row.
 - *tiled*: every ordered accum adds into columns of its own, and no pass needs a whole row.  A task is a chunk of rows x ``width * vec`` columns: the
   columns of an accum belong to one thread, which keeps their sum in registers as long as the rows go to one place (a segment, or all of a chunk) and
   has ``ahead`` rows on their way from memory.
+- *shared*: one accum of whole rows into a small table.  A task is a block, which has a chunk of rows x 32 columns; all its warps bring rows into shared
+  memory, and each adds those whose place is its own (modulo the warps) to the block's partial results there: a sum has one owner, which adds in
+  the order of rows, and a place that half of all rows go to is added up in registers while the rows behind it are on their way.
 - *lanes*: rows without columns, in the order of their places.  A task is a warp, a lane has a row, and what goes to one place is added up by a
   segmented scan of the warp.
 - *parts*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is joined from the strips by those after it.
@@ -25,7 +28,8 @@ from collections.abc import Mapping
 from ..ir.dims import product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Stmt
 from ..ir.types import Type
-from .columns import Access, access, columns_at_once, linear
+from ..passes.cost import own
+from .columns import OFFSETS, Access, access, columns_at_once, linear
 from .expr import Scribe
 from .rows import RowWriter
 
@@ -34,6 +38,8 @@ STRIP = 2048
 THREADS = 256
 WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
+WARPS, STAGED = 16, 64
+"""Of a block whose partial results are in shared memory: warps, and rows that they bring at once."""
 HELD = 64
 """Registers for the sums of a thread."""
 NOMINAL = 1024
@@ -50,27 +56,29 @@ class TaskWriter(RowWriter):
     """A kernel with its tasks decided.
 
     :ivar ordered: the accums that add in an order.  :ivar width: threads of a task.  :ivar vec: columns of a thread at once.
-    :ivar strips, tiled, lanes: the mapping, if it is one of these.  :ivar held: whether sums are in registers; :ivar turns: of so many rounds of columns.
+    :ivar strips, tiled, shared, lanes: the mapping, if it is one of these.  :ivar held: whether sums are in registers; :ivar turns: of so many rounds of columns.
     :ivar ahead: rows of a tiled kernel whose loads are under way while one is worked on.
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False))
+        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS))
         self.ordered = [s for s in kernel.accums if self.how[s.buffer] not in UNORDERED]
         once = any(not s.name for p in kernel.passes for s in p.row)  # what a row does once is not for each of its strips
         alone = not once and len(kernel.passes) == 1 and bool(kernel.cols) and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)
         alone = alone and not any(s.op in REDUCTIONS for s in kernel.body)
         self.tiled = alone and bool(self.ordered) and all(map(self.own, self.ordered)) and (self.order != "regular" or all(map(self.lasting, self.ordered)))
-        self.vec = columns_at_once(kernel, types, len(kernel.accums))
+        self.shared = [self.how[b] for b in self.parts] == ["privatized"] and own(kernel, next(iter(self.parts.values())), types)
+        self.tiled &= not self.shared
+        self.vec = 1 if self.shared else columns_at_once(kernel, types, len(kernel.accums))
         self.lanes = not kernel.cols and self.order == "segmented" and all(self.how[s.buffer] == "segmented" for s in self.ordered)
-        self.width = 32 if self.lanes else self.threads_per_task()
+        self.width = 32 if self.lanes or self.shared else self.threads_per_task()
         self.tiled &= self.width > 1
-        self.turns = 1 if self.tiled else self.whole_turns()
+        self.turns = 1 if self.tiled else 0 if self.shared else self.whole_turns()
         self.held = self.turns > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
         if not self.held and not self.tiled and self.width > THREADS:
             self.width = THREADS
         self.ahead = self.rows_ahead() if self.tiled else 1
-        self.strips = alone and all(how == "atomic" for how in self.how.values()) and self.width > 1
+        self.strips = alone and not self.shared and all(how == "atomic" for how in self.how.values()) and self.width > 1
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -97,6 +105,8 @@ class TaskWriter(RowWriter):
     @property
     def threads(self) -> int:
         """Per block: a task of more than a warp that has a barrier has a block to itself."""
+        if self.shared:
+            return 32 * WARPS
         return THREADS if self.width <= 32 or self.tiled or self.strips else self.width
 
     def side_by_side(self, s: Stmt) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import InternalError
+from ..ir.dims import Size
 from ..ir.kernel import Index, Stmt
 from ..ir.node import REGISTRY
 from ..ir.op import Expr
@@ -87,12 +88,13 @@ class Scribe:
 
     :param types: the type of each buffer, over the kernel's own dim names.
     :param wraps: whether the compiler lets signed arithmetic wrap; else it is done on unsigned numbers.
+    :param offsets: the C type of axes, dims and elements' places; where that is not i64, what has 64 bits for its value's sake is cast.
     :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the buffer is that small.
     :ivar values: the dtype of each value.
     """
 
-    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, columns: Collection[str] = ()):
-        self.types, self.wraps, self.columns = types, wraps, columns
+    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, offsets: str = "i64", columns: Collection[str] = ()):
+        self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
     def element(self, buffer: str, place: Sequence[Index]) -> str:
@@ -101,8 +103,12 @@ class Scribe:
         if self.columns and found and isinstance(count, int) and count < 2**31 and not any(v in self.columns for v, _ in flat.terms):
             rest = Index(flat.const, tuple(t for t in flat.terms if t not in found))
             return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(found)), 'i32')})]"
-        text = index(flat)
+        text = index(flat, self.offsets)
         return f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
+
+    def size(self, value: Size) -> str:
+        """A size as a value of 64 bits."""
+        return size(value, "" if self.offsets == "i64" else "i64")
 
     def value(self, s: Stmt) -> str:
         """``const f32 v3 = v1 * v2;``"""
@@ -119,11 +125,11 @@ class Scribe:
             return f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}"
         if s.op == "search":
             row = self.types[s.buffer]
-            return f"search_{stored(row.dtype)}({s.buffer}, {size(row.shape[-1])}, {args[0]})"
+            return f"search_{stored(row.dtype)}({s.buffer}, {self.size(row.shape[-1])}, {args[0]})"
         if s.op == "const":
             return literal(s.attr("value"), s.dtype)
         if s.op == "size":
-            return size(s.attr("size"))
+            return self.size(s.attr("size"))
         if s.op == "index":
             return index(s.index[0])
         if s.op == "inside":
@@ -132,9 +138,9 @@ class Scribe:
             value = s.index[0].variable
             if lo == 0 and isinstance(hi, int) and hi < 2**31 and value in self.values and self.values[value].bits <= 32:
                 return f"(u32){variable(value)} < {hi}u"
-            return f"(u64){at} < (u64){size(hi)}" if lo == 0 else f"{at} >= {size(lo)} && {at} < {size(hi)}"
+            return f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
         if s.op == "bounded":
-            high = size(s.attr("size"))
+            high = self.size(s.attr("size"))
             if s.attr("oob") == "wrap":
                 return f"floormod_i64({args[0]}, maximum_i64({high}, 1))"
             return f"maximum_i64(minimum_i64({args[0]}, {high} - 1), 0)"

@@ -11,8 +11,8 @@ from ..ir.kernel import Index
 from ..ir.types import DType
 
 
-def size(value: Size) -> str:
-    """A size over variables n0, n1..., in i64 arithmetic."""
+def size(value: Size, cast: str = "") -> str:
+    """A size over variables n0, n1..., in their arithmetic, or in that of the type they are cast to."""
     if isinstance(value, int):
         return str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-9223372036854775807LL - 1)"
     parts = []
@@ -20,12 +20,12 @@ def size(value: Size) -> str:
         factors = []
         for atom, power in monomial:
             if isinstance(atom, str):
-                text = atom
+                text = f"({cast}){atom}" if cast else atom
             elif isinstance(atom, FloorDiv):
-                text = f"floordiv_i64({size(atom.numerator)}, {size(atom.denominator)})"
+                text = f"floordiv_i64({size(atom.numerator, cast)}, {size(atom.denominator, cast)})"
             else:
                 assert isinstance(atom, Max)
-                text = f"maximum_i64({size(atom.left)}, {size(atom.right)})"
+                text = f"maximum_i64({size(atom.left, cast)}, {size(atom.right, cast)})"
             factors += [text] * power
         if coefficient != 1 or not factors:
             factors.insert(0, size(coefficient))
@@ -34,14 +34,10 @@ def size(value: Size) -> str:
     return f"({text})" if len(parts) > 1 else text
 
 
-def _variable(name: str, ctype: str) -> str:
-    """``%3`` -> ``(i64)v3``; an axis is itself."""
-    return f"({ctype})v{name[1:]}" if name.startswith("%") else name
-
-
-def index(value: Index, ctype: str = "i64") -> str:
-    """An affine index; the type is that of values in it."""
-    parts = [_variable(v, ctype) if c == 1 else f"{_variable(v, ctype)} * {_grouped(size(c))}" for v, c in value.terms]
+def index(value: Index, kind: str = "i64") -> str:
+    """An affine index: ``%3`` is ``(i64)v3``, or of another C type; an axis is itself."""
+    names = {v: f"({kind})v{v[1:]}" if v.startswith("%") else v for v, _ in value.terms}
+    parts = [names[v] if c == 1 else f"{names[v]} * {_grouped(size(c))}" for v, c in value.terms]
     if value.const != 0 or not parts:
         parts.append(size(value.const))
     text = " + ".join(parts)

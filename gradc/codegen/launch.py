@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import Unsupported
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
+from ..passes.gpu_cost import OWN_BLOCKS, OWN_SHORTEST
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
 from .cuda import of_kernel
@@ -23,6 +24,7 @@ from .cuda_rows import CudaKernel, Stage
 from .cuda_tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 from .index import flatten
 from .products import launches_of, library_of
+from .reach import HEAD_ROOM, LIMIT
 
 ALIGN = 256
 WORKERS = 1 << 17
@@ -62,6 +64,7 @@ class Sizes:
     """A kernel's numbers for one set of dims.
 
     :param chunk: rows (or positions) per task; columns, where rows are cut up.  :param scratch: bytes.  :param parts: strips of each row; 0: it is not cut up.
+    :param reach: no offset that its functions compute is larger, whatever the launch.
     """
 
     dims: tuple[int, ...]
@@ -71,6 +74,13 @@ class Sizes:
     keys: int
     scratch: int
     parts: int = 0
+    reach: int = 0
+
+    def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
+        """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
+        grid = blocks * threads
+        looped = self.rows + grid // stage.width if stage.kind == "scan" else 0
+        return max(self.reach, grid, looped) >= LIMIT
 
     def count(self, stage: Stage) -> int:
         """Tasks of a stage whose number depends on the chunk."""
@@ -99,6 +109,8 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = min(LONGEST, max(SHORTEST, chunks(rows * tiles * width, 2 * WORKERS)))
         if kernel.lanes:
             chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
+    elif kernel.shared:
+        chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
     elif kernel.by_chunk:
         least = SHORTEST if kernel.tile else min(SHORTEST, max(1, THREADS // width))
         chunk = max(least, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
@@ -119,7 +131,16 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
         scratch += align(counts_bytes(rows))
-    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts)
+    beside = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [evaluate(count, dims) for count in (*kernel.fixed, *kernel.loose)]
+    ends = (chunked + (2 * TREE + 1) * chunk, columns + 2 * chunk if parts else 0, rows * parts, keys + 2, *beside)
+    reach = max(*ends, reach_of(kernel, dims)) + HEAD_ROOM
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts, reach)
+
+
+def reach_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
+    """The largest of a kernel's bounds; sizes of 0 count as 1, as :mod:`gradc.codegen.reach` has them."""
+    ones = {name: max(value, 1) for name, value in dims.items()}
+    return max(evaluate(bound, ones) for bound in kernel.reaches)
 
 
 def counts_bytes(rows: int) -> int:
@@ -186,6 +207,16 @@ class LaunchPlan:
         """How many checks come before a step."""
         return sum(c < number for c in self.checks)
 
+    @property
+    def wide(self) -> list[str]:
+        """The functions that are started with offsets of 64 bits."""
+        return sorted({a.function for actions in self.actions for a in actions if isinstance(a, Launch) and a.wide})
+
+    @property
+    def reach(self) -> int:
+        """The largest bound of an offset in any of its kernels."""
+        return max((self.sizes(self.kernel(s)).reach for s in self.steps if isinstance(s, Kernel)), default=0)
+
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
@@ -211,7 +242,8 @@ class LaunchPlan:
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
         shared: tuple[Part | int, ...] = (*args, *sizes.dims, self.space(0, self.room, np.dtype(np.uint8)), self.flag, self.site(number), sizes.chunk, aux)
         blocks = chunks(tasks * stage.width, kernel.threads)
-        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag)) for at in range(0, blocks, MOST_BLOCKS)]
+        wide = sizes.wide(stage, blocks, kernel.threads)
+        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag), wide, kernel.shared if stage.kind == "rows" else 0) for at in range(0, blocks, MOST_BLOCKS)]
 
     def sort(self, sizes: Sizes, site: int) -> list[Launch]:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""

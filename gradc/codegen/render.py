@@ -13,25 +13,19 @@ from typing import Any
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
-from ..ir.node import REGISTRY
-from ..ir.op import Expr
 from ..ir.types import F32, F64, DType, Type
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
 from .joined import join_columns
-from .rows import RowWriter
+from .row_memory import RowMemory
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
-HELD = 8
-"""Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near cache serves cost less."""
 MANY = 256
 """Rows from which sums over them are sums of sums in f32."""
 TAPS = 4
 """Rows of an axis that are taken innermost: the taps of one place lie near one another."""
-PAST = 1 << 20
-"""Bytes below which an array of known size is not asked whether it is written past the caches."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +148,7 @@ def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
     return _rendered(replace(plain, name=kernel.name), tuple(own.items()))
 
 
-class _Writer(RowWriter):
+class _Writer(RowMemory):
     """What rows.c.j2 needs to know of a kernel, as lists of lines."""
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
@@ -239,67 +233,6 @@ class _Writer(RowWriter):
         places = [v for i in s.index for v, _ in i.terms]
         return bool(self.k.cols) and self.k.cols[-1][0] in places and set(places) <= {a for a, _ in self.k.cols}
 
-    # -- what is kept between passes, and what is written past the caches ------------------------------------------------
-
-    def worth_holding(self) -> dict[str, int]:
-        """The values that a pass would compute again at some cost, and the first pass that has them."""
-        first: dict[str, int] = {}
-        held: dict[str, int] = {}
-        for number, p in enumerate(self.k.passes):
-            known = {s.name: s for s in p.body}
-            pending = [u for s in p.roots for u in s.uses]
-            while pending:
-                name = pending.pop()
-                if name not in known or name in held:
-                    continue
-                if first.get(name, number) < number and self.work(name, known) >= HELD:
-                    held[name] = first[name]
-                else:
-                    pending += known[name].uses
-            for name in known:
-                first.setdefault(name, number)
-        return held
-
-    def work(self, value: str, known: Mapping[str, Stmt]) -> int:
-        """Additions that computing it takes in a pass."""
-        total, pending, seen = 0, [value], {value}
-        while pending:
-            s = known[pending.pop()]
-            lower = getattr(REGISTRY.get(s.op), "lower", None)
-            total += lower.cost if isinstance(lower, Expr) else 0
-            fresh = [u for u in s.uses if u in known and u not in seen]
-            seen.update(fresh)
-            pending += fresh
-        return total
-
-    def held_at(self, s: Stmt, number: int) -> Stmt | None:
-        return replace(s, op="held", args=(), where="", attrs=()) if self.held.get(s.name, number) < number else None
-
-    def line(self, s: Stmt, number: int) -> list[str]:
-        """A value as a statement; one that is kept is stored beside."""
-        if s.name not in self.held:
-            return [self.scribe.value(s)]
-        assert s.dtype is not None
-        place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]))
-        element = f"h{list(self.held).index(s.name)}[{place}]"
-        if s.op == "held":
-            return [f"const {carrier(s.dtype)} {variable(s.name)} = {element};"]
-        return [self.scribe.value(s), *([f"{element} = {variable(s.name)};"] if self.held[s.name] == number else [])]
-
-    def large(self, buffer: str) -> bool:
-        """Whether an array may be larger than caches are."""
-        nbytes = self.types[buffer].nbytes
-        return not isinstance(nbytes, int) or nbytes >= PAST
-
-    def writes_past(self, s: Stmt, number: int) -> bool:
-        """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
-        if s.op != "store" or not self.k.cols or not self.large(s.buffer):
-            return False
-        flat = flatten(s.index, self.types[s.buffer].shape)
-        if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):
-            return False
-        return not any(q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j))
-
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def one_pass(self, p: Pass, number: int) -> dict[str, Any]:
@@ -334,20 +267,6 @@ class _Writer(RowWriter):
         clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
         return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past or scatters else "", "past": past, "scatters": scatters, "ahead": self.ahead(number)}
-
-    def ahead(self, number: int) -> list[dict[str, str]]:
-        """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
-        if number == 0 or number < len(self.k.passes) - 1 or not self.k.rows or self.order:
-            return []
-        innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
-        found = {}
-        for s in self.k.body:
-            flat = flatten(s.index, self.types[s.buffer].shape) if s.op == "load" and self.large(s.buffer) else Index()
-            step = dict(flat.terms)
-            if step.get(innermost) == 1 and row in step and not any(v.startswith("%") for v in step):
-                next_row = flat.renamed({innermost: "c0"}) + step[row]
-                found[f"{s.buffer} + {index(next_row)}"] = f"{64 // self.types[s.buffer].dtype.itemsize}"
-        return [{"at": at, "step": step} for at, step in found.items()]
 
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""

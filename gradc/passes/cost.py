@@ -12,7 +12,7 @@ from ..ir.dims import Size, evaluate, floordiv, maximum, product, symbols
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Program, Stmt, alternatives
 from ..ir.types import Type
 from .devices import CPU, Cpu, Device, Gpu
-from .gpu_cost import DETERMINISTIC, Estimate, Scatter, expected_hits, predict
+from .gpu_cost import DETERMINISTIC, OWN_BYTES, Estimate, Scatter, expected_hits, own_bytes, predict
 
 CHUNK_LEAST, CHUNK_MOST = 8, 64
 """Rows per chunk on the CPU: clamp(N/256, 8, 64)."""
@@ -151,7 +151,21 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
     read, index = _loaded(kernel, s, types)
     owners = product(size for a, size in kernel.rows if a in combine.kept) if combine.kept else 0
     whole = combine.tail or width == 1
-    return Scatter[Size](rows, width, keys, product(type_.shape), read, index, owners, type_.dtype.itemsize, whole, exact(combine, types), combine.gathered)
+    return Scatter[Size](rows, width, keys, product(type_.shape), read, index, owners, type_.dtype.itemsize, whole, exact(combine, types), combine.gathered, own(kernel, combine, types))
+
+
+def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
+    """Whether a privatized accum's partial results can lie in the memory of a GPU's block: few rows, a known number of them, and nothing else to do.
+
+    Rows are added whole, each column to one element, and their places are read from memory.
+    """
+    keys, type_ = product(types[combine.buffer].shape[: combine.leading]), types[combine.buffer]
+    alone = [s for s in kernel.body if not s.name or s.op in REDUCTIONS] == [combine.stmt] and len(kernel.passes) == 1 and bool(kernel.cols)
+    if not alone or not combine.gathered or not combine.tail or not isinstance(keys, int):
+        return False
+    inner = type_.shape[combine.leading :]
+    in_order = [i.variable for i in combine.stmt.index[combine.leading :]] == [a for a, _ in kernel.cols] and product(inner) == kernel.col_count
+    return in_order and own_bytes(keys, type_.dtype.itemsize) <= OWN_BYTES
 
 
 def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:
@@ -186,7 +200,7 @@ def scatter_sizes(s: Scatter[Size]) -> list[Size]:
 def numbers(s: Scatter[Size], bound: Mapping[str, int]) -> Scatter[int]:
     """The sizes with their symbols bound."""
     rows, width, keys, out, read, index, owners = (evaluate(size, bound) for size in scatter_sizes(s))
-    return Scatter[int](rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered)
+    return Scatter[int](rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered, s.own)
 
 
 def _cpu_estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None, device: Cpu) -> list[Estimate]:

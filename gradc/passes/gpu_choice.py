@@ -83,7 +83,8 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
     """The terms of the formulas that decide, in the order in which they do."""
     found: list[tuple[Size, str]] = []  # taken where the size is >= 0
     if "regular" in names and not (s.gathered and "segmented" in names):
-        found.append((s.owners - device.sms, "regular"))  # an owner for each SM: nothing is idle, and nothing else moves less
+        # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another, as many as do that as fast as atomics
+        found.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), "regular"))
     if "atomic" in names and "segmented" in names and not s.exact:  # R hot > sort, R being N / V at least
         found.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
     if "atomic" in names:

@@ -10,12 +10,15 @@ from, ``index`` those of the indices::
     segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
     privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B + 2 launches
                    P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
-    regular      = (read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners) + 1 launch
+      shared     = max((read + index + V D s) / B, R / P hit) + 2 P V D a / L2's rate or B + 2 launches
+                   P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
+    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row) + 1 launch
     atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B + V D (8 + s) / B + 4 launches
 
 ``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the 128-byte lines that they
-reach.  Partial results within 60 % of L2 move at its rate; they lie in memory, not in a block's own: a warp that has its columns to itself keeps
-too little under way to be faster than a sort.  ``row`` is a memory's latency shared by the rows that a task has under way.  The first four are models of kernels that others measured; privatized, regular and
+reach.  Partial results within 60 % of L2 move at its rate.  ``shared``: each block adds up in its own memory, its warps share the rows out by their
+index, so that every sum has one owner, and what is left of a block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way,
+``hit`` a row that a warp adds.  The first four are models of kernels that others measured; privatized, regular and
 atomic_fixed are derived from what they move.  None of them has been held against our own kernels on a device yet.
 """
 
@@ -35,6 +38,11 @@ WORKERS, PARTIALS, SHORTEST = 1 << 17, 1024, 8
 """Threads that a privatized kernel is cut up for, the most partial results, the fewest rows of one: as :mod:`gradc.codegen.launch` has them."""
 COLUMNS = 4
 """Of a thread."""
+OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
+"""Of partial results in a block's own memory: columns of a block, bytes at most (every device has them beside what the kernel stages), blocks
+that a kernel is cut up for, fewest rows of one: as :mod:`gradc.codegen.launch` has them."""
+HIT = 17e-9
+"""Seconds per row that one warp adds to what it has in registers: an estimate."""
 ROW = 0.25e-6
 """Seconds per row of a task: an estimate."""
 MARGIN = 1.1
@@ -66,7 +74,7 @@ class Scatter(Generic[S]):
     :param rows: N.  :param width: D, elements that a row adds.  :param keys: V, rows of the result.  :param out: its elements.
     :param read: bytes read to make the values.  :param index: bytes of the indices.  :param item: bytes of an element of the result.
     :param contiguous: whether what a row adds lies together.  :param exact: whether atomics give the same bits in any order.
-    :param gathered: whether the place is read from memory.  :param owners: rows of the result with one owner each; 0: not known.
+    :param gathered: whether the place is read from memory.  :param own: whether partial results can lie in a block's own memory.  :param owners: rows of the result with one owner each; 0: not known.
     """
 
     rows: S
@@ -80,6 +88,7 @@ class Scatter(Generic[S]):
     contiguous: bool = True
     exact: bool = False
     gathered: bool = True
+    own: bool = False
 
     @property
     def wide(self) -> int:
@@ -110,9 +119,14 @@ def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None =
     return Hits(unique, -(-s.rows // max(s.keys, 1)) if most is None else most)
 
 
-def row_scatter(rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4) -> Scatter[int]:
-    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes."""
-    return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item)
+def row_scatter(rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False) -> Scatter[int]:
+    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes; ``own``: into a table whose rows are known and few."""
+    return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
+
+
+def own_bytes(keys: int, item: int) -> int:
+    """Of the partial results of a block: sums of f32 with what they round off."""
+    return keys * OWN_COLUMNS * (8 if item <= 4 else item)
 
 
 # -- costs: (bytes moved, seconds) -------------------------------------------------------------------------------------
@@ -154,10 +168,16 @@ def segmented(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
 
 def partials(s: Scatter[int]) -> int:
     """How many partial results a privatized accum has."""
+    if s.own:
+        return max(min(OWN_BLOCKS // max(-(-s.width // OWN_COLUMNS), 1), -(-s.rows // OWN_SHORTEST)), 1)
     return max(min(WORKERS // max(-(-s.width // COLUMNS), 1), PARTIALS, -(-s.rows // SHORTEST)), 1)
 
 
 def privatized(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    if s.own:
+        apart, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
+        rate = device.resident if apart // 2 <= device.room else device.bandwidth
+        return streamed + apart, max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + apart / rate + 2 * device.launch
     parts, streamed = partials(s) * s.out * s.pair, floor(s)
     apart = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
@@ -166,7 +186,8 @@ def privatized(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
 
 def regular(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     moved = floor(s) + (2 * s.rows * s.width * s.wide if s.gathered else 0)
-    return moved, moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)) + device.launch
+    alone = s.rows / max(s.owners, 1) * ROW if s.gathered else 0.0
+    return moved, max(moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)), alone) + device.launch
 
 
 def atomic_fixed(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
@@ -218,11 +239,12 @@ def _segmented_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
 
 
 def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
-    return f"{partials(s)} partials of {s.out} elements, folded in order"
+    return f"{partials(s)} partials of {s.out} elements{' in shared memory' if s.own else ''}, folded in order"
 
 
 def _regular_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
     idle = f": too few for {device.sms} SMs" if s.owners < device.sms else ""
+    idle = f": {s.rows // max(s.owners, 1)} rows each, one after another" if s.gathered and not idle else idle
     return f"{s.owners} rows of the result, each owned by one task{idle}"
 
 

@@ -27,9 +27,9 @@ def on_a_device(executable: Executable, payload: bytes | None) -> CudaProgram:
     """The program of an executable for cuda or cuda-sim; nothing is asked of a device yet."""
     if executable.target == "cuda":
         sync, arch = executable.errors == "sync", executable.arch
-        return CudaProgram(executable.program, lambda text, cubin: gpu.Gpu(text, cubin=cubin, arch=arch, sync=sync), workspace_bytes(arch), payload)
+        return CudaProgram(executable.program, lambda text, cubin, wide: gpu.Gpu(text, cubin=cubin, wide=wide, arch=arch, sync=sync), workspace_bytes(arch), payload)
     check = knobs.SIM_CHECK.get()
-    return CudaProgram(executable.program, lambda text, _: Simulator(text, check))
+    return CudaProgram(executable.program, lambda text, *_: Simulator(text, check))
 
 
 def call(executable: Executable, prepared: Prepared, arrays: Arrays, plan: LaunchPlan, workspace: Array | None) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..codegen.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
-from ..codegen.cuda import CudaKernel, render_cuda
+from ..codegen.cuda import CudaKernel, render_cuda, widened
 from ..codegen.launch import LaunchPlan
+from ..codegen.reach import LIMIT
 from ..codegen.rendered import packed, unpacked
 from ..codegen.support import support_text
 from ..errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
@@ -52,11 +53,11 @@ class Started:
 class CudaProgram:
     """A Program as CUDA on a device; the counterpart of CpuProgram.
 
-    :param open_device: makes one for a text and, where there is one, its cubin.  :param library: bytes that the device's matrix products work in.
+    :param open_device: makes one for a text and, where there are some, its cubins, for offsets of 32 and of 64 bits.  :param library: bytes that the device's matrix products work in.
     :param payload: what :attr:`payload` was in another process.  :ivar started: whether there was a call.
     """
 
-    def __init__(self, program: Program, open_device: Callable[[str, bytes], Device], library: int = 0, payload: bytes | None = None):
+    def __init__(self, program: Program, open_device: Callable[[str, bytes, bytes], Device], library: int = 0, payload: bytes | None = None):
         self.program, self.library = program, library
         self._given = unpack(payload) if payload else {}
         self.roots = [b for b in program.buffers if not b.alias]
@@ -65,6 +66,7 @@ class CudaProgram:
         self._plans: dict[tuple[int, ...], LaunchPlan] = {}
         self._uploaded: dict[str, Memory] = {}
         self.started = False
+        self._ready: set[bool] = set()  # widths of the offsets of functions that are loaded
         self._words: list[tuple[Array, Event]] = []
         self._lock = threading.Lock()
 
@@ -84,20 +86,36 @@ class CudaProgram:
 
     @functools.cached_property
     def device(self) -> Device:
-        return self._open(self.text if "__global__" in self.text else "", self._given.get("cubin", b""))
+        return self._open(self.text if "__global__" in self.text else "", self._given.get("cubin", b""), self._given.get("wide", b""))
 
     @functools.cached_property
     def support(self) -> Device:
         """The device with the functions that are no program's."""
-        return self._open(support_text(), b"")
+        return self._open(support_text(), b"", b"")
 
-    def portable(self, cubin: bytes = b"") -> bytes:
+    def portable(self, cubin: bytes = b"", wide: bytes = b"") -> bytes:
         """What another process makes the same program of, without rendering; with a cubin, without NVRTC."""
-        return pack({"rendered": packed(*self._rendered), **({"cubin": cubin} if cubin else {})})
+        binaries = {"cubin": cubin, "wide": wide}
+        return pack({"rendered": packed(*self._rendered), **{name: binary for name, binary in binaries.items() if binary}})
 
     @property
     def payload(self) -> bytes:
-        return self.portable(self._given.get("cubin", b""))
+        return self.portable(self._given.get("cubin", b""), self._given.get("wide", b""))
+
+    def wide_cubin(self, dims: Mapping[str, int], arch: str) -> bytes:
+        """The text compiled for offsets of 64 bits, if it is known from these dims that a function needs them."""
+        from .nvrtc import compile_cuda
+
+        if any(name not in dims for name in self.program.dims) or not self.bind(dims).wide:
+            return b""
+        return compile_cuda(widened(self.text), arch=arch, emit=("cubin",)).cubin
+
+    def counting(self, dims: Mapping[str, int]) -> str:
+        """How wide the offsets of its functions are for these dims, and why."""
+        plan = self.bind(dims)
+        if not plan.wide:
+            return f"offsets have 32 bits: none of its kernels counts beyond {plan.reach}"
+        return f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.reach, LIMIT)}; 32 in the others"
 
     def sites_json(self) -> str:
         return json.dumps({})
@@ -128,7 +146,8 @@ class CudaProgram:
         :param adds: arrays that outputs, by buffer name, are added to at the end.
         """
         device = self.device
-        if not self.started and device.capturing(stream):
+        widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
+        if not (self.started and widths <= self._ready) and device.capturing(stream):
             raise CaptureError(f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before")
         constants = self._constants(stream)
         held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
@@ -144,6 +163,7 @@ class CudaProgram:
         for name, target in (adds or {}).items():
             add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
         self.started = True
+        self._ready |= widths
         return started
 
     def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
@@ -168,7 +188,7 @@ class CudaProgram:
         for action in actions:
             if isinstance(action, Launch):
                 args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
-                self.device.launch(action.function, action.blocks, action.threads, args, action.written, started.stream)
+                self.device.launch(action.function, action.blocks, action.threads, args, action.written, started.stream, action.shared, action.wide)
                 continue
             p = action.product
             out = started.span(p.out.part)

@@ -100,11 +100,11 @@ class Device(Protocol):
     def load(self) -> None:
         """Make everything ready that the first launch would: not all of it may happen while a stream is captured."""
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0) -> None:
+    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
         """Start a function.
 
         :param args: each a Span or an integer of 64 bits.  :param written: places of the Spans that may be written.
-        :param shared: bytes of dynamic shared memory.
+        :param shared: bytes of dynamic shared memory.  :param wide: the function of the text compiled for offsets of 64 bits, at its first such launch.
         :raises DeviceError: it was not started; the function is named.
         """
 

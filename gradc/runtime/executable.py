@@ -23,12 +23,12 @@ from ..errors import (
     WorkspaceTooSmall,
 )
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
-from ..ir.dims import LARGEST, evaluate
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
 from .arrays import Host, Kind, overlap
+from .memory import check_sizes
 from .pending import Pending
 from .precision import Precision, precision_of
 
@@ -112,7 +112,7 @@ class Executable:
         if self.target != "cuda":
             return bytes(self.native.payload)
         try:
-            return bytes(self.native.portable(self.binary.cubin))
+            return bytes(self.native.portable(self.binary.cubin, self.native.wide_cubin(self.fixed_dims, self.arch)))
         except CompilerMissing:
             return bytes(self.native.payload)
 
@@ -252,7 +252,7 @@ class Executable:
         for fact in self.program.assumptions:
             if fact.fails(bound):
                 raise InvalidProblem(f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}")
-        self._check_sizes(bound)
+        check_sizes(self.program, bound)
         check_nonempty(self.program, bound)
         refused = sort_limit(self.program, bound)
         if refused:
@@ -268,14 +268,6 @@ class Executable:
         if len(self._results) > 256:
             self._results.clear()
         return self._results.get(key) or self._results.setdefault(key, {name: type_.concrete(bound) for name, type_ in self.outputs.items()})
-
-    def _check_sizes(self, bound: Mapping[str, int]) -> None:
-        for buffer in self.program.buffers:
-            for size in buffer.type.shape:
-                if evaluate(size, bound) < 0:
-                    raise InvalidProblem(f"{self.program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
-            if evaluate(buffer.type.nbytes, bound) > LARGEST:
-                raise InvalidProblem(f"{self.program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more")
 
     def _check_outputs(self, arrays: Mapping[str, Array], bound: Mapping[str, int], out: Mapping[str, Array]) -> None:
         """The arrays of ``out=`` can be written."""
@@ -408,7 +400,7 @@ class Executable:
         missing = [d for d in self.program.dims if d not in bound]
         if missing:
             raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
-        self._check_sizes(bound)
+        check_sizes(self.program, bound)
         return 0 if self.target == "numpy" else int(self.native.bind(bound).workspace)
 
     def sku(self, **dims: int) -> str:

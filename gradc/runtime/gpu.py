@@ -25,14 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from ..codegen.cuda import widened
 from ..errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
 from .device import Description, Span
 
 Array = np.ndarray[Any, Any]
 _FUNCTION = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(')
 _NOT_READY = 600
-_PLAIN_SHARED = 48 * 1024
-"""Dynamic shared memory that a function may have without asking."""
 
 
 # -- is there one? -----------------------------------------------------------------------------------------------------
@@ -175,16 +174,16 @@ class Gpu:
 
     :param text: kernels as ``extern "C" __global__`` functions whose parameters are pointers and 64-bit integers.
     :param cubin: the text compiled, or b"": it is compiled for the device's architecture (and kept in the cache) at the first launch.
+    :param wide: the same for offsets of 64 bits, at the first launch that needs them.
     :param arch: what the cubin was compiled for.  :param sync: wait after each launch, so that an error names the function that raised it.
     """
 
-    def __init__(self, text: str = "", *, cubin: bytes = b"", arch: str = "", sync: bool = False):
-        self.text, self.cubin, self.arch, self.sync = text, cubin, arch, sync
+    def __init__(self, text: str = "", *, cubin: bytes = b"", wide: bytes = b"", arch: str = "", sync: bool = False):
+        self.text, self.cubin, self.wide, self.arch, self.sync = text, cubin, wide, arch, sync
         self.description = current_device()
         self.cupy = _cupy()
         self.runtime, self.driver = self.cupy.cuda.runtime, self.cupy.cuda.driver
-        self._functions: dict[str, int] = {}
-        self._module = 0
+        self._functions: dict[bool, dict[str, int]] = {}  # by whether their offsets have 64 bits
         self._streams: list[Any] = []
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -211,15 +210,15 @@ class Gpu:
         except (TypeError, ValueError) as error:
             raise Unsupported(f"CuPy {self.cupy.__version__} has no arrays of {dtype}: {error}; torch tensors, or CuPy 14, have them") from error
 
-    def load(self) -> None:
+    def load(self, wide: bool = False) -> None:
         self.check_current()
         with self._lock:
-            if self._module or not self.text:
+            if wide in self._functions or not self.text:
                 return
             here, arch = self.description, self.arch or self.description.arch
             if not fits(arch, here):
                 raise DeviceError(f"this was compiled for {arch}, and device {here.number} ({here.name}) is {here.arch}; compile(..., arch={here.arch!r}) is for it")
-            cubin, maker = self.cubin, ""
+            text, cubin, maker = widened(self.text) if wide else self.text, self.wide if wide else self.cubin, ""
             if not cubin:
                 from .nvrtc import compile_cuda, find_nvrtc
 
@@ -227,28 +226,31 @@ class Gpu:
                 maker = f" by NVRTC {version[0]}.{version[1]}"
                 if version[0] > here.driver[0]:
                     raise DriverTooOld(f"the driver of {here.name} is of CUDA {here.driver[0]}.{here.driver[1]}, and what NVRTC {version[0]}.{version[1]} makes needs one of {version[0]}.0")
-                cubin = compile_cuda(self.text, arch=arch, emit=("cubin",)).cubin
+                cubin = compile_cuda(text, arch=arch, emit=("cubin",)).cubin
             try:
-                self._module = self.driver.moduleLoadData(cubin)
+                module = self.driver.moduleLoadData(cubin)
             except RuntimeError as error:
                 what = f"a binary for {arch}{maker} on {here.name} ({here.arch}, driver of CUDA {here.driver[0]}.{here.driver[1]})"
                 raise (DriverTooOld(f"{what}: {error}") if getattr(error, "status", 0) in (200, 209, 222) else failure(error, what)) from error
+            found = {}
             for name in _FUNCTION.findall(self.text):
                 with _named(f"the function {name}"):
-                    self._functions[name] = self.driver.moduleGetFunction(self._module, name)
+                    found[name] = self.driver.moduleGetFunction(module, name)
+            self._functions[wide] = found
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0) -> None:
-        if not self._module:
-            self.load()
-        handle = self._functions.get(function)
+    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
+        if wide not in self._functions:
+            self.load(wide)
+        functions = self._functions.get(wide, {})
+        handle = functions.get(function)
         if handle is None:
-            raise DeviceError(f"no function {function!r}; there are {', '.join(self._functions)}")
+            raise DeviceError(f"no function {function!r}; there are {', '.join(functions)}")
         stream = self.at(stream)
         values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
         try:
-            if shared > _PLAIN_SHARED:
+            if shared:  # beside what the function has of its own: how much goes without asking is not known here
                 self.driver.funcSetAttribute(handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
             if self.sync and not self.capturing(stream):

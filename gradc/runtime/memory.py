@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidProblem
-from ..ir.dims import evaluate
+from ..ir.dims import LARGEST, evaluate
+from ..ir.kernel import Program
 
 if TYPE_CHECKING:
     from .executable import Executable
+
+
+def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
+    """InvalidProblem where a buffer would have a negative size, or more bytes than can be counted."""
+    for buffer in program.buffers:
+        for size in buffer.type.shape:
+            if evaluate(size, bound) < 0:
+                raise InvalidProblem(f"{program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
+        if evaluate(buffer.type.nbytes, bound) > LARGEST:
+            raise InvalidProblem(f"{program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more")
 
 
 @dataclass(frozen=True)

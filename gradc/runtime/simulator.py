@@ -75,7 +75,7 @@ class Simulator:
 
     def __init__(self, text: str = "", check: bool = False, seed: int | None = None):
         self.text, self.check, self.seed = text, check, seed
-        self.library: Any = None
+        self.libraries: dict[bool, Any] = {}  # by whether their offsets have 64 bits
         self.fresh: list[tuple[int, Array]] = []  # address, and which bytes from there on have a value
 
     def check_current(self) -> None:
@@ -87,11 +87,17 @@ class Simulator:
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
         raise InternalError("the simulator's arrays are the host's")
 
-    def load(self) -> None:
+    def load(self, wide: bool = False) -> None:
+        from ..codegen.cuda import widened
         from .cudasim import compile_sim
 
-        if self.library is None and self.text:
-            self.library = compile_sim(self.text, check=self.check)
+        if wide not in self.libraries and self.text:
+            self.libraries[wide] = compile_sim(widened(self.text) if wide else self.text, check=self.check)
+
+    @property
+    def library(self) -> Any:
+        """The text as it is, compiled."""
+        return self.libraries.get(False)
 
     def ask(self, stream: int | None, work: Work) -> None:
         """Do it, or write it down where the stream is captured."""
@@ -112,13 +118,13 @@ class Simulator:
     def bytes_at(self, address: int, nbytes: int) -> Array:
         return self.seen(Span(address, nbytes, np.dtype(np.uint8)))
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0) -> None:
-        self.load()
+    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
+        self.load(wide)
 
         def work() -> None:
             seen = [self.seen(a) if isinstance(a, Span) else a for a in args]
             ready = {i: self.ready(a) for i, a in enumerate(seen) if isinstance(a, np.ndarray)}
-            self.library.launch(function, (blocks, 1, 1), (threads, 1, 1), shared, seen, written=[i for i in written if seen[i].nbytes], initialised=ready, seed=self.seed)
+            self.libraries[wide].launch(function, (blocks, 1, 1), (threads, 1, 1), shared, seen, written=[i for i in written if seen[i].nbytes], initialised=ready, seed=self.seed)
 
         self.ask(stream, work)
 

@@ -47,20 +47,11 @@ extern "C" __global__ void __launch_bounds__(256) gradc_calibrate_scattered(f32 
   }
 }
 
-/* 16 bytes an add, where the hardware has it; elsewhere four adds. */
-GRADC_FN void gradc_add_four(f32 *to, f32 v) {
-#if !defined(GRADC_CUDA_SIM) && __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %1, %1, %1};" : : "l"(to), "f"(v) : "memory");
-#else
-  for (int c = 0; c < 4; c++) atomicAdd(to + c, v);
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(256) gradc_calibrate_vectors(f32 *table, i64 size, i64 count) {
-  for (i64 i = blockIdx.x * (i64)256 + threadIdx.x; i < count; i += gridDim.x * (i64)256) gradc_add_four(&table[4 * i & (size - 1)], 1.0f);
+  for (i64 i = blockIdx.x * (i64)256 + threadIdx.x; i < count; i += gridDim.x * (i64)256) gradc_atomic_add_four(&table[4 * i & (size - 1)], 1.0f, 1.0f, 1.0f, 1.0f);
 }
 
 /* A warp adds 512 bytes, every warp to the same ones. */
 extern "C" __global__ void __launch_bounds__(256) gradc_calibrate_hot(f32 *row, i64 count) {
-  for (i64 i = (blockIdx.x * (i64)256 + threadIdx.x) / 32; i < count; i += gridDim.x * (i64)8) gradc_add_four(&row[4 * (threadIdx.x & 31)], 1.0f);
+  for (i64 i = (blockIdx.x * (i64)256 + threadIdx.x) / 32; i < count; i += gridDim.x * (i64)8) gradc_atomic_add_four(&row[4 * (threadIdx.x & 31)], 1.0f, 1.0f, 1.0f, 1.0f);
 }

@@ -7,7 +7,7 @@ GRADC_FN void gradc_matmul(const typename H::stored *a, const typename H::stored
                            i64 a_m, i64 a_k, i64 b_k, i64 b_n, i64 a_0, i64 b_0, i64 out_0, i64 a_1, i64 b_1, i64 out_1) {
   __shared__ typename H::sum left[32][33];
   __shared__ typename H::sum right[32][33];
-  const i64 across = gradc_chunks(n, 32), tiles = across * gradc_chunks(m, 32);
+  const i64 across = (n + 31) / 32, tiles = across * ((m + 31) / 32);
   const i64 tile = blockIdx.x % tiles, batch = blockIdx.x / tiles;
   const i64 from_row = tile / across * 32, from_column = tile % across * 32;
   a += batch / count1 * a_0 + batch % count1 * a_1;

@@ -2,6 +2,15 @@
  * the threads of a task, the stable radix sort of row indices.  A task is `W` neighbouring threads that go through their
  * rows together; W is a power of two, and the whole block where it is more than a warp. */
 
+/* ---- Offsets --------------------------------------------------------------------------------------------------------------
+ * Of elements, and all that is counted on the way to them.  A launch for which 32 bits are not proved to hold them takes the
+ * function from the same text compiled with GRADC_WIDE. */
+#ifdef GRADC_WIDE
+typedef i64 ix;
+#else
+typedef i32 ix;
+#endif
+
 /* ---- Bad indices ---------------------------------------------------------------------------------------------------------
  * flag[3 + s]: the position of the lowest bad element that check s has found, all ones while there is none.  flag[0] to [2]: what
  * went wrong at one position, its value and bound.  A kernel that follows `site` checks writes nothing if one of them has found
@@ -26,9 +35,9 @@ GRADC_FN i64 gradc_rounded_i64(f32 v) { return (i64)__builtin_rintf(v); }
 GRADC_FN i64 gradc_rounded_i64(f32 v) { return __float2ll_rn(v); }
 #endif
 
-GRADC_FN i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
-GRADC_FN i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
-GRADC_FN i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
+GRADC_FN ix gradc_min(ix a, ix b) { return a < b ? a : b; }
+GRADC_FN ix gradc_max(ix a, ix b) { return a > b ? a : b; }
+GRADC_FN ix gradc_chunks(ix count, ix each) { return (count + each - 1) / each; }
 GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + 255) & ~(i64)255; }
 
 /* ---- Neighbouring columns -----------------------------------------------------------------------------------------------
@@ -49,7 +58,7 @@ template <class T, int N> struct gradc_vector { /* N elements as the words that 
   union { word words[COUNT]; T items[N]; };
 };
 
-template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, i64 near, i64 step, i64 last, bool wide) {
+template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix near, ix step, ix last, bool wide) {
   if (wide) {
     if (near >= last) return;
     gradc_vector<T, N> all;
@@ -64,7 +73,7 @@ template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, i64
   }
 }
 
-template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], i64 near, i64 step, i64 last, bool wide) {
+template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix near, ix step, ix last, bool wide) {
   if (wide) {
     if (near >= last) return;
     gradc_vector<T, N> all;
@@ -121,6 +130,29 @@ GRADC_FN void gradc_atomic_add(i32 *to, i32 v) { atomicAdd(to, v); }
 GRADC_FN void gradc_atomic_add(u32 *to, u32 v) { atomicAdd(to, v); }
 GRADC_FN void gradc_atomic_add(i64 *to, i64 v) { atomicAdd((unsigned long long *)to, (unsigned long long)v); }
 GRADC_FN void gradc_atomic_add(u64 *to, u64 v) { atomicAdd((unsigned long long *)to, (unsigned long long)v); }
+
+/* 16 bytes an add, where the hardware has it; elsewhere four adds. */
+GRADC_FN void gradc_atomic_add_four(f32 *to, f32 a, f32 b, f32 c, f32 d) {
+#if !defined(GRADC_CUDA_SIM) && __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" : : "l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+#else
+  atomicAdd(to, a), atomicAdd(to + 1, b), atomicAdd(to + 2, c), atomicAdd(to + 3, d);
+#endif
+}
+
+/* A thread's columns, as gradc_put has them, are added to a row. */
+template <int N> GRADC_FN void gradc_atomic_add_row(f32 *to, const f32 (&from)[N], ix near, ix step, ix last, bool wide) {
+  if (wide) {
+    if (near >= last) return;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) gradc_atomic_add_four(to + near + i, from[i], from[i + 1], from[i + 2], from[i + 3]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (near + j * step < last) atomicAdd(&to[near + j * step], from[j]);
+  }
+}
+
 #define GRADC_ATOMIC_EXTREMES(T)                                   \
   GRADC_FN void gradc_atomic_max(T *to, T v) { atomicMax(to, v); } \
   GRADC_FN void gradc_atomic_min(T *to, T v) { atomicMin(to, v); }
@@ -172,7 +204,7 @@ template <class T> struct gradc_most { static __device__ __forceinline__ void jo
 template <class T> struct gradc_least { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
 
 /* The place of an extremum: NaN wins, of equals the first; at < 0 is none. */
-template <class T> struct gradc_place { T value; i64 at; };
+template <class T> struct gradc_place { T value; ix at; };
 template <class T> struct gradc_arg_most {
   static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;

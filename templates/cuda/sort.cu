@@ -141,6 +141,6 @@ extern "C" __global__ void __launch_bounds__(256) gradc_sort_bounds(const u32 *k
 }
 
 /* How many chunks from c on have their pieces of the segment [from, to) added up already. */
-GRADC_FN i64 gradc_tree(i64 c, i64 from, i64 to, i64 CH, i64 chunks) {
+GRADC_FN ix gradc_tree(ix c, ix from, ix to, ix CH, ix chunks) {
   return chunks >= 2 * GRADC_TREE && c % GRADC_TREE == 0 && from < c * CH && to >= (c + GRADC_TREE) * CH ? GRADC_TREE : 1;
 }
