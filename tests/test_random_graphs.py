@@ -510,7 +510,7 @@ def check_module(graph: Graph, words: Mapping[str, Any], seed: int) -> None:
         found = module.backward(residuals, **{name: arrays[f"d.{name}"] for name, node in graph.outputs if node.dtype.is_float}, dims=dims)
         case.compare(values | {f"d.{name}": found[name] for name in wrt}, "the module")
         for name, array in arrays.items():
-            np.testing.assert_array_equal(array, before[name], err_msg=f"the input {name} was changed")
+            assert array.tobytes() == before[name].tobytes(), f"the input {name} was changed"  # NaNs of every dtype are equal to themselves
 
 
 def drawn(data: st.DataObject) -> tuple[Graph, dict[str, Any]]:
