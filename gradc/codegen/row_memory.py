@@ -14,6 +14,8 @@ from .rows import RowWriter
 
 HELD = 8
 """Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near cache serves cost less."""
+AHEAD = 16 << 10
+"""Bytes of the next row up to which it is asked for: longer ones push the present row out of the nearest cache."""
 PAST = 1 << 20
 """Bytes below which an array of known size is not asked whether it is written past the caches."""
 
@@ -90,11 +92,14 @@ class RowMemory(RowWriter):
         if number == 0 or number < len(self.k.passes) - 1 or not self.k.rows or self.order:
             return []
         innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
-        found = {}
+        found: dict[str, int] = {}
         for s in self.k.body:
             flat = flatten(s.index, self.types[s.buffer].shape) if s.op == "load" and self.large(s.buffer) else Index()
             step = dict(flat.terms)
             if step.get(innermost) == 1 and row in step and not any(v.startswith("%") for v in step):
                 next_row = flat.renamed({innermost: "c0"}) + step[row]
-                found[f"{s.buffer} + {index(next_row)}"] = f"{64 // self.types[s.buffer].dtype.itemsize}"
-        return [{"at": at, "step": step} for at, step in found.items()]
+                found[f"{s.buffer} + {index(next_row)}"] = self.types[s.buffer].dtype.itemsize
+        width = sum(found.values())
+        if not isinstance(self.k.col_count, int) or self.k.col_count * width > AHEAD:
+            return []
+        return [{"at": at, "step": f"{64 // itemsize}"} for at, itemsize in found.items()]
