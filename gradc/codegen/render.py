@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
-from ..ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
+from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
@@ -158,7 +158,7 @@ class _Writer(RowMemory):
 
     def context(self) -> dict[str, Any]:
         k = self.k
-        kept = [a for a in k.rows if self.order == "regular" and a[0] in self.parts[k.order].kept]
+        kept = self.kept
         rest = sorted((a for a in k.rows if a not in kept), key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
         private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
         self.past = {s: i for i, s in enumerate(s for j, p in enumerate(k.passes) for s in p.roots if self.writes_past(s, j))}
@@ -176,7 +176,7 @@ class _Writer(RowMemory):
             "order": self.order, "passes": passes, "accums": [self.accum(s) for s in k.accums], "checks": checks,
             "held": [{"name": f"h{i}", "ctype": carrier(k.stmts[v].dtype or F32)} for i, v in enumerate(self.held)],
             "past": [{"name": f"{i}", "ctype": stored(self.types[s.buffer].dtype), "size": size(self.types[s.buffer].count)} for s, i in self.past.items()],
-            "strips": plain, "visit_all": not only, "private_size": size(self.most(private)) if private and any(s != 1 for s in private) else "",
+            "strips": plain, "turned": self.turned, "visit_all": not only, "private_size": size(self.most(private)) if private and any(s != 1 for s in private) else "",
         }  # fmt: skip
         if self.order == "segmented":
             part = self.parts[k.order]
@@ -186,6 +186,20 @@ class _Writer(RowMemory):
             at = index(flatten(part.stmt.index[: part.leading], shape))
             out["key"] = f"{variable(part.stmt.where)} ? {at} : {size(product(shape))}" if part.stmt.where else at
         return out
+
+    @property
+    def kept(self) -> list[Axis]:
+        """The rows' axes that keep a place of a regular accum."""
+        return [a for a in self.k.rows if self.order == "regular" and a[0] in self.parts[self.k.order].kept]
+
+    @property
+    def turned(self) -> bool:
+        """Whether all rows that keep a place go through one value of the others before the next: those gather from a part of memory of its own."""
+        if self.order != "regular" or any(self.how[s.buffer] != "regular" for s in self.k.accums):
+            return False
+        axes = {a for a, _ in self.k.rows} - {a for a, _ in self.kept}
+        gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
+        return any(axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered)
 
     @staticmethod
     def most(sizes: Sequence[Size]) -> Size:
@@ -217,7 +231,7 @@ class _Writer(RowMemory):
             out["owned"], out["owned_size"] = [size(n) for n in extents], size(product(extents))
             entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
             out["owned_at"] = index(flatten(entries, type_.shape))
-            out["apart"], out["partials"] = self.apart(s), f"chunks * ({out['owned_size']})"
+            out["apart"], out["partials"] = self.apart(s), f"{'kept' if self.turned else 'chunks'} * ({out['owned_size']})"
             out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
         return out
 
