@@ -57,3 +57,10 @@ def test_apart(why: str) -> None:
     types = {b.name: b.type for b in module.forward.program.buffers}
     assert all(join_columns(k, types)[0] is k for k in module.forward.program.kernels)
     values(module, (1, 2, 33))
+
+
+@pytest.mark.parametrize("axes", [(1,), (1, 2)])
+def test_several_passes_over_no_columns(axes: tuple[int, ...]) -> None:
+    """Rows of one element have no columns, and still a maximum before a sum."""
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x - ops.max(x, axis=axes, keepdims=True)), x=f"f32[N,{','.join('1' * len(axes))}]"), target="cpu")
+    values(module, (0, 1, 33))

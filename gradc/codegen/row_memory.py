@@ -89,7 +89,7 @@ class RowMemory(RowWriter):
 
     def ahead(self, number: int) -> list[dict[str, str]]:
         """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
-        if number == 0 or number < len(self.k.passes) - 1 or not self.k.rows or self.order:
+        if number == 0 or number < len(self.k.passes) - 1 or not (self.k.rows and self.k.cols) or self.order:
             return []
         innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
         found: dict[str, int] = {}
