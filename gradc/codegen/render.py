@@ -188,6 +188,10 @@ class _Writer(RowMemory):
         return out
 
     @property
+    def innermost(self) -> str:
+        return self.k.cols[-1][0] if self.k.cols else "one"
+
+    @property
     def kept(self) -> list[Axis]:
         """The rows' axes that keep a place of a regular accum."""
         return [a for a in self.k.rows if self.order == "regular" and a[0] in self.parts[self.k.order].kept]
@@ -255,7 +259,7 @@ class _Writer(RowMemory):
         past: list[dict[str, Any]] = []
         scatters: list[dict[str, Any]] = []
         clauses: dict[str, list[str]] = {}
-        innermost = self.k.cols[-1][0] if self.k.cols else "one"
+        innermost = self.innermost
         for s in p.roots:
             if s.op in REDUCTIONS:
                 entry = self.reduction(s, clauses, wide=not self.k.rows or self.mixed(p))
@@ -268,8 +272,7 @@ class _Writer(RowMemory):
                 reductions.append(entry)
             elif self.decided_by_column(s):
                 scatters.append(self.scatter(s))
-                guard = f"{variable(s.where)} ? " if s.where else ""
-                body += [f"at{self.number[s.buffer]}[{innermost} - c0] = {guard}({scatters[-1]['place']}){self.target_of(s, scatters[-1]['place'])[1]}{' : -1' if guard else ''};", f"of{self.number[s.buffer]}[{innermost} - c0] = {variable(s.args[0])};"]
+                body += scatters[-1]["lines"]
             elif s in self.past:
                 place = flatten([i.renamed({innermost: "c0"}) for i in s.index], self.types[s.buffer].shape)
                 past.append({"name": f"{self.past[s]}", "ctype": stored(self.types[s.buffer].dtype), "at": f"{s.buffer} + {index(place)}"})
@@ -298,11 +301,21 @@ class _Writer(RowMemory):
         return s.op == "accum" and self.how[s.buffer] != "segmented" and bool(self.k.cols) and self.places_by_column(s)
 
     def scatter(self, s: Stmt) -> dict[str, Any]:
-        count = self.types[s.buffer].count
-        base, _ = self.target_of(s)
-        n = self.number[s.buffer]
+        """Such an accum: arrays of places and values, and how one is added.
+
+        A sum of one's own takes 0 at place 0 where a mask is off (no sum that began with 0 is changed by it): a branch would be guessed wrong too often.
+        """
+        count, n = self.types[s.buffer].count, self.number[s.buffer]
+        place = "i32" if isinstance(count, int) and count < 2**31 else "i64"
+        base, at = self.target_of(s, place)
+        value, at = variable(s.args[0]), f"({place}){at}"
+        own = s.combine == "sum" and base != s.buffer
+        if s.where:
+            at = f"{variable(s.where)} ? {at} : {0 if own else -1}"
+            value = f"{variable(s.where)} ? {value} : 0" if own else value
         add = self.combined(s.combine, stored(self.types[s.buffer].dtype), f"{base}[at{n}[i]]", f"of{n}[i]")
-        return {"number": n, "value": carrier(self.scribe.values[s.args[0]]), "place": "i32" if isinstance(count, int) and count < 2**31 else "i64", "masked": bool(s.where), "add": add}
+        lines = [f"at{n}[{self.innermost} - c0] = {at};", f"of{n}[{self.innermost} - c0] = {value};"]
+        return {"number": n, "value": carrier(self.scribe.values[s.args[0]]), "place": place, "masked": bool(s.where) and not own, "add": add, "lines": lines}
 
     def block_sum(self, s: Stmt, clauses: dict[str, list[str]]) -> dict[str, Any]:
         """Such an accum: the run is added up first."""

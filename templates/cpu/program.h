@@ -17,7 +17,8 @@ enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FEW = 16, GRADC_BURST = 512
 static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
-static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return (bytes + 63) & ~(i64)63; }
+/* Bytes of a piece of scratch, whole lines; a piece of nothing has a first element too, for sums that add 0 there. */
+static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return bytes ? (bytes + 63) & ~(i64)63 : 64; }
 
 /* Rows per task: the unit of determinism, so a function of the shape and nothing else.  Short rows come by more: a task is some work,
  * but no chain of additions grows long. */
