@@ -17,7 +17,7 @@ from .cuda_tasks import STRIP
 from .products import support
 from .text import standalone
 
-__all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "of_kernel", "prelude", "render_cuda", "widened"]
+__all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "of_kernel", "prelude", "render_cuda"]
 
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
@@ -30,11 +30,6 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
                 kernels[item.name] = cuda_kernel(item, types)
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
     return "\n".join([prelude(), *sorts, *(k.text for k in kernels.values()), support(program)]), kernels
-
-
-def widened(text: str) -> str:
-    """The same text with offsets of 64 bits."""
-    return f"#define GRADC_WIDE\n{text}"
 
 
 def prelude() -> str:

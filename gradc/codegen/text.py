@@ -60,3 +60,8 @@ def standalone(name: str) -> str:
         return _INCLUDE.sub(included, read_template(file))
 
     return expanded(name)
+
+
+def widened(text: str) -> str:
+    """A CUDA text with offsets of 64 bits."""
+    return f"#define GRADC_WIDE\n{text}"

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..codegen.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
-from ..codegen.cuda import CudaKernel, render_cuda, widened
+from ..codegen.cuda import CudaKernel, render_cuda
 from ..codegen.launch import LaunchPlan
 from ..codegen.reach import LIMIT
 from ..codegen.rendered import packed, unpacked
 from ..codegen.support import support_text
+from ..codegen.text import widened
 from ..errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Program

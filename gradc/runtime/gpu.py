@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen.cuda import widened
+from ..codegen.text import widened
 from ..errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
 from .device import Description, Span
 

@@ -88,7 +88,7 @@ class Simulator:
         raise InternalError("the simulator's arrays are the host's")
 
     def load(self, wide: bool = False) -> None:
-        from ..codegen.cuda import widened
+        from ..codegen.text import widened
         from .cudasim import compile_sim
 
         if wide not in self.libraries and self.text:
