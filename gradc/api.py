@@ -1,4 +1,4 @@
-"""compile(): the compiler on one page."""
+"""compile(): what it takes and gives, the cache, and modules in files; the passes are in :mod:`gradc.pipeline`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradc.ops as ops
 
 from . import knobs
-from .autodiff import differentiate, joint_names
 from .calibration import calibration_text_for
 from .errors import InvalidProblem, IRFormatError, Unsupported
 from .interp import sizes_given
@@ -21,74 +20,16 @@ from .ir.program_text import parse_program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
 from .module import Module, Recipe
-from .passes.choose_reduction import STRATEGIES, choose_reduction
-from .passes.decompose import decompose
-from .passes.devices import gpu_of, listed_device
-from .passes.element_rows import element_rows
-from .passes.fold import fold
-from .passes.lanes import lanes
-from .passes.layouts import relaid
-from .passes.manager import Pipeline
-from .passes.partition import Partition, Residual, partition
-from .passes.plan_buffers import plan_buffers
-from .passes.round_sums import round_sums
-from .passes.schedule import schedule
-from .passes.simplify import simplify
-from .passes.sink_dequant import prepare, sink_dequant
-from .passes.sparse_rows import sparse_rows
-from .passes.split_axes import split_axes
-from .passes.unroll import unroll
-from .passes.widen import widen
+from .passes.residual import Residual
 from .runtime import gpu
 from .runtime.executable import TARGETS
 from .trace import trace
 from .version import VERSION
 
-GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
+if TYPE_CHECKING:
+    from .passes.manager import Pipeline
+
 DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "memory_budget": None, "hints": None, "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None, "device": None, "calibration": None}
-
-
-def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
-    """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
-    graph = pipeline.start("forward", graph)
-    graph = pipeline.run(prepare, graph, numerics=options["numerics"])
-    joint = _joint(graph, wrt, options, pipeline) if wrt else graph
-    joint = optimise(joint, options, pipeline)
-    if not wrt:
-        return Partition(joint, joint, ())
-    return partition(joint, graph.output_names, save=options["save"], budget=options["memory_budget"], dims={**(options["hints"] or {}), **(options["dims"] or {})})
-
-
-def _joint(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
-    joint: Graph = pipeline.keep("joint", graph, lambda: differentiate(graph, wrt, unused=options["unused"]))
-    if not options["sparse"]:
-        return joint
-    names = joint_names(graph, wrt)[1]
-    return pipeline.run(sparse_rows, joint, names=[names[n] for n in options["sparse"]])  # type: ignore[no-any-return]
-
-
-def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
-    """The Graph -> Graph passes, in order."""
-    numerics = options["numerics"]
-    graph = pipeline.run(decompose, graph)
-    graph = pipeline.run(widen, graph)
-    graph = pipeline.run(simplify, graph, numerics=numerics)
-    graph = pipeline.run(fold, graph)
-    graph = pipeline.run(sink_dequant, graph, numerics=numerics)
-    graph = pipeline.run(unroll, graph, numerics=numerics)
-    graph = pipeline.run(split_axes, graph, numerics=numerics)
-    return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
-
-
-def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
-    """Graph -> Program, ready to render."""
-    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
-    how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
-    if target.startswith("cuda"):
-        program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
-        program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
-    program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
-    return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
 
 def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), target: str | None = None, *, layout: Mapping[str, Any] | None = None, **options: Any) -> Module:
@@ -127,8 +68,10 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if layout is not None:
         if not isinstance(layout, Mapping):
             raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")
+        from .passes.layouts import relaid
+
         graph = relaid(graph, layout=layout)
-    settings = _settings(graph, options, GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES)
+    settings = _settings(graph, options, target)
     if settings["arch"] is not None and target != "cuda":
         raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
     if settings["errors"] == "async" and target != "cuda":
@@ -136,11 +79,15 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     settings["errors"] = settings["errors"] or ("async" if target == "cuda" else "sync")
     if target == "cuda":
         settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
+        from .passes.devices import listed_device
+
         settings["device"] = settings["device"] or (listed_device(gpu.current_device().name, settings["arch"]).name if gpu.usable() and gpu.current_device().arch == settings["arch"] else None)
     for option in ("device", "calibration"):
         if settings[option] is not None and not target.startswith("cuda"):
             raise InvalidProblem(f"{option}={settings[option]!r} is for a GPU, not for the target {target!r}")
     if target.startswith("cuda"):  # a module keeps what it was chosen by, not where that lay
+        from .passes.devices import gpu_of
+
         settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
     settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
     strange = [name for name in settings["sparse"] if name not in names]
@@ -157,7 +104,7 @@ def _names(what: str, given: Any) -> list[str]:
     return names
 
 
-def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
+def _settings(graph: Graph, options: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
     for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none")), ("errors", (None, "sync", "async"))):
@@ -181,9 +128,13 @@ def _settings(graph: Graph, options: Mapping[str, Any], strategies: Sequence[str
     force = settings["reductions"]
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
-    for name, strategy in (force or {}).items():
-        if strategy not in strategies:
-            raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(strategies)}")
+    if force:
+        from .pipeline import GPU_STRATEGIES, STRATEGIES
+
+        strategies = GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES
+        for name, strategy in force.items():
+            if strategy not in strategies:
+                raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(strategies)}")
     return settings
 
 
@@ -194,30 +145,6 @@ def expand(graph: Graph, wrt: Sequence[str]) -> list[str]:
         below = [n for n in graph.input_names if n.startswith(name + ".")]
         out += [name] if name in graph.input_names or not below else below
     return out
-
-
-def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
-    """Run every pass."""
-    pipeline = Pipeline()
-    parts = lower(graph, wrt, options, pipeline)
-    pipeline.start("forward.partition", parts.forward)
-    programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
-    if wrt:
-        pipeline.start("backward.partition", parts.backward)
-        programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
-    combined = {p.root(s.buffer): "" for p in programs.values() for k in p.kernels for s in k.accums}
-    named = {name: b for p in programs.values() for name, b in (*((b.name, p.root(b.name)) for b in p.buffers), *((n, p.root(b)) for n, b in p.outputs))}
-    strange = [name for name in options["reductions"] or () if name != "*" and named.get(name) not in combined]
-    if strange:
-        raise InvalidProblem(f"reductions names {strange[0]!r}, into which nothing is combined; there are {', '.join(combined) or 'none'}")
-    return pipeline, programs, parts.residuals
-
-
-def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
-    """Value and gradients in one program, with nothing kept between."""
-    pipeline = Pipeline()
-    ready = pipeline.run(prepare, pipeline.start("forward", graph), numerics=options["numerics"])
-    return kernels(optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint")
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
@@ -241,12 +168,12 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
     def stages() -> Pipeline:
         if not pipeline:
-            pipeline.append(build(graph, wrt, options, target)[0])
+            pipeline.append(_built(graph, wrt, options, target)[0])
         return pipeline[0]
 
     recipe = _recipe(graph, wrt, target, options, stages)
     if target not in ("cpu", "cuda") or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
-        made, programs, residuals = build(graph, wrt, options, target)
+        made, programs, residuals = _built(graph, wrt, options, target)
         pipeline.append(made)
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
         if knobs.DUMP.get():
@@ -262,7 +189,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
             return _from_parts(graph, wrt, target, options, unpack(payload), recipe)
         except (IRFormatError, ValueError, KeyError):
             payload = None  # written by a broken build of ours: build again
-    made, programs, residuals = build(graph, wrt, options, target)
+    made, programs, residuals = _built(graph, wrt, options, target)
     pipeline.append(made)
     module = Module(graph, wrt, target, programs, residuals, options, recipe)
     compile_natives(module)
@@ -279,13 +206,27 @@ def _toolchain(target: str) -> tuple[str, ...]:
     return find_compiler().identity, cpu_identity()
 
 
+def _built(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
+    from .pipeline import build
+
+    return build(graph, wrt, options, target)
+
+
+def _joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
+    from .pipeline import joint_program
+
+    return joint_program(graph, wrt, options, target)
+
+
 def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
-    return Recipe(stages, lambda: joint_program(graph, wrt, options, target), save_module, lambda orders: _variant(graph, orders, wrt, target, options))
+    return Recipe(stages, lambda: _joint_program(graph, wrt, options, target), save_module, lambda orders: _variant(graph, orders, wrt, target, options))
 
 
 def _variant(graph: Graph, orders: Mapping[str, Any], wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
     """The module for inputs in other orders; a dump is of the module itself."""
     with knobs.DUMP.set(""):
+        from .passes.layouts import relaid
+
         return cached(relaid(graph, layout=orders, results=False), wrt, target, options)
 
 
@@ -394,5 +335,5 @@ def load_module(folder: Any) -> Module:
     graph = load_graph(path / "graph.gir")
     if machine != _identity(target):
         parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
-    recipe = _recipe(graph, wrt, target, options, lambda: build(graph, wrt, options, target)[0])
+    recipe = _recipe(graph, wrt, target, options, lambda: _built(graph, wrt, options, target)[0])
     return _from_parts(graph, wrt, target, options, parts, recipe)

@@ -17,7 +17,7 @@ from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
-from .passes.partition import Residual
+from .passes.residual import Residual
 from .runtime.arrays import located, unordered
 from .runtime.executable import Executable, Precision
 from .runtime.memory import Memory, predicted

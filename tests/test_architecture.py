@@ -29,7 +29,7 @@ LAYERS = [
     ("runtime",),
     ("calibration", "captures", "explain", "sparse", "variants"),
     ("gradients",),
-    ("module",),
+    ("module", "pipeline"),
     ("api",),
     ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),
     ("demo",),

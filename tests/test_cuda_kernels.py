@@ -11,7 +11,6 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
-from gradc.api import GPU_STRATEGIES
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda import render_cuda
 from gradc.codegen.launch import ONE_BLOCK, TREE, Launch, LaunchPlan
@@ -19,6 +18,7 @@ from gradc.errors import Unsupported
 from gradc.ir.program_text import parse_program
 from gradc.passes.choose_reduction import choose_reduction
 from gradc.passes.devices import device_for
+from gradc.pipeline import GPU_STRATEGIES
 from gradc.runtime.executable import Executable
 
 FLOATS = ("f64", "f32", "bf16", "f16")

@@ -437,8 +437,9 @@ def check_text(graph: Graph | Program) -> None:
 
 def check_stages(graph: Graph, words: Mapping[str, Any], seed: int) -> list[tuple[str, Graph]]:
     """Every pass leaves a graph that verifies, round-trips and means the same; gives the forward and the joint graph before and after them."""
-    from gradc.api import DEFAULTS, optimise
+    from gradc.api import DEFAULTS
     from gradc.passes.manager import Pipeline
+    from gradc.pipeline import optimise
 
     results = [("forward", graph)]
     joint = gradients(graph, words)
@@ -480,8 +481,9 @@ def usable(graph: Graph, words: Mapping[str, Any], seed: int) -> list[dict[str, 
 def check_programs(graph: Graph, words: Mapping[str, Any], seed: int, compiled: bool = True, numerics: str = "real") -> None:
     """Fusion on and off, in the interpreter of programs and on the CPU, agree with the graph."""
     cases = [Expected(graph, arrays_for(graph, words, dims, seed), dims) for dims in usable(graph, words, seed)]
-    from gradc.api import DEFAULTS, optimise
+    from gradc.api import DEFAULTS
     from gradc.passes.manager import Pipeline
+    from gradc.pipeline import optimise
     from gradc.runtime.executable import Executable
 
     ready = optimise(graph, {**DEFAULTS, "numerics": numerics}, Pipeline())

@@ -18,21 +18,10 @@ from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node, Note
 from ..ir.op import Library, Reduction, Scatter
 from .cost import nominal
+from .residual import Residual
 
 _FREE = 0
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True)
-class Residual:
-    """One value kept between forward and backward.
-
-    :param why: ``input`` (borrowed, 0 bytes), or the op whose result it is and why it is not computed again.
-    """
-
-    name: str
-    node: Node
-    why: str
 
 
 @dataclass(frozen=True)
