@@ -64,3 +64,12 @@ def test_several_passes_over_no_columns(axes: tuple[int, ...]) -> None:
     """Rows of one element have no columns, and still a maximum before a sum."""
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x - ops.max(x, axis=axes, keepdims=True)), x=f"f32[N,{','.join('1' * len(axes))}]"), target="cpu")
     values(module, (0, 1, 33))
+
+
+def test_values_behind_a_long_border() -> None:
+    """A place counted from the start of a border needs 64 bits, however small the buffer behind it is."""
+    border = 3_000_000_000
+    module = gradc.compile(gradc.trace(lambda x, i: ops.gather(ops.pad(x, ((border, 0),)), i, axis=0) * 1.0, x="f32[100]", i="i64[64]"), target="cpu")
+    rng = np.random.default_rng(0)
+    x, i = rng.standard_normal(100).astype(np.float32), rng.integers(0, 100, 64)
+    np.testing.assert_array_equal(module.forward.run(x=x, i=border + i)["y"], x[i])

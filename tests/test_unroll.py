@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -84,3 +86,21 @@ def test_a_sampling_is_one_loop_over_the_points(image: str, grid: str, padding: 
     dy = rng.standard_normal(y.shape)
     exact = interp.run(differentiate(graph, ["grid"]), {**given, "d.y": dy})
     np.testing.assert_allclose(module.backward(residuals, dy)["grid"], exact["d.grid"], rtol=1e-9, atol=1e-9)
+
+
+def test_long_chains_of_values() -> None:
+    """No recursion per node, and each value is taken apart once, however many read its elements."""
+
+    def steps(a: Node, b: Node) -> Node:
+        x, total = ops.concat([a, b], axis=1), 0.0
+        for _ in range(1500):
+            x = x * 0.5 + 1.0
+            total = ops.sum(x, axis=1) + total
+        return total
+
+    graph = gradc.trace(steps, a="f64[N,1,7]", b="f64[N,1,7]")
+    after = unroll(graph)
+    same(graph, after)
+    assert not count(after, "concat") and len(after.nodes) < 2 * len(graph.nodes)
+    widest = unroll(gradc.trace(lambda a: ops.sum(functools.reduce(lambda x, _: x * 0.5 + 1.0, range(1500), a), axis=1), a="f64[N,2,7]"))
+    assert count(widest, "sum") == 1

@@ -100,7 +100,8 @@ class Scribe:
     def element(self, buffer: str, place: Sequence[Index]) -> str:
         flat, count = flatten(place, self.types[buffer].shape), self.types[buffer].count
         found = [t for t in flat.terms if t[0].startswith("%")]
-        if self.columns and found and isinstance(count, int) and count < 2**31 and not any(v in self.columns for v, _ in flat.terms):
+        short = isinstance(count, int) and isinstance(flat.const, int) and count + abs(flat.const) < 2**31  # what the values add up to, less a border before the buffer
+        if self.columns and found and short and not any(v in self.columns for v, _ in flat.terms):
             rest = Index(flat.const, tuple(t for t in flat.terms if t not in found))
             return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(found)), 'i32')})]"
         text = index(flat, self.offsets)

@@ -15,7 +15,7 @@ from ..ir.dims import Size, known_nonnegative, same
 from ..ir.kernel import Axis, Index, Kernel, Stmt
 from ..ir.node import Node, identity
 from ..ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
-from ..ir.types import BOOL, F64, I64, DType
+from ..ir.types import BOOL, F64, I32, I64, DType
 
 
 class CannotInline(Exception):
@@ -163,14 +163,19 @@ class Builder:
         value = index.variable
         if value is None or not value.startswith("%"):
             return None
-        where = self._stmt(value)
+        where, limit = self._stmt(value), 2**63
         if where.op == "cast":
-            where = self._stmt(where.args[0])
+            kept, where = where.dtype, self._stmt(where.args[0])
+            limit = 2**31 if kept is I32 else limit
+            if kept is not I64 and not (kept is I32 and self._dtype(where.name).is_float):  # integers wrap, and nothing is below an unsigned 0
+                return None
         if where.op != "where":
             return None
         mask, x, other = where.args
         outside, bounds = self._number(other), {s.op: s.args for a in self._stmt(mask).args if (s := self._stmt(a)).op in ("ge", "le")}
         if self._stmt(mask).op != "bitwise_and" or set(bounds) != {"ge", "le"} or any(b[0] != x for b in bounds.values()) or outside is None:
+            return None
+        if limit < 2**63 and not (isinstance(outside, int) and -limit <= outside < limit):
             return None
         least, most = self._number(bounds["ge"][1]), self._number(bounds["le"][1])
         if least is None or most is None or not (known_nonnegative(least - lo) and (hi is None or known_nonnegative(hi - 1 - most))):

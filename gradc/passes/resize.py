@@ -82,13 +82,14 @@ def resize(
     leaf: Callable[[Node, int], Node],
     opens: Callable[[Node], bool] = lambda node: True,
     fixed: Callable[[Node], Node] = lambda node: node,
+    done: dict[tuple[Node, int], Node] | None = None,
 ) -> Node:
     """``root`` with ``axis`` replaced by axes of ``sizes``.
 
     :param leaf: ``(node, axis)``: what stands for a node that is not opened.  :param opens: which nodes may be.
-    :param fixed: what stands for a node that does not vary along the axis.
+    :param fixed: what stands for a node that does not vary along the axis.  :param done: what was made in calls that differ in the root alone.
     """
-    done: dict[tuple[Node, int], Node] = {}
+    done = {} if done is None else done
     pending = [(root, axis)]
     while pending:
         key = pending[-1]

@@ -60,6 +60,8 @@ class _Unrolling:
         self.whole: set[Node] = set()
         """The values of the new graph that something reads whole: they are computed anyway, and an element of them is read."""
         self.stacks: dict[tuple[Node, int], bool] = {}
+        self.elements: dict[int, dict[tuple[Node, int], Node]] = {}
+        """Element -> (value of the new graph, axis) -> the value's element along the axis."""
         self.pieces = self.in_pieces()
 
     def in_pieces(self) -> set[Node]:
@@ -81,15 +83,21 @@ class _Unrolling:
 
     def stacked(self, node: Node, axis: int) -> bool:
         """Whether a value is made, along the axis, of values that were put side by side."""
-        key = (node, axis)
-        if key not in self.stacks:
-            self.stacks[key] = False
-            if (node.op.name == "concat" and node.attrs["axis"] == axis) or (node.op.name == "pad" and node.attrs["pad_width"][axis] != (0, 0)):
-                self.stacks[key] = True
+        pending = [(node, axis)]
+        while pending:
+            key = inner, at = pending[-1]
+            if key in self.stacks:
+                pending.pop()
+                continue
+            stack = (inner.op.name == "concat" and inner.attrs["axis"] == at) or (inner.op.name == "pad" and inner.attrs["pad_width"][at] != (0, 0))
+            how = None if stack else plan(inner, at, (1,))
+            sources = [(o, a) for o, a in zip(inner.operands, how[0], strict=True) if isinstance(a, int)] if how is not None else []
+            lacking = [source for source in sources if source not in self.stacks]
+            if lacking:
+                pending += lacking
             else:
-                how = plan(node, axis, (1,))
-                self.stacks[key] = how is not None and any(isinstance(a, int) and self.stacked(o, a) for o, a in zip(node.operands, how[0], strict=True))
-        return self.stacks[key]
+                self.stacks[key] = stack or any(self.stacks[source] for source in sources)
+        return self.stacks[node, axis]
 
     def graph(self) -> Graph:
         return self.before.rewrite(self.rule)
@@ -120,7 +128,8 @@ class _Unrolling:
 
     def element(self, node: Node, axis: int, k: int) -> Node:
         """Element k along the axis, which stays with size 1."""
-        return resize(node, axis, (1,), lambda inner, at: self.part(inner, at, k), lambda inner: inner not in self.whole or splat(inner) is not None)
+        done = self.elements.setdefault(k, {})
+        return resize(node, axis, (1,), lambda inner, at: self.part(inner, at, k), lambda inner: inner not in self.whole or splat(inner) is not None, done=done)
 
     def only(self, node: Node, axis: int, k: int) -> Node:
         return node if node.shape[axis] == 1 else self.element(node, axis, k)
