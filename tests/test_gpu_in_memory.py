@@ -13,7 +13,7 @@ import pytest
 from gpu_in_memory import Exchanged, InMemory, Interface, Tensor, installed, ndarray, to_cupy, to_torch
 
 import gradc
-from gradc import api, knobs, ops
+from gradc import api, knobs, ops, pipeline
 from gradc.errors import (
     BufferTooSmall,
     CaptureError,
@@ -508,7 +508,7 @@ def test_from_the_cache_nothing_is_rendered(tmp_path: Path, monkeypatch: pytest.
         raise AssertionError("this is in the cache")
 
     with monkeypatch.context() as patched:
-        patched.setattr(api, "build", never)
+        patched.setattr(pipeline, "build", never)
         patched.setattr(cuda, "render_cuda", never)
         module = gradc.compile(gradc.parse(str(graph)), wrt=["w"], target="cuda")
         assert module.source() == first.source() and module.backward.native.kernels == first.backward.native.kernels
