@@ -13,6 +13,8 @@ from typing import Any
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
+from ..ir.node import REGISTRY
+from ..ir.op import Expr
 from ..ir.types import F32, F64, DType, Type
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
@@ -22,6 +24,9 @@ from .row_memory import RowMemory
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
+WIDE = 12
+"""Additions' worth of one op from which a kernel gets the widest vectors there are: exp, tanh, erf, sigmoid gain a third by 512 bits on
+processors for which compilers prefer 256, and what only moves and adds loses."""
 MANY = 256
 """Rows from which sums over them are sums of sums in f32."""
 TAPS = 4
@@ -51,6 +56,7 @@ def render_program(program: Program) -> Source:
     roots = [b.name for b in program.buffers if not b.alias]
     place = {b.name: roots.index(program.root(b.name)) for b in program.buffers}
     texts: dict[str, str] = {}
+    wide: set[str] = set()
     steps: list[dict[str, Any]] = []
     sites: dict[int, tuple[str, str]] = {}
     for number, step in enumerate(program.steps):
@@ -64,6 +70,8 @@ def render_program(program: Program) -> Source:
             steps.append(entry)
             if isinstance(item, Kernel):
                 texts.setdefault(item.name, render_kernel(item, types))
+                if any(_costs(s) >= WIDE for s in item.body):
+                    wide.add(item.name)
                 for s in item.body:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
@@ -71,15 +79,21 @@ def render_program(program: Program) -> Source:
     pairs = {(types[operand.buffer].dtype, types[call.out.buffer].dtype): None for call in calls for operand in call.operands}
     readers = [{"name": _reader(own, wide), "from": stored(own), "to": wide.name, "value": converted(f"({loaded(own, 'from[i * from_step]')})", own, wide)} for own, wide in pairs if own is not wide]
     main = render("cpu/program.c.j2", kernels=list(texts), steps=steps, readers=readers)
-    names = list(texts)
-    parts = [names[i : i + PER_UNIT] for i in range(0, len(names), PER_UNIT)] or [[]]
+    light, costly = ([n for n in texts if (n in wide) is pays] for pays in (False, True))
+    parts = [names[i : i + PER_UNIT] for names in (costly, light) for i in range(0, len(names), PER_UNIT)] or [[]]
     # one unit needs no linkage between its functions; several share hidden symbols
     shared = "static __attribute__((unused))" if len(parts) == 1 else '__attribute__((visibility("hidden")))'
     units = []
     for number, part in enumerate(parts):
-        body = [f'#include "math.h"\n#include "program.h"\n#define GRADC_SHARED {shared}\n', *(texts[n] for n in part)]
+        first = '#include "wide.h"\n' if part and part[0] in wide else ""
+        body = [f'{first}#include "math.h"\n#include "program.h"\n#define GRADC_SHARED {shared}\n', *(texts[n] for n in part)]
         units.append("\n".join([*body, main] if number == len(parts) - 1 else body))
     return Source(tuple(units), texts, sites)
+
+
+def _costs(s: Stmt) -> int:
+    lower = getattr(REGISTRY.get(s.op), "lower", None)
+    return lower.cost if isinstance(lower, Expr) else 0
 
 
 def _over(value: Size, dims: Mapping[str, str]) -> str:

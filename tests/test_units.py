@@ -1,0 +1,55 @@
+"""Translation units: kernels of costly functions get vectors of 512 bits, the others what the compiler prefers."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.codegen.render import PER_UNIT, render_program
+from gradc.codegen.text import template_dirs
+from gradc.runtime.toolchain import FLAGS, find_compiler
+
+
+def units(*functions: object) -> tuple[str, ...]:
+    graph = gradc.trace(lambda x, w: tuple(f(x, w) for f in functions), x="f32[N,C]", w="f32[C]")
+    return render_program(gradc.compile(graph, target="cpu", fuse=False).forward.program).units
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"^static void (\w+)_rows", text, re.MULTILINE))
+
+
+def test_costly_kernels_stand_apart() -> None:
+    found = units(lambda x, w: ops.exp(x), lambda x, w: x + w, lambda x, w: ops.tanh(x), lambda x, w: ops.sum(x, axis=0), lambda x, w: ops.sqrt(x))
+    assert [text.startswith('#include "wide.h"\n') for text in found] == [True, False]
+    assert {n.split("_")[0] for n in names(found[0])} == {"exp", "tanh"} and {n.split("_")[0] for n in names(found[1])} >= {"add", "sum", "sqrt"}
+
+
+def test_every_kernel_is_in_one_unit() -> None:
+    found = units(*(lambda x, w, k=k: ops.exp(x * float(k + 2)) for k in range(PER_UNIT + 1)))
+    together = [name for text in found for name in names(text)]
+    assert len(together) == len(set(together)) and sum("gradc_run(" in text for text in found) == 1
+    assert all(len(names(text)) <= PER_UNIT for text in found)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="vectors of x86")
+def test_vectors_are_wide_where_it_pays(tmp_path: Path) -> None:
+    """With a processor for which gcc prefers 256 bits; nothing is run."""
+    compiler = find_compiler()
+    if "gcc" not in subprocess.run([*compiler.argv, "-v"], capture_output=True, text=True, check=False).stderr:
+        pytest.skip("the compiler is no gcc")
+    flags = [f for f in FLAGS if f != "-march=native"] + ["-march=skylake-avx512"]
+    include = [word for path in template_dirs() for word in ("-iquote", str(path / "cpu"))]
+    widths = []
+    for i, text in enumerate(units(lambda x, w: ops.exp(x), lambda x, w: x + w)):
+        (tmp_path / f"{i}.c").write_text(text)
+        subprocess.run([*compiler.argv, *flags, *include, "-S", "-o", f"{i}.s", f"{i}.c"], cwd=tmp_path, check=True)
+        rows = "".join(re.findall(r"^\w+_rows:\n(.*?)\.cfi_endproc", (tmp_path / f"{i}.s").read_text(), re.MULTILINE | re.DOTALL))
+        widths.append({width for width in ("zmm", "ymm") if re.search(rf"v(add|mul)ps\t.*%{width}", rows)})
+    assert "zmm" in widths[0] and widths[1] == {"ymm"}
