@@ -18,7 +18,7 @@ from .passes.devices import gpu_of
 from .passes.element_rows import element_rows
 from .passes.fold import fold
 from .passes.lanes import lanes
-from .passes.manager import Pipeline
+from .passes.manager import PASSES, Pipeline
 from .passes.partition import Partition, partition
 from .passes.plan_buffers import plan_buffers
 from .passes.residual import Residual
@@ -30,6 +30,8 @@ from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
 from .passes.unroll import unroll
 from .passes.widen import widen
+
+__all__ = ["GPU_STRATEGIES", "PASSES", "STRATEGIES", "build", "joint_program", "kernels", "lower", "optimise"]  # PASSES: all are registered here
 
 GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
 

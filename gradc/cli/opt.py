@@ -17,9 +17,9 @@ from ..ir.op import Composite
 from ..ir.program_text import parse_program
 from ..ir.verify import verify, verify_program
 from ..passes.choose_reduction import choose_reduction
-from ..passes.manager import PASSES
 from ..passes.plan_buffers import plan_buffers
 from ..passes.schedule import schedule
+from ..pipeline import PASSES
 from .model import names
 
 
