@@ -22,8 +22,10 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
     began = time.perf_counter()
     module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt, target="cpu")
     built = time.perf_counter() - began
+    assert all(executable.native is not None for executable in module.executables.values())
+    before = memory("VmRSS", afresh=True)
     if not case.wrt:
-        return lambda: module(arrays), lambda: {"y": module(arrays)}, {"kernels": [k.name for k in module.forward.program.kernels], "floor_bytes": module.forward.floor(), "compile_s": built}
+        return lambda: module(arrays), lambda: {"y": module(arrays)}, {"kernels": [k.name for k in module.forward.program.kernels], "floor_bytes": module.forward.floor(), "compile_s": built, "before_MB": before}
     y, residuals = module.forward(**arrays)
     dy = case.upstream(np.shape(y))
 
@@ -36,23 +38,24 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
 
     floor = module.backward.floor(**residuals.dims) + (module.forward.floor(**residuals.dims) if case.forward else 0)
     names = [k.name for e in ((module.forward, module.backward) if case.forward else (module.backward,)) for k in e.program.kernels]
-    return (both if case.forward else backward), lambda: dict(backward()), {"kernels": names, "floor_bytes": floor, "compile_s": built}
+    return (both if case.forward else backward), lambda: dict(backward()), {"kernels": names, "floor_bytes": floor, "compile_s": built, "before_MB": before}
 
 
 def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
     import torch
 
     torch.set_num_threads(2)
-    tensors = {n: torch.tensor(a, requires_grad=n in case.wrt) for n, a in case.arrays().items()}
+    tensors = {n: torch.from_numpy(a).requires_grad_(n in case.wrt) for n, a in case.arrays().items()}
 
     def forward() -> Any:
         return case.theirs(torch, **tensors)
 
+    before = memory("VmRSS", afresh=True)
     began = time.perf_counter()
     run = torch.compile(forward) if compiled else forward
     y = run()
     if not case.wrt:
-        return run, lambda: {"y": run().numpy()}, {"compile_s": time.perf_counter() - began}
+        return run, lambda: {"y": run().numpy()}, {"compile_s": time.perf_counter() - began, "before_MB": before}
     dy = torch.tensor(case.upstream(y.shape))
     wanted = [tensors[n] for n in case.wrt]
 
@@ -64,7 +67,7 @@ def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[
 
     (both if case.forward else backward)()
     built = time.perf_counter() - began
-    return (both if case.forward else backward), lambda: {n: g.numpy() for n, g in zip(case.wrt, backward(), strict=True)}, {"compile_s": built}
+    return (both if case.forward else backward), lambda: {n: g.numpy() for n, g in zip(case.wrt, backward(), strict=True)}, {"compile_s": built, "before_MB": before}
 
 
 def exact(case: Case) -> dict[str, Any]:
@@ -152,12 +155,11 @@ def main() -> None:
     else:
         case = all_cases()[name]
         run, results, facts = ours(case) if who == "ours" else torch_peer(case, who == "compile")
-    run()
-    before = memory("VmRSS", afresh=True)
     began = time.perf_counter()
     while time.perf_counter() - began < 0.5:
         run()
-    facts["peak_MB"] = max(memory("VmHWM") - before, 0.0)
+    # more than when inputs and program were there: values, residuals, gradients, workspace (and what torch.compile took to compile)
+    facts["peak_MB"] = max(memory("VmHWM") - facts.pop("before_MB", 0.0), 0.0)
     print(json.dumps(facts), flush=True)
     for line in sys.stdin:
         word, _, count = line.partition(" ")

@@ -128,3 +128,16 @@ def test_the_process_holds_little_more() -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     held, said = map(int, done.stdout.split())
     assert said > 80 << 20 and 0.95 * said <= held <= 1.15 * said + (8 << 20), (held, said)
+
+
+def test_one_workspace_serves_calls_of_several_sizes() -> None:
+    """A longer one that is free is taken, a longer one that must be made replaces the shorter; arrays that stay have blocks of their size."""
+    pool = arrays.OutputPool(limit=1 << 30)
+    sizes = (3 << 20, 9 << 20, 5 << 20, 9 << 20, 3 << 20)
+    for size in sizes:
+        assert pool.empty((size,), np.uint8, brief=True).nbytes == size
+    assert (pool.fresh, pool.reused) == (2, 3) and 9 << 20 <= pool.retained < 11 << 20
+    kept = pool.empty((3 << 20,), np.uint8)
+    assert pool.fresh == 3 and pool.retained >= 9 << 20, "a result takes no block three times its size"
+    working = pool.empty((2 << 20,), np.uint8, brief=True)
+    assert pool.fresh == 3 and not np.shares_memory(working, kept)

@@ -74,6 +74,7 @@ class OutputPool:
         self.limit = _machine_bytes() // 8 if limit is None else limit
         self.reused = self.fresh = 0
         self._free: list[Array] = []  # oldest first
+        self._brief: set[int] = set()  # where blocks lie that were made for one call's use
         self._retained = 0
         self.peak = self._in_use = 0
         self._returned: deque[tuple[Array, int]] = deque()
@@ -93,9 +94,10 @@ class OutputPool:
             self.peak = self._in_use
             return self._in_use
 
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
         """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
 
+        :param brief: it dies with the call that asks: a longer block serves too, and shorter ones that served so are not kept beside one.
         :raises OutOfMemory: the system does not give as much.
         """
         wanted = np.dtype(dtype)
@@ -106,14 +108,19 @@ class OutputPool:
         block = None
         with self._lock:
             self._drain()
-            for i in range(len(self._free) - 1, -1, -1):  # the one used last is the one most likely still in cache
-                if self._free[i].size == rounded:
-                    block = self._free.pop(i)
-                    self._retained -= rounded
-                    self.reused += 1
-                    break
+            fitting = [i for i, free in enumerate(self._free) if free.size == rounded or (brief and free.size > rounded)]
+            if fitting:  # the shortest; the one used last is the one most likely still in cache
+                block = self._free.pop(min(fitting, key=lambda i: (self._free[i].size, -i)))
+                self._retained -= block.size
+                self.reused += 1
+            elif brief:
+                self._retained -= sum(free.size for free in self._free if free.ctypes.data in self._brief)
+                self._free = [free for free in self._free if free.ctypes.data not in self._brief]
+                self._brief.clear()
         if block is None:
             block = self._allocate(rounded, size)
+            if brief:
+                self._brief.add(block.ctypes.data)
         with self._lock:
             self._in_use += size
             self.peak = max(self.peak, self._in_use)
@@ -210,9 +217,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=pool._after_fork)
 
 
-def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+def empty(shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
     """:meth:`OutputPool.empty` of the process's pool."""
-    return pool.empty(shape, dtype)
+    return pool.empty(shape, dtype, brief)
 
 
 # ---- In and out ----------------------------------------------------------------------------------------------------
@@ -301,18 +308,14 @@ def _from_torch(torch: Any, x: Any) -> Array:
     if x.device.type != "cpu":
         raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
     if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(
-            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
-        )
+        raise InvalidProblem(f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first")
     try:
         # A lazy conjugate or minus sign is not in the memory.
         dense = x.detach().resolve_conj().resolve_neg()
         bits, meaning = _TORCH_BITS.get(str(x.dtype), (None, None))
         array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
     except (TypeError, RuntimeError) as error:
-        raise InvalidProblem(
-            f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}"
-        ) from error
+        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}") from error
     return array
 
 
@@ -339,9 +342,7 @@ def _from_protocol(x: Any) -> Array:
                 raise InvalidProblem(f"a {what} cannot be read through DLPack: {error}") from error
     if hasattr(x, "__array__"):
         return _plain(np.asarray(x))
-    raise InvalidProblem(
-        f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
-    )
+    raise InvalidProblem(f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface")
 
 
 class Host:

@@ -110,7 +110,7 @@ class CpuProgram:
         :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
         """
         if workspace is None:
-            workspace = empty((binding.workspace,), np.uint8) if binding.workspace else None
+            workspace = empty((binding.workspace,), np.uint8, brief=True) if binding.workspace else None
         base = workspace.ctypes.data if workspace is not None else 0
         table = self._table()
         place = self.place
