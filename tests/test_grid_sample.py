@@ -426,3 +426,22 @@ def test_an_image_without_pixels_is_an_error_at_the_call() -> None:
             module.forward(x=np.zeros((1, 2, height, width), np.float32), g=grid)
     y, residuals = module.forward(x=np.zeros((1, 2, 1, 1), np.float32), g=grid[:, :0])
     assert y.shape == (1, 2, 0, 3) and not module.backward(residuals, y)["x"].any()
+
+
+@pytest.mark.parametrize("channels", [3, 40])
+def test_a_chunk_goes_through_a_channel_before_the_next(channels: int) -> None:
+    """Sums over few channels add up in the gradient itself, over many beside it: in memory of the thread, as much for a large grid as for a small one."""
+    graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid), x=f"f32[N,{channels},H,W]", grid="f32[N,Q,P,2]")
+    module = gradc.compile(graph, wrt=["grid"], target="cpu")
+    program = module.backward.program
+    assert any("regular" in k.strategies.values() and "gradc_chunk_turned" in text for k in program.kernels for text in [module.backward.native.source.kernels[k.name]])
+    scratch = [(made := module.backward.native.bind({"N": 2, "H": 9, "W": 7, "Q": q, "P": 11})).workspace - made.scratch for q in (5, 5000)]
+    assert scratch[0] == scratch[1]
+    rng = np.random.default_rng(channels)
+    for points in (1, 5, 700):  # 700 rows of points are several chunks
+        given = {"x": rng.standard_normal((2, channels, 9, 7)).astype(np.float32), "grid": rng.uniform(-1.2, 1.2, (2, points, 11, 2)).astype(np.float32)}
+        y, residuals = module.forward(**given)
+        dy = rng.standard_normal(y.shape).astype(np.float32)
+        got = module.backward(residuals, dy)["grid"]
+        exact = interp.run(differentiate(graph, ["grid"]), {**given, "d.y": dy}, precision="f64")["d.grid"]
+        assert np.abs(got - exact).max() <= 16 * 2.0**-24 * np.abs(exact).max()

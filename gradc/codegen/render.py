@@ -13,14 +13,12 @@ from typing import Any
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
-from ..ir.node import REGISTRY
-from ..ir.op import Expr
 from ..ir.types import F32, F64, DType, Type
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
 from .joined import join_columns
-from .row_memory import RowMemory
+from .row_memory import RowMemory, cost
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
@@ -70,7 +68,7 @@ def render_program(program: Program) -> Source:
             steps.append(entry)
             if isinstance(item, Kernel):
                 texts.setdefault(item.name, render_kernel(item, types))
-                if any(_costs(s) >= WIDE for s in item.body):
+                if any(cost(s) >= WIDE for s in item.body):
                     wide.add(item.name)
                 for s in item.body:
                     if s.op == "check":
@@ -89,11 +87,6 @@ def render_program(program: Program) -> Source:
         body = [f'{first}#include "math.h"\n#include "program.h"\n#define GRADC_SHARED {shared}\n', *(texts[n] for n in part)]
         units.append("\n".join([*body, main] if number == len(parts) - 1 else body))
     return Source(tuple(units), texts, sites)
-
-
-def _costs(s: Stmt) -> int:
-    lower = getattr(REGISTRY.get(s.op), "lower", None)
-    return lower.cost if isinstance(lower, Expr) else 0
 
 
 def _over(value: Size, dims: Mapping[str, str]) -> str:
@@ -249,7 +242,7 @@ class _Writer(RowMemory):
             out["owned"], out["owned_size"] = [size(n) for n in extents], size(product(extents))
             entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
             out["owned_at"] = index(flatten(entries, type_.shape))
-            out["apart"], out["partials"] = self.apart(s), f"{'kept' if self.turned else 'chunks'} * ({out['owned_size']})"
+            out["apart"], out["partials"] = self.apart(s), f"chunks * ({out['owned_size']})"
             out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
         return out
 

@@ -20,6 +20,12 @@ PAST = 1 << 20
 """Bytes below which an array of known size is not asked whether it is written past the caches."""
 
 
+def cost(s: Stmt) -> int:
+    """Additions that a statement takes as long as."""
+    lower = getattr(REGISTRY.get(s.op), "lower", None)
+    return lower.cost if isinstance(lower, Expr) else 0
+
+
 class RowMemory(RowWriter):
     """A writer of rows for processors with caches.
 
@@ -52,8 +58,7 @@ class RowMemory(RowWriter):
         total, pending, seen = 0, [value], {value}
         while pending:
             s = known[pending.pop()]
-            lower = getattr(REGISTRY.get(s.op), "lower", None)
-            total += lower.cost if isinstance(lower, Expr) else 0
+            total += cost(s)
             fresh = [u for u in s.uses if u in known and u not in seen]
             seen.update(fresh)
             pending += fresh

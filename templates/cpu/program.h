@@ -34,8 +34,8 @@ static inline __attribute__((unused)) i64 gradc_chunk_private(i64 rows, i64 cols
 }
 
 /* Rows per task where a task's rows share what they gather from: some thousand columns, if that leaves tasks enough. */
-static inline __attribute__((unused)) i64 gradc_chunk_turned(i64 rows, i64 work, i64 cols) {
-  return gradc_max(gradc_chunk(rows, work), gradc_min(gradc_chunks(4096, gradc_max(cols, 1)), gradc_chunks(rows, 16)));
+static inline __attribute__((unused)) i64 gradc_chunk_turned(i64 rows, i64 cols) {
+  return gradc_max(1, gradc_min(gradc_chunks(4096, gradc_max(cols, 1)), gradc_chunks(rows, 16)));
 }
 
 /* Stable counting sort of rows by key in [0, keys]; key == keys is nowhere and comes last.
