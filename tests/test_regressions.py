@@ -98,3 +98,36 @@ def test_tracing_is_all_that_was_asked_for() -> None:
     code = "import gradc; print(gradc.trace(lambda x: x, x='f32[N]'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
     assert "%x: f32[N]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("fn", "types"),
+    [
+        (lambda x: ops.broadcast_to(x, (symbol("N"), symbol("M"), 4, 2)), {"x": "f64[M,4,2]"}),
+        (lambda x: ops.broadcast_to(x, (symbol("M"), symbol("N"), symbol("N"), 3)), {"x": "f64[N,N,3]"}),
+        (lambda a, b, c: ops.concat([a, b, c], axis=0), {"a": "f32[4,N,3]", "b": "f32[3,N,3]", "c": "f32[M,N,3]"}),
+    ],
+)
+def test_joined_columns_take_sizes_in_the_order_of_the_call(fn: Any, types: dict[str, str]) -> None:
+    """Columns joined with the rows around them name N and M in another order than the kernel that the program calls."""
+    dims = {"N": 5, "M": 3}
+    graph = gradc.trace(fn, **types)
+    arrays = {name: rng.standard_normal(t.concrete(dims)).astype(t.dtype.np) for name, t in zip(types, (n.type for n in graph.inputs), strict=True)}
+    found = {}
+    for target in ("cpu", "numpy"):
+        module = gradc.compile(graph, wrt=list(types), target=target)
+        y, residuals = module.forward(**arrays, dims=dims)
+        grads = module.backward(residuals, np.arange(y.size, dtype=y.dtype).reshape(y.shape))
+        found[target] = [y, *(grads[name] for name in types)]
+    for cpu, expected in zip(found["cpu"], found["numpy"], strict=True):
+        np.testing.assert_array_equal(cpu, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_a_masked_row_read_twice_beside_a_prefetch_of_the_next(rows: int) -> None:
+    """gcc 12 read the next row in the second pass (-fno-tree-ter)."""
+    x, w = rng.standard_normal((rows, 3)), rng.standard_normal(5)
+    graph = gradc.trace(lambda x, w: ops.rms_norm(ops.pad(x, [[0, 0], [1, 1]]), (5,), w, eps=0.01), x="f64[N,3]", w="f64[5]")
+    padded = np.pad(x, ((0, 0), (1, 1)))
+    expected = padded / np.sqrt((padded**2).mean(1, keepdims=True) + 0.01) * w
+    np.testing.assert_allclose(gradc.compile(graph, target="cpu")(x=x, w=w), expected, rtol=1e-14)

@@ -146,7 +146,8 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
 
 @functools.lru_cache(maxsize=4096)
 def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> str:
-    return render("cpu/rows.c.j2", k=_Writer(*join_columns(kernel, dict(types))).context())
+    own = dict(types)
+    return render("cpu/rows.c.j2", k=_Writer(*join_columns(kernel, own), kernel.dims(own)).context())
 
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
@@ -156,9 +157,14 @@ def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
 
 
 class _Writer(RowMemory):
-    """What rows.c.j2 needs to know of a kernel, as lists of lines."""
+    """What rows.c.j2 needs to know of a kernel, as lists of lines.
 
-    def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
+    :param dims: the symbols in the order in which a caller passes their values: that of the kernel as it stands in the program.
+        Joined columns name them in another order, and may not name them all.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str]):
+        self.dims = dims
         super().__init__(kernel, types, Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols]))
         self.held = self.worth_holding()
         self.past: dict[Stmt, int] = {}
@@ -176,7 +182,7 @@ class _Writer(RowMemory):
         out = {
             "name": k.name,
             "comment": "\n".join(f" * {line}" for line in str(replace(k, name=k.name)).splitlines()),
-            "dims": list(k.dims(self.types)),
+            "dims": list(self.dims),
             "buffers": [{"name": b, "ctype": stored(self.types[b].dtype), "written": b in k.writes} for b in k.buffers],
             "rows": self.axes(k.rows), "cols": self.axes(k.cols), "kept": self.axes(kept), "rest": self.axes(rest),
             "row_count": size(k.row_count), "col_count": size(k.col_count), "kept_count": size(product(s for _, s in kept)), "rest_count": size(product(s for _, s in rest)),

@@ -44,6 +44,9 @@ FLAGS = (
     # both put masks of one width under conditions of another, and gcc vectorises no such loop
     "-fno-tree-pre",
     "-fno-thread-jumps",
+    # gcc 12 substitutes a masked load's address late, after the pointer in it has moved on to the next row where
+    # a prefetch names that row: the load then reads the wrong row
+    "-fno-tree-ter",
     "-fno-strict-aliasing",
     "-fvisibility=hidden",
 )
@@ -56,6 +59,7 @@ _INSTEAD = {
     "-fopenmp-simd": (),
     "-fno-tree-pre": (),
     "-fno-thread-jumps": (),
+    "-fno-tree-ter": (),
     "-fvisibility=hidden": (),
     "-std=gnu11": (),
     "-std=gnu++17": (),
