@@ -20,7 +20,8 @@ from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Stmt, 
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type
-from .ops.bags import check_positions, count_not_above
+from .ops.bags import count_not_above
+from .ops.indexing import check_positions
 from .ops.pointwise import convert
 from .ops.rules import UFUNCS, summing
 
@@ -378,11 +379,10 @@ class _KernelRun:
             wide[...] = combine(wide, combine.reduce(_widened(values[keep]), dtype=wide.dtype))
         array[...] = round_to(wide, dtype, self.memory.precise)
 
-    def check(self, s: Stmt, value: Any, low: Any = None) -> None:
+    def check(self, s: Stmt, value: Any, before: Any = None) -> None:
         array = np.broadcast_to(self.full(value), self.sizes)
         bound = evaluate(s.attr("bound"), self.memory.bindings)
-        before = None if low is None else np.broadcast_to(self.full(low), self.sizes).reshape(-1)
-        check_positions(s.attr("op"), s.attr("source"), array.reshape(-1), bound, before)
+        check_positions(s.attr("op"), s.attr("source"), array, bound, ascending=before is not None)
 
 
 def sizes_of(shape: Sequence[Size], bindings: Mapping[str, int]) -> tuple[int, ...]:

@@ -278,9 +278,24 @@ def _positive_terms(size: Size) -> bool:
     return all(c >= 0 and all(nonnegative(a) for a, _ in m) for m, c in _terms(size))
 
 
+def _least(size: Size) -> Size:
+    """Something that a size is no less than, without quotients by numbers: n - d + 1 <= d * (n // d) <= n."""
+    total: Size = 0
+    for monomial, coefficient in _terms(size):
+        bound: Size | None = None
+        if len(monomial) == 1 and monomial[0][1] == 1 and isinstance(atom := monomial[0][0], FloorDiv):
+            divisor = atom.denominator
+            if isinstance(divisor, int) and divisor > 0 and coefficient % divisor == 0:
+                bound = (atom.numerator - divisor + 1 if coefficient > 0 else atom.numerator) * (coefficient // divisor)
+        total = total + (bound if bound is not None else _build({monomial: coefficient}))
+    return total
+
+
 def known_nonnegative(size: Size) -> bool:
     """Whether ``size >= 0`` follows from symbols being >= 0 and at most one use of each assumption."""
     if _positive_terms(size):
+        return True
+    if _positive_terms(_least(size)):
         return True
     slack = size
     for fact in _facts.get():

@@ -107,6 +107,11 @@ class Alias:
     at: Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class Checked(Alias):
+    """The same bytes, once a kernel of its own has found each element in [0, ``attrs["bound"]``): whoever reads them comes after it."""
+
+
 Lowering = Expr | Movement | Lookup | Reduction | Scatter | Alias
 
 
@@ -242,8 +247,9 @@ class Op:
     :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
     :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with the attribute
-        ``oob="error"`` they are checked before any kernel reads through them.
+        ``oob="error"`` they are checked before any kernel reads through them (pass ``check_indices``).
     :param implies: ``(node) -> facts``: what its attributes take for granted of its dims; they become assumptions of a traced graph.
+    :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops' plain forms.
     """
@@ -260,6 +266,7 @@ class Op:
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)
     indices: Mapping[int, Callable[[Node], Size]] = field(default_factory=dict, kw_only=True)
+    below: Callable[[Node], Size] | None = field(default=None, kw_only=True)
     implies: Callable[[Node], Sequence[Assumption]] | None = field(default=None, kw_only=True)
     ascending: tuple[int, ...] = field(default=(), kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..errors import TypeRuleError
-from .dims import assuming, same
+from .accesses import Elements, by_data, unsafe_accesses
+from .dims import Size, assuming, evaluate, same
 from .graph import Graph, check_name
 from .kernel import COMBINES, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
 from .op import Library
 from .program_text import KINDS, format_buffer, format_stmt, print_step
+from .ranges import KernelRanges, Range, inside, sources
 from .scan import excerpt
 from .text import format_op, same_attribute, types_agree, value_names
 from .types import BOOL, I64, DType, Type
@@ -77,11 +79,20 @@ def _pointing(error: TypeRuleError, line: str, part: str, start: int = 0) -> Typ
     return error
 
 
+def _goes_along(kernel: Kernel, buffer: str) -> bool:
+    """Whether the rows are in the order of an accum, or of one to the same places."""
+
+    def places(name: str) -> list[object]:
+        return [(s.where, [i for i in s.index if any(v.startswith("%") for v, _ in i.terms)]) for s in kernel.accums if s.buffer == name]
+
+    return kernel.order == buffer or (bool(kernel.order) and places(buffer) == places(kernel.order))
+
+
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
 def verify_program(program: Program) -> None:
-    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read, strategies."""
+    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read, strategies; see also :func:`verify_accesses`."""
     with assuming(program.assumptions):
         _verify_buffers(program)
         written = {b.name for b in program.buffers if b.kind in ("input", "const") and not b.alias}
@@ -94,6 +105,49 @@ def verify_program(program: Program) -> None:
             written |= {program.root(b) for b in step.writes}
         for name, buffer in program.outputs:
             _verify_output(name, buffer, program, written)
+        verify_accesses(program)
+
+
+def verify_accesses(program: Program) -> list[Kernel]:
+    """Every access stays inside its buffer: a position that data decides has been checked by a step before, is inside by how it was computed,
+    or is masked.
+
+    :returns: the kernels with other places, which sizes alone decide, of which this cannot be said for all sizes: see :func:`verify_sizes`.
+    :raises TypeRuleError: an access through data of which it cannot be shown.
+    """
+    undecided: dict[str, Kernel] = {}
+    with assuming(program.assumptions):
+        elements = Elements(program)
+        for step in program.steps:
+            for kernel in (k for k in alternatives(step) if isinstance(k, Kernel)):
+                for s, axis, size in unsafe_accesses(kernel, elements):
+                    index = s.index[axis]
+                    if not by_data(index):
+                        undecided[kernel.name] = kernel
+                        continue
+                    named = ", ".join(dict.fromkeys(sources(kernel, index))) or f"what {index} is computed from"
+                    _outside(kernel, s, axis, size, f"nothing before says that {index} is inside: no step checks {named}")
+            elements.after(step)
+    return list(undecided.values())
+
+
+def verify_sizes(kernel: Kernel, program: Program, dims: Mapping[str, int]) -> None:
+    """The places that data does not decide are inside at these sizes.
+
+    :raises TypeRuleError: one is not.
+    """
+    if any(evaluate(size, dims) == 0 for _, size in kernel.rows):
+        return
+    at = {b: program.buffer[b].type.substitute(dims) for b in kernel.buffers}
+    ranges = KernelRanges(kernel.substitute(dims), at, lambda buffer: Range())
+    for s, axis, found, size in ranges.accesses():
+        if not by_data(s.index[axis]) and not found.within(inside(size)):
+            _outside(kernel, s, axis, size, f"{s.index[axis]} is not inside")
+
+
+def _outside(kernel: Kernel, s: Stmt, axis: int, size: Size, why: str) -> NoReturn:
+    error = TypeRuleError(f"kernel {kernel.name}: axis {axis} of {s.buffer} has {size}, and {why}")
+    raise _pointing(error, format_stmt(s), f"{s.buffer}[")
 
 
 def _verify_buffers(program: Program) -> None:
@@ -321,7 +375,7 @@ class _KernelCheck(_StepCheck):
                 self.wrong(f"a strategy for {buffer}, which no accum of it writes", f"{buffer}:")
             if strategy not in STRATEGIES:
                 self.wrong(f"{strategy!r} is no strategy; there are {', '.join(STRATEGIES)}", strategy)
-            if strategy == "segmented" and kernel.order != buffer:
+            if strategy == "segmented" and not _goes_along(kernel, buffer):
                 self.wrong(f"{buffer} is segmented, but the rows are in the order of {kernel.order or 'nothing'}", f"{buffer}:")
         if kernel.order and kernel.order not in targets:
             self.wrong(f"the order {kernel.order} is the buffer of none of its accums", f"order({kernel.order})")

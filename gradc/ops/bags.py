@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import IndexOutOfRange, NotAscending, TypeRuleError
+from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
 from ..ir.types import I64, Type
-from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, gather, padding_exists, scatter_add, unpadded
+from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, check_positions, gather, padding_exists, scatter_add, unpadded
 from .movement import iota
 from .pointwise import bitwise_or, eq, ge, gt, logical_and, lt, maximum, ne, sqrt, where
 from .reduce import amax, amin, sum
@@ -37,17 +37,6 @@ def count_not_above(line: Any, values: Any) -> Any:
     return low
 
 
-def check_positions(op: str, name: str, values: Any, bound: int, before: Any = None) -> None:
-    """IndexOutOfRange or, of values that must not decrease, NotAscending at the first that is wrong."""
-    outside = (values < 0) | (values >= bound)
-    below = np.zeros(values.shape, bool) if before is None else values < before
-    if (outside | below).any():
-        position = int(np.argmax(outside | below))
-        if below[position]:
-            raise NotAscending(op, name, position, int(values[position]), int(before[position]))
-        raise IndexOutOfRange(op, name, position, int(values[position]), bound)
-
-
 def _segments(offsets: Type, *, size: int | Dim, oob: Literal["error", "skip"] = "error") -> Any:
     if _indices(offsets).rank != 1:
         raise TypeRuleError(f"the offsets {offsets} have rank {offsets.rank}, not 1")
@@ -56,9 +45,8 @@ def _segments(offsets: Type, *, size: int | Dim, oob: Literal["error", "skip"] =
 
 def _segments_reference(offsets: Any, *, size: int, oob: str) -> Any:
     raw = np.asarray(offsets).astype(np.int64)
-    if oob == "error" and raw.size:
-        check_positions("segment_ids", "offsets", raw[:1], 1)
-        check_positions("segment_ids", "offsets", raw, size + 1, np.concatenate([raw[:1], raw[:-1]]))
+    if oob == "error":
+        check_positions("segment_ids", "offsets", raw, size + 1, ascending=True)
     return count_not_above(raw, np.arange(size)) - 1
 
 

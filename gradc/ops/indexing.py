@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import IndexOutOfRange, TypeRuleError
+from ..errors import IndexOutOfRange, NotAscending, TypeRuleError
 from ..ir.dims import Assumption, Dim, Size, known_nonnegative, same
 from ..ir.kernel import Index
 from ..ir.node import Node, call
-from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.op import DISCRETE, BadSample, Checked, Composite, Movement, Primitive, Sample, Scatter
 from ..ir.types import DTYPES, I32, I64, DType, Type
 from .pointwise import mul
 from .rules import canonical_axis, converted, full, number, reshaped, spread, summing
@@ -61,6 +61,23 @@ def in_range(place: Node, size: Size) -> Node:
     return call("bitwise_and", call("ge", wide, full(0, wide)), call("lt", wide, spread(call("dim", size=size), wide.shape)))
 
 
+def check_positions(op: str, name: str, values: Any, bound: int, *, ascending: bool = False) -> None:
+    """Every value is in [0, bound); ``ascending``: the first is 0 and none is below the one before it.
+
+    :raises IndexOutOfRange, NotAscending: at the first that is wrong.
+    """
+    line = np.asarray(values).reshape(-1)
+    if ascending and line.size:
+        check_positions(op, name, line[:1], 1)
+    outside = (line < 0) | (line >= bound)
+    below = np.concatenate([np.zeros(min(line.size, 1), bool), line[1:] < line[:-1]]) if ascending else np.zeros(line.shape, bool)
+    if (outside | below).any():
+        position = int(np.argmax(outside | below))
+        if below[position]:
+            raise NotAscending(op, name, position, int(line[position]), int(line[position - 1]))
+        raise IndexOutOfRange(op, name, position, int(line[position]), bound)
+
+
 # -- what an index means under each rule for bounds --------------------------------------------------------------------
 
 
@@ -68,9 +85,8 @@ def resolve(raw: Any, size: int, oob: str, op: str, name: str = "indices") -> tu
     """NumPy: (positions inside the table, which of them count)."""
     raw = np.asarray(raw).astype(np.int64)
     inside = (raw >= 0) & (raw < size)
-    if oob == "error" and not inside.all():
-        position = int(np.argmin(inside.reshape(-1)))
-        raise IndexOutOfRange(op, name, position, int(raw.reshape(-1)[position]), size)
+    if oob == "error":
+        check_positions(op, name, raw, size)
     if oob == "clamp":
         return np.clip(raw, 0, max(size - 1, 0)), np.full(raw.shape, size > 0)
     if oob == "wrap":
@@ -87,6 +103,26 @@ def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, A
         return Index.of(value), kernel.inside(Index.of(value), 0, size)
     return Index.of(value), None
 
+
+# -- positions that are checked before anything is read through them ---------------------------------------------------
+
+
+def _check_index(indices: Type, *, bound: int | Dim, op: str = "check_index", ascending: bool = False) -> Type:
+    if ascending and indices.rank != 1:
+        raise TypeRuleError(f"the indices {indices} have rank {indices.rank}; those that ascend have 1")
+    return _indices(indices)
+
+
+def _checked_reference(indices: Any, *, bound: int, op: str, ascending: bool) -> Any:
+    check_positions(op, "indices", np.asarray(indices).astype(np.int64), bound, ascending=ascending)
+    return indices
+
+
+check_index = Primitive("check_index", infer=_check_index, reference=_checked_reference, lower=Checked(lambda index, node, kernel: kernel.read(node.operands[0], index)), in_place_of_dtype=True,
+    below=lambda node: node.attrs["bound"], vjp=lambda g, y, indices, **_: (g,),
+    samples=(Sample(("i64[N]",), {"bound": 5}, draw=("index:5",)), Sample(("u8[2,N]",), {"bound": 5}, draw=("index:5",)), Sample((np.array([0, 2, 2, 5]),), {"bound": 6, "ascending": True})),
+    bad=(BadSample(("f32[2]",), {"bound": 5}, match="indices are f32"), BadSample(("i64[2,3]",), {"bound": 5, "ascending": True}, match="rank 2")),
+    doc="the indices themselves, once each has been found in [0, bound), before any kernel reads through them; IndexOutOfRange names op. What check_indices puts before each access with oob='error'")  # fmt: skip
 
 # -- gather and scatter_add: whole slices along one axis ---------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def _reference_iota(*, shape: Any, axis: int, dtype: DType) -> Any:
     return np.broadcast_to(convert(line, dtype), shape)
 
 
-iota = Primitive("iota", infer=_iota, reference=_reference_iota, lower=Movement(lambda index, node, kernel: kernel.position(index[node.attrs["axis"]], node.dtype)),
+iota = Primitive("iota", infer=_iota, reference=_reference_iota, lower=Movement(lambda index, node, kernel: kernel.position(index[node.attrs["axis"]], node.dtype)), below=lambda node: node.shape[node.attrs["axis"]],
     vjp=lambda g, y, **attrs: (), samples=(Sample((), {"shape": (3, 4), "axis": 1}), Sample((), {"shape": (5,), "dtype": "f32"})),
     bad=(BadSample((), {"shape": (3,), "axis": 1}, match="axis=1"),), doc="0, 1, 2... along an axis")  # fmt: skip
 

@@ -153,9 +153,9 @@ def _arg_call(name: str) -> Any:
 
 
 _ARG = (Sample(("F[N]",), {"axis": 0}, dims={"N": 5}), Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}), Sample(("F[3,4]",)), Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)))
-argmax = Primitive("argmax", infer=_arg_type, reference=_extremum_reference(np.argmax, 0), lower=Reduction("argmax", nonempty=True), sugar=_arg_call("argmax"),
+argmax = Primitive("argmax", infer=_arg_type, reference=_extremum_reference(np.argmax, 0), lower=Reduction("argmax", nonempty=True), below=lambda node: node.operands[0].shape[node.attrs["axis"]], sugar=_arg_call("argmax"),
     samples=_ARG, bad=BAD_AXIS[:1], doc="where the largest stands, the first of equals, NaN first of all; i64")  # fmt: skip
-argmin = Primitive("argmin", infer=_arg_type, reference=_extremum_reference(np.argmin, 0), lower=Reduction("argmin", nonempty=True), sugar=_arg_call("argmin"),
+argmin = Primitive("argmin", infer=_arg_type, reference=_extremum_reference(np.argmin, 0), lower=Reduction("argmin", nonempty=True), below=lambda node: node.operands[0].shape[node.attrs["axis"]], sugar=_arg_call("argmin"),
     samples=_ARG, bad=BAD_AXIS[:1], doc="where the smallest stands, the first of equals, NaN first of all; i64")  # fmt: skip
 
 _OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin}

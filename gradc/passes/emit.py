@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..ir.dims import Size, known_nonnegative
 from ..ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
 from ..ir.node import Node, Note, topological
-from ..ir.op import Alias, Expr, Movement
+from ..ir.op import Alias, Checked, Expr, Movement
 from ..ir.types import Type
 from .groups import Group, View, lowering
 from .lower import Builder, Domain
@@ -45,8 +43,6 @@ class _Emission:
     def program(self) -> Program:
         needed = set().union(*self.s.loads.values()) if self.s.loads else set()
         needed |= {n for _, n in self.graph.outputs}
-        for index, _, _, _ in self.checked():
-            needed |= set(self.check(index, 0, "", "", False, lambda n: "b" if n in self.s.in_memory else None)[1])
         owners: dict[Node, str] = {}
         for name, node in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
             base = node
@@ -66,6 +62,9 @@ class _Emission:
             wish = owners.get(node) or next((n for n, o in self.graph.outputs if o is node), "") or self.wish(node)
             if isinstance(lowering(node), Alias) and node not in self.s.group_of:
                 source = self.names[node.operands[0]]
+                if isinstance(lowering(node), Checked):
+                    self.names[node] = source
+                    continue
                 kind = next(b.kind for b in self.buffers if b.name == source)
                 self.names[node] = self.unique(wish if wish not in self.used else f"{source}.view")
                 self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
@@ -108,33 +107,24 @@ class _Emission:
         return {b.name: b.type for b in self.buffers} | {name: n.type for n, name in self.s.constants.items()}
 
     def steps(self, used: set[Node]) -> list[Step]:
-        steps: list[Step] = []
-        checks = self.checks()
-        ready: set[Node] = set(self.graph.inputs)
         import networkx as nx
 
-        order = list(nx.lexicographical_topological_sort(self.s.order, key=lambda k: k))
-
-        def flush() -> None:
-            for check in list(checks):
-                kernel, reads = check
-                if reads <= ready:
-                    steps.append(kernel.named_by_structure("check", self.types))
-                    checks.remove(check)
-
-        flush()
+        steps: list[Step] = []
+        groups = self.s.groups
+        # checks as early as they can be: of a call with a bad index as little as possible has run
+        order = nx.lexicographical_topological_sort(self.s.order, key=lambda key: ("check" not in groups[key].placed.values(), key))
         for key in order:
-            group = self.s.groups[key]
-            if "library" in group.placed.values():
-                steps.append(self.call(next(iter(group.placed))))
+            group = groups[key]
+            (first, *_) = group.placed
+            if group.placed[first] == "library":
+                steps.append(self.call(first))
+            elif group.placed[first] == "check":
+                steps.append(self.check(first))
             else:
                 kernel = self.kernel(group, used)
                 if kernel.writes:
                     steps.append(kernel.named_by_structure(meaning(group), self.types))
                     self.s.kernel_names[key] = steps[-1].name
-            ready |= set(group.placed)
-            ready |= {n for n in self.names if isinstance(lowering(n), Alias) and n.operands[0] in ready}
-            flush()
         return steps
 
     def kernel(self, group: Group, used: set[Node]) -> Kernel:
@@ -155,31 +145,21 @@ class _Emission:
         name = f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}" if all(isinstance(s, int) for s in node.shape) else node.op.name
         return Call(name, node.op.name, tuple(axes), Operand(self.names[node], tuple(out)), tuple(args), self.graph.notes.get(node, Note()))
 
-    def checked(self) -> list[tuple[Node, Size, bool, str]]:
-        """The data-dependent indices that must lie in range: (index, bound, whether they ascend, op)."""
-        found: dict[tuple[Node, Size, bool], str] = {}
-        for node in self.graph.nodes:
-            if node.attrs.get("oob") == "error":
-                for operand, bound in node.op.indices.items():
-                    index, size, ascending = node.operands[operand], bound(node), operand in node.op.ascending
-                    low, high = index.dtype.range
-                    if ascending or low < 0 or not known_nonnegative(size - 1 - high):  # else its type keeps it in range
-                        found.setdefault((index, size, ascending), node.op.name)
-        return [(*key, op) for key, op in found.items()]
+    def check(self, node: Node) -> Kernel:
+        """The step that looks at every element of a buffer of positions."""
+        (index,) = node.operands
+        builder = Builder(Domain(index.shape, None), lambda n: self.names.get(n) if n in self.s.in_memory else None, self.s.constant_buffer)
+        builder.check(index, node.attrs["bound"], node.attrs["op"], self.source(index), node.attrs["ascending"])
+        return builder.kernel("check").named_by_structure("check", self.types)
 
-    def check(self, index: Node, bound: Size, op: str, source: str, ascending: bool, buffer_of: Callable[[Node], str | None]) -> tuple[Kernel, list[Node]]:
-        builder = Builder(Domain(index.shape, None), buffer_of, self.s.constant_buffer)
-        builder.check(index, bound, op, source, ascending)
-        return builder.kernel("check"), list(builder.loaded.values())
-
-    def checks(self) -> list[tuple[Kernel, set[Node]]]:
-        """A kernel for each checked index, to run as soon as the index is known."""
-        found = []
-        for index, bound, ascending, op in self.checked():
-            source = self.names.get(index) or next((self.names[o] for o in reversed(topological([index])) if o in self.names), op)
-            kernel, reads = self.check(index, bound, op, source, ascending, lambda n: self.names.get(n) if n in self.s.in_memory else None)
-            found.append((kernel, set(reads)))
-        return found
+    def source(self, index: Node) -> str:
+        """What the user calls positions: the value's own name, else the input that they are computed from."""
+        note = self.graph.notes.get(index)
+        if index.op.name == "input" or (note and note.name):
+            return self.names[index]
+        inputs = [n for n in topological([index]) if n.op.name == "input"]
+        whole = [n for n in inputs if n.dtype.is_integer] or inputs
+        return self.names[whole[-1]] if whole else self.names[index]
 
 
 def meaning(group: Group) -> str:

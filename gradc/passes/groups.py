@@ -38,10 +38,15 @@ class Group:
     def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
         self.key = key
         self.domain = Domain(tuple(shape), cols)
-        self.placed: dict[Node, str] = {}  # node -> element | row | accum
+        self.placed: dict[Node, str] = {}  # node -> element | row | accum | library | check
         self.scatter: Node | None = None
         self.walked: list[frozenset[str]] = []
         self.builder: Builder
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is a step of one node, which nothing joins."""
+        return not {"library", "check"}.isdisjoint(self.placed.values())
 
     @property
     def real(self) -> tuple[Size, ...]:

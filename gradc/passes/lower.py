@@ -335,7 +335,7 @@ class Builder:
         args: tuple[str, ...] = (value,)
         if ascending:
             first = self._emit("eq", (self.position(index[0], I64), self.number(0, I64)), BOOL)
-            before = self._wide(self.read(node, [index[0] + -1], where=self._emit("invert", (first,), BOOL)))
+            before = self._wide(self.read(node, [index[0] + -1], where=self.inside(index[0] + -1, 0, node.shape[0])))
             self._check((self._emit("where", (first, value, self.number(0, I64)), I64),), 1, op, source)
             args = (value, before)
         self._check(args, bound, op, source)

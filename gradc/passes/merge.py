@@ -45,7 +45,7 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
     position = {node: i for i, node in enumerate(scheduler.graph.nodes)}
     size = functools.cache(lambda node: int(nbytes(node)))
     refused = scheduler.refused
-    live = [g for g in scheduler.groups if g.key in scheduler.order and "library" not in g.placed.values()]
+    live = [g for g in scheduler.groups if g.key in scheduler.order and not g.alone]
     worth = {pair: saving for i, a in enumerate(live) for b in live[i + 1 :] if (saving := saved(scheduler, *(pair := (a, b)), size))}
     while worth:
         a, b = pair = min(worth, key=lambda pair: (-worth[pair], pair[1].key, pair[0].key))

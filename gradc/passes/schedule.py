@@ -15,7 +15,8 @@ from ..ir.dims import Size, assuming
 from ..ir.graph import Graph
 from ..ir.kernel import Index, Program
 from ..ir.node import Node
-from ..ir.op import Alias, Expr, Library, Lookup, Movement, Reduction, Scatter
+from ..ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scatter
+from .check_indices import check_indices
 from .emit import emit
 from .groups import Group, Seen, View, alike, lowering, nbytes, real
 from .lower import Builder, CannotInline, Domain
@@ -45,7 +46,8 @@ def apart(graph: Graph, *, host: bool = True) -> list[Apart]:
 
 
 def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler]:
-    forced: set[Node] = set()
+    graph = check_indices(graph)
+    forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
     with assuming(graph.assumptions):
         for _ in range(2 * len(graph.nodes) + 2):
             scheduler = Scheduler(graph, fuse, forced, host)
@@ -67,6 +69,8 @@ class Scheduler:
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
         self.group_of: dict[Node, Group] = {}
+        self.checks: dict[Node, Group] = {}
+        """The step that checks the elements of each :class:`Checked` node."""
         self.groups: list[Group] = []
         self.order: nx.DiGraph[int] = nx.DiGraph()
         self.has_path = nx.has_path
@@ -89,6 +93,8 @@ class Scheduler:
                 continue
             if isinstance(node.op, Library):
                 self.library_node(node)
+            elif isinstance(lowering(node), Checked):
+                self.checked_node(node)
             elif isinstance(lowering(node), Alias) and (node in self.forced or not self.fuse):
                 self.force(node.operands[0])
                 self.in_memory.add(node)
@@ -164,6 +170,16 @@ class Scheduler:
         self.connect(group, self.loads[group.key])
         self.library.append(node)
 
+    def checked_node(self, node: Node) -> None:
+        """Memory that is read after a step of its own has looked at it."""
+        self.force(node.operands[0])
+        group = self.open(node.shape, None)
+        group.placed[node] = "check"
+        self.checks[node] = group
+        self.in_memory.add(node)
+        self.loads[group.key] = set(node.operands)
+        self.connect(group, self.loads[group.key])
+
     def behind(self, node: Node) -> Node:
         """What needs memory so that a library can read the node: the value behind ops that only move it; if that has some, a reshape of it; if none, the node."""
         base, above = node, node
@@ -196,9 +212,9 @@ class Scheduler:
         return self.constants[node]
 
     def owner(self, node: Node) -> Group | None:
-        while isinstance(lowering(node), Alias) and node not in self.group_of:
+        while isinstance(lowering(node), Alias) and node not in self.group_of and node not in self.checks:
             (node,) = node.operands
-        return self.group_of.get(node)
+        return self.checks.get(node) or self.group_of.get(node)
 
     def connect(self, group: Group, loaded: set[Node]) -> None:
         for node in loaded:
@@ -238,7 +254,7 @@ class Scheduler:
         size = nbytes(self.source(node))
         sharers = {g.key for g in self.groups for leaf in leaves if leaf in self.loads[g.key] and nbytes(leaf) * 2 >= size}
         ranked = [*sorted(producers, reverse=True), *sorted(sharers - producers, reverse=True)]
-        return [self.groups[key] for key in ranked if "library" not in self.groups[key].placed.values()]
+        return [self.groups[key] for key in ranked if not self.groups[key].alone]
 
     @staticmethod
     def source(node: Node) -> Node:

@@ -53,28 +53,28 @@ def call(executable: Executable, prepared: Prepared, arrays: Arrays, plan: Launc
         executable.pending.add(watch)
 
 
-def timed(executable: Executable, prepared: Prepared) -> float:
-    """Seconds of a call on the device."""
+def timed(executable: Executable, prepared: Prepared, only: int = -1) -> float:
+    """Seconds of a call, or of one step of it, on the device."""
     native: CudaProgram = executable.native
     plan, device = native.bind(prepared.dims), native.device
     space = executable.place.scratch((max(plan.workspace, 1),), np.uint8, prepared.stream)
     device.load()
     begin, end = device.event(), device.event()
     begin.record(prepared.stream)
-    started = start(executable, prepared, executable.bound(prepared), plan, space)
+    started = start(executable, prepared, executable.bound(prepared), plan, space, only)
     end.record(prepared.stream)
     end.wait()
     with_program(executable, lambda: native.finish(started))
     return float(end.since(begin))
 
 
-def start(executable: Executable, prepared: Prepared, arrays: Arrays, plan: LaunchPlan, workspace: Array | None) -> Started:
+def start(executable: Executable, prepared: Prepared, arrays: Arrays, plan: LaunchPlan, workspace: Array | None, only: int = -1) -> Started:
     """The launches alone."""
     adds = {executable.program.root(executable.output_buffers[key]): target for key, target in prepared.add_to.items()}
     for key, target in prepared.add_to.items():
         check_addable(target, key)
     native: CudaProgram = executable.native
-    return with_program(executable, lambda: native.start(arrays, plan, workspace, prepared.stream, adds=adds))  # type: ignore[no-any-return]
+    return with_program(executable, lambda: native.start(arrays, plan, workspace, prepared.stream, only=only, adds=adds))  # type: ignore[no-any-return]
 
 
 def with_program(executable: Executable, work: Callable[[], Any]) -> Any:

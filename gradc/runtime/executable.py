@@ -25,6 +25,7 @@ from ..errors import (
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
+from ..ir.verify import verify_accesses, verify_sizes
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
 from .arrays import Host, Kind, overlap
@@ -62,6 +63,7 @@ class Executable:
 
     :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
     :param defaults: arrays for inputs that the caller need not give.  :param dims: values of symbols that nothing binds.
+    :param payload: the machine code of an earlier build; a program that is built now is refused where it could read or write outside its arrays.
     :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.
     :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize` raises them.
     """
@@ -69,6 +71,7 @@ class Executable:
     def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = "", errors: str = "sync"):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
+        self._undecided = verify_accesses(program) if payload is None else []
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
         self.pending = Pending()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
@@ -252,6 +255,8 @@ class Executable:
         for fact in self.program.assumptions:
             if fact.fails(bound):
                 raise InvalidProblem(f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}")
+        for kernel in self._undecided:
+            verify_sizes(kernel, self.program, bound)
         check_sizes(self.program, bound)
         check_nonempty(self.program, bound)
         refused = sort_limit(self.program, bound)
@@ -359,8 +364,8 @@ class Executable:
 
     __call__ = run
 
-    def launch(self, prepared: Prepared, workspace: Array | None = None) -> None:
-        """Run on prepared arrays; outputs are filled, and added where that was asked for."""
+    def launch(self, prepared: Prepared, workspace: Array | None = None, only: int = -1) -> None:
+        """Run on prepared arrays; outputs are filled, and added where that was asked for.  ``only``: one step, on the CPU."""
         if self.target.startswith("cuda"):
             from .calls import call
 
@@ -369,7 +374,7 @@ class Executable:
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
                 prepared.outputs[key][...] = value
         else:
-            self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace)
+            self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace, only)
         for key, total in prepared.add_to.items():
             np.add(total, prepared.outputs[key], out=total)
 

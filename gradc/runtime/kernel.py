@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidProblem
-from ..ir.dims import evaluate, symbols
+from ..ir.accesses import assumed, check_of, checked_buffers
+from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program
 from ..ir.types import Type
 from ..passes.choose_reduction import STRATEGIES, choose_reduction
@@ -52,12 +54,23 @@ class KernelHandle:
 
     @cached_property
     def executable(self) -> Executable:
-        """The kernel as a program of its own: what it reads are inputs, what it writes are outputs."""
+        """The kernel as a program of its own: what it reads are inputs, what it writes are outputs, positions that it reads through are checked first."""
         from .executable import Executable
 
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
         program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
-        return Executable(program, self.owner.target, arch=self.owner.arch, dims=self.owner.fixed_dims)
+        checks = [check_of(b, self.types[b], size, *self._named(b, size)) for b, size in assumed(self.kernel, program)]
+        return Executable(replace(program, steps=(*checks, self.kernel)), self.owner.target, arch=self.owner.arch, dims=self.owner.fixed_dims)
+
+    def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
+        """What the owner's error says of such a check: the op and the user's name of the positions."""
+        program = self.owner.program
+        for kernel in program.kernels:
+            for other, size in checked_buffers(kernel, {b.name: b.type for b in program.buffers}):
+                if program.root(other) == program.root(buffer) and size == bound:
+                    check = next(s for s in kernel.body if s.op == "check")
+                    return check.attr("op"), check.attr("source")
+        return self.name, buffer
 
     def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
         """What it writes, by buffer name."""
@@ -112,7 +125,7 @@ class KernelHandle:
         program = self.executable.program
         if self.kernel.strategies.get(buffer) == strategy:
             return self
-        (step,) = choose_reduction(program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **how).steps
+        *_, step = choose_reduction(program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **how).steps
         return KernelHandle(step, self.owner) if isinstance(step, Kernel) and step.strategies.get(buffer) == strategy else None
 
     def __str__(self) -> str:
@@ -135,8 +148,9 @@ def time_call(call: Call, owner: Executable, repeat: int, dims: Mapping[str, int
 
 
 def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dims: Mapping[str, int]) -> float:
-    """The median of ``repeat`` warm runs."""
-    times = []
+    """The median of ``repeat`` warm runs of the last step, after one of all: those before it check what it reads through."""
+    times: list[float] = []
+    last = len(executable.program.steps) - 1
     if executable.target == "cuda":
         from .calls import timed
 
@@ -144,11 +158,12 @@ def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dim
         inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
     for _ in range(repeat + 1):
         prepared = executable.prepare(inputs, dims={**dims})
+        only = last if times else -1
         if executable.target == "cuda":
-            times.append(timed(executable, prepared))
+            times.append(timed(executable, prepared, only))
             continue
         began = time.perf_counter()
-        executable.launch(prepared)
+        executable.launch(prepared, only=only)
         times.append(time.perf_counter() - began)
     return float(np.median(times[1:]))
 

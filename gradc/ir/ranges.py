@@ -1,0 +1,291 @@
+"""What integers of a kernel can be: between sizes, from what is known of buffers, from types, and from masks.
+
+This is how the verifier of programs knows that no access through data leaves its buffer: a position is in range because the elements of the
+buffer that it was loaded from have been checked, because it was computed so (an argmax, a clamp), or because the access is masked by a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from .dims import Size, floordiv, known_nonnegative, maximum
+from .kernel import Index, Kernel, Stmt
+from .types import F64, DType, Type
+
+EXACT = 2**53
+"""Whole numbers to here are exact in f64."""
+
+
+MOST = 4
+"""Bounds of one value that are kept: sizes that nothing orders all count."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Every one of ``lows`` <= x <= every one of ``highs``."""
+
+    lows: tuple[Size, ...] = ()
+    highs: tuple[Size, ...] = ()
+
+    @classmethod
+    def of(cls, low: Size, high: Size) -> Range:
+        return cls((low,), (high,))
+
+    def __and__(self, other: Range) -> Range:
+        """What is in both."""
+        return Range(_few((*self.lows, *other.lows)), _few((*self.highs, *other.highs)))
+
+    def __or__(self, other: Range) -> Range:
+        """What is in either: the bounds of each that hold for the other."""
+        lows = [a for a, b in _both_ways(self.lows, other.lows) if known_nonnegative(b - a)]
+        highs = [a for a, b in _both_ways(self.highs, other.highs) if known_nonnegative(a - b)]
+        return Range(_few(lows), _few(highs))
+
+    def __add__(self, other: Range) -> Range:
+        return Range(_few(a + b for a in self.lows for b in other.lows), _few(a + b for a in self.highs for b in other.highs))
+
+    def __neg__(self) -> Range:
+        return Range(tuple(a * -1 for a in self.highs), tuple(a * -1 for a in self.lows))
+
+    def __mul__(self, factor: Size) -> Range:
+        if known_nonnegative(factor):
+            return self.each(lambda bound: bound * factor)
+        return -(self * (factor * -1)) if known_nonnegative(factor * -1) else Range()
+
+    def each(self, rising: Callable[[Size], Size]) -> Range:
+        """Of a function that never falls."""
+        return Range(tuple(map(rising, self.lows)), tuple(map(rising, self.highs)))
+
+    def within(self, outer: Range) -> bool:
+        """Whether it certainly lies in the other."""
+        below = all(any(known_nonnegative(a - b) for a in self.lows) for b in outer.lows)
+        return below and all(any(known_nonnegative(b - a) for a in self.highs) for b in outer.highs)
+
+
+def _few(bounds: Iterable[Size]) -> tuple[Size, ...]:
+    return tuple(dict.fromkeys(bounds))[:MOST]
+
+
+def _both_ways(a: tuple[Size, ...], b: tuple[Size, ...]) -> Iterator[tuple[Size, Size]]:
+    yield from itertools.product(a, b)
+    yield from itertools.product(b, a)
+
+
+def of_type(dtype: DType | None) -> Range:
+    """What a type's bits leave."""
+    if dtype is None or dtype.is_float:
+        return Range()
+    return Range.of(*(dtype.range if dtype.is_integer else (0, 1)))
+
+
+def inside(size: Size) -> Range:
+    """The positions of an axis."""
+    return Range.of(0, size - 1)
+
+
+class KernelRanges:
+    """The ranges of one kernel's values.
+
+    :param known: what is known of a buffer's elements.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], known: Callable[[str], Range]):
+        self.k, self.types, self.known = kernel, types, known
+        self.axes = {name: inside(size) for name, size in (*kernel.rows, *kernel.cols)}
+        self._memo: dict[tuple[str, frozenset[str]], Range] = {}
+
+    # -- masks ---------------------------------------------------------------------------------------------------------
+
+    def conditions(self, mask: str) -> frozenset[str]:
+        """The statements that are true where a mask is."""
+        found, pending = set(), [mask] if mask else []
+        while pending:
+            name = pending.pop()
+            if name in found:
+                continue
+            found.add(name)
+            s = self.k.stmts[name]
+            if s.op == "bitwise_and":
+                pending += s.args
+        return frozenset(found)
+
+    def tested(self, value: str, true: frozenset[str]) -> Range:
+        """What the conditions say of a value by name: ``ge``, ``le``, ``gt``, ``lt`` with a number or a size."""
+        found = Range()
+        for s in map(self.k.stmts.__getitem__, true):
+            if s.op in ("ge", "le", "gt", "lt") and s.args[0] == value:
+                bound = self.number(s.args[1])
+                if bound is not None:
+                    whole = not self._dtype(value).is_float  # x < 4 of a float leaves 3.5
+                    found &= Range((bound + (s.op == "gt" and whole),)) if s.op in ("ge", "gt") else Range((), (bound - (s.op == "lt" and whole),))
+        return found
+
+    def number(self, value: str) -> Size | None:
+        """The whole number or the size that a value is."""
+        s = self.k.stmts[value]
+        if s.op == "cast" and s.dtype is F64:  # in f32 a size may be rounded up
+            s = self.k.stmts[s.args[0]]
+        if s.op == "size":
+            size: Size = s.attr("size")
+            return size
+        number = s.attr("value") if s.op == "const" else None
+        whole = isinstance(number, int | float) and number == number and abs(number) < EXACT and number == int(number)
+        return int(number) if whole else None  # type: ignore[arg-type]
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def index(self, index: Index, true: frozenset[str]) -> Range:
+        """An entry of an access, where the conditions hold."""
+        total = Range.of(index.const, index.const)
+        for variable, factor in index.terms:
+            total += (self.axes[variable] if variable in self.axes else self.value(variable, true)) * factor
+        for s in map(self.k.stmts.__getitem__, true):
+            if s.op == "inside":
+                test = Range.of(s.attr("lo"), s.attr("hi") - 1)
+                if same_place(s.index[0], index):
+                    total = test & total
+                for whole, size in self.undivided(index):
+                    if same_place(s.index[0], whole):
+                        total = test.each(lambda bound, size=size: floordiv(bound, size)) & total  # type: ignore[misc]
+        return total
+
+    def undivided(self, index: Index) -> Iterator[tuple[Index, int]]:
+        """(place, size) of which the index is ``place // size``: ``a * size + x`` where it is ``a + (x >> log2(size))``."""
+        for variable, factor in index.terms:
+            s = self.k.stmts.get(variable)
+            if s is None or s.op != "right_shift" or factor != 1 or self.k.stmts[s.args[0]].op != "index":
+                continue
+            places = self.number(s.args[1])
+            if isinstance(places, int) and 0 <= places < 63:
+                rest = Index(index.const, tuple(t for t in index.terms if t[0] != variable))
+                yield rest * 2**places + self.k.stmts[s.args[0]].index[0], 2**places
+
+    def value(self, name: str, true: frozenset[str]) -> Range:
+        key = name, true
+        if key not in self._memo:
+            s = self.k.stmts[name]
+            self._memo[key] = self.tested(name, true) & self._computed(s, true) & of_type(s.dtype)
+        return self._memo[key]
+
+    def _dtype(self, name: str) -> DType:
+        found = self.k.stmts[name].dtype
+        assert found is not None
+        return found
+
+    def _computed(self, s: Stmt, true: frozenset[str]) -> Range:
+        """By what a statement does; integers that could wrap are any of their type."""
+        rule = getattr(self, f"_of_{s.op}", None)
+        if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
+            return Range()
+        found: Range = rule(s, true)
+        return found if s.dtype is None or s.dtype.is_float or s.dtype.bits == 64 or found.within(of_type(s.dtype)) else Range()
+
+    def _of_load(self, s: Stmt, true: frozenset[str]) -> Range:
+        found = self.known(s.buffer)
+        if s.where and not self.conditions(s.where) <= true:
+            other = dict(s.attrs).get("other", 0)
+            found |= Range.of(other, other) if isinstance(other, int) else Range()
+        return found
+
+    def _of_const(self, s: Stmt, true: frozenset[str]) -> Range:
+        return Range.of(int(s.attr("value")), int(s.attr("value")))
+
+    def _of_size(self, s: Stmt, true: frozenset[str]) -> Range:
+        return Range.of(s.attr("size"), s.attr("size"))
+
+    def _of_index(self, s: Stmt, true: frozenset[str]) -> Range:
+        return self.index(s.index[0], true)
+
+    def _of_search(self, s: Stmt, true: frozenset[str]) -> Range:
+        return Range.of(0, self.types[s.buffer].count)
+
+    def _of_bounded(self, s: Stmt, true: frozenset[str]) -> Range:
+        return inside(maximum(s.attr("size"), 1))  # of no rows the first: who reads it is masked
+
+    def _of_argmax_cols(self, s: Stmt, true: frozenset[str]) -> Range:
+        size = self.k.col_count  # over no columns the call is refused
+        return inside(size if dict(s.attrs).get("empty") == "error" else maximum(size, 1))
+
+    _of_argmin_cols = _of_argmax_cols
+
+    def _of_where(self, s: Stmt, true: frozenset[str]) -> Range:
+        condition, a, b = s.args
+        chosen = self.conditions(condition)
+        if chosen <= true:
+            return self.value(a, true)
+        return self.value(a, true | chosen) | self.value(b, true)
+
+    def _of_cast(self, s: Stmt, true: frozenset[str]) -> Range:
+        """Truncation stays between whole bounds."""
+        return self.value(s.args[0], true)
+
+    def _of_add(self, s: Stmt, true: frozenset[str]) -> Range:
+        return self.value(s.args[0], true) + self.value(s.args[1], true)
+
+    def _of_sub(self, s: Stmt, true: frozenset[str]) -> Range:
+        return self.value(s.args[0], true) + -self.value(s.args[1], true)
+
+    def _of_mul(self, s: Stmt, true: frozenset[str]) -> Range:
+        factors = [self.number(a) for a in s.args]
+        for factor, other in zip(factors, reversed(s.args), strict=True):
+            if factor is not None:
+                return self.value(other, true) * factor
+        return Range()
+
+    def _of_bitwise_and(self, s: Stmt, true: frozenset[str]) -> Range:
+        limits = [n for a in s.args if isinstance(n := self.number(a), int) and n >= 0]
+        return Range.of(0, min(limits)) if limits else Range()
+
+    def _of_right_shift(self, s: Stmt, true: frozenset[str]) -> Range:
+        places = self.number(s.args[1])
+        if not isinstance(places, int) or not 0 <= places < 63:
+            return Range()
+        return self.value(s.args[0], true).each(lambda bound: floordiv(bound, 2**places))
+
+    def _of_mod(self, s: Stmt, true: frozenset[str]) -> Range:
+        divisor = self.number(s.args[1])
+        return inside(divisor) if divisor is not None and known_nonnegative(divisor - 1) else Range()
+
+    def _of_floordiv(self, s: Stmt, true: frozenset[str]) -> Range:
+        divisor = self.number(s.args[1])
+        if divisor is None or not known_nonnegative(divisor - 1):
+            return Range()
+        return self.value(s.args[0], true).each(lambda bound: floordiv(bound, divisor))
+
+    # -- accesses ------------------------------------------------------------------------------------------------------
+
+    def accesses(self) -> Iterator[tuple[Stmt, int, Range, Size]]:
+        """Each entry of an access: (statement, axis of the buffer, what it can be, the axis' size)."""
+        for s in self.k.body:
+            if s.op in ("load", "store", "accum"):
+                true = self.conditions(s.where)
+                for axis, (index, size) in enumerate(zip(s.index, self.types[s.buffer].shape, strict=True)):
+                    yield s, axis, self.index(index, true), size
+
+
+def same_place(a: Index, b: Index) -> bool:
+    """Whether two indices are one, in whatever order their terms stand."""
+    return a.const == b.const and dict(a.terms) == dict(b.terms)
+
+
+def sources(kernel: Kernel, index: Index) -> Iterator[str]:
+    """The buffer whose elements, as they are, an index is: what a check of those elements would bound."""
+    variable = index.variable
+    if variable is None or not variable.startswith("%"):
+        return
+    s = kernel.stmts[variable]
+    while s.op == "cast":
+        s = kernel.stmts[s.args[0]]
+    if s.op == "load":
+        yield s.buffer
+
+
+def constant(values: tuple[int | float | bool, ...]) -> Range:
+    """The elements of a constant."""
+    whole = [int(v) for v in values if isinstance(v, bool | int)]
+    return Range.of(min(whole), max(whole)) if whole and len(whole) == len(values) else Range()
+
+
+__all__ = ["KernelRanges", "Range", "constant", "inside", "of_type", "same_place", "sources"]
