@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import gradc
 import gradc.ops as ops
 from gradc.errors import InternalError, TypeRuleError
+from gradc.ir.accesses import check_of
 from gradc.ir.dims import Assumption, assuming, maximum, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
@@ -16,7 +18,7 @@ from gradc.ir.node import REGISTRY, make
 from gradc.ir.op import Primitive
 from gradc.ir.text import parse_program
 from gradc.ir.types import BOOL, DTYPES, F32, F64, I64, Type, parse_type
-from gradc.ir.verify import verify, verify_program
+from gradc.ir.verify import verify, verify_accesses, verify_program
 from gradc.passes.decompose import decompose
 from gradc.passes.schedule import schedule
 
@@ -116,7 +118,8 @@ BUFFERS = (
     Buffer("y", parse_type("f32[N]"), "output"),
 )
 LAST = Kernel("last", (("n", N),), (), (Stmt("%0", "load", (), F32, "again", (*at("n"), Index())), Stmt("", "store", ("%0",), None, "y", at("n"))))
-PROGRAM = Program("p", BUFFERS, (KERNEL, CALL, LAST), (), (("low", "low"), ("d.table", "table"), ("square", "square"), ("y", "y"), ("dy", "dy")))
+CHECK = check_of("tokens", parse_type("i64[N]"), V, "embedding", "tokens")
+PROGRAM = Program("p", BUFFERS, (CHECK, KERNEL, CALL, LAST), (), (("low", "low"), ("d.table", "table"), ("square", "square"), ("y", "y"), ("dy", "dy")))
 
 
 def body(position: int, *statements: Stmt) -> Program:
@@ -135,8 +138,43 @@ def buffers(name: str, **changes) -> Program:  # type: ignore[no-untyped-def]
 
 def test_right_programs_pass() -> None:
     verify_program(PROGRAM)
-    verify_program(replace(PROGRAM, steps=(Select(((Assumption(N, ">=", 9), KERNEL), (None, replace(KERNEL, name="k_1")))), CALL, LAST)))
+    verify_program(replace(PROGRAM, steps=(CHECK, Select(((Assumption(N, ">=", 9), KERNEL), (None, replace(KERNEL, name="k_1")))), CALL, LAST)))
     verify_program(Program("p", (), ()))
+
+
+UNCHECKED = "axis 0 of table has V, and nothing before says that %t is inside: no step checks tokens"
+UNSAFE = {
+    "no check": (KERNEL, CALL, LAST),
+    "a check too late": (KERNEL, CHECK, CALL, LAST),
+    "of something else": (check_of("tokens", parse_type("i64[N]"), D, "embedding", "tokens"), KERNEL, CALL, LAST),
+    "too loose a check": (check_of("tokens", parse_type("i64[N]"), V + 1, "embedding", "tokens"), KERNEL, CALL, LAST),
+    "of some elements": (replace(CHECK, rows=(), cols=(("i0", N // 2),)), KERNEL, CALL, LAST),
+    "in one of two cases": (Select(((Assumption(N, ">=", 9), CHECK), (None, replace(CHECK, body=CHECK.body[:1])))), KERNEL, CALL, LAST),
+}
+
+
+@pytest.mark.parametrize("steps", UNSAFE.values(), ids=UNSAFE)
+def test_a_check_dominates_its_use(steps) -> None:  # type: ignore[no-untyped-def]
+    """One in the kernel itself is too late too: KERNEL has it, and adds all the same."""
+    with pytest.raises(TypeRuleError) as caught:
+        verify_program(replace(PROGRAM, steps=steps))
+    assert UNCHECKED in str(caught.value)
+    assert shown(caught.value) == "table["
+    with pytest.raises(TypeRuleError, match="no step checks tokens"):
+        gradc.Executable(replace(PROGRAM, steps=steps), "numpy")
+
+
+def test_places_that_sizes_decide_are_looked_at_when_sizes_are_known() -> None:
+    """Of symbolic sizes it may not be known whether a place is inside: a call with sizes that put it outside is refused."""
+    x, y = (Buffer(n, parse_type("f32[N]"), kind) for n, kind in (("x", "input"), ("y", "output")))
+    body = (Stmt("%0", "load", (), F32, "x", (Index.of("i0") + (N - 2 * D),)), Stmt("", "store", ("%0",), F32, "y", at("i0")))
+    other = Buffer("d", parse_type("f32[D]"), "input")
+    program = Program("p", (x, other, y), (Kernel("k", (), (("i0", D),), body),), (), (("y", "y"),))
+    assert [k.name for k in verify_accesses(program)] == ["k"]
+    run = gradc.Executable(program, "cpu").run
+    assert run(x=np.arange(4, dtype=np.float32), d=np.zeros(2, np.float32))["y"][:2].tolist() == [0, 1]
+    with pytest.raises(TypeRuleError, match="is not inside"):
+        run(x=np.arange(3, dtype=np.float32), d=np.zeros(2, np.float32))
 
 
 WRONG_PROGRAMS = {

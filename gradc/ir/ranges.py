@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .dims import Size, floordiv, known_nonnegative, maximum
+from .dims import Dim, Size, floordiv, known_nonnegative, maximum
 from .kernel import Index, Kernel, Stmt
 from .types import F64, DType, Type
 
@@ -35,16 +35,16 @@ class Range:
 
     def __and__(self, other: Range) -> Range:
         """What is in both."""
-        return Range(_few((*self.lows, *other.lows)), _few((*self.highs, *other.highs)))
+        return Range(_tightest((*self.lows, *other.lows), 1), _tightest((*self.highs, *other.highs), -1))
 
     def __or__(self, other: Range) -> Range:
         """What is in either: the bounds of each that hold for the other."""
         lows = [a for a, b in _both_ways(self.lows, other.lows) if known_nonnegative(b - a)]
         highs = [a for a, b in _both_ways(self.highs, other.highs) if known_nonnegative(a - b)]
-        return Range(_few(lows), _few(highs))
+        return Range(_tightest(lows, 1), _tightest(highs, -1))
 
     def __add__(self, other: Range) -> Range:
-        return Range(_few(a + b for a in self.lows for b in other.lows), _few(a + b for a in self.highs for b in other.highs))
+        return Range(_tightest((a + b for a in self.lows for b in other.lows), 1), _tightest((a + b for a in self.highs for b in other.highs), -1))
 
     def __neg__(self) -> Range:
         return Range(tuple(a * -1 for a in self.highs), tuple(a * -1 for a in self.lows))
@@ -64,8 +64,13 @@ class Range:
         return below and all(any(known_nonnegative(b - a) for a in self.highs) for b in outer.highs)
 
 
-def _few(bounds: Iterable[Size]) -> tuple[Size, ...]:
-    return tuple(dict.fromkeys(bounds))[:MOST]
+def _tightest(bounds: Iterable[Size], sign: int) -> tuple[Size, ...]:
+    """The bounds from which no other follows: of lower ones (sign 1) the greatest, of upper ones (-1) the least."""
+    kept: list[Size] = []
+    for new in dict.fromkeys(bounds):
+        if not any(known_nonnegative((old - new) * sign) for old in kept):
+            kept = [old for old in kept if not known_nonnegative((new - old) * sign)] + [new]
+    return tuple(kept[:MOST])
 
 
 def _both_ways(a: tuple[Size, ...], b: tuple[Size, ...]) -> Iterator[tuple[Size, Size]]:
@@ -78,6 +83,18 @@ def of_type(dtype: DType | None) -> Range:
     if dtype is None or dtype.is_float:
         return Range()
     return Range.of(*(dtype.range if dtype.is_integer else (0, 1)))
+
+
+def fits(found: Range, dtype: DType) -> bool:
+    """Whether integers of the type hold it; no array has so many elements that sums of sizes exceed 64 bits."""
+    if dtype.bits < 64 or dtype.kind == "u":
+        return found.within(of_type(dtype))
+    return any(map(_countable, found.lows)) and any(map(_countable, found.highs))
+
+
+def _countable(bound: Size) -> bool:
+    """Whether it is a number, or a sum of sizes of arrays, far from 2^63."""
+    return all(abs(c) < 2**31 or (not m and abs(c) < 2**62) for m, c in bound.terms) if isinstance(bound, Dim) else abs(bound) < 2**62
 
 
 def inside(size: Size) -> Range:
@@ -180,7 +197,9 @@ class KernelRanges:
         if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
             return Range()
         found: Range = rule(s, true)
-        return found if s.dtype is None or s.dtype.is_float or s.dtype.bits == 64 or found.within(of_type(s.dtype)) else Range()
+        if s.op not in ("add", "sub", "mul", "cast") or s.dtype is None or s.dtype.is_float or fits(found, s.dtype):
+            return found
+        return Range()
 
     def _of_load(self, s: Stmt, true: frozenset[str]) -> Range:
         found = self.known(s.buffer)
