@@ -203,7 +203,7 @@ def _toolchain(target: str) -> tuple[str, ...]:
         return ()
     from .runtime.toolchain import cpu_identity, find_compiler
 
-    return find_compiler().identity, cpu_identity()
+    return find_compiler().identity, cpu_identity(), str(knobs.BOUNDS.get())
 
 
 def _built(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:

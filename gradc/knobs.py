@@ -68,6 +68,7 @@ VALIDATE = Knob("GRADC_VALIDATE", _flag, False, "evaluate the graph in exact alg
 PRINT_PASSES = Knob("GRADC_PRINT_PASSES", _flag, False, "print one line for each pass that changed something")
 TARGET = Knob("GRADC_TARGET", str, "", "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu")
 SIM_CHECK = Knob("GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays")
+BOUNDS = Knob("GRADC_BOUNDS", _flag, False, "the C of the cpu target looks at every access and refuses one outside its array; for finding faults of gradc, several times slower")
 NUM_THREADS = Knob("GRADC_NUM_THREADS", int, 0, "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use")
 PAST = Knob("GRADC_PAST", int, 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
 CACHE_DIR = Knob("GRADC_CACHE_DIR", str, "", "directory of the kernel cache; default: the user's cache directory")

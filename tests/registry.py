@@ -6,6 +6,7 @@ the arrays to run it on.  Whoever runs graphs (the interpreter, a compiled modul
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from gradc import ops
-from gradc.ir.dims import Dim, evaluate, symbols
+from gradc.errors import GradcError
+from gradc.ir.dims import Dim, evaluate, symbol, symbols
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import REGISTRY, Node, make
 from gradc.ir.op import Op, Sample
@@ -115,6 +117,24 @@ class Case:
                 self.fixed[k] if k in self.fixed else draw(rng, word, type_.dtype, type_.concrete(bindings), bindings)
             )
         return out
+
+
+def symbolic_rows(case: Case) -> Case | None:
+    """The case with a symbol for each size but those of last axes, one symbol per size; None where the op wants numbers."""
+
+    def shape(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(symbol(f"S{s}") if isinstance(s, int) and s > 1 and k < len(sizes) - 1 else s for k, s in enumerate(sizes))
+
+    types = tuple(t if k in case.fixed else t.with_shape(*shape(t.shape)) for k, t in enumerate(case.types))
+    if types == case.types:
+        return None
+    named = {str(s): int(str(s)[1:]) for t in types for s in t.shape if str(s)[0] == "S"}
+    attrs = {k: shape(v) if k == "shape" and isinstance(v, tuple) else v for k, v in case.attrs.items()}
+    for tried in (attrs, dict(case.attrs)):
+        new = replace(case, sample=replace(case.sample, dims={**{"N": 5}, **case.sample.dims, **named}), types=types, attrs=tried)
+        with contextlib.suppress(GradcError):
+            return new if new.graph else None
+    return None
 
 
 def call(op: Op, operands: Iterable[Node], attrs: Mapping[str, Any]) -> Node:
@@ -220,6 +240,7 @@ __all__ = [
     "cases_of",
     "draw",
     "ops",
+    "symbolic_rows",
     "symbols",
     "tested_ops",
     "unregistered",

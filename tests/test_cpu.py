@@ -5,7 +5,7 @@ All samples of an op are merged into one graph, so that one compilation serves t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,12 @@ def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], pl
 
     :param place: puts arrays where the target runs (``put``, ``get``, ``takes``); None: they stay NumPy's.
     """
-    for dims, together in groups(name, dtypes).items():
+    agree_with_numpy(name, groups(name, dtypes), sizes, place, **options)
+
+
+def agree_with_numpy(name: str, cases: Mapping[tuple[tuple[str, int], ...], list[Case]], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
+    """:func:`agrees_with_numpy` of cases, by the dims that they share."""
+    for dims, together in cases.items():
         together = [case for case in together if place is None or all(place.takes(t.dtype.name) for t in case.types)]
         if not together:
             continue

@@ -90,22 +90,32 @@ class Scribe:
     :param wraps: whether the compiler lets signed arithmetic wrap; else it is done on unsigned numbers.
     :param offsets: the C type of axes, dims and elements' places; where that is not i64, what has 64 bits for its value's sake is cast.
     :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the buffer is that small.
+    :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
     :ivar values: the dtype of each value.
     """
 
-    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, offsets: str = "i64", columns: Collection[str] = ()):
+    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, offsets: str = "i64", columns: Collection[str] = (), guarded: bool = False):
+        self.guarded = guarded
         self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
     def element(self, buffer: str, place: Sequence[Index]) -> str:
         flat, count = flatten(place, self.types[buffer].shape), self.types[buffer].count
         found = [t for t in flat.terms if t[0].startswith("%")]
+        if self.guarded:
+            return self.guard(buffer, index(flat), count, stored(self.types[buffer].dtype))
         short = isinstance(count, int) and isinstance(flat.const, int) and count + abs(flat.const) < 2**31  # what the values add up to, less a border before the buffer
         if self.columns and found and short and not any(v in self.columns for v, _ in flat.terms):
             rest = Index(flat.const, tuple(t for t in flat.terms if t not in found))
             return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(found)), 'i32')})]"
         text = index(flat, self.offsets)
         return f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
+
+    def guard(self, array: str, place: str, count: Size, ctype: str) -> str:
+        """An element of an array of so many, looked at before it is touched."""
+        if not self.guarded:
+            return f"{array}[{place}]"
+        return f"(*({ctype} *)gradc_guarded(A, {array}, {place}, {size(count)}, sizeof({ctype})))"
 
     def size(self, value: Size) -> str:
         """A size as a value of 64 bits."""

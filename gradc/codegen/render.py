@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import knobs
 from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
@@ -145,15 +146,15 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
 
 
 @functools.lru_cache(maxsize=4096)
-def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> str:
+def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...], guarded: bool) -> str:
     own = dict(types)
-    return render("cpu/rows.c.j2", k=_Writer(*join_columns(kernel, own), kernel.dims(own)).context())
+    return render("cpu/rows.c.j2", k=_Writer(*join_columns(kernel, own), kernel.dims(own), guarded).context())
 
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
     """One kernel's C, made from its canonical form: no name of the user's reaches it."""
     plain, own = kernel.canonical(types)
-    return _rendered(replace(plain, name=kernel.name), tuple(own.items()))
+    return _rendered(replace(plain, name=kernel.name), tuple(own.items()), knobs.BOUNDS.get())
 
 
 class _Writer(RowMemory):
@@ -163,9 +164,9 @@ class _Writer(RowMemory):
         Joined columns name them in another order, and may not name them all.
     """
 
-    def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str]):
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], guarded: bool):
         self.dims = dims
-        super().__init__(kernel, types, Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols]))
+        super().__init__(kernel, types, Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols], guarded=guarded))
         self.held = self.worth_holding()
         self.past: dict[Stmt, int] = {}
 
@@ -326,7 +327,8 @@ class _Writer(RowMemory):
         if s.where:
             at = f"{variable(s.where)} ? {at} : {0 if own else -1}"
             value = f"{variable(s.where)} ? {value} : 0" if own else value
-        add = self.combined(s.combine, stored(self.types[s.buffer].dtype), f"{base}[at{n}[i]]", f"of{n}[i]")
+        ctype = stored(self.types[s.buffer].dtype)
+        add = self.combined(s.combine, ctype, self.scribe.guard(base, f"at{n}[i]", self.own_count(s), self.held_as(s)), f"of{n}[i]")
         lines = [f"at{n}[{self.innermost} - c0] = {at};", f"of{n}[{self.innermost} - c0] = {value};"]
         return {"number": n, "value": carrier(self.scribe.values[s.args[0]]), "place": place, "masked": bool(s.where) and not own, "add": add, "lines": lines}
 
@@ -408,11 +410,27 @@ class _Writer(RowMemory):
         ctype = stored(self.types[s.buffer].dtype)
         if how != "segmented":
             base, place = self.target_of(s)
-            return [(f"if ({variable(s.where)}) " if s.where else "") + self.combined(s.combine, ctype, f"{base}[{place}]", value)]
-        target = f"a{number}[{index(flatten(s.index[part.leading :], self.types[s.buffer].shape[part.leading :]))}]"
+            target = self.scribe.guard(base, place, self.own_count(s), self.held_as(s))
+            return [(f"if ({variable(s.where)}) " if s.where else "") + self.combined(s.combine, ctype, target, value)]
+        row = self.types[s.buffer].shape[part.leading :]
+        place = index(flatten(s.index[part.leading :], row))
+        target = f"a{number}[{place}]"
+        if self.scribe.guarded:  # of a row that goes somewhere
+            target = self.scribe.guard(f"a{number}", place, product(row), ctype)
         if s.combine == "sum":
             return [f"if (goes) {target} = ({ctype})((first ? 0 : {target}) + {value});"]
         return [f"if (goes && first) {target} = {value};", f"else if (goes) {self.combined(s.combine, ctype, target, value)}"]
+
+    def own_count(self, s: Stmt) -> Size:
+        """Elements of the array that an accum that is not segmented adds into."""
+        shape = self.types[s.buffer].shape
+        return product(shape[axis] for axis in self.free(s)) if self.apart(s) else product(shape)
+
+    def held_as(self, s: Stmt) -> str:
+        """The C type of that array's elements."""
+        accum = self.accum(s)
+        base = self.target_of(s)[0]
+        return str(accum["ctype"] if base == s.buffer or base.startswith("q") else accum["partial"])
 
     def target_of(self, s: Stmt, ctype: str = "i64") -> tuple[str, str]:
         """Where an accum that is not segmented adds: an array, and the place in it, of values that are ``ctype``."""

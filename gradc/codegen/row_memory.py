@@ -85,7 +85,7 @@ class RowMemory(RowWriter):
 
     def writes_past(self, s: Stmt, number: int) -> bool:
         """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
-        if s.op != "store" or not self.k.cols or not self.large(s.buffer):
+        if s.op != "store" or not self.k.cols or not self.large(s.buffer) or self.scribe.guarded:
             return False
         flat = flatten(s.index, self.types[s.buffer].shape)
         if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):
@@ -94,7 +94,7 @@ class RowMemory(RowWriter):
 
     def ahead(self, number: int) -> list[dict[str, str]]:
         """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
-        if number == 0 or number < len(self.k.passes) - 1 or not (self.k.rows and self.k.cols) or self.order:
+        if self.scribe.guarded or number == 0 or number < len(self.k.passes) - 1 or not (self.k.rows and self.k.cols) or self.order:
             return []
         innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
         found: dict[str, int] = {}

@@ -141,6 +141,9 @@ class CpuProgram:
         if code == 3:
             op, source = self.sites.get(site, ("index", "?"))
             raise NotAscending(op, source, position, value, bound)
+        if code == 4:
+            step = self.program.steps[site]
+            raise InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
         raise InternalError(f"{self.program.name} reported code {code}")
 
     def sites_json(self) -> str:

@@ -1,0 +1,59 @@
+"""Short columns under rows of symbolic sizes, for every op: the cpu against NumPy, with every access in C looked at (GRADC_BOUNDS).
+
+The registry's samples have one symbol, or none, beside their short axes, and random graphs bound all symbols to one size: a kernel whose columns are
+joined with the rows around them names its sizes in another order, which shows only where two symbols have two sizes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from registry import cases, symbolic_rows, tested_ops
+from test_cpu import agree_with_numpy
+
+import gradc
+from gradc import knobs
+from gradc.errors import InternalError
+from gradc.ir.dims import symbol
+from gradc.ir.kernel import Buffer, Index, Kernel, Program, Stmt
+from gradc.ir.types import F32, parse_type
+from gradc.runtime.cpu import CpuProgram
+
+DERIVED = {op.name: [new for case in cases(("f32", "f64"), names=[op.name]) if (new := symbolic_rows(case))] for op in tested_ops()}
+
+
+def test_most_ops_have_such_a_case() -> None:
+    assert sum(bool(found) for found in DERIVED.values()) >= 90
+
+
+@pytest.mark.parametrize("name", [name for name, found in DERIVED.items() if found])
+def test_cpu_is_numpy(name: str) -> None:
+    together: dict[tuple[tuple[str, int], ...], list] = {}
+    for case in DERIVED[name]:
+        together.setdefault(tuple(sorted(case.sample.dims.items())), []).append(case)
+    with knobs.BOUNDS.set(True):
+        agree_with_numpy(name, together, (), target="cpu")
+
+
+@pytest.mark.parametrize("op", ["load", "store"])
+def test_an_access_outside_is_reported(op: str) -> None:
+    """A program that no verifier has seen."""
+    here, there = (Index.of("i0"),), (Index.of("i0") + 2,)
+    body = (Stmt("%0", "load", (), F32, "x", there if op == "load" else here), Stmt("", "store", ("%0",), F32, "y", there if op == "store" else here))
+    buffers = (Buffer("x", parse_type("f32[N]"), "input"), Buffer("y", parse_type("f32[N]"), "output"))
+    program = Program("p", buffers, (Kernel("k", (), (("i0", symbol("N")),), body),), (), (("y", "y"),))
+    x, y = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
+    with knobs.BOUNDS.set(True):
+        compiled = CpuProgram(program)
+        with pytest.raises(InternalError, match=r"k touches element [34] of an array of 3"):
+            compiled.run({"x": x, "y": y}, compiled.bind({"N": 3}))
+
+
+def test_modules_with_and_without_guards_are_two() -> None:
+    graph = gradc.trace(lambda x: x + 1.0, x="f32[N]")
+    with knobs.BOUNDS.set(True):
+        guarded = gradc.compile(graph, target="cpu")
+        assert "gradc_guarded(" in guarded.source()
+    plain = gradc.compile(graph, target="cpu")
+    assert "gradc_guarded(" not in plain.source()
+    assert guarded.forward.native.payload != plain.forward.native.payload
