@@ -137,6 +137,27 @@ def symbolic_rows(case: Case) -> Case | None:
     return None
 
 
+@dataclass(frozen=True)
+class Repeated(Case):
+    """A case whose operands are repeated along their first axis: ``y = op(broadcast_to(x0, wide[0]), ...)``, inputs without that axis."""
+
+    wide: tuple[Type, ...] = ()
+
+    @cached_property
+    def graph(self) -> Graph:
+        inputs = tuple(input_node(f"x{k}", type) for k, type in enumerate(self.types))
+        operands = tuple(x if x.type == wide else ops.broadcast_to(x, wide.shape) for x, wide in zip(inputs, self.wide, strict=True))
+        return Graph(self.op.name, inputs, (("y", call(self.op, operands, self.attrs)),))
+
+
+def repeated(case: Case) -> Case | None:
+    """The case with each operand of several axes repeated along its first; None where none can be."""
+    types = tuple(t if k in case.fixed or t.rank < 2 else t.with_shape(*t.shape[1:]) for k, t in enumerate(case.types))
+    if types == case.types:
+        return None
+    return Repeated(case.op, case.sample, case.number, case.dtype, types, case.fixed, case.attrs, case.types)
+
+
 def call(op: Op, operands: Iterable[Node], attrs: Mapping[str, Any]) -> Node:
     """``ops.NAME(operands, attrs)`` as a user writes it."""
     operands = tuple(operands)
@@ -240,6 +261,7 @@ __all__ = [
     "cases_of",
     "draw",
     "ops",
+    "repeated",
     "symbolic_rows",
     "symbols",
     "tested_ops",
