@@ -183,7 +183,7 @@ class Graph:
         raise TypeError(f"graph {self.name} is a description: gradc.compile(graph) makes it callable, gradc.interp.run(graph, ...) runs it in NumPy")
 
     def save(self, path: Any) -> None:
-        """Write the text form to ``path`` and arrays bound to inputs to ``path`` + ``.npz`` (contracts 10)."""
+        """Write the text form, and the arrays bound to inputs, as the one file ``path`` (:func:`gradc.ir.text.save_graph`)."""
         from .text import save_graph
 
         save_graph(self, path)
