@@ -62,7 +62,7 @@ def sealed(kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[
     for name, array in (arrays or {}).items():
         flat = _stored(array)
         table.append([name, flat.nbytes, str(dtype(array.dtype)), list(array.shape)])
-        body += [memoryview(flat), bytes(-flat.nbytes % _ALIGN)]
+        body += [flat.data, bytes(-flat.nbytes % _ALIGN)]
     described = json.dumps(table, separators=(",", ":")).encode()
     described += b" " * (-len(described) % _ALIGN)
     size = sum(len(piece) for piece in body)
@@ -138,7 +138,7 @@ def _contents(table: memoryview, body: memoryview, size: int, what: str) -> Enve
         if count > size - at:
             raise IRFormatError(f"{what}: the part {name[:60]!r} of {count} bytes begins at {at} of {size}")
         if typed:
-            arrays[name] = _array(body[at : at + count], *typed, f"{what}: the array {name[:60]!r}")
+            arrays[name] = _array(body[at : at + count], typed[0], typed[1], f"{what}: the array {name[:60]!r}")
         else:
             parts[name] = bytes(body[at : at + count])
         at += count + -count % _ALIGN

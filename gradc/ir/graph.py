@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TypeRuleError
 from .dims import Assumption, assuming, symbols
 from .node import REGISTRY, Node, Note, make, topological
+from .scan import LONGEST_NAME, is_long
 from .types import Type
 
 if TYPE_CHECKING:
@@ -22,9 +23,15 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
 def check_name(name: str) -> str:
     """A value's name: words joined by dots, 200 characters at most."""
-    if not isinstance(name, str) or len(name) > 200 or not _NAME.fullmatch(name):
-        raise TypeRuleError(f"{name[:60]!r} is not a name (words of letters, digits and _, joined by dots; 200 characters at most)")
+    if not isinstance(name, str) or is_long(name) or not _NAME.fullmatch(name):
+        shown = f"{name[:60]!r} of {len(name)} characters" if isinstance(name, str) else f"{str(name)[:60]!r}, a {type(name).__name__},"
+        raise TypeRuleError(f"{shown} is not a name (words of letters, digits and _, joined by dots; {LONGEST_NAME} characters at most)")
     return name
+
+
+def derived_name(name: str, suffix: str) -> str:
+    """The name of a graph that is made of another, cut where it would be too long."""
+    return name[: LONGEST_NAME - len(suffix)] + suffix
 
 
 def input_node(name: str, type: Type) -> Node:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import TypeRuleError
 from .dims import Dim, Size, same, symbols
 from .node import REGISTRY, Node
-from .types import DType, typeof
+from .types import DType, shown, typeof
 
 CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
 
@@ -33,17 +35,16 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
         return REGISTRY["cast"](node, like) if like and like is not node.dtype else node  # type: ignore[no-any-return]
     if isinstance(value, bool | int | float):
         kind = like or typeof(value).dtype
-        if kind.is_integer and isinstance(value, float):
-            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or an int")
-        if kind.is_integer and not kind.range[0] <= value <= kind.range[1]:
-            raise TypeRuleError(f"{name}: the scalar {value} does not fit {kind}, which holds {kind.range[0]} to {kind.range[1]}")
-        return constant(value=(bool(value) if kind.kind == "b" else float(value) if kind.is_float else int(value),), dtype=kind, shape=())  # type: ignore[no-any-return]
+        if not kind.is_float and isinstance(value, float):
+            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or {'an int' if kind.is_integer else 'a bool'}")
+        return constant(value=(_scalar(name, value, kind),), dtype=kind, shape=())  # type: ignore[no-any-return]
     if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
         raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
     array = np.asarray(value)
     kind = typeof(array).dtype
     if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
-        array, kind = array.astype(like.np), like
+        items = [like.literal(v) for v in array.reshape(-1).tolist()]
+        array, kind = np.asarray(items, array.dtype).reshape(array.shape).astype(like.np), like
     if array.size > 64:
         if not CAPTURE:
             raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")
@@ -51,6 +52,20 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
     flat = array.reshape(-1)
     items = [float(v) for v in flat] if kind.is_float else [bool(v) for v in flat] if kind.kind == "b" else [int(v) for v in flat]
     return constant(value=tuple(items), dtype=kind, shape=tuple(array.shape))  # type: ignore[no-any-return]
+
+
+def _scalar(name: str, value: float, kind: DType) -> float:
+    """A Python number as an operand's dtype; a finite one that only an infinity could stand for is an error, as it would be in torch."""
+    try:
+        literal = kind.literal(value)
+    except TypeRuleError as error:
+        raise TypeRuleError(f"{name}: the scalar {error}") from None
+    if kind.name in ("f16", "bf16", "f32") and math.isfinite(literal):
+        most = float(ml_dtypes.finfo(kind.np).max)  # type: ignore[no-untyped-call]
+        with np.errstate(over="ignore"):
+            if not np.isfinite(np.asarray(literal, np.float64).astype(kind.np)):
+                raise TypeRuleError(f"{name}: the scalar {shown(value)} does not fit {kind}, whose largest number is {most:g}; write inf, or a cast of the operand")
+    return literal
 
 
 def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:

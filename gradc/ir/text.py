@@ -47,7 +47,7 @@ from .envelope import kind_of, load_opened, sealed
 from .graph import Graph, input_node
 from .node import REGISTRY, Node, Note, identity, make
 from .program_text import parse_kernel, parse_program, print_kernel, print_program
-from .scan import FORMAT, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note
+from .scan import FORMAT, LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note, is_long
 from .types import Type
 
 __all__ = ["load", "parse", "parse_kernel", "parse_program", "print_graph", "print_kernel", "print_program", "save_graph"]
@@ -150,8 +150,8 @@ def _header(reader: Reader) -> tuple[str, tuple[str, ...] | None, dict[str, Node
 def _defined(reader: Reader, values: Mapping[str, Node]) -> tuple[str, int]:
     value = reader.take(VALUE, "a value such as %0")
     start = reader.at - len(value)
-    if len(value) > 200:
-        raise reader.fail(f"a name of {len(value)} characters: 200 is the most", start, reader.at)
+    if is_long(value[1:]):
+        raise reader.fail(f"a name of {len(value) - 1} characters: {LONGEST_NAME} is the most", start, reader.at)
     if value in values:
         raise reader.fail(f"{value} is defined twice", start, reader.at)
     return value, start

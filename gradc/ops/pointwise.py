@@ -152,6 +152,8 @@ def _clamp(x: Type, *, min: int | float | None = None, max: int | float | None =
     for bound in (min, max):
         if x.dtype.is_integer and isinstance(bound, float):
             raise TypeRuleError(f"the bound {bound} of an {x.dtype} operand is no int")
+        if bound is not None:
+            x.dtype.literal(bound)
     return number(x)
 
 
