@@ -310,8 +310,8 @@ def load_module(path: Any, *, native: bool = True) -> Module:
     **Running a loaded module runs the machine code that its file holds**, as importing a Python file does: the file's digest tells damage,
     not who wrote it.  Load files of others with ``native=False``.
 
-    :param native: False compiles the module anew from the text of its programs, verified, and never maps the binary (or a GPU's cubin) of
-        the file.
+    :param native: False compiles the module anew, from its graph, wrt and options; of the file neither the machine code (or a GPU's cubin) nor
+        the programs are used, and it is as safe to open as a graph.
     :raises FileError: the file cannot be read.
     :raises InvalidProblem: it holds no module, or a damaged one.
     """
@@ -332,8 +332,10 @@ def _restored(saved: SavedModule, native: bool, what: str) -> Module:
         settings = _settings(saved.graph, saved.options, saved.target)
         settings["sparse"] = tuple(_names("sparse", settings["sparse"] or ()))
         graph, wrt, target = saved.graph, saved.wrt, saved.target
-        trusted = native and saved.machine == _identity(target)
-        parts = {name: data for name, data in saved.parts.items() if trusted or not name.endswith((".so", ".sites"))}
+        fits = saved.machine == _identity(target)
+        parts = {name: data for name, data in saved.parts.items() if fits or not name.endswith((".so", ".sites"))}
+        if not native:
+            return cached(graph, wrt, target, settings)
         recipe = _recipe(graph, wrt, target, settings, lambda: _built(graph, wrt, settings, target)[0])
         module = _from_parts(graph, wrt, target, settings, parts, recipe)
         check_module(module)

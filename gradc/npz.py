@@ -19,11 +19,12 @@ _PIECE = 1 << 24
 _LOCAL_HEADER = 30  # bytes before the name and the extra field of a member
 
 
-def read_arrays(path: Any) -> Array | dict[str, Array]:
+def read_arrays(path: Any, *, compressed: bool = True) -> Array | dict[str, Array]:
     """The array of an .npy file, or those of an .npz file by name; of bools, integers and floats, in this machine's byte order.
 
     Types that NumPy has no name for (bf16, f8) come as it writes them: ``V2``, ``V1``.
 
+    :param compressed: False refuses compressed members, whatever they say.
     :raises FileError: the file cannot be read.
     :raises InvalidProblem: it is neither, it is damaged, its members overlap or inflate beyond :data:`MOST_INFLATED`, or they do not hold numbers.
     """
@@ -31,7 +32,7 @@ def read_arrays(path: Any) -> Array | dict[str, Array]:
     with files.opened(path) as (file, about):
         try:
             if file.read(4) == b"PK\x03\x04" or file.seek(0) or file.read(4) == b"PK\x05\x06":
-                return _members(file, about.st_size, what)
+                return _members(file, about.st_size, what, compressed)
             file.seek(0)
             return _array(file, about.st_size, what)
         except InvalidProblem:
@@ -40,15 +41,17 @@ def read_arrays(path: Any) -> Array | dict[str, Array]:
             raise InvalidProblem(f"{what}: there is no memory for its arrays") from None
         except Exception as error:  # zipfile, zlib and NumPy's reader promise no list of what they raise for damaged bytes
             said = str(error) or type(error).__name__
-            raise InvalidProblem(f"{what} holds no arrays: neither .npy nor .npz, or damaged: {said[:200]}") from error
+            raise InvalidProblem(f"{what} is neither .npy nor .npz, or a damaged archive: {said[:200]}") from error
 
 
-def _members(file: BinaryIO, size: int, what: str) -> dict[str, Array]:
+def _members(file: BinaryIO, size: int, what: str, compressed: bool) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         _check_layout(members, archive.start_dir, size, what)
         for member in members:
+            if not compressed and member.compress_type != zipfile.ZIP_STORED:
+                raise InvalidProblem(f"{what}: {member.filename[:60]!r} is compressed")
             name = member.filename.removesuffix(".npy")
             if name in arrays:
                 raise InvalidProblem(f"{what} holds {name[:60]!r} twice")
@@ -84,12 +87,12 @@ def _array(stream: BinaryIO, size: int, what: str) -> Array:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None or dtype.kind not in "biufV":
-        raise InvalidProblem(f"{what} is an array of {str(dtype)[:60]}, which does not hold numbers")
+        raise InvalidProblem(f"{what} declares an array of {str(dtype)[:60]}, which does not hold numbers")
     if len(shape) > 32 or any(type(n) is not int or n < 0 for n in shape):
         raise InvalidProblem(f"{what} has the shape {str(shape)[:60]}")
     count = math.prod(shape) * dtype.itemsize
     if count > size:
-        raise InvalidProblem(f"{what}: {dtype}{list(shape)} has {count} bytes, and only {size} are there")
+        raise InvalidProblem(f"{what} declares {dtype}{list(shape)}, which has {count} bytes, and only {size} are there")
     data = _bytes(stream, count, what)
     if dtype.kind == "b" and data.max(initial=0) > 1:
         raise InvalidProblem(f"{what} is of bools, and a byte of it is neither 0 nor 1")

@@ -118,6 +118,8 @@ def _described(found: Envelope) -> SavedModule:
     for option in ("arch", "device", "calibration", "errors", "numerics", "unused", "determinism"):
         if not isinstance(options.get(option), str | None):
             raise IRFormatError(f"the option {option} is {str(options[option])[:60]!r}: a text is wanted")
+    if (target == "cuda") != bool(options.get("arch")):
+        raise IRFormatError(f"the target {target} with arch={options.get('arch')!r}")
     if target.startswith("cuda") and (options.get("device") or options.get("arch")):
         gpu_of(options.get("device") or options.get("arch"), options.get("calibration"))
     parts = {name: data for name, data in found.parts.items() if name not in ("module", "graph")}

@@ -281,7 +281,7 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
         try:
             loaded = npz.read_arrays(file)
         except (FileError, InvalidProblem) as error:
-            why = error.strerror if isinstance(error, FileError) else str(error)
+            why = error.strerror if isinstance(error, FileError) else str(error).removeprefix(f"{file} is ")
             raise click.BadParameter(f"{file or text!r} holds no arrays: {why}") from error
         if isinstance(loaded, np.ndarray):
             if not name:

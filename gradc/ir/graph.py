@@ -29,11 +29,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def derived_name(name: str, suffix: str) -> str:
-    """The name of a graph that is made of another, cut where it would be too long."""
-    return name[: LONGEST_NAME - len(suffix)] + suffix
-
-
 def input_node(name: str, type: Type) -> Node:
     """The graph input of that name and type."""
     return make(REGISTRY["input"], (), {"name": check_name(name)}, type)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ..errors import TypeRuleError
 from .dims import Dim, Size, same, symbols
 from .node import REGISTRY, Node
-from .types import DType, shown, typeof
+from .types import DType, typeof
 
 CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
 
@@ -37,7 +35,11 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
         kind = like or typeof(value).dtype
         if not kind.is_float and isinstance(value, float):
             raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or {'an int' if kind.is_integer else 'a bool'}")
-        return constant(value=(_scalar(name, value, kind),), dtype=kind, shape=())  # type: ignore[no-any-return]
+        try:
+            literal = kind.literal(value)
+        except TypeRuleError as error:
+            raise TypeRuleError(f"{name}: the scalar {error}") from None
+        return constant(value=(literal,), dtype=kind, shape=())  # type: ignore[no-any-return]
     if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
         raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
     array = np.asarray(value)
@@ -52,20 +54,6 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
     flat = array.reshape(-1)
     items = [float(v) for v in flat] if kind.is_float else [bool(v) for v in flat] if kind.kind == "b" else [int(v) for v in flat]
     return constant(value=tuple(items), dtype=kind, shape=tuple(array.shape))  # type: ignore[no-any-return]
-
-
-def _scalar(name: str, value: float, kind: DType) -> float:
-    """A Python number as an operand's dtype; a finite one that only an infinity could stand for is an error, as it would be in torch."""
-    try:
-        literal = kind.literal(value)
-    except TypeRuleError as error:
-        raise TypeRuleError(f"{name}: the scalar {error}") from None
-    if kind.name in ("f16", "bf16", "f32") and math.isfinite(literal):
-        most = float(ml_dtypes.finfo(kind.np).max)  # type: ignore[no-untyped-call]
-        with np.errstate(over="ignore"):
-            if not np.isfinite(np.asarray(literal, np.float64).astype(kind.np)):
-                raise TypeRuleError(f"{name}: the scalar {shown(value)} does not fit {kind}, whose largest number is {most:g}; write inf, or a cast of the operand")
-    return literal
 
 
 def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:

@@ -54,6 +54,11 @@ def is_long(name: str) -> bool:
     return len(name) - derived > LONGEST_NAME + 8 * (derived > 0)
 
 
+def suffixed(name: str, suffix: str) -> str:
+    """A name with more behind it, cut where it would be too long."""
+    return f"{name[: LONGEST_NAME - len(suffix)].rstrip('.')}{suffix}" if is_long(name + suffix) else name + suffix
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 

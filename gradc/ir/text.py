@@ -296,7 +296,7 @@ def load(path: Any) -> Graph:
     if _WHOLE in text[:200].splitlines()[1:2] or not beside.exists():
         return graph_of_file(text.encode("latin-1"), {}, path.name)
     try:
-        arrays = npz.read_arrays(beside)
+        arrays = npz.read_arrays(beside, compressed=False)
         if not isinstance(arrays, dict):
             raise InvalidProblem(f"{beside.name} is no archive of arrays")
         return graph_of_file(text.encode("latin-1"), arrays, beside.name)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 from ..errors import InvalidProblem
 from ..ir.dims import evaluate, symbols
-from ..ir.graph import Graph, derived_name, input_node, rebuild
+from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node, Note
 from ..ir.op import Library, Reduction, Scatter
-from ..ir.scan import LONGEST_NAME
+from ..ir.scan import LONGEST_NAME, suffixed
 from .cost import nominal
 from .residual import Residual
 
@@ -73,7 +73,7 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
         name, k = wish, 1
         while name in used:
             k += 1
-            name = f"{wish}{k}"
+            name = suffixed(wish, str(k))
         used.add(name)
         residuals[node] = Residual(name, node, _why(node))
     forward = replace(
@@ -288,5 +288,5 @@ def _backward(joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Ma
     inputs += [n for n in joint.inputs if n in cotangents]
     notes = {new[n]: note for n, note in joint.notes.items() if n in new}
     defaults = {k: v for k, v in joint.defaults.items() if any(joint.input_name(n) == k for n in inputs)}
-    return Graph(derived_name(joint.name.removesuffix("_joint"), "_backward"), tuple(inputs), outputs, joint.assumptions, notes, defaults)
+    return Graph(suffixed(joint.name.removesuffix("_joint"), "_backward"), tuple(inputs), outputs, joint.assumptions, notes, defaults)
 
