@@ -90,11 +90,17 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         from .passes.devices import gpu_of
 
         settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
-    settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
-    strange = [name for name in settings["sparse"] if name not in names]
-    if strange:
-        raise InvalidProblem(f"sparse names {strange[0]!r}, which is not in wrt: {', '.join(names) or 'nothing'}")
+    settings["sparse"] = _sparse(expand(graph, _names("sparse", settings["sparse"] or ())), names)
     return cached(graph, names, target, settings)
+
+
+def _sparse(given: Any, wrt: Sequence[str]) -> tuple[str, ...]:
+    """The inputs whose gradients come as rows."""
+    names = _names("sparse", given or ())
+    strange = [name for name in names if name not in wrt]
+    if strange:
+        raise InvalidProblem(f"sparse names {strange[0]!r}, which is not in wrt: {', '.join(wrt) or 'nothing'}")
+    return tuple(names)
 
 
 def _names(what: str, given: Any) -> list[str]:
@@ -330,7 +336,7 @@ def _restored(saved: SavedModule, native: bool, what: str) -> Module:
         if options:
             raise InvalidProblem(f"compile has no option {min(options)!r}")
         settings = _settings(saved.graph, saved.options, saved.target)
-        settings["sparse"] = tuple(_names("sparse", settings["sparse"] or ()))
+        settings["sparse"] = _sparse(settings["sparse"], saved.wrt)
         graph, wrt, target = saved.graph, saved.wrt, saved.target
         fits = saved.machine == _identity(target)
         parts = {name: data for name, data in saved.parts.items() if fits or not name.endswith((".so", ".sites"))}

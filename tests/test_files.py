@@ -146,58 +146,58 @@ def test_threads_that_save_over_each_other(tmp_path: Path) -> None:
     assert not problems and os.listdir(tmp_path) == ["g.gir"]
 
 
-# Each writer alternates between two contents; each line it prints is a save that has ended.
-CHILD = """
+# Python and gradc are started once: each victim is a fork that saves one of the files again and again, its two contents by turns; the parent
+# says the victim's number, and says so again when it has buried it.
+VICTIMS = """
 import itertools, os, sys
+from pathlib import Path
 import numpy as np, gradc
-from gradc import api, files, npz, ops
-from gradc.cli.commands import _emit
+from gradc import files, npz, ops
 from gradc.runtime.cache import Cache
-folder = sys.argv[1]
+folder = Path(sys.argv[1])
 graphs = [gradc.trace(lambda x, k=k: ops.tanh(x @ np.full((400, 40), k, np.float32)), x="f32[N,400]") for k in (1, 2)]
 modules = [gradc.compile(g, wrt=["x"], target="numpy") for g in graphs]
-cache = Cache(__import__("pathlib").Path(folder) / "cache")
-print("ready", flush=True)
-for n in itertools.count():
-    i = n % 2
-    modules[i].save(f"{folder}/module")
-    graphs[i].save(f"{folder}/graph.gir")
-    cache.put("key", bytes([i + 1]) * 200_000)
-    npz.write_arrays(f"{folder}/a.npz", {"x": np.full(50_000, i + 1.0)})
-    files.write(f"{folder}/text", f"{i + 1}" * 100_000)
+cache = Cache(folder / "cache")
+writers = [
+    lambda i: modules[i].save(folder / "module"),
+    lambda i: graphs[i].save(folder / "graph.gir"),
+    lambda i: cache.put("key", bytes([i + 1]) * 2_000_000),
+    lambda i: npz.write_arrays(folder / "a.npz", {"x": np.full(200_000, i + 1.0)}),
+    lambda i: files.write(folder / "text", f"{i + 1}" * 1_000_000),
+]
+for write in writers:
+    write(0)
+parent = os.getpid()
+for write in itertools.cycle(writers):
+    pid = os.fork()
+    if not pid:
+        for n in itertools.count():
+            write(n % 2)
+            if os.getppid() != parent:
+                os._exit(1)
+    print(pid, flush=True)
+    os.waitpid(pid, 0)
+    print("gone", flush=True)
 """
 
 
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    """kill -9 at random moments; every file of every writer is whole."""
-    draw, kills, until = random.Random(5), 0, time.monotonic() + 8
-    found: dict[str, set[Any]] = {}
-    children = []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    while kills < 24 and (kills < 4 or time.monotonic() < until):
-        child = subprocess.Popen([sys.executable, "-c", "import os, sys\n" + FORKING, str(tmp_path)], stdout=subprocess.PIPE, env=environment) if not children else children.pop()
-        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        for _ in range(24 - kills):
-            line = child.stdout.readline()
-            if not line:
-                break
-            time.sleep(draw.uniform(0, 0.06))
-            os.kill(int(line), signal.SIGKILL)
-            child.stdout.readline()
-            kills += 1
-            for name, value in whole(tmp_path).items():
-                found.setdefault(name, set()).add(value)
-            if kills >= 4 and time.monotonic() > until:
-                break
-        child.kill()
-        child.wait()
-        child.stdout.close()
-    assert kills >= 4 and found.keys() == {"module", "graph.gir", "cache", "a.npz", "text"}
-    assert all(values <= {1, 2} for values in found.values()), found
-
-
-# Python and gradc are started once: each victim is a fork, which the parent has buried when the second line comes.
-FORKING = CHILD.replace('print("ready", flush=True)\n', 'print("ready", flush=True)\nwhile pid := os.fork():\n    print(pid, flush=True)\n    os.waitpid(pid, 0)\n    print("gone", flush=True)\n')
+    """kill -9 at random moments; every file of every writer is whole after each."""
+    draw = random.Random(5)
+    parent = subprocess.Popen([sys.executable, "-c", VICTIMS, str(tmp_path)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert parent.stdout is not None
+    try:
+        for _ in range(40):
+            victim = int(parent.stdout.readline())
+            time.sleep(draw.uniform(0, 0.04))
+            os.kill(victim, signal.SIGKILL)
+            assert parent.stdout.readline() == b"gone\n"
+            found = whole(tmp_path)
+            assert found.keys() == {"module", "graph.gir", "cache", "a.npz", "text"} and set(found.values()) <= {1, 2}
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
 
 
 def whole(folder: Path) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def whole(folder: Path) -> dict[str, Any]:
         out["a.npz"] = same(npz.read_arrays(folder / "a.npz")["x"])  # type: ignore[call-overload]
     if (folder / "text").exists():
         text = (folder / "text").read_text()
-        assert len(text) == 100_000 and len(set(text)) == 1
+        assert len(text) == 1_000_000 and len(set(text)) == 1
         out["text"] = int(text[0])
     return out
 
@@ -411,7 +411,7 @@ def test_npz_that_lie(tmp_path: Path) -> None:
     refused("twice")
     for shape in ("(10**9,)", "(1000000000,)", "(-1,)", "(1.5,)", "(True,)", "1", "(1,)*99", "(" * 90 + "1" + ")" * 90, "(2,)"):
         path.write_bytes(npy(shape))
-        refused("declares|damaged|shape|goes on")
+        refused("declares|damaged|shape|goes on|ends after")
 
 
 def npy(shape: str) -> bytes:
@@ -458,10 +458,9 @@ def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: 
     y, residuals = module.forward(**given())
     grads = module.backward(residuals, np.ones((), f32))
     for native in (True, False):
-        compiled = []
+        compiled: list[Any] = []
         with monkeypatch.context() as context, knobs.CACHE.set(False):
-            real = cpu.compile_units
-            context.setattr(cpu, "compile_units", lambda units: compiled.append(units) or real(units))
+            context.setattr(cpu, "compile_units", lambda units, real=cpu.compile_units, compiled=compiled: compiled.append(units) or real(units))
             again = api.module_from_bytes(data, native=native)
             value, kept = again.forward(**given())
             back = again.backward(kept, np.ones((), f32))
@@ -471,18 +470,18 @@ def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: 
             np.testing.assert_array_equal(back[name], grads[name])
 
 
-def test_native_code_of_a_file_is_never_mapped_where_that_is_not_wanted(module: gradc.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file's machine code is another program's: the file runs it, native=False does not."""
-    other = gradc.compile(gradc.trace(lambda tokens, table, w: ops.sum(ops.tanh(ops.embedding(tokens, table) @ w)) * 2.0, tokens="i64[N]", table="f32[V,4]", w="f32[4,3]"), wrt=["table", "w"])
-    parts = envelope.unsealed(api.module_bytes(module), "module", saved.MODULE_FORMAT).parts
-    evil = envelope.unsealed(api.module_bytes(other), "module", saved.MODULE_FORMAT).parts["forward.so"]
-    (tmp_path / "m").write_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, {**parts, "forward.so": evil}))
-    right = module(**given())
-    assert gradc.load_module(tmp_path / "m")(**given()) != right
-    np.testing.assert_array_equal(gradc.load_module(tmp_path / "m", native=False)(**given()), right)
-    np.savez(tmp_path / "given.npz", **given())
-    assert main(["run", str(tmp_path / "m"), "--no-native", "--input", str(tmp_path / "given.npz")]) == 0
-    assert f"= {right:.9g}" in capsys.readouterr().out
+def test_native_code_of_a_file_is_never_mapped_where_that_is_not_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file's machine code is another program's, of the same buffers: loading runs it, native=False does not."""
+    honest, other = (api.module_bytes(gradc.compile(gradc.trace(lambda x, k=k: ops.sum(x * k), x="f32[N]"))) for k in (3.0, 2.0))
+    parts, evil = (envelope.unsealed(data, "module", saved.MODULE_FORMAT).parts for data in (honest, other))
+    path, x = tmp_path / "m", np.arange(4, dtype=f32)
+    path.write_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, {**parts, "forward.so": evil["forward.so"], "forward": evil["forward"]}))
+    assert gradc.load_module(path)(x=x) == 12.0
+    assert gradc.load_module(path, native=False)(x=x) == 18.0
+    np.save(tmp_path / "x.npy", x)
+    for arguments, value in ((["--no-native"], 18), ([], 12)):
+        assert main(["run", str(path), "--input", f"x={tmp_path / 'x.npy'}", *arguments]) == 0
+        assert f"= {value}\n" in capsys.readouterr().out
 
 
 def test_an_input_may_have_the_name_of_a_part(tmp_path: Path) -> None:
@@ -533,7 +532,7 @@ FORGERIES = {
     **{f"option {key}={str(value)[:20]!r}": option(key, value) for key, value in (
         ("numerics", "exact"), ("numerics", 5), ("numerics", []), ("fuse", "yes"), ("save", {"a": 1}), ("save", 5), ("save", [[]]), ("memory_budget", -1), ("memory_budget", float("nan")),
         ("memory_budget", "1"), ("dims", {"N": -1}), ("dims", {"N": 10**30}), ("dims", {"K": 1}), ("dims", [5]), ("hints", "N"), ("donate", {"w": 1}), ("donate", ["nothing"]), ("donate", [5]),
-        ("sparse", 5), ("sparse", ["table"]), ("reductions", ["a"]), ("reductions", {"*": "none"}), ("reductions", {"*": []}), ("errors", 5), ("errors", "never"), ("arch", []), ("device", {}), ("calibration", 5),
+        ("sparse", 5), ("sparse", ["tokens"]), ("reductions", ["a"]), ("reductions", {"*": "none"}), ("reductions", {"*": []}), ("errors", 5), ("errors", "never"), ("arch", []), ("device", {}), ("calibration", 5),
         ("unheard", 1), ("unused", []), ("determinism", {}))},
     **{f"no part {name}": part(name, None) for name in ("module", "graph", "forward", "backward", "residuals", "forward.sites", "backward.sites")},
     **{f"{name} {value[:12]!r}": part(name, value) for name in ("graph", "forward", "backward") for value in (b"", b"\xff\xfe", b"program @p {\nreturn\n}", b"graph @g() {\nreturn\n}", b"(" * 100_000)},
@@ -564,7 +563,7 @@ def test_forged_modules_are_refused(forgery: Any, native: bool, module: gradc.Mo
         again = api.module_from_bytes(data, native=False)  # it does not look at the programs, nor at what belongs to the machine code
         np.testing.assert_array_equal(again(**given()), module(**given()))
         return
-    with pytest.raises(InvalidProblem, match="holds? no module of gradc"):
+    with pytest.raises(InvalidProblem, match="no module of gradc"):
         api.module_from_bytes(data, native=native)
 
 

@@ -188,7 +188,8 @@ def _accepts(annotation: Any, value: Any) -> bool:
     if annotation is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
     if annotation is float:
-        return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+        # an int that no i64 holds is a float where it is one exactly: -2^63 - 1 must not become -2^63
+        return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool) and (not isinstance(value, int) or abs(value) < 2**63 or float(value) == value)
     if annotation is type(None):
         return value is None
     return isinstance(value, annotation)

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import TypeRuleError
 from .dims import Dim, Size, same, symbols
 from .node import REGISTRY, Node
-from .types import DType, typeof
+from .types import DType, array_of, typeof
 
 CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
 
@@ -40,9 +40,14 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
         except TypeRuleError as error:
             raise TypeRuleError(f"{name}: the scalar {error}") from None
         return constant(value=(literal,), dtype=kind, shape=())  # type: ignore[no-any-return]
-    if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
-        raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
-    array = np.asarray(value)
+    try:
+        if not isinstance(value, list | tuple | np.generic) and not any(hasattr(value, protocol) for protocol in ("__array__", "__array_interface__")):
+            raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
+        array = array_of(value)
+    except TypeRuleError:
+        raise
+    except Exception as error:  # whatever an object of another library raises
+        raise TypeRuleError(f"{name}: a {type(value).__qualname__} cannot be read as an array: {type(error).__name__}: {str(error)[:200]}") from error
     kind = typeof(array).dtype
     if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
         items = [like.literal(v) for v in array.reshape(-1).tolist()]

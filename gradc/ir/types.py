@@ -213,6 +213,24 @@ def split_commas(text: str) -> list[str]:
     return parts
 
 
+def array_of(x: Any) -> np.ndarray[Any, Any]:
+    """``np.asarray``, which believes an array interface that says more of a buffer than there is.
+
+    :raises ValueError: it does.  Whatever else the object raises passes.
+    """
+    about = None if isinstance(x, np.ndarray | np.generic | list | tuple) else getattr(x, "__array_interface__", None)
+    array = np.asarray(x)
+    if not isinstance(about, Mapping) or isinstance(about.get("data"), tuple) or array.size == 0:
+        return array
+    buffer = np.frombuffer(x if about.get("data") is None else about["data"], np.uint8)
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    first = array.ctypes.data + sum(s for s in steps if s < 0) - buffer.ctypes.data
+    last = array.ctypes.data + sum(s for s in steps if s > 0) + array.itemsize - buffer.ctypes.data
+    if first < 0 or last > buffer.nbytes:
+        raise ValueError(f"its array interface reaches from byte {first} to {last} of a buffer of {buffer.nbytes}")
+    return array
+
+
 def typeof(value: Any) -> Type:
     """The type of an array, of anything with ``dtype`` and ``shape`` (NumPy, CuPy, torch, JAX), or of a Python scalar."""
     if isinstance(value, bool):
@@ -223,7 +241,7 @@ def typeof(value: Any) -> Type:
         return Type(F64)
     try:
         if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-            value = np.asarray(value)
+            value = array_of(value)
         name, shape = str(value.dtype).removeprefix("torch."), tuple(int(s) for s in value.shape)
     except TypeRuleError:
         raise

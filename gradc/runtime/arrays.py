@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
-from gradc.ir.types import shown
+from gradc.ir.types import array_of, shown
 
 Array = npt.NDArray[Any]
 
@@ -347,7 +347,7 @@ def _from_protocol(x: Any) -> Array:
     elif hasattr(x, "__cuda_array_interface__"):
         raise DeviceError(f"a {what} on cuda was given to a module for the CPU")
     if hasattr(x, "__array_interface__") or hasattr(x, "__array_struct__"):
-        return _plain(np.asarray(x))
+        return _plain(array_of(x))
     if device is not None:
         try:
             return _plain(np.from_dlpack(x))
