@@ -69,6 +69,7 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
                 os.unlink(temporary)
             raise
         _sync_folder(path.parent)
+        sweep(path.parent)
     except FileError:
         raise
     except OSError as error:
@@ -80,7 +81,6 @@ def write(path: Any, *parts: Buffer | str, mode: int = 0o666) -> None:
     with replacing(path, mode=mode) as file:
         for part in parts:
             file.write(part.encode("utf-8") if isinstance(part, str) else part)
-    sweep(Path(path).parent)
 
 
 def make_folder(path: Any) -> Path:
