@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import gradc.ops as ops
 
-from . import knobs
+from . import files, knobs
 from .calibration import calibration_text_for
-from .errors import InvalidProblem, IRFormatError, Unsupported
+from .errors import GradcError, InvalidProblem, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
@@ -23,6 +23,7 @@ from .module import Module, Recipe
 from .passes.residual import Residual
 from .runtime import gpu
 from .runtime.executable import TARGETS
+from .saved import SavedModule, check_module, file_of_module, part_text, read_module, read_residuals, read_sites, refusing, sealed_module, unsealed_module
 from .trace import trace
 from .version import VERSION
 
@@ -89,11 +90,17 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         from .passes.devices import gpu_of
 
         settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
-    settings["sparse"] = tuple(expand(graph, _names("sparse", settings["sparse"] or ())))
-    strange = [name for name in settings["sparse"] if name not in names]
-    if strange:
-        raise InvalidProblem(f"sparse names {strange[0]!r}, which is not in wrt: {', '.join(names) or 'nothing'}")
+    settings["sparse"] = _sparse(expand(graph, _names("sparse", settings["sparse"] or ())), names)
     return cached(graph, names, target, settings)
+
+
+def _sparse(given: Any, wrt: Sequence[str]) -> tuple[str, ...]:
+    """The inputs whose gradients come as rows."""
+    names = _names("sparse", given or ())
+    strange = [name for name in names if name not in wrt]
+    if strange:
+        raise InvalidProblem(f"sparse names {strange[0]!r}, which is not in wrt: {', '.join(wrt) or 'nothing'}")
+    return tuple(names)
 
 
 def _names(what: str, given: Any) -> list[str]:
@@ -187,7 +194,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
     if payload is not None:
         try:
             return _from_parts(graph, wrt, target, options, unpack(payload), recipe)
-        except (IRFormatError, ValueError, KeyError):
+        except GradcError:
             payload = None  # written by a broken build of ours: build again
     made, programs, residuals = _built(graph, wrt, options, target)
     pipeline.append(made)
@@ -232,20 +239,31 @@ def _variant(graph: Graph, orders: Mapping[str, Any], wrt: Sequence[str], target
 
 def compile_natives(module: Module) -> None:
     """Forward and backward compiled side by side."""
-    from concurrent.futures import ThreadPoolExecutor
+    _together([lambda e=e: e.native for e in module.executables.values()])  # type: ignore[misc]
 
-    with ThreadPoolExecutor(2) as threads:
-        for task in [threads.submit(lambda e=e: e.native) for e in module.executables.values()]:  # type: ignore[misc]
-            task.result()
+
+def _together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The tasks' results, computed side by side; one after the other where no thread can be had (Python shuts down, the process is at its limit)."""
+    if len(tasks) < 2:
+        return [task() for task in tasks]
+    try:
+        from concurrent.futures import ThreadPoolExecutor
+
+        threads = ThreadPoolExecutor(len(tasks) - 1)
+        started = [threads.submit(task) for task in tasks[1:]]
+    except RuntimeError:
+        return [task() for task in tasks]
+    with threads:
+        return [tasks[0](), *(each.result() for each in started)]
 
 
 def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
-    """A module as bytes; ``whole``: with what NVRTC makes of it, where there is one."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    parts = _plain_parts(module)
-    with ThreadPoolExecutor(2) as threads:  # NVRTC compiles side by side
-        codes = threads.map(lambda e: e.portable() if whole else e.native.payload, module.executables.values())
+    """A module as bytes, with its machine code; ``whole``: with what NVRTC makes of it, where there is one."""
+    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+    parts |= {name: str(e.program).encode() for name, e in module.executables.items()}
+    if module.target not in ("cpu", "cuda"):
+        return parts
+    codes = _together([lambda e=e: e.portable() if whole else e.native.payload for e in module.executables.values()])  # type: ignore[misc]
     for (name, executable), code in zip(module.executables.items(), codes, strict=True):
         parts[f"{name}.so"] = code
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
@@ -253,18 +271,14 @@ def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
 
 
 def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], parts: Mapping[str, bytes], recipe: Recipe) -> Module:
-    from .ir.graph import input_node
-    from .ir.types import parse_type
-
+    """The module of what :func:`_parts` made; IRFormatError or TypeRuleError if the parts are no module's."""
     programs: dict[str, Any] = {}
-    for name in ("forward", "backward"):
-        if name in parts:
-            programs[name] = parse_program(parts[name].decode())
-            if f"{name}.so" in parts:
-                programs[f"{name}.so"] = parts[f"{name}.so"]
-                programs[f"{name}.sites"] = {int(k): tuple(v) for k, v in json.loads(parts[f"{name}.sites"]).items()}
-    residuals = [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in json.loads(parts["residuals"])]
-    return Module(graph, wrt, target, programs, residuals, options, recipe)
+    for name in ("forward", "backward") if wrt else ("forward",):
+        programs[name] = parse_program(part_text(parts, name))
+        if f"{name}.so" in parts:
+            programs[f"{name}.so"] = parts[f"{name}.so"]
+            programs[f"{name}.sites"] = read_sites(parts, f"{name}.sites")
+    return Module(graph, wrt, target, programs, read_residuals(parts), options, recipe)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -281,20 +295,57 @@ def load(path: Any) -> Graph:
     return load_graph(path)
 
 
-def save_module(module: Module, folder: Any) -> None:
-    """Everything needed to run again: ``graph.gir``, ``module.json`` and ``module.bin`` (programs and machine code)."""
-    from .runtime.cache import digest, pack
+def save_module(module: Module, path: Any) -> None:
+    """Everything needed to run again, as one file; in a folder that is there, as its ``module.gradc``.
 
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    module.graph.save(path / "graph.gir")
-    parts = _parts(module, whole=True) if module.target in ("cpu", "cuda") else _plain_parts(module)
-    block = pack(parts)
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
-    description = {"format": 1, "version": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options}
-    description |= {"sha256": digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)), "machine": _identity(module.target)}
-    (path / "module.bin").write_bytes(block)
-    (path / "module.json").write_text(json.dumps(description, indent=1) + "\n")
+    At any moment the old module or the whole new one is there.
+
+    :raises FileError: it cannot be written; the old module is as it was.
+    """
+    files.write(file_of_module(path, "written"), *sealed_module(module, _parts(module, whole=True), _identity(module.target)))
+
+
+def module_bytes(module: Module) -> bytes:
+    """What :func:`save_module` writes."""
+    return b"".join(sealed_module(module, _parts(module, whole=True), _identity(module.target)))
+
+
+def load_module(path: Any, *, native: bool = True) -> Module:
+    """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
+
+    **Running a loaded module runs the machine code that its file holds**, as importing a Python file does: the file's digest tells damage,
+    not who wrote it.  Load files of others with ``native=False``.
+
+    :param native: False compiles the module anew, from its graph, wrt and options; of the file neither the machine code (or a GPU's cubin) nor
+        the programs are used, and it is as safe to open as a graph.
+    :raises FileError: the file cannot be read.
+    :raises InvalidProblem: it holds no module, or a damaged one.
+    """
+    file = file_of_module(path, "read")
+    return _restored(read_module(file), native, str(file))
+
+
+def module_from_bytes(data: bytes, *, native: bool = True) -> Module:
+    """What :func:`module_bytes` made; as :func:`load_module`, whose warning holds here too."""
+    return _restored(unsealed_module(data, "these bytes"), native, "these bytes")
+
+
+def _restored(saved: SavedModule, native: bool, what: str) -> Module:
+    with refusing(what):
+        options = saved.options.keys() - DEFAULTS.keys()
+        if options:
+            raise InvalidProblem(f"compile has no option {min(options)!r}")
+        settings = _settings(saved.graph, saved.options, saved.target)
+        settings["sparse"] = _sparse(settings["sparse"], saved.wrt)
+        graph, wrt, target = saved.graph, saved.wrt, saved.target
+        fits = saved.machine == _identity(target)
+        parts = {name: data for name, data in saved.parts.items() if fits or not name.endswith((".so", ".sites"))}
+        if not native:
+            return cached(graph, wrt, target, settings)
+        recipe = _recipe(graph, wrt, target, settings, lambda: _built(graph, wrt, settings, target)[0])
+        module = _from_parts(graph, wrt, target, settings, parts, recipe)
+        check_module(module)
+    return module
 
 
 def _identity(target: str) -> str:
@@ -302,38 +353,3 @@ def _identity(target: str) -> str:
     from .runtime.toolchain import cpu_identity
 
     return fingerprint() if target == "cuda" else cpu_identity()
-
-
-def _saved_files(folder: Path) -> list[bytes]:
-    """The graph's bytes and those of the arrays beside it."""
-    return [p.read_bytes() for p in sorted(folder.glob("graph.gir*"))]
-
-
-def _plain_parts(module: Module) -> dict[str, bytes]:
-    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
-    return parts | {name: str(e.program).encode() for name, e in module.executables.items()}
-
-
-def load_module(folder: Any) -> Module:
-    """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
-
-    :raises InvalidProblem: the folder holds no module, or a damaged one.
-    """
-    from .runtime.cache import digest, unpack
-
-    path = Path(folder)
-    try:
-        description = json.loads((path / "module.json").read_text())
-        block = (path / "module.bin").read_bytes()
-        stated, machine = description.pop("sha256"), description.pop("machine")
-        if description["format"] != 1 or digest(block, *_saved_files(path), json.dumps(description, sort_keys=True)) != stated:
-            raise ValueError("its parts do not belong together")
-        parts = unpack(block)
-        wrt, target, options = description["wrt"], description["target"], {**DEFAULTS, **description["options"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidProblem(f"{path} holds no module of gradc: {error}") from error
-    graph = load_graph(path / "graph.gir")
-    if machine != _identity(target):
-        parts = {k: v for k, v in parts.items() if not k.endswith(".so")}
-    recipe = _recipe(graph, wrt, target, options, lambda: _built(graph, wrt, options, target)[0])
-    return _from_parts(graph, wrt, target, options, parts, recipe)

@@ -13,6 +13,7 @@ from .ir.dims import assuming
 from .ir.graph import Graph, input_node
 from .ir.node import Node, Note, topological
 from .ir.op import DISCRETE, ZERO, Composite
+from .ir.scan import suffixed
 from .ir.types import F32, F64, DType
 from .ops.rules import converted, full
 
@@ -50,7 +51,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         results = [(gradient_names[name], _result(opened, name, gradients, unused)) for name in wrt]
     notes: dict[Node, Note] = dict(graph.notes)
     return Graph(
-        name=f"{graph.name}_joint",
+        name=suffixed(graph.name, "_joint"),
         inputs=(*graph.inputs, *(cotangents[name] for name, _ in outputs)),
         outputs=(*graph.outputs, *results),
         assumptions=graph.assumptions,

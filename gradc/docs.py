@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import ops
+from . import files, ops
 from .errors import GradcError
 from .ir.graph import input_node
 from .ir.node import Node, topological
@@ -287,8 +287,8 @@ def main(arguments: list[str]) -> int:
         fresh = path.exists() and path.read_text(encoding="utf-8") == page
         print(f"{path} is {'up to date' if fresh else 'stale: python -m gradc.docs writes it anew'}")
         return int(not fresh)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    files.make_folder(path.parent)
+    files.write(path, page)
     return 0
 
 

@@ -94,6 +94,21 @@ class OutOfMemory(GradcError, MemoryError):
     """The known peak of a call exceeds what can be had; nothing was launched."""
 
 
+class FileError(GradcError, OSError):
+    """A file that cannot be read or written: a full disk, no permission, no such folder.
+
+    :param path: the file that was asked for.  :param doing: ``read`` or ``written``.  :param cause: what the system said; ``errno`` is its.
+    """
+
+    def __init__(self, path: object, doing: str, cause: OSError):
+        self.message = f"{path} cannot be {doing}: {cause.strerror or cause}"
+        super().__init__(self.message)
+        self.errno, self.strerror, self.filename = cause.errno, cause.strerror, str(path)
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class CompilerMissing(GradcError):
     """No C compiler (or no NVRTC) was found; says where it was looked for and how to get one."""
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import files
 from .errors import CompilerMissing, GradcError, IndexOutOfRange, InvalidProblem, NotAscending, OutOfMemory, Unsupported
 from .ir.dims import evaluate
 from .ir.graph import Graph
@@ -214,16 +215,16 @@ def dump_module(module: Module, folder: Path) -> None:
     """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
     import html
 
-    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    kernels = files.make_folder(folder / "kernels")
     for name, kernel in module.kernels.items():
-        (folder / "kernels" / f"{name}.c").write_text(kernel.source)
+        files.write(kernels / f"{name}.c", kernel.source)
     text = explain(module, {})
-    (folder / "explain.txt").write_text(text + "\n")
+    files.write(folder / "explain.txt", text, "\n")
     stages = sorted(p.name for p in folder.glob("*.gir"))
     parts = [f"<h1>{html.escape(module.graph.name)}</h1>", f"<pre>{html.escape(text)}</pre>"]
     for name in stages:
-        parts.append(f"<details><summary>{html.escape(name)}</summary><pre>{html.escape((folder / name).read_text())}</pre></details>")
+        parts.append(f"<details><summary>{html.escape(name)}</summary><pre>{html.escape((folder / name).read_text('utf-8'))}</pre></details>")
     for name, kernel in module.kernels.items():
         parts.append(f"<details><summary>{html.escape(name)}.c</summary><pre>{html.escape(kernel.source)}</pre></details>")
     style = "body{font:15px system-ui;margin:2em;max-width:120em}pre{font:12px ui-monospace,monospace;overflow-x:auto}summary{cursor:pointer}"
-    (folder / "index.html").write_text(f"<!doctype html><meta charset=utf-8><title>{html.escape(module.graph.name)}</title><style>{style}</style>{''.join(parts)}\n")
+    files.write(folder / "index.html", f"<!doctype html><meta charset=utf-8><title>{html.escape(module.graph.name)}</title><style>{style}</style>{''.join(parts)}\n")

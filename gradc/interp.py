@@ -45,6 +45,21 @@ def sizes_given(dims: Any, what: str = "dims") -> dict[str, int]:
     return sizes
 
 
+def by_name(inputs: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a call: those of a mapping, and those given as keywords.
+
+    :raises InvalidProblem: they are no mapping, or a name is no text.
+    """
+    if inputs is None:
+        return dict(more)
+    if not isinstance(inputs, Mapping):
+        raise InvalidProblem(f"inputs are given by name, x=array or {{'x': array}}, not as a {type(inputs).__name__}")
+    strange = [name for name in inputs if not isinstance(name, str)]
+    if strange:
+        raise InvalidProblem(f"inputs are given by name, and {str(strange[0])[:60]!r} is a {type(strange[0]).__name__}")
+    return {**inputs, **more}
+
+
 def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None) -> dict[str, int]:
     """The value of each symbol: every axis whose size is a bare symbol binds it; all sizes are then checked.
 
@@ -165,7 +180,7 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
 
 def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *, dims: Mapping[str, int] | None = None, precision: str = "", **more: Array) -> dict[str, Array]:
     """The outputs of a graph or a program, by name, in NumPy."""
-    given = {**(inputs or {}), **more}
+    given = by_name(inputs, more)
     if isinstance(graph, Program):
         return run_program(graph, given, dims, precision)
     values = evaluate_graph(graph, given, dims, precision)

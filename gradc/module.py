@@ -13,7 +13,7 @@ from . import knobs
 from .autodiff import joint_names
 from .errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
 from .gradients import Gradients
-from .interp import sizes_given
+from .interp import by_name, sizes_given
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
@@ -270,7 +270,7 @@ class Module:
 
     def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
-        inputs = {**(inputs or {}), **(more or {})}
+        inputs = by_name(inputs, more or {})
         known = self.graph.input_names
         if all(name in known for name in inputs):
             return inputs
@@ -395,9 +395,14 @@ class Module:
             raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
         return explain(self, dims, timed=timed)
 
-    def save(self, folder: Any) -> None:
-        """Write everything needed to run again without compiling: graph, programs, machine code."""
-        self.recipe.save(self, folder)
+    def save(self, path: Any) -> None:
+        """Write everything needed to run again without compiling, as one file: graph, arrays, programs, machine code.
+
+        At any moment ``path`` (or, where ``path`` is a folder, its ``module.gradc``) is the old module or the whole new one.
+
+        :raises FileError: it cannot be written; the old one is as it was.
+        """
+        self.recipe.save(self, path)
 
     def __str__(self) -> str:
         from .explain import summary

@@ -28,6 +28,8 @@ from .ir.types import Type, parse_type, typeof
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # a clone of the repository may be called gradc too
 _DEMO = os.path.join(_PACKAGE, "demo", "")
 
+_DEEPEST = 100  # of nested parameters: a name has 200 characters
+
 _scopes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("scopes", default=())
 _facts: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("facts", default=None)
 
@@ -54,7 +56,18 @@ def assume(fact: str | Assumption) -> None:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested dict, list, tuple or dataclass as ``{"l1.w": leaf}``."""
+    """A nested dict, list, tuple or dataclass as ``{"l1.w": leaf}``.
+
+    :raises TypeRuleError: two leaves have one name, a structure holds itself, or is nested deeper than a name is long.
+    """
+    return _flattened(tree, prefix, ())
+
+
+def _flattened(tree: Any, prefix: str, around: tuple[int, ...]) -> dict[str, Any]:
+    if id(tree) in around:
+        raise TypeRuleError(f"the parameters hold themselves: {prefix[:60]!r} is what it lies in")
+    if len(around) > _DEEPEST:
+        raise TypeRuleError(f"parameters nested {len(around)} deep below {prefix[:60]!r}: {_DEEPEST} is the most")
     items: list[tuple[str, Any]]
     if isinstance(tree, Mapping):
         items = [(str(k), v) for k, v in tree.items()]
@@ -68,7 +81,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: tree}
     out: dict[str, Any] = {}
     for key, value in items:
-        below = flatten(value, f"{prefix}.{key}" if prefix else key)
+        below = _flattened(value, f"{prefix}.{key}" if prefix else key, (*around, id(tree)))
         twice = out.keys() & below.keys()
         if twice:
             raise TypeRuleError(f"two leaves are called {min(twice)!r}: a key of the parameters reads like a path, or like another key")

@@ -18,7 +18,8 @@ PACKAGE = ROOT / "gradc"
 # A part may import itself and what stands on a line above its own.  A new top-level part is placed here on purpose.
 LAYERS = [
     ("errors", "version"),
-    ("knobs",),
+    ("files", "knobs"),
+    ("npz",),
     ("ir",),
     ("ops",),
     ("trace", "interp"),
@@ -30,6 +31,7 @@ LAYERS = [
     ("calibration", "captures", "explain", "sparse", "variants"),
     ("gradients",),
     ("module", "pipeline"),
+    ("saved",),
     ("api",),
     ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),
     ("demo",),

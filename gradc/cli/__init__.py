@@ -26,7 +26,7 @@ FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 def cli() -> None:
     """Forward tensor graphs to modules of fused forward and backward kernels, readable at every stage.
 
-    MODEL is a graph in text form (model.gir), a folder that module.save wrote, or file.py:NAME, where NAME is a graph, a function
+    MODEL is a graph in text form (model.gir), a file that module.save wrote, or file.py:NAME, where NAME is a graph, a function
     under @gradc.graph, or a plain function whose types are given by --type.
 
     \b

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import click
 
+from .. import files
 from ..calibrate import calibrate as measured
 from ..calibration import calibration_file
 from ..passes.devices import calibrated_by
@@ -43,7 +43,8 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
 
         listed, text = measured(said)
     path = out or calibration_file(listed)
-    write(path, text)
+    files.make_folder(path.parent)
+    files.write(path, text)
     for line in lines if verbose else ():
         click.echo(f"  {line}")
     device = calibrated_by(listed, text, path)
@@ -51,16 +52,3 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
         if source == "calibrated":
             click.echo(f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g} ({listed.sources.get(name, '')})")
     click.echo(f"wrote {path}" + ("" if out is None else f"; GRADC_CALIBRATION={path} or calibration= reads it"))
-
-
-def write(path: Path, text: str) -> None:
-    """The old file or the whole new one, at any moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".calibration-")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -12,9 +12,11 @@ import numpy as np
 
 from ..check import check as check_gradients
 from ..errors import IndexOutOfRange
+from ..files import make_folder, write
 from ..module import Module
+from ..npz import write_arrays
 from ..samples import sample
-from .model import Settings, compiled, floats, open_model, plain, read_arrays, with_model
+from .model import Settings, compiled, floats, open_model, read_arrays, with_model
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -23,14 +25,14 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @with_model
 @click.option("--emit", metavar="ir,c,explain", help="What to write into -o: every stage (ir), every kernel's C (c) or CUDA (cu, ptx, cubin with --target cuda), the explanation.")
 @click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
-@click.option("--save-module", type=FOLDER, help="Write a folder that runs again without compiling.")
+@click.option("--save-module", type=click.Path(path_type=Path), help="Write a file that runs again without compiling.")
 def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
     """Compile MODEL and print one line per kernel.
 
     \b
     gradc compile model.gir --wrt w,b
     gradc compile model.py:loss --wrt params --emit ir,c,explain -o out
-    gradc compile model.py:loss --type x=f32[N,4] --save-module saved
+    gradc compile model.py:loss --type x=f32[N,4] --save-module loss.gradc
     gradc compile model.gir --wrt w --target cuda --arch sm_90 --emit ir,cu,ptx,cubin,explain -o out
     """
     wanted = [part.strip() for part in (emit or "").split(",") if part.strip()]
@@ -72,11 +74,9 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
         files["explain.txt"] = module.explain(**dims)
     for name, text in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.rstrip("\n") + "\n")
+        write(make_folder(path.parent) / path.name, text.rstrip("\n") + "\n")
     for name, data in binaries.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        write(make_folder(folder) / name, data)
     return len(files) + len(binaries)
 
 
@@ -95,7 +95,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     gradc run model.gir --input x=x.npy --out y.npz
     gradc run model.py:loss --dims N=64 --seed 1 --grad --wrt w
     """
-    opened = open_model(model, settings.types)
+    opened = open_model(model, settings.types, settings.native)
     graph = opened.graph if isinstance(opened, Module) else opened
     wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or (floats(graph) if grad else ())
     module = compiled(model, settings, wrt)
@@ -125,9 +125,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
         click.echo(line)
     click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
     if out is not None:
-        stored: dict[str, Any] = {name: plain(np.asarray(a)) for name, a in results.items()}
-        with open(out, "wb") as file:
-            np.savez(file, **stored)
+        write_arrays(out, {name: np.asarray(a) for name, a in results.items()})
         click.echo(f"wrote {', '.join(results)} to {out}")
 
 
@@ -176,7 +174,7 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
     gradc check model.gir --wrt w --dims N=5
     gradc check model.py:loss --input tokens=tokens.npy --no-kernels
     """
-    opened = open_model(model, settings.types)
+    opened = open_model(model, settings.types, settings.native)
     graph = opened.graph if isinstance(opened, Module) else opened
     wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or floats(graph)
     subject = compiled(model, settings, wrt) if kernels and wrt else graph

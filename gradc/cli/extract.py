@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
 
+from ..files import make_folder, write
+from ..npz import write_arrays
 from ..samples import SMALL
-from .model import Settings, compiled, plain, with_model
+from .model import Settings, compiled, with_model
 
 SCRIPT = '''"""Compiles kernel.c (edit it!), runs it on inputs.npz, compares with the interpreter's results and times it."""
 
@@ -80,13 +80,12 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
     inputs = handle.sample(seed, **dims)
     expected = Executable(program, "numpy", dims=dims).run(**inputs)
     widest = any(t.dtype.is_float and t.dtype.bits < 32 for t in handle.types.values())
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "kernel.gir").write_text(f"{program}\n")
-    (output / "kernel.c").write_text(handle.executable.source)
+    make_folder(output)
+    write(output / "kernel.gir", f"{program}\n")
+    write(output / "kernel.c", handle.executable.source)
     for name, arrays in (("inputs", inputs), ("expected", expected)):
-        stored: dict[str, Any] = {n: plain(a) for n, a in arrays.items()}
-        np.savez(output / f"{name}.npz", **stored)
+        write_arrays(output / f"{name}.npz", arrays)
     script = SCRIPT.format(dims=dims, tolerance=1e-2 if widest else 1e-4, bytes=handle.bytes(**dims))
-    (output / "check.py").write_text(script)
+    write(output / "check.py", script)
     click.echo(f"wrote kernel.gir, kernel.c, inputs.npz, expected.npz and check.py to {output} (at {', '.join(f'{k}={v}' for k, v in dims.items()) or 'fixed sizes'})")
     click.echo(f"python {output / 'check.py'} compiles kernel.c, compares and times it")

@@ -16,10 +16,12 @@ from typing import Any
 import click
 import numpy as np
 
+from .. import files, npz
 from ..api import compile, load, load_module
-from ..errors import GradcError
+from ..errors import FileError, GradcError, InvalidProblem
 from ..frontend import TracedFunction
 from ..frontend import graph as decorated
+from ..ir.envelope import kind_of
 from ..ir.graph import Graph
 from ..ir.types import parse_type
 from ..module import Module
@@ -41,6 +43,7 @@ class Settings:
     dims: Mapping[str, int]
     options: Mapping[str, Any]
     progress: bool | None
+    native: bool = True
 
     def waiting(self, what: str) -> Progress:
         return Progress(what, self.progress)
@@ -87,10 +90,10 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the MODEL argument and the options of a compilation; the command gets ``model`` and ``settings``."""
 
     @functools.wraps(command)
-    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], arch: str | None, save: str | None, memory_budget: int | float | None, numerics: str | None, fuse: bool | None, progress: bool | None, **rest: Any) -> Any:
+    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], arch: str | None, save: str | None, memory_budget: int | float | None, numerics: str | None, fuse: bool | None, progress: bool | None, native: bool, **rest: Any) -> Any:
         save_ = save if save in (None, "min-cut", "all", "none") else tuple(part.strip() for part in str(save).split(",") if part.strip())
         given = {name: value for name, value in {"save": save_, "memory_budget": memory_budget, "numerics": numerics, "fuse": fuse, "arch": arch}.items() if value is not None}
-        return command(model=model, settings=Settings(types, wrt, target, dims, given, progress), **rest)
+        return command(model=model, settings=Settings(types, wrt, target, dims, given, progress, native), **rest)
 
     decorators = (
         click.argument("model"),
@@ -103,6 +106,7 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--memory-budget", metavar="BYTES", callback=budget, help="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5."),
         click.option("--numerics", type=click.Choice(["real", "strict"]), help="real allows rewrites equal over the reals; strict keeps every bit."),
         click.option("--fuse/--no-fuse", default=None, help="Several nodes in a kernel, or one each."),
+        click.option("--native/--no-native", default=True, help="--no-native: compile a saved module anew, and do not run the machine code in its file."),
         click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."),
     )
     for decorate in reversed(decorators):
@@ -113,17 +117,17 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
 # -- MODEL -------------------------------------------------------------------------------------------------------------
 
 
-def open_model(text: str, types: Mapping[str, str]) -> Graph | Module:
-    """The graph or module that MODEL names."""
+def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Graph | Module:
+    """The graph or module that MODEL names; ``native=False`` compiles a saved module anew instead of running the machine code in its file."""
     path = Path(text)
-    if path.is_dir():
+    if path.is_dir() or _is_module(path):
         _no_types(types, text)
-        return load_module(path)
+        return load_module(path, native=native)
     name = ""
     if not path.exists():
         before, colon, name = text.rpartition(":")
         if not colon:
-            raise click.BadParameter(f"there is no file or folder {text!r}; MODEL is model.gir, a module's folder or file.py:NAME")
+            raise click.BadParameter(f"there is no file or folder {text!r}; MODEL is model.gir, a saved module or file.py:NAME")
         path = Path(before)
         if not path.is_file():
             raise click.BadParameter(f"there is no file {before!r}")
@@ -133,6 +137,14 @@ def open_model(text: str, types: Mapping[str, str]) -> Graph | Module:
         _no_types(types, text)
         return load(path)
     return _from_python(path, name, types)
+
+
+def _is_module(path: Path) -> bool:
+    try:
+        with files.opened(path) as (file, _):
+            return kind_of(file.read(128)) == "module"
+    except FileError:
+        return False
 
 
 def _no_types(types: Mapping[str, str], text: str) -> None:
@@ -225,7 +237,7 @@ def _offer(found: Mapping[str, Any]) -> str:
 
 def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -> Module:
     """MODEL compiled with the options given; a saved module as it is, unless an option asks for another."""
-    opened = open_model(model, settings.types)
+    opened = open_model(model, settings.types, settings.native)
     wanted = tuple(wrt if wrt is not None else settings.wrt)
     options: dict[str, Any] = dict(settings.options)
     if isinstance(opened, Module):
@@ -267,20 +279,19 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
         name, place = (name.strip(), place.strip()) if equals else ("", text.strip())
         file, _, key = place.rpartition(":") if ".npz:" in place else (place, "", "")
         try:
-            loaded = np.load(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else "neither .npy nor .npz"
+            loaded = npz.read_arrays(file)
+        except (FileError, InvalidProblem) as error:
+            why = error.strerror if isinstance(error, FileError) else str(error).removeprefix(f"{file} is ")
             raise click.BadParameter(f"{file or text!r} holds no arrays: {why}") from error
         if isinstance(loaded, np.ndarray):
             if not name:
                 raise click.BadParameter(f"{text!r}: which input is it? NAME={text}")
             found = {name: loaded}
         else:
-            with loaded:
-                key = key or (name if name in loaded.files else loaded.files[0] if len(loaded.files) == 1 else "")
-                if name and key not in loaded.files:
-                    raise click.BadParameter(f"{file} holds {', '.join(loaded.files) or 'nothing'}; say which one: {name}={file}:KEY")
-                found = {name: loaded[key]} if name else {n: loaded[n] for n in loaded.files}
+            key = key or (name if name in loaded else next(iter(loaded)) if len(loaded) == 1 else "")
+            if name and key not in loaded:
+                raise click.BadParameter(f"{file} holds {', '.join(loaded) or 'nothing'}; say which one: {name}={file}:KEY")
+            found = {name: loaded[key]} if name else loaded
         for each, array in found.items():
             if each not in graph.input_names:
                 raise click.BadParameter(f"{graph.name} has no input {each!r}; it has {', '.join(graph.input_names)}")
@@ -288,8 +299,3 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
             own = dtype.np.num > 255 and array.dtype.kind in "uV" and array.dtype.itemsize == dtype.np.itemsize
             arrays[each] = array.view(dtype.np) if own else array
     return arrays
-
-
-def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array as NumPy's files can hold it: ml_dtypes' own as the unsigned integers of their bits."""
-    return array.view(f"u{array.itemsize}") if array.dtype.num > 255 else array

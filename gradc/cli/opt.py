@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from .. import files
 from ..api import load
 from ..autodiff import differentiate
 from ..ir.graph import Graph
 from ..ir.kernel import Program
 from ..ir.op import Composite
 from ..ir.program_text import parse_program
+from ..ir.scan import LONGEST_TEXT
 from ..ir.verify import verify, verify_program
 from ..passes.choose_reduction import choose_reduction
 from ..passes.plan_buffers import plan_buffers
@@ -63,15 +65,16 @@ def opt(file: Path, passes: tuple[str, ...], wrt: tuple[str, ...], numerics: str
     if output is None:
         click.echo(text)
     else:
-        output.write_text(text + "\n", encoding="utf-8")
+        files.write(output, text, "\n")
         click.echo(f"wrote {output}")
 
 
 def read(file: Path) -> Graph | Program:
     """The graph or program that a file holds; what precedes either are comments and the format's first line."""
-    text = file.read_text(encoding="utf-8", errors="replace")
+    with files.opened(file) as (stream, _):
+        text = stream.read(1 << 16).decode("latin-1")
     first = next((line.split("@")[0].strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "gradc-ir"))), "")
-    return parse_program(text) if first == "program" else load(file)
+    return parse_program(files.read(file, LONGEST_TEXT).decode("latin-1")) if first == "program" else load(file)
 
 
 def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str, fuse: bool) -> Graph | Program:

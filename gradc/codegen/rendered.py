@@ -6,6 +6,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
+from ..errors import IRFormatError
 from ..ir.dims import Dim
 from ..ir.size_text import parse_size
 from .cuda_rows import CudaKernel, Stage
@@ -19,10 +20,16 @@ def packed(text: str, kernels: dict[str, CudaKernel]) -> bytes:
 def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
     """What :func:`packed` was given.
 
-    :raises ValueError, KeyError, TypeError: these are no such bytes.
+    :raises IRFormatError: these are no such bytes.
     """
-    found = json.loads(data)
-    return found["text"], {name: CudaKernel(**{key: _value(value) for key, value in record.items()}) for name, record in found["kernels"].items()}
+    try:
+        found = json.loads(data)
+        text, kernels = found["text"], {name: CudaKernel(**{key: _value(value) for key, value in record.items()}) for name, record in found["kernels"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IRFormatError(f"this is no record of CUDA kernels: {type(error).__name__}: {error}") from error
+    if not isinstance(text, str) or not all(isinstance(k.text, str) and isinstance(k.name, str) for k in kernels.values()):
+        raise IRFormatError("this is no record of CUDA kernels: their text is none")
+    return text, kernels
 
 
 def _record(record: CudaKernel | Stage) -> dict[str, Any]:

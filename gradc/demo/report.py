@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .. import files
+
 TERMINAL = 116
 COLOURS = ("#3366cc", "#dc7a18", "#2a9134", "#9b3fb5")
 STYLE = (
@@ -74,11 +76,11 @@ class Report:
         self._html.append(svg)
 
     def write(self, folder: Path) -> None:
-        (folder / "report.md").write_text("\n\n".join([f"# {self.title}", *self._markdown]) + "\n")
+        files.write(folder / "report.md", "\n\n".join([f"# {self.title}", *self._markdown]) + "\n")
         head = f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width"><title>{html.escape(self.title)}</title>'
-        (folder / "report.html").write_text("\n".join([f"{head}<style>{STYLE}</style><h1>{html.escape(self.title)}</h1>", *self._html]) + "\n")
+        files.write(folder / "report.html", "\n".join([f"{head}<style>{STYLE}</style><h1>{html.escape(self.title)}</h1>", *self._html]) + "\n")
         for name, svg in self._pictures.items():
-            (folder / name).write_text(svg)
+            files.write(folder / name, svg)
 
 
 @dataclass

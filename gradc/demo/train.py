@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from ..api import compile
 from ..autodiff import differentiate
 from ..explain import dump_module, reduction_table
@@ -57,8 +58,7 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
     :returns: 0, or 1 if a trained model is not clearly better than counting words.
     """
     began = time.perf_counter()
-    folder = Path(out or "gradc-demo")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = files.make_folder(out or "gradc-demo")
     plan = Plan(min(steps, 12), 128, 512, 3, (20_000, 1000)) if quick else Plan(steps)
     report = Report("gradc demo: a quantized language model")
     report.say(
@@ -196,8 +196,8 @@ def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
     plain = derivative(quantized.module)
     sunk = quantized.module.stages["tidy"].result
     assert isinstance(sunk, Graph)
-    (folder / "backward-before.gir").write_text(f"{plain}\n")
-    (folder / "backward-after.gir").write_text(f"{sunk}\n")
+    files.write(folder / "backward-before.gir", f"{plain}\n")
+    files.write(folder / "backward-after.gir", f"{sunk}\n")
     vocabulary = quantized.values["scale"].shape[0]
     report.heading("The gradient of the scales, before and after sink_dequant")
     report.say(
@@ -262,11 +262,11 @@ def dump(report: Report, trainees: list[Trainee], folder: Path) -> None:
     report.heading("Every stage, to read")
     for each in trainees:
         own = folder / each.variant.name.replace(" ", "-")
-        (own / "kernels").mkdir(parents=True, exist_ok=True)
+        files.make_folder(own / "kernels")
         for stale in (*own.glob("*.gir"), *(own / "kernels").glob("*.c")):
             stale.unlink()
         for number, stage in enumerate(each.module.stages):
-            (own / f"{number:02d}-{stage.name}.gir").write_text(f"{stage}\n")
+            files.write(own / f"{number:02d}-{stage.name}.gir", f"{stage}\n")
         dump_module(each.module, own)
     first = folder / trainees[-1].variant.name.replace(" ", "-")
     report.say(

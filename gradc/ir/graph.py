@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TypeRuleError
 from .dims import Assumption, assuming, symbols
 from .node import REGISTRY, Node, Note, make, topological
+from .scan import LONGEST_NAME, is_long
 from .types import Type
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
 def check_name(name: str) -> str:
     """A value's name: words joined by dots, 200 characters at most."""
-    if not isinstance(name, str) or len(name) > 200 or not _NAME.fullmatch(name):
-        raise TypeRuleError(f"{name[:60]!r} is not a name (words of letters, digits and _, joined by dots; 200 characters at most)")
+    if not isinstance(name, str) or is_long(name) or not _NAME.fullmatch(name):
+        shown = f"{name[:60]!r} of {len(name)} characters" if isinstance(name, str) else f"{str(name)[:60]!r}, a {type(name).__name__},"
+        raise TypeRuleError(f"{shown} is not a name (words of letters, digits and _, joined by dots; {LONGEST_NAME} characters at most)")
     return name
 
 
@@ -183,7 +185,7 @@ class Graph:
         raise TypeError(f"graph {self.name} is a description: gradc.compile(graph) makes it callable, gradc.interp.run(graph, ...) runs it in NumPy")
 
     def save(self, path: Any) -> None:
-        """Write the text form to ``path`` and arrays bound to inputs to ``path`` + ``.npz`` (contracts 10)."""
+        """Write the text form, and the arrays bound to inputs, as the one file ``path`` (:func:`gradc.ir.text.save_graph`)."""
         from .text import save_graph
 
         save_graph(self, path)

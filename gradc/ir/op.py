@@ -23,7 +23,7 @@ from ..errors import GradcError, InternalError, TypeRuleError
 from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
-from .types import DTYPES, DType, Type, dtype
+from .types import DTYPES, DType, Type, dtype, shown
 
 
 class _Mark:
@@ -193,7 +193,8 @@ def _accepts(annotation: Any, value: Any) -> bool:
     if annotation is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
     if annotation is float:
-        return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+        # an int that no i64 holds is a float where it is one exactly: -2^63 - 1 must not become -2^63
+        return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool) and (not isinstance(value, int) or abs(value) < 2**63 or float(value) == value)
     if annotation is type(None):
         return value is None
     return isinstance(value, annotation)
@@ -329,6 +330,7 @@ class Op:
         return inspect.Signature(parameters)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Node:
+        _no_huge_integer(self.name, (*positional, *keywords.values()))
         if self.sugar is None:
             return self.plain(*positional, **keywords)
         try:
@@ -394,6 +396,20 @@ class Op:
         except TypeRuleError as error:
             raise _located(error, self.name, types) from None
         return answer if isinstance(answer, tuple) else (answer, checked)
+
+
+_MOST = int(np.finfo(np.float64).max)
+
+
+def _no_huge_integer(name: str, values: Iterable[Any]) -> None:
+    """No dtype and no attribute holds an integer beyond f64, and Python does not even print a long one."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            _no_huge_integer(name, value)
+        elif isinstance(value, slice):
+            _no_huge_integer(name, (value.start, value.stop, value.step))
+        elif isinstance(value, int) and not -_MOST <= value <= _MOST:
+            raise TypeRuleError(f"{name}: {shown(value)} fits no dtype; the largest f64 has 1024")
 
 
 def _node_types(operands: Iterable[Any]) -> list[Type]:

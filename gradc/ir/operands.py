@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import TypeRuleError
 from .dims import Dim, Size, same, symbols
 from .node import REGISTRY, Node
-from .types import DType, typeof
+from .types import DType, array_of, typeof
 
 CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
 
@@ -33,17 +33,25 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
         return REGISTRY["cast"](node, like) if like and like is not node.dtype else node  # type: ignore[no-any-return]
     if isinstance(value, bool | int | float):
         kind = like or typeof(value).dtype
-        if kind.is_integer and isinstance(value, float):
-            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or an int")
-        if kind.is_integer and not kind.range[0] <= value <= kind.range[1]:
-            raise TypeRuleError(f"{name}: the scalar {value} does not fit {kind}, which holds {kind.range[0]} to {kind.range[1]}")
-        return constant(value=(bool(value) if kind.kind == "b" else float(value) if kind.is_float else int(value),), dtype=kind, shape=())  # type: ignore[no-any-return]
-    if not hasattr(value, "__array__") and not isinstance(value, list | tuple | np.generic):
-        raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
-    array = np.asarray(value)
+        if not kind.is_float and isinstance(value, float):
+            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or {'an int' if kind.is_integer else 'a bool'}")
+        try:
+            literal = kind.literal(value)
+        except TypeRuleError as error:
+            raise TypeRuleError(f"{name}: the scalar {error}") from None
+        return constant(value=(literal,), dtype=kind, shape=())  # type: ignore[no-any-return]
+    try:
+        if not isinstance(value, list | tuple | np.generic) and not any(hasattr(value, protocol) for protocol in ("__array__", "__array_interface__")):
+            raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
+        array = array_of(value)
+    except TypeRuleError:
+        raise
+    except Exception as error:  # whatever an object of another library raises
+        raise TypeRuleError(f"{name}: a {type(value).__qualname__} cannot be read as an array: {type(error).__name__}: {str(error)[:200]}") from error
     kind = typeof(array).dtype
     if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
-        array, kind = array.astype(like.np), like
+        items = [like.literal(v) for v in array.reshape(-1).tolist()]
+        array, kind = np.asarray(items, array.dtype).reshape(array.shape).astype(like.np), like
     if array.size > 64:
         if not CAPTURE:
             raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")

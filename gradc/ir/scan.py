@@ -41,6 +41,24 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, **DTYPES}
 _RESERVED = {*_WORDS, "inf", "nan"}
 
 
+LONGEST_NAME = 200
+_DERIVED = re.compile(r"(?:[dr]\.)*")
+
+
+def is_long(name: str) -> bool:
+    """Whether a name has more than 200 characters beside what gradc adds to it: ``d.`` and ``r.`` in front, ``.values`` and the like behind.
+
+    So each name that may be written may be differentiated, to any order.
+    """
+    derived = _DERIVED.match(name).end()  # type: ignore[union-attr]
+    return len(name) - derived > LONGEST_NAME + 8 * (derived > 0)
+
+
+def suffixed(name: str, suffix: str) -> str:
+    """A name with more behind it, cut where it would be too long."""
+    return f"{name[: LONGEST_NAME - len(suffix)].rstrip('.')}{suffix}" if is_long(name + suffix) else name + suffix
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,8 +218,8 @@ class Reader:
 
     def name(self, what: str) -> str:
         word = self.take(WORD, what)
-        if len(word) > 200:
-            raise self.fail(f"{what} of {len(word)} characters: 200 is the most", self.at - len(word), self.at)
+        if is_long(word):
+            raise self.fail(f"{what} of {len(word)} characters: {LONGEST_NAME} is the most", self.at - len(word), self.at)
         return word
 
     def at_end(self) -> bool:

@@ -32,21 +32,22 @@ A size that is one reserved word (``none``, ``f32``, ``inf``, ...) is written in
 from __future__ import annotations
 
 import difflib
+import errno
 import inspect
-import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import IRFormatError, TypeRuleError
+from .. import files, npz
+from ..errors import FileError, InvalidProblem, IRFormatError, TypeRuleError
 from .dims import Assumption, Dim, Size, assuming, same, substitute
+from .envelope import kind_of, load_opened, sealed
 from .graph import Graph, input_node
 from .node import REGISTRY, Node, Note, identity, make
 from .program_text import parse_kernel, parse_program, print_kernel, print_program
-from .scan import FORMAT, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note
+from .scan import FORMAT, LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note, is_long
 from .types import Type
 
 __all__ = ["load", "parse", "parse_kernel", "parse_program", "print_graph", "print_kernel", "print_program", "save_graph"]
@@ -149,8 +150,8 @@ def _header(reader: Reader) -> tuple[str, tuple[str, ...] | None, dict[str, Node
 def _defined(reader: Reader, values: Mapping[str, Node]) -> tuple[str, int]:
     value = reader.take(VALUE, "a value such as %0")
     start = reader.at - len(value)
-    if len(value) > 200:
-        raise reader.fail(f"a name of {len(value)} characters: 200 is the most", start, reader.at)
+    if is_long(value[1:]):
+        raise reader.fail(f"a name of {len(value) - 1} characters: {LONGEST_NAME} is the most", start, reader.at)
     if value in values:
         raise reader.fail(f"{value} is defined twice", start, reader.at)
     return value, start
@@ -248,77 +249,85 @@ def _outputs(reader: Reader, values: Mapping[str, Node]) -> tuple[tuple[str, Nod
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
+GRAPH_FORMAT = 1
+_WHOLE = "# no arrays"
+"""The second line of a graph that is saved as text: nothing beside the file belongs to it."""
+
 
 def save_graph(graph: Graph, path: Any) -> None:
-    """Write the text to ``path`` and the arrays bound to inputs to ``path`` + ``.npz``, bit for bit."""
-    path = Path(path)
-    arrays = {n: np.ascontiguousarray(graph.defaults[n]) for n in graph.input_names if n in graph.defaults}
-    beside = path.with_name(path.name + ".npz")
+    """One file: the text, or, with arrays bound to inputs, an envelope (:mod:`gradc.ir.envelope`) of the text and the arrays, bit for bit.
+
+    At any moment ``path`` is the old file or the whole new one.
+
+    :raises FileError: it cannot be written; the old file is as it was.
+    """
+    arrays = bound_arrays(graph)
     if arrays:
-        _replace(beside, lambda file: _write_arrays(file, arrays))
+        files.write(path, *sealed("graph", GRAPH_FORMAT, {"graph": file_text(graph)}, arrays))
     else:
-        beside.unlink(missing_ok=True)
-    _replace(path, lambda file: file.write(f"{FORMAT}\n{print_graph(graph)}\n".encode()))
+        files.write(path, f"{FORMAT}\n{_WHOLE}\n{print_graph(graph)}\n")
 
 
-def _write_arrays(file: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            own = array.dtype.num > 255  # one of ml_dtypes', which the format has no word for: its bytes as unsigned integers
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array.view(f"u{array.itemsize}") if own else array, allow_pickle=False)
+def file_text(graph: Graph) -> bytes:
+    """The text as it stands in files."""
+    return f"{FORMAT}\n{print_graph(graph)}\n".encode()
 
 
-def _replace(path: Path, write: Any) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(partial, "wb") as file:
-            write(file)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+def bound_arrays(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays that are bound to inputs."""
+    return {name: np.asarray(graph.defaults[name]) for name in graph.input_names if name in graph.defaults}
 
 
 def load(path: Any) -> Graph:
-    """The graph saved at ``path``, with the arrays saved beside it; nothing in either file is executed."""
-    path = Path(path)
-    if path.stat().st_size > LONGEST_TEXT:
-        raise IRFormatError(f"{path.name}: a text of {path.stat().st_size} bytes: {LONGEST_TEXT} is the most")
-    graph = parse(path.read_bytes().decode("latin-1"))
+    """The graph saved at ``path``, with its arrays; nothing in the file is executed.
+
+    A text that an editor or an older gradc wrote takes the arrays of ``path`` + ``.npz``, where there is that file.
+
+    :raises FileError: the file cannot be read.  :raises IRFormatError, TypeRuleError: it holds no graph, or a damaged one.
+    """
+    path = files.as_path(path, "read")
+    with files.opened(path) as (file, about):
+        if kind_of(file.read(128)):
+            file.seek(0)
+            found = load_opened(file, about.st_size, "graph", GRAPH_FORMAT, path.name)
+            return graph_of_file(found.parts.get("graph", b""), found.arrays, path.name)
+    text = _read_text(path)
     beside = path.with_name(path.name + ".npz")
-    if not beside.exists():
-        return graph
-    return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, graph.notes, _arrays(beside, graph))
-
-
-def _arrays(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of an .npz whose declared sizes are no more than its bytes and agree with the inputs' types."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    if _WHOLE in text[:200].splitlines()[1:2] or not beside.exists():
+        return graph_of_file(text.encode("latin-1"), {}, path.name)
     try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
-                if name not in graph.input_names:
-                    raise IRFormatError(f"{path.name} holds an array {name[:60]!r}, but the graph has no such input")
-                if member.compress_type != zipfile.ZIP_STORED or member.file_size > path.stat().st_size:
-                    raise IRFormatError(f"{path.name}: the array {name} is compressed or larger than its file")
-                arrays[name] = _array(archive, member, graph.input(name).type, f"{path.name}: the array {name}")
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        if isinstance(error, IRFormatError):
+        arrays = npz.read_arrays(beside, compressed=False)
+        if not isinstance(arrays, dict):
+            raise InvalidProblem(f"{beside.name} is no archive of arrays")
+        return graph_of_file(text.encode("latin-1"), arrays, beside.name)
+    except InvalidProblem as error:
+        raise IRFormatError(str(error)) from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return files.read(path, LONGEST_TEXT).decode("latin-1")
+    except FileError as error:
+        if error.errno != errno.EFBIG:
             raise
-        raise IRFormatError(f"{path.name} is not an archive of arrays: {error}") from None
-    return arrays
+        raise IRFormatError(str(error)) from None
 
 
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, type: Type, what: str) -> np.ndarray[Any, Any]:
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, stored = read(file)
-    if stored.hasobject or stored.itemsize != type.dtype.itemsize or int(np.prod([1, *map(int, shape)], dtype=object)) * stored.itemsize > member.file_size:
-        raise IRFormatError(f"{what} declares {stored}{list(shape)}, which its bytes do not hold or {type} does not take")
-    if len(shape) != type.rank or any(isinstance(want, int) and want != got for want, got in zip(type.shape, shape, strict=True)):
-        raise IRFormatError(f"{what} has the shape {list(shape)}, the input is {type}")
-    with archive.open(member) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-    return array if array.dtype == type.dtype.np else np.ascontiguousarray(array).view(type.dtype.np)
+def graph_of_file(text: bytes, arrays: Mapping[str, np.ndarray[Any, Any]], what: str) -> Graph:
+    """The graph of a text, with arrays whose types are those of its inputs.
+
+    :param what: is named in errors.
+    """
+    graph = parse(text.decode("latin-1"))
+    bound = {}
+    for name, array in arrays.items():
+        if name not in graph.input_names:
+            raise IRFormatError(f"{what} holds an array {name[:60]!r}, but the graph has no such input")
+        type_ = graph.input(name).type
+        if len(array.shape) != type_.rank or any(isinstance(want, int) and want != got for want, got in zip(type_.shape, array.shape, strict=True)):
+            raise IRFormatError(f"{what}: the array {name} has the shape {list(array.shape)}, the input is {type_}")
+        try:
+            bound[name] = npz.as_dtype(array, type_.dtype.np, f"{what}: the array {name} of the input {type_}")
+        except InvalidProblem as error:
+            raise IRFormatError(str(error)) from None
+    return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, graph.notes, bound)

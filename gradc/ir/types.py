@@ -5,6 +5,7 @@ Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,26 @@ class DType:
         """Smallest and largest value of an integer type."""
         return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if self.kind == "i" else (0, 2**self.bits - 1)
 
+    def literal(self, value: float) -> bool | int | float:
+        """A Python number as one of this type.
+
+        An integer type takes what is an integer within its range (2.0 is, 1.5, inf and nan are not), bool takes 0 and 1; a float type takes any
+        number, an int rounded to the nearest f64 (beyond 2^53 that is another number, as in NumPy).
+
+        :raises TypeRuleError: it takes others; the message has the number and the range.
+        """
+        if self.is_float:
+            try:
+                return float(value)
+            except OverflowError:
+                raise TypeRuleError(f"{shown(value)} does not fit {self}, nor any float") from None
+        low, high = self.range if self.is_integer else (0, 1)
+        if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
+            raise TypeRuleError(f"{shown(value)} is no integer, and {self} holds {low} to {high}")
+        if not low <= value <= high:
+            raise TypeRuleError(f"{shown(value)} does not fit {self}, which holds {low} to {high}")
+        return int(value) if self.is_integer else bool(value)
+
     def holds(self, other: DType) -> bool:
         """Whether a cast of every value of the other, f32 or f64 to it, is that value."""
         if other.is_float:
@@ -71,6 +92,11 @@ class DType:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (dtype, (self.name,))
+
+
+def shown(value: Any) -> str:
+    """A number in an error; Python refuses to print long integers."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 128 else str(value)
 
 
 _NUMPY: dict[str, tuple[str, int, Any]] = {
@@ -103,7 +129,7 @@ def dtype(what: Any) -> DType:
         return DTYPES[what]
     try:
         return _BY_NUMPY[np.dtype(what)]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):  # a text with half a surrogate is no name for NumPy
         raise TypeRuleError(f"{str(what)[:60]!r} is not a dtype; there are {' '.join(DTYPES)}") from None
 
 
@@ -187,6 +213,24 @@ def split_commas(text: str) -> list[str]:
     return parts
 
 
+def array_of(x: Any) -> np.ndarray[Any, Any]:
+    """``np.asarray``, which believes an array interface that says more of a buffer than there is.
+
+    :raises ValueError: it does.  Whatever else the object raises passes.
+    """
+    about = None if isinstance(x, np.ndarray | np.generic | list | tuple) else getattr(x, "__array_interface__", None)
+    array = np.asarray(x)
+    if not isinstance(about, Mapping) or isinstance(about.get("data"), tuple) or array.size == 0:
+        return array
+    buffer = np.frombuffer(x if about.get("data") is None else about["data"], np.uint8)
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    first = array.ctypes.data + sum(s for s in steps if s < 0) - buffer.ctypes.data
+    last = array.ctypes.data + sum(s for s in steps if s > 0) + array.itemsize - buffer.ctypes.data
+    if first < 0 or last > buffer.nbytes:
+        raise ValueError(f"its array interface reaches from byte {first} to {last} of a buffer of {buffer.nbytes}")
+    return array
+
+
 def typeof(value: Any) -> Type:
     """The type of an array, of anything with ``dtype`` and ``shape`` (NumPy, CuPy, torch, JAX), or of a Python scalar."""
     if isinstance(value, bool):
@@ -195,12 +239,19 @@ def typeof(value: Any) -> Type:
         return Type(I64)
     if isinstance(value, float):
         return Type(F64)
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        value = np.asarray(value)
-    name = str(value.dtype).removeprefix("torch.")
+    try:
+        if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+            value = array_of(value)
+        name, shape = str(value.dtype).removeprefix("torch."), tuple(int(s) for s in value.shape)
+    except TypeRuleError:
+        raise
+    except Exception as error:  # whatever an object of another library raises
+        raise TypeRuleError(f"a {type(value).__qualname__} has no type: {type(error).__name__}: {str(error)[:200]}") from error
+    if any(size < 0 for size in shape):
+        raise TypeRuleError(f"a {type(value).__qualname__} says that its shape is {list(shape)}")
     name = {"float8_e5m2": "float8_e5m2", "float4_e2m1fn_x2": "uint8"}.get(name, name)
     try:
         found = dtype(getattr(ml_dtypes, name, name))
     except TypeRuleError:
         raise TypeRuleError(f"an array of {value.dtype} is nothing gradc has a type for; there are {' '.join(DTYPES)}") from None
-    return Type(found, tuple(int(s) for s in value.shape))
+    return Type(found, shape)

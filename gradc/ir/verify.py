@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses
-from .dims import Size, assuming, evaluate, same
+from .dims import Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name
 from .kernel import COMBINES, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
@@ -166,6 +166,21 @@ def _verify_buffers(program: Program) -> None:
             count = b.type.count
             _demand(count == len(b.value), f"{b.name}: {b.type} has {count} elements, its value {len(b.value)}", line, str(b.type))
         known[b.name] = b
+    _verify_slots(program)
+
+
+def _verify_slots(program: Program) -> None:
+    """Slots are numbered from 0, belong to temps, and the buffers of one are provably no larger than one of them."""
+    slots: dict[int, list[Buffer]] = {}
+    for b in program.buffers:
+        if b.slot >= 0:
+            _demand(b.kind == "temp" and not b.alias, f"{b.name} has the slot {b.slot}, and only temps of their own have one", format_buffer(b), "slot")
+            slots.setdefault(b.slot, []).append(b)
+    for number, (slot, buffers) in enumerate(sorted(slots.items())):
+        line = format_buffer(buffers[0])
+        _demand(slot == number, f"{buffers[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
+        held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in buffers) for large in buffers)
+        _demand(held, f"none of {', '.join(b.name for b in buffers)} is known to be the largest, and they share the slot {slot}", line, "slot")
 
 
 def _verify_output(name: str, buffer: str, program: Program, written: set[str]) -> None:

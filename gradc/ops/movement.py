@@ -43,10 +43,10 @@ def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tup
         raise TypeRuleError(f"a constant of {len(value)} elements: 64 at most")
     if int(np.prod(shape, dtype=object)) != len(value):
         raise TypeRuleError(f"{len(value)} values for the shape {shape}")
-    kind = bool if dtype.kind == "b" else float if dtype.is_float else int
-    exact = np.asarray([kind(v) for v in value], dtype=dtype.np if dtype.bits >= 8 or dtype.is_float else np.int8).tolist()
+    exact = [int(v) if dtype.kind == "b" else v for v in map(dtype.literal, value)]
     if dtype.is_float:  # rounded to the dtype once, here
-        exact = [float(np.asarray(kind(v), np.float64).astype(dtype.np)) for v in value]
+        with np.errstate(over="ignore"):
+            exact = [float(np.asarray(v, np.float64).astype(dtype.np)) for v in exact]
     return Type(dtype, tuple(shape)), {"value": tuple(exact), "dtype": dtype, "shape": tuple(shape)}
 
 
@@ -255,16 +255,13 @@ slice: Primitive = Primitive("slice", infer=_slice, in_place_of_dtype=True,
     doc="x[start:limit:step] on every axis")  # fmt: skip
 
 
-def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: float | int | bool = 0) -> Any:
+def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: int | float | bool = 0) -> Any:
     if len(pad_width) != x.rank or any(len(p) != 2 for p in pad_width):
         raise TypeRuleError(f"pad_width {pad_width} is not {x.rank} pairs")
     for low, high in pad_width:
         if any(isinstance(p, int) and p < 0 for p in (low, high)):
             raise TypeRuleError(f"a negative pad ({low}, {high}); slice cuts")
-    if x.dtype.is_integer and isinstance(value, float) and value != int(value):
-        raise TypeRuleError(f"the value {value} does not fit {x.dtype}")
-    kind = bool if x.dtype.kind == "b" else float if x.dtype.is_float else int
-    return x.with_shape(*(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True))), {"pad_width": pad_width, "value": kind(value)}
+    return x.with_shape(*(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True))), {"pad_width": pad_width, "value": x.dtype.literal(value)}
 
 
 def _pad_call(x: Node, pad_width: Any, value: Any = 0) -> Node:

@@ -152,6 +152,8 @@ def _clamp(x: Type, *, min: int | float | None = None, max: int | float | None =
     for bound in (min, max):
         if x.dtype.is_integer and isinstance(bound, float):
             raise TypeRuleError(f"the bound {bound} of an {x.dtype} operand is no int")
+        if bound is not None:
+            x.dtype.literal(bound)
     return number(x)
 
 
@@ -169,7 +171,7 @@ def _clamp_vjp(g: Node, y: Node, x: Node, *, min: int | float | None, max: int |
 
 
 clamp = Composite("clamp", infer=_clamp, decompose=_clamp_value, vjp=_clamp_vjp,
-    samples=(*(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES), Sample(("F[N]",), {"max": 0.25}), Sample(("i32[N]",), {"min": -2}, draw=("int",))),
+    samples=(*(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES), Sample(("F[N]",), {"max": 0.25}), Sample(("i32[N]",), {"min": 1}, draw=("int",))),
     bad=(BadSample(("i32[3]",), {"min": 0.5}, match="no int"), BadSample(("f32[3]",), {"min": "x"}, match="min='x'")),
     doc="x held between min and max; derivative 1 on the closed bounds")  # fmt: skip
 

@@ -91,8 +91,7 @@ def full(value: float | int | bool, like: Node | Type, dtype: DType | None = Non
     """A constant spread over a shape."""
     type_ = like.type if isinstance(like, Node) else like
     kind = dtype or type_.dtype
-    value = float(value) if kind.is_float else bool(value) if kind.kind == "b" else int(value)
-    return spread(call("constant", value=(value,), dtype=kind, shape=()), type_.shape)
+    return spread(call("constant", value=(kind.literal(value),), dtype=kind, shape=()), type_.shape)
 
 
 def spread(node: Node, shape: Sequence[Size]) -> Node:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
 from ..ir.node import Node, Note, topological
 from ..ir.op import Alias, Checked, Expr, Movement
+from ..ir.scan import is_long, suffixed
 from ..ir.types import Type
 from .groups import Group, View, lowering
 from .lower import Builder, Domain
@@ -36,7 +37,7 @@ class _Emission:
         name, k = wish, 1
         while name in self.used:
             k += 1
-            name = f"{wish}.{k}"
+            name = suffixed(wish, f".{k}")
         self.used.add(name)
         return name
 
@@ -66,7 +67,7 @@ class _Emission:
                     self.names[node] = source
                     continue
                 kind = next(b.kind for b in self.buffers if b.name == source)
-                self.names[node] = self.unique(wish if wish not in self.used else f"{source}.view")
+                self.names[node] = self.unique(wish if wish not in self.used else suffixed(source, ".view"))
                 self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
             else:
                 self.names[node] = self.unique(f"{wish}.base" if node in owners and not any(o is node for _, o in self.graph.outputs) else wish)
@@ -89,7 +90,7 @@ class _Emission:
 
     def wish(self, node: Node) -> str:
         note = self.graph.notes.get(node)
-        return f"{note.name}" if note and note.name and note.name.isidentifier() else f"t{len(self.buffers)}"
+        return f"{note.name}" if note and note.name and note.name.isascii() and note.name.isidentifier() and not is_long(note.name) else f"t{len(self.buffers)}"
 
     def copy(self, name: str, node: Node, steps: list[Step]) -> str:
         """An output whose bytes belong to an input or to another output is copied."""

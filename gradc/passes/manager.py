@@ -6,10 +6,9 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from .. import knobs
+from .. import files, knobs
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.kernel import Program
@@ -75,9 +74,8 @@ class Pipeline:
             old = Stage(name, before, 0).size if isinstance(before, Graph | Program) else 0
             print(f"after {name}: {old} -> {stage.size} nodes, {seconds * 1e3:.1f} ms")
         if knobs.DUMP.get():
-            folder = Path(knobs.DUMP.get())
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{len(self.stages):02d}-{name}.gir").write_text(f"{result}\n")
+            folder = files.make_folder(knobs.DUMP.get())
+            files.write(folder / f"{len(self.stages):02d}-{name}.gir", f"{result}\n")
         self.stages.append(stage)
 
     def __getitem__(self, name: str) -> Stage:

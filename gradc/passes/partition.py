@@ -9,6 +9,7 @@ give most bytes back for what has to be computed; products and scatters never ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from ..ir.dims import evaluate, symbols
 from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node, Note
 from ..ir.op import Library, Reduction, Scatter
+from ..ir.scan import LONGEST_NAME, suffixed
 from .cost import nominal
 from .residual import Residual
 
@@ -66,11 +68,12 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
             residuals[node] = Residual(joint.input_name(node), node, "input")
             continue
         note = joint.notes.get(node, Note())
-        wish = f"r.{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
+        called = f"{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
+        wish = f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"  # Python's names may have other letters
         name, k = wish, 1
         while name in used:
             k += 1
-            name = f"{wish}{k}"
+            name = suffixed(wish, str(k))
         used.add(name)
         residuals[node] = Residual(name, node, _why(node))
     forward = replace(
@@ -285,5 +288,5 @@ def _backward(joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Ma
     inputs += [n for n in joint.inputs if n in cotangents]
     notes = {new[n]: note for n, note in joint.notes.items() if n in new}
     defaults = {k: v for k, v in joint.defaults.items() if any(joint.input_name(n) == k for n in inputs)}
-    return Graph(joint.name.removesuffix("_joint") + "_backward", tuple(inputs), outputs, joint.assumptions, notes, defaults)
+    return Graph(suffixed(joint.name.removesuffix("_joint"), "_backward"), tuple(inputs), outputs, joint.assumptions, notes, defaults)
 

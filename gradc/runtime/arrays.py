@@ -6,13 +6,14 @@ again; a block is free when the last array that looks at it has died, whoever ho
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
+from gradc.ir.types import array_of, shown
 
 Array = npt.NDArray[Any]
 
@@ -286,13 +288,25 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
     if isinstance(x, bool | int | float):
         array = np.asarray(x)
         if array.dtype.kind in "Ou":  # an int beyond i64
-            raise InvalidProblem(f"the integer {x} does not fit i64")
+            raise InvalidProblem(f"{shown(x)} does not fit i64")
         return array, Kind.SCALAR
     torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x), Kind.TORCH
-    namespace = getattr(x, "__array_namespace__", None)
-    return _from_protocol(x), Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
+    with foreign(x):
+        namespace = getattr(x, "__array_namespace__", None)
+        return _from_protocol(x), Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
+
+
+@contextlib.contextmanager
+def foreign(x: Any) -> Iterator[None]:
+    """Whatever an object of another library raises, or says wrongly of itself, while it is read becomes InvalidProblem, which names its type."""
+    try:
+        yield
+    except GradcError:
+        raise
+    except Exception as error:
+        raise InvalidProblem(f"a {type(x).__module__}.{type(x).__qualname__} cannot be read as an array: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def _plain(x: Array) -> Array:
@@ -333,7 +347,7 @@ def _from_protocol(x: Any) -> Array:
     elif hasattr(x, "__cuda_array_interface__"):
         raise DeviceError(f"a {what} on cuda was given to a module for the CPU")
     if hasattr(x, "__array_interface__") or hasattr(x, "__array_struct__"):
-        return _plain(np.asarray(x))
+        return _plain(array_of(x))
     if device is not None:
         try:
             return _plain(np.from_dlpack(x))
@@ -404,11 +418,11 @@ def unordered(x: Any) -> Array | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
         return None
-    if not hasattr(x, "shape"):
-        return None
     try:
+        if not hasattr(x, "shape"):
+            return None
         array = located(x)
-    except GradcError:
+    except Exception:
         return None  # the call says why
     return None if array.flags.c_contiguous else array
 

@@ -1,34 +1,30 @@
 """A directory of compiled things that nothing can make us trust wrongly.
 
-An entry is one file: header (magic and version, lengths, SHA-256), key, payload.  All of it is verified at every load;
-what does not fit is deleted, counted and reported as a miss.  Entries appear by rename, so two processes may write at
-once and a process may die at any point.  A cache that cannot be used costs time, never a result.
+An entry is one file, an envelope (:mod:`gradc.ir.envelope`) of key and payload.  All of it is verified at every load;
+what does not fit is deleted, counted and reported as a miss.  Entries appear by rename (:mod:`gradc.files`), so two processes
+may write at once and a process may die at any point.  A cache that cannot be used costs time, never a result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
-import json
 import os
 import re
-import secrets
 import stat
-import struct
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradc import knobs
+from gradc import files, knobs
+from gradc.errors import FileError
+from gradc.ir.envelope import load_opened, sealed, sealed_bytes, unsealed
 
-_MAGIC = b"gradc\x00\x01\n"  # the sixth and seventh byte are the version of this format
-_HEADER = struct.Struct("<8sIQ32s")  # magic, bytes of the key, bytes of the payload, SHA-256 of key and payload
-_TEMPORARY = ".tmp-"
-_STALE_SECONDS = 3600.0
+_FORMAT = 1
 _lock = threading.Lock()  # of every cache's counters
 
 
@@ -52,22 +48,13 @@ def digest(*parts: bytes | str) -> str:
 
 
 def pack(parts: Mapping[str, bytes]) -> bytes:
-    """Named parts as one block: a line of JSON with their lengths, then their bytes."""
-    head = json.dumps({name: len(data) for name, data in parts.items()}).encode()
-    return len(head).to_bytes(8, "little") + head + b"".join(parts.values())
+    """Named parts as one block."""
+    return sealed_bytes("parts", _FORMAT, parts)
 
 
 def unpack(payload: bytes) -> dict[str, bytes]:
-    """What :func:`pack` made; ValueError if lengths do not add up."""
-    size = int.from_bytes(payload[:8], "little")
-    lengths = json.loads(payload[8 : 8 + size])
-    at, out = 8 + size, {}
-    if at + sum(lengths.values()) != len(payload) or any(n < 0 for n in lengths.values()):
-        raise ValueError("the parts do not fill the block")
-    for name, length in lengths.items():
-        out[name] = payload[at : at + length]
-        at += length
-    return out
+    """What :func:`pack` made; IRFormatError (a ValueError) of anything else."""
+    return unsealed(payload, "parts", _FORMAT).parts
 
 
 @dataclass
@@ -92,7 +79,6 @@ class Cache:
         self.counters = Counters()
         self._memory: dict[str, bytes] = {}
         self._warned = False
-        self._swept = False
         if directory is not None:
             try:
                 refusal = _refusal(directory)
@@ -115,10 +101,8 @@ class Cache:
         if payload is None and path is not None:
             try:
                 payload = _load(path, key)
-            except FileNotFoundError:
-                pass
-            except (OSError, ValueError, MemoryError):
-                dropped = True
+            except (OSError, ValueError, MemoryError) as error:
+                dropped = not (isinstance(error, FileError) and error.errno == errno.ENOENT)
                 with contextlib.suppress(OSError):
                     path.unlink()
         with _lock:
@@ -134,8 +118,7 @@ class Cache:
             self._memory[key] = payload
             return
         try:
-            self._sweep()
-            _store(path, key, payload)
+            files.write(path, *sealed("entry", _FORMAT, {"key": _encoded(key), "payload": payload}), mode=0o600)
         except OSError as error:
             with _lock:
                 self.counters.write_failures += 1
@@ -151,21 +134,6 @@ class Cache:
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-    def _sweep(self) -> None:
-        """Delete the temporaries of processes that died in the middle of a put."""
-        with _lock:
-            done, self._swept = self._swept, True
-        if done or self.directory is None:
-            return
-        for entry in os.scandir(self.directory):
-            # Young ones may belong to a live process.
-            with contextlib.suppress(OSError):
-                if (
-                    entry.name.startswith(_TEMPORARY)
-                    and entry.stat(follow_symlinks=False).st_mtime < time.time() - _STALE_SECONDS
-                ):
-                    os.unlink(entry.path)
 
 
 def _refusal(directory: Path) -> str:
@@ -186,46 +154,19 @@ def _refusal(directory: Path) -> str:
     return ""
 
 
+def _encoded(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
+
+
 def _load(path: Path, key: str) -> bytes:
-    """The payload of a file; ValueError or OSError if anything about it is not as :func:`_store` wrote it."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("not a regular file")
+    """The payload of a file; ValueError or OSError if anything about it is not as :meth:`Cache.put` wrote it."""
+    with files.opened(path, follow=False) as (file, about):
         if hasattr(os, "geteuid") and (about.st_uid != os.geteuid() or about.st_mode & 0o022):
             raise ValueError("others may have written it")
-        head = file.read(_HEADER.size)
-        if len(head) != _HEADER.size:
-            raise ValueError("truncated")
-        magic, key_size, payload_size, checksum = _HEADER.unpack(head)
-        expected = key.encode("utf-8", "surrogatepass")
-        # The size is compared before anything is read: a flipped length must not make us allocate it.
-        if magic != _MAGIC or key_size != len(expected) or about.st_size != _HEADER.size + key_size + payload_size:
-            raise ValueError("another format, another key or another size")
-        body = file.read(key_size + payload_size)
-    if len(body) != key_size + payload_size or body[:key_size] != expected or hashlib.sha256(body).digest() != checksum:
-        raise ValueError("another key or damaged")
-    return body[key_size:]
-
-
-def _store(path: Path, key: str, payload: bytes) -> None:
-    """Write an entry so that at any moment the path holds the old file, none, or the whole new one."""
-    body = key.encode("utf-8", "surrogatepass") + payload
-    head = _HEADER.pack(_MAGIC, len(body) - len(payload), len(payload), hashlib.sha256(body).digest())
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(head)
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:  # Ctrl-C too
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        found = load_opened(file, about.st_size, "entry", _FORMAT, path.name).parts
+    if found.keys() != {"key", "payload"} or found["key"] != _encoded(key):
+        raise ValueError("another key")
+    return found["payload"]
 
 
 def default_cache() -> Cache:

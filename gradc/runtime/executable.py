@@ -22,7 +22,7 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, check_nonempty, run_program, sizes_given
+from ..interp import bind_dims, by_name, check_nonempty, run_program, sizes_given
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_sizes
@@ -319,7 +319,7 @@ class Executable:
         Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
         """
         try:
-            prepared = self.prepare({**(inputs or {}), **more}, out, accumulate, dims, False, stream)
+            prepared = self.prepare(by_name(inputs, more), out, accumulate, dims, False, stream)
             self._workspace(workspace, prepared)
         except GradcError as error:
             return error
@@ -351,7 +351,7 @@ class Executable:
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
         """
-        return self.run_bound({**(inputs or {}), **more}, out, accumulate, stream, workspace, dims)[0]
+        return self.run_bound(by_name(inputs, more), out, accumulate, stream, workspace, dims)[0]
 
     def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
@@ -386,7 +386,7 @@ class Executable:
         """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
         from .capture import capture, step, stream_for
 
-        given = {**(inputs or {}), **more}
+        given = by_name(inputs, more)
         at = stream_for(self, stream, given.values())
         only = step(self, given, at, out, workspace, dims)
         return capture([only], at, only.results)

@@ -17,7 +17,8 @@ import numpy as np
 from ..codegen.support import ADDED, AXES, THREADS, blocks, merged_axes
 from ..errors import CaptureError, DeviceError, InternalError, InvalidProblem, Unsupported
 from ..ir.types import dtype as dtype_of
-from .arrays import _NARROW, _TO_TORCH, _TORCH_BITS, Kind, to_numpy
+from ..ir.types import shown
+from .arrays import _NARROW, _TO_TORCH, _TORCH_BITS, Kind, foreign, to_numpy
 from .device import Device, Memory, Span
 
 Array = np.ndarray[Any, Any]
@@ -160,6 +161,8 @@ def from_interface(x: Any, device: Device, stream: int) -> Remote:
     theirs = about.get("stream")
     if theirs is not None and theirs != (stream or 1):
         device.follow(stream, theirs)
+    if any(n < 0 for n in about["shape"]) or (about.get("strides") is not None and len(about["strides"]) != len(about["shape"])):
+        raise InvalidProblem(f"a {type(x).__qualname__} says shape {about['shape']} and strides {about.get('strides')} of itself")
     return remote(address or 0, about["shape"], np.dtype(about["typestr"]), about.get("strides"), owner=x, native=x, readonly=readonly)
 
 
@@ -225,13 +228,14 @@ class OnDevice:
         if constants is not None and isinstance(x, bool | int | float | np.generic):
             array = np.asarray(x)
             if array.dtype.kind in "OU":
-                raise InvalidProblem(f"the integer {x} does not fit i64")
+                raise InvalidProblem(f"{shown(x)} does not fit i64")
             return array, Kind.SCALAR if not isinstance(x, np.generic) else Kind.NUMPY
         found = describe(x)
         if found is None and constants is not None and id(x) in constants:
             return np.asarray(x), Kind.NUMPY
         if found is None:
-            found = self._through_protocol(x, stream, what)
+            with foreign(x):
+                found = self._through_protocol(x, stream, what)
         if found.nbytes and not (isinstance(x, Remote) or found.native is None):
             number = found.number if found.number is not None else self.device.device_of(found.ctypes.data)
             if number != self.number:

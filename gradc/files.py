@@ -1,0 +1,190 @@
+"""The one way in which gradc writes a file that lasts, and the one way in which it opens one.
+
+A file is written under another name in its own folder, brought to the disk, and then renamed: whoever looks, at any moment and after
+any crash, finds the old file or the whole new one.  Only regular files are read: neither a pipe nor a device can hang or flood a reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import FileError
+
+TEMPORARY = ".tmp-gradc-"
+"""How the names of unfinished files begin."""
+STALE_SECONDS = 3600.0
+_swept: set[str] = set()
+
+Buffer = bytes | bytearray | memoryview
+
+
+def as_path(path: Any, doing: str) -> Path:
+    """What was given as a path; FileError if it can be none."""
+    try:
+        found = Path(path)
+        os.fsencode(found)
+    except (TypeError, ValueError) as error:
+        raise FileError(repr(path)[:200], doing, OSError(errno.EINVAL, f"this is no path: {error}")) from error
+    if "\0" in str(found):
+        raise FileError(repr(path)[:200], doing, OSError(errno.EINVAL, "a path has no NUL"))
+    return found
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` when the block ends, and leaves no trace where it raises.
+
+    A symbolic link at ``path`` is replaced, never written through; an old file's permissions are kept.  What names no file of a
+    folder (``/dev/null``, ``/dev/stdout``, a pipe) is written directly.
+
+    :param mode: permissions of a file that was not there, before the umask.
+    :raises FileError: it cannot be written; the old file is as it was.
+    """
+    path = as_path(path, "written")
+    try:
+        if _is_device(path):
+            with open(path, "wb") as file:
+                yield file
+            return
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+        try:
+            with open(_created(temporary, path, mode), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:  # Ctrl-C too
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(path.parent)
+        sweep(path.parent)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(path, "written", error) from error
+
+
+def write(path: Any, *parts: Buffer | str, mode: int = 0o666) -> None:
+    """Make the parts, one after the other, the contents of ``path``: :func:`replacing`; text is UTF-8."""
+    with replacing(path, mode=mode) as file:
+        for part in parts:
+            file.write(part.encode("utf-8") if isinstance(part, str) else part)
+
+
+def make_folder(path: Any) -> Path:
+    """The folder, made with those above it where they are not there.
+
+    :raises FileError: it cannot be made, or something else has its name.
+    """
+    folder = as_path(path, "written")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(folder, "written", error) from error
+    return folder
+
+
+def sweep(folder: Path) -> None:
+    """Delete the temporaries of processes that were killed while they wrote, once per process and folder; young ones may belong to a live one."""
+    key = os.path.abspath(folder)
+    if key in _swept:
+        return
+    _swept.add(key)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(key):
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(TEMPORARY) and entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_SECONDS:
+                    os.unlink(entry.path)
+
+
+def _created(temporary: Path, path: Path, mode: int) -> int:
+    """The descriptor of a file that was not there, with the permissions of the one it will replace."""
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), mode)
+    try:
+        old = os.lstat(path)
+        if stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
+            os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
+    except OSError:
+        pass  # there is none, or the file system has no permissions
+    return descriptor
+
+
+def _is_device(path: Path) -> bool:
+    """Whether a path names a device, a pipe or a descriptor of a process, and no file of a folder."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
+            return True
+        link = os.readlink(path) if path.is_symlink() else ""
+        return link.startswith(("/proc/", "/dev/fd/")) or os.path.realpath(path.parent).startswith("/proc/")
+    except OSError:
+        return False  # nothing there yet
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk, where the system lets a folder be opened."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return  # a folder that may be written and not read
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(path: Any, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """A regular file, open for reading, and what the system says of it.
+
+    :raises FileError: it is not there, may not be read, or is a folder, a pipe or a device.
+    """
+    links = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
+    path = as_path(path, "read")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | links | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(about.st_mode) else "it is no regular file")
+        with open(descriptor, "rb") as file:
+            yield file, about
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(path, "read", error) from error
+
+
+def read(path: Any, most: int) -> bytes:
+    """The contents of a regular file.
+
+    :param most: bytes it may have; the size is compared before anything is read.
+    :raises FileError: it cannot be read, or is longer.
+    """
+    with opened(path) as (file, about):
+        if about.st_size > most:
+            raise FileError(path, "read", OSError(errno.EFBIG, f"it has {about.st_size} bytes, {most} are the most"))
+        data = file.read(most + 1)
+    if len(data) > most:  # it grew
+        raise FileError(path, "read", OSError(errno.EFBIG, f"it has more than {most} bytes"))
+    return data
+

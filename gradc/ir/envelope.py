@@ -1,0 +1,191 @@
+"""One container for what gradc keeps in files and in memory: named bytes and typed arrays, of a declared size, under one digest.
+
+::
+
+    gradc-module 2 231 40960 6f5902ac237024bdd0c176cb93063dc4...            a line of 128 bytes: kind, format, sizes of table and body, SHA-256
+    [["graph", 310], ["weight", 24, "bf16", [3, 4]], ...]                   the table: JSON, padded with spaces
+    ...                                                                     the body: the parts in this order, each from a multiple of 64
+
+A reader compares kind, format and sizes before it takes any memory for what they describe, the digest (of everything but itself) before it
+looks at the table, and the table before it makes an array; arrays are little-endian.  Nothing in an envelope is executed by reading it.
+The digest tells damage and parts that do not belong together; it is no signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .. import files
+from ..errors import IRFormatError
+from .types import DTYPES, dtype
+
+Array = np.ndarray[Any, Any]
+_LINE, _ALIGN, _LONGEST_TABLE = 128, 64, 1 << 26
+_HEAD = re.compile(rb"gradc-([a-z]{1,12}) ([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,18}) ([0-9a-f]{64}) *\n")
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What an envelope holds.
+
+    :param parts: bytes by name.  :param arrays: read-only arrays by name, views of what was read.
+    """
+
+    parts: dict[str, bytes]
+    arrays: dict[str, Array]
+
+
+def kind_of(start: bytes) -> str:
+    """The kind of the envelope that begins with these bytes, or ""."""
+    found = re.match(rb"gradc-([a-z]{1,12}) [0-9]", start[:_LINE])
+    return found[1].decode() if found and found[1] != b"ir" else ""
+
+
+def sealed(kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None) -> list[bytes | memoryview]:
+    """An envelope, as pieces to be written one after the other.
+
+    :param kind: a word of lower-case letters.  :param version: of the kind's own format.
+    """
+    table: list[list[Any]] = [[name, len(data)] for name, data in parts.items()]
+    body: list[bytes | memoryview] = []
+    for data in parts.values():
+        body += [data, bytes(-len(data) % _ALIGN)]
+    for name, array in (arrays or {}).items():
+        flat = _stored(array)
+        table.append([name, flat.nbytes, str(dtype(array.dtype)), list(array.shape)])
+        body += [flat.data, bytes(-flat.nbytes % _ALIGN)]
+    described = json.dumps(table, separators=(",", ":")).encode()
+    described += b" " * (-len(described) % _ALIGN)
+    size = sum(len(piece) for piece in body)
+    start = f"gradc-{kind} {version} {len(described)} {size} "
+    digest = hashlib.sha256(start.encode() + described)
+    for piece in body:
+        digest.update(piece)
+    return [f"{start}{digest.hexdigest()}".ljust(_LINE - 1).encode() + b"\n", described, *body]
+
+
+def sealed_bytes(kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None) -> bytes:
+    """:func:`sealed`, in one piece."""
+    return b"".join(sealed(kind, version, parts, arrays))
+
+
+def unsealed(data: bytes | memoryview, kind: str, version: int, what: str = "this") -> Envelope:
+    """The contents of an envelope.
+
+    :param what: is named in errors.
+    :raises IRFormatError: it is none, of another kind or format, cut off, damaged, or says what cannot be.
+    """
+    view = memoryview(data)
+    table, body, digest, start = _head(bytes(view[:_LINE]), len(view), kind, version, what)
+    found = hashlib.sha256(start)
+    found.update(view[_LINE:])
+    if found.hexdigest() != digest:
+        raise IRFormatError(f"{what} is damaged: its bytes have another SHA-256 than its first line says")
+    return _contents(view[_LINE : _LINE + table], view[_LINE + table :], body, what)
+
+
+def load(path: Any, kind: str, version: int) -> Envelope:
+    """The contents of a file that holds an envelope.
+
+    :raises FileError: it cannot be read.  :raises IRFormatError: as :func:`unsealed`.
+    """
+    with files.opened(path) as (file, about):
+        return load_opened(file, about.st_size, kind, version, str(path))
+
+
+def load_opened(file: BinaryIO, size: int, kind: str, version: int, what: str) -> Envelope:
+    """:func:`load` of an open file of so many bytes."""
+    line = file.read(_LINE)
+    _head(line, size, kind, version, what)  # before anything is allocated by its size
+    try:
+        data = line + file.read(size - len(line))
+    except MemoryError:
+        raise IRFormatError(f"{what} has {size} bytes: there is no memory for as many") from None
+    return unsealed(data, kind, version, what)
+
+
+def _head(line: bytes, size: int, kind: str, version: int, what: str) -> tuple[int, int, str, bytes]:
+    """Sizes of table and body, the digest, and what of the line is digested."""
+    found = _HEAD.fullmatch(line)
+    if not found or found[1] == b"ir":
+        raise IRFormatError(f"{what} is no {kind} of gradc: it does not begin with the line of one")
+    if found[1].decode() != kind:
+        raise IRFormatError(f"{what} holds a {found[1].decode()} of gradc, not a {kind}")
+    if int(found[2]) != version:
+        raise IRFormatError(f"{what} has the format {int(found[2])} of a {kind}; this gradc reads {version}")
+    table, body = int(found[3]), int(found[4])
+    if table > _LONGEST_TABLE or _LINE + table + body != size:
+        raise IRFormatError(f"{what} has {size} bytes, its first line says {_LINE + table + body}")
+    return table, body, found[5].decode(), line[: found.start(5)]
+
+
+def _contents(table: memoryview, body: memoryview, size: int, what: str) -> Envelope:
+    parts: dict[str, bytes] = {}
+    arrays: dict[str, Array] = {}
+    at = 0
+    for name, count, *typed in _entries(table, what):
+        if name in (arrays if typed else parts):
+            raise IRFormatError(f"{what} holds {name[:60]!r} twice")
+        if count > size - at:
+            raise IRFormatError(f"{what}: the part {name[:60]!r} of {count} bytes begins at {at} of {size}")
+        if typed:
+            arrays[name] = _array(body[at : at + count], typed[0], typed[1], f"{what}: the array {name[:60]!r}")
+        else:
+            parts[name] = bytes(body[at : at + count])
+        at += count + -count % _ALIGN
+    if at != size:
+        raise IRFormatError(f"{what}: its parts take {at} bytes, its first line says {size}")
+    return Envelope(parts, arrays)
+
+
+def _entries(table: memoryview, what: str) -> Iterator[list[Any]]:
+    try:
+        entries = json.loads(bytes(table).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise IRFormatError(f"{what}: its table is no JSON: {error}") from None
+    if not isinstance(entries, list):
+        raise IRFormatError(f"{what}: its table is no list")
+    for entry in entries:
+        right = isinstance(entry, list) and len(entry) in (2, 4) and isinstance(entry[0], str) and _is_size(entry[1])
+        if right and len(entry) == 4:
+            right = isinstance(entry[2], str) and entry[2] in DTYPES and isinstance(entry[3], list) and len(entry[3]) <= 32 and all(map(_is_size, entry[3]))
+        if not right:
+            raise IRFormatError(f"{what}: {str(entry)[:80]} is no line of a table")
+        yield entry
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _array(data: memoryview, name: str, shape: list[int], what: str) -> Array:
+    kind = DTYPES[name]
+    if math.prod(shape) * kind.itemsize != len(data):
+        raise IRFormatError(f"{what} is {name}[{','.join(map(str, shape))}] in {len(data)} bytes")
+    if kind.kind == "b" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+        raise IRFormatError(f"{what} is bool, and a byte of it is neither 0 nor 1")
+    try:
+        array = np.frombuffer(data, kind.np).reshape(shape)
+    except ValueError as error:  # no elements, and axes whose product NumPy cannot count
+        raise IRFormatError(f"{what} has a shape that no array has: {error}") from None
+    if sys.byteorder == "big":
+        array = array.byteswap()
+    array.flags.writeable = False
+    return array
+
+
+def _stored(array: Array) -> Array:
+    """The bytes of an array, in order and little-endian."""
+    plain = np.ascontiguousarray(array)
+    if sys.byteorder == "big" and plain.itemsize > 1:
+        plain = plain.byteswap()
+    return plain.reshape(-1).view(np.uint8) if plain.size else np.empty(0, np.uint8)
