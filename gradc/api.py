@@ -19,10 +19,10 @@ from .ir.kernel import Program
 from .ir.program_text import parse_program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
+from .knobs import TARGETS
 from .module import Module, Recipe
 from .passes.residual import Residual
 from .runtime import gpu
-from .runtime.executable import TARGETS
 from .trace import trace
 from .version import VERSION
 

@@ -25,6 +25,7 @@ from ..errors import (
 from ..interp import bind_dims, check_nonempty, run_program, sizes_given
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
+from ..knobs import TARGETS
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
 from .arrays import Host, Kind, overlap
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from .nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
-TARGETS = ("cpu", "numpy", "cuda", "cuda-sim")
 _WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
 
 

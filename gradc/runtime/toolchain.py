@@ -90,9 +90,10 @@ def find_compiler() -> Compiler:
     """``$CC`` if it is set, else the first of gcc, clang, cc and the ziglang wheel.
 
     :raises CompilerMissing: there is none, or ``$CC`` names one that is not there.
+    :raises InvalidSetting: ``$CC`` is no command, or has a flag that voids the numerics (:data:`gradc.knobs.VOIDING`).
     :raises CompilerError: the one found does not say its version.
     """
-    return _find(knobs.CC.get(), os.environ.get("PATH", ""))
+    return _find(knobs.CC.read(knobs.CC.get()), os.environ.get("PATH", ""))
 
 
 @functools.lru_cache(maxsize=16)
