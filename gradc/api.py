@@ -22,6 +22,7 @@ from .ir.text import parse as parse_graph
 from .knobs import TARGETS
 from .module import Module, Recipe
 from .passes.residual import Residual
+from .process.ieee import plain
 from .runtime import gpu
 from .trace import trace
 from .version import VERSION
@@ -160,6 +161,7 @@ def fingerprint() -> str:
     return digest(VERSION, *(part for p in files for part in (p.name, p.read_bytes())))
 
 
+@plain()
 def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
     """The module from the cache, or built and put there."""
     from .runtime.cache import default_cache, digest, pack, unpack
@@ -270,12 +272,14 @@ def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@plain()
 def parse(text: str) -> Graph:
     """A graph from its text form; IRFormatError says where it is wrong."""
     assert ops.REGISTRY
     return parse_graph(text)
 
 
+@plain()
 def load(path: Any) -> Graph:
     """A graph from a file that ``graph.save`` wrote."""
     return load_graph(path)
@@ -314,6 +318,7 @@ def _plain_parts(module: Module) -> dict[str, bytes]:
     return parts | {name: str(e.program).encode() for name, e in module.executables.items()}
 
 
+@plain()
 def load_module(folder: Any) -> Module:
     """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
 

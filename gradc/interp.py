@@ -23,6 +23,7 @@ from .ir.types import DTYPES, DType, Type
 from .ops.bags import check_positions, count_not_above
 from .ops.pointwise import convert
 from .ops.rules import UFUNCS, summing
+from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]
 
@@ -107,6 +108,7 @@ def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], pr
     return round_to(result, node.dtype, precise)
 
 
+@plain()
 def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[Node, Array]:
     """Every value of a graph; composites are opened."""
     from .ir.dims import assuming
@@ -174,6 +176,7 @@ def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *,
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
+@plain()
 def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[str, Array]:
     """The outputs of a program: every kernel evaluated at once over its whole iteration space; all strategies have one meaning."""
     types = {b.name: b.type for b in program.of_kind("input") if not b.alias}

@@ -25,6 +25,7 @@ import numpy as np
 
 from ..codegen.text import read_template, template_dirs
 from ..errors import InvalidProblem, OutOfMemory, SimulationFault
+from ..process.ieee import plain
 from . import simulation_faults as faults
 from .cache import default_cache, digest
 from .elf import variables
@@ -174,7 +175,7 @@ class SimLibrary:
         for i in written:
             if i not in arrays or signature[i][0] == "C" or not arrays[i].flags.writeable:
                 raise InvalidProblem(f"{kernel}: argument {i} is to be written but is no array, constant for the kernel, or read-only")
-        with self._lock:
+        with self._lock, plain():
             memory = _Memory(arrays, frozenset(written), initialised or {}) if self.check else None
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None

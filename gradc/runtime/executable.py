@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Collection, Mapping
@@ -28,6 +29,8 @@ from ..ir.types import Type
 from ..knobs import TARGETS
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
+from ..process.ieee import plain
+from .adopt import adopt
 from .arrays import Host, Kind, overlap
 from .memory import check_sizes
 from .pending import Pending
@@ -158,7 +161,7 @@ class Executable:
                 raise InvalidProblem(f"{name} needs the input {key!r}: {type_}")
             array, kind = self.place.read(value, at, f"the input {key}", self._constants)
             if array.dtype != type_.dtype.np:
-                array = self._adopt(key, array, type_, kind)
+                array = adopt(key, array, type_, kind, on_host=self.target != "cuda")
             arrays[key] = array
             shapes.append(array.shape)
             kinds.append(kind)
@@ -219,21 +222,6 @@ class Executable:
         if not donor or donor not in inputs or not arrays[donor].flags.writeable or not self.place.donates(arrays[donor], kind):
             return ""
         return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
-
-    def _adopt(self, key: str, array: Array, type_: Type, kind: Kind) -> Array:
-        """Python numbers take the input's dtype; one-byte integers are taken as the narrow type they hold."""
-        if kind is Kind.SCALAR and not (array.dtype.kind == "f" and not type_.dtype.is_float) and not (array.dtype.kind == "b" and type_.dtype.kind != "b"):
-            if type_.dtype.is_integer and not type_.dtype.range[0] <= int(array) <= type_.dtype.range[1]:
-                raise InvalidProblem(f"{key} is {type_}, and {int(array)} is outside {type_.dtype.range[0]} to {type_.dtype.range[1]}")
-            return array.astype(type_.dtype.np)
-        if type_.dtype.is_integer and type_.dtype.bits < 8 and array.dtype in (np.dtype(np.int8), np.dtype(np.uint8)):
-            low, high = type_.dtype.range
-            if self.target == "cuda":
-                return array.view(type_.dtype.np)  # the kernels read the low bits alone: nothing waits to look at values
-            if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
-                raise InvalidProblem(f"{key} is {type_}: a value of {int(array.min())} or {int(array.max())} is outside {low} to {high}")
-            return array.astype(type_.dtype.np)
-        raise InvalidProblem(f"{key} is {type_}, got an array of {array.dtype}{list(array.shape)}; convert it first")
 
     def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, int]:
         key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, a.shape) for n, a in out.items()) if out else ())
@@ -364,14 +352,17 @@ class Executable:
         if self.target.startswith("cuda"):
             from .calls import call
 
-            return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
+            with plain() if self.target == "cuda-sim" else contextlib.nullcontext():  # a GPU has an environment of its own
+                return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
         if self.target == "numpy":
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
                 prepared.outputs[key][...] = value
         else:
             self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace)
-        for key, total in prepared.add_to.items():
-            np.add(total, prepared.outputs[key], out=total)
+        if prepared.add_to:
+            with plain():
+                for key, total in prepared.add_to.items():
+                    np.add(total, prepared.outputs[key], out=total)
 
     def bound(self, prepared: Prepared) -> dict[str, Array]:
         """Inputs and outputs of a call, by buffer."""
