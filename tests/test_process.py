@@ -169,3 +169,209 @@ def test_torchs_flush_to_zero_changes_no_bits() -> None:
     print(found, kept)
     """
     assert child(code).strip() == "{True} True"
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+LONG = '''
+import os, signal, sys, threading, time
+import numpy as np
+import gradc
+from gradc import ops
+from gradc.errors import GradcError, InvalidProblem
+from gradc.runtime import pool
+
+pool.set_num_threads(int(sys.argv[1]))
+what = sys.argv[2]
+
+def heavy(x):
+    for _ in range(3):
+        x = ops.tanh(ops.exp(x))
+    return ops.sum(x, axis=1)
+
+ones = np.ones((1, 4096), np.float32)
+if what == "kernel":
+    module = gradc.compile(gradc.trace(heavy, x="f32[N,4096]"))
+    long, short = {"x": np.broadcast_to(ones, (6_000, 4096)).copy()}, {"x": ones.repeat(5, 0)}
+elif what == "matmul":
+    pool.use_blas(sys.argv[3] == "blas")
+    module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,4096]", w="f32[4096,M]"))
+    long, short = ({"x": ones.repeat(n, 0), "w": np.ones((4096, n), np.float32)} for n in (3000, 5))
+else:  # a sort and its passes, then sums by segment: later stages read what earlier ones wrote
+    module = gradc.compile(gradc.trace(lambda i, x: ops.scatter_add(i, ops.exp(ops.tanh(ops.exp(x))), axis=0, size=1000), i="i64[N]", x="f32[N,4096]"), reductions={"*": "segmented"})
+    long, short = ({"i": np.arange(n) % 1000, "x": ones.repeat(n, 0)} for n in (20_000, 5))
+wanted = module(**short).tobytes()
+began = time.perf_counter()
+undisturbed = module(**long).tobytes() if what == "kernel" else None
+
+def interrupt(after):
+    """Ctrl-C in so many seconds: the same handler, by a signal that needs no thread to send it."""
+    signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, after)
+'''
+
+INTERRUPTED = (
+    LONG
+    + """
+stopped = 0
+for turn in range(3):
+    try:
+        interrupt(0.02)
+        while True:  # however fast this machine is, one of these calls is interrupted
+            module(**long)
+    except KeyboardInterrupt:
+        stopped += 1
+    assert module(**short).tobytes() == wanted
+assert stopped == 3
+print("stopped", stopped)
+"""
+)
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+@pytest.mark.parametrize("what", ["kernel", "matmul own", "matmul blas", "segments"])
+def test_ctrl_c_ends_a_call_and_the_module_goes_on(what: str, threads: str) -> None:
+    assert "stopped 3" in child(INTERRUPTED, threads, *what.split())
+
+
+ENDS_EARLY = (
+    LONG
+    + """
+# Tasks of a call that was interrupted in its first tasks: counted, not timed.
+import ctypes
+from gradc.runtime import toolchain
+source = '''
+#include <stdint.h>
+#include <time.h>
+static int64_t done;
+__attribute__((visibility("default"))) void body(const void *args, int64_t task) {
+  (void)args, (void)task;
+  struct timespec t = {0, 1000000};
+  nanosleep(&t, 0);
+  __atomic_fetch_add(&done, 1, __ATOMIC_RELAXED);
+}
+__attribute__((visibility("default"))) int64_t count(void) { return done; }
+'''
+library = toolchain.load_library(toolchain.compile_c(source), "body")
+library.count.restype = ctypes.c_int64
+tasks = 100_000_000  # more than a day
+try:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    pool.parallel_for(pool.new_context(), tasks, library.body)
+    print("not interrupted")
+except KeyboardInterrupt:
+    before = library.count()
+    time.sleep(0.05)
+    print("stopped", before < tasks and library.count() == before)
+"""
+)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_no_task_runs_after_the_interrupt(threads: str) -> None:
+    assert "stopped True" in child(ENDS_EARLY, threads, "kernel")
+
+
+HANDLERS = (
+    LONG
+    + """
+# A handler that does not raise ends nothing; it may use the same module, and may not change the pool.
+seen = []
+def handler(number, frame):
+    seen.append(module(**short).tobytes() == wanted)
+    try:
+        pool.set_num_threads(3)
+        seen.append("changed")
+    except InvalidProblem:
+        seen.append("refused")
+signal.signal(signal.SIGINT, handler)
+while not seen or seen[-1] != ("refused" if sys.argv[1] != "1" else "changed"):  # until it came in the middle of a job
+    seen.clear()
+    interrupt(0.02)
+    assert module(**long).tobytes() == undisturbed
+assert seen[0] is True, seen
+
+# What a handler raises is what the call raises.
+class Stop(Exception):
+    pass
+def raising(number, frame):
+    raise Stop("enough")
+signal.signal(signal.SIGINT, raising)
+try:
+    interrupt(0.02)
+    while True:
+        module(**long)
+except Stop as stop:
+    print(stop)
+
+# In another thread a call goes on: handlers are the main thread's.
+found, signal_seen = [], []
+signal.signal(signal.SIGINT, lambda *_: signal_seen.append(1))
+others = [threading.Thread(target=lambda: found.append(module(**long).tobytes() == undisturbed)) for _ in range(2)]
+for thread in others: thread.start()
+os.kill(os.getpid(), signal.SIGINT)
+for thread in others: thread.join()
+assert found == [True, True] and signal_seen
+assert module(**short).tobytes() == wanted
+print("handled")
+"""
+)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_handlers_of_the_users_own(threads: str) -> None:
+    assert child(HANDLERS, threads, "kernel").split() == ["enough", "handled"]
+
+
+FORKING_HANDLER = (
+    LONG
+    + """
+# A child made by a handler in the middle of a call lacks what the parent's workers did: it says so, and the next call is right.
+children = []
+def handler(number, frame):
+    children.append(os.fork())
+signal.signal(signal.SIGINT, handler)
+parent = os.getpid()
+interrupt(0.1)
+try:
+    while not children:
+        result = module(**long).tobytes()
+        assert os.getpid() == parent or result == undisturbed
+    status = 0
+except gradc.errors.DeviceError as error:
+    status = 3 if os.getpid() != parent and "forked" in str(error) else 4
+if os.getpid() != parent:
+    os._exit(status if module(**short).tobytes() == wanted else 5)
+assert status == 0 and result == undisturbed
+print(sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (0, 3) for pid in children))
+"""
+)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_handler_that_forks(threads: str) -> None:
+    assert child(FORKING_HANDLER, threads, "kernel").strip() == "[True]"
+
+
+def test_ctrl_c_gives_no_partial_result() -> None:
+    """What is added to is whole or untouched: the sum is made after the call."""
+    code = (
+        LONG
+        + """
+    out = np.zeros(6_000, np.float32)
+    interrupt(0.02)
+    whole = 0
+    try:
+        while True:
+            module.forward.run(long, out={module.graph.output_names[0]: out}, accumulate=True)
+            whole += 1
+    except KeyboardInterrupt:
+        pass
+    first = np.frombuffer(undisturbed, np.float32)
+    total = np.zeros_like(first)
+    for _ in range(whole):
+        total += first
+    print((out == total).all() or (out == total + first).all())
+    """.replace("\n    ", "\n")
+    )
+    assert child(code, "2", "kernel").strip() == "True"
