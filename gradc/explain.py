@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -212,8 +213,6 @@ def _verdict(pick: str, table: list[Estimate]) -> str:
 
 def dump_module(module: Module, folder: Path) -> None:
     """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
-    import html
-
     (folder / "kernels").mkdir(parents=True, exist_ok=True)
     for name, kernel in module.kernels.items():
         (folder / "kernels" / f"{name}.c").write_text(kernel.source)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from gradc import knobs
+from gradc.errors import CompilerError, GradcError, InvalidSetting
+from gradc.runtime import toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 240  # seconds after which a child counts as one that hangs
@@ -375,3 +380,252 @@ def test_ctrl_c_gives_no_partial_result() -> None:
     """.replace("\n    ", "\n")
     )
     assert child(code, "2", "kernel").strip() == "True"
+
+
+# ---- Environment text ------------------------------------------------------------------------------------------------
+
+COMMAND = "import sys; from gradc.cli import main; sys.exit(0 if (code := main(['run', *sys.argv[1:]])) == 2 else code + 100)"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        *(("GRADC_NUM_THREADS", text, "not an integer from 0 to 1024") for text in ("abc", "-1", "1.5", "1025", "9" * 5000, "١", "1_0", "0x4")),
+        *(("GRADC_PAST", text, "not an integer") for text in ("1MB", "-5")),
+        *((name, "maybe", "neither a yes") for name in ("GRADC_CACHE", "GRADC_VERIFY", "GRADC_VALIDATE", "GRADC_PRINT_PASSES", "GRADC_SIM_CHECK", "GRADC_CHECK_RESIDUALS")),
+        ("GRADC_TARGET", "gpu", "not one of cpu, numpy, cuda, cuda-sim"),
+        ("GRADC_CACHE_DIR", "a\nb", "not a path"),
+        *(("CC", text, "not a command") for text in ('"', "gcc '")),
+        *(("CC", f"gcc {flag}", flag.split()[-1].partition("=")[0]) for flag in ("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-ffp-contract=fast", "-mdaz-ftz", "-mrecip=all", "-O2 -ffinite-math-only",
+            "-ffp-model=fast", "-fdenormal-fp-math=preserve-sign,preserve-sign", "-mfpmath=387", "-Xclang -menable-no-nans", "-mllvm -enable-unsafe-fp-math")),
+        ("CC", "gcc @flags", "file of flags"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_cannot_be_read_is_named(name: str, text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InvalidSetting) as caught:
+        knobs.ALL[name].get()
+    message = str(caught.value)
+    assert message.startswith(f"{name}={text!r}: ") and told in message and knobs.ALL[name].doc in message
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, GradcError)
+
+
+@pytest.mark.parametrize(("name", "text"), [("GRADC_NUM_THREADS", " 4 "), ("GRADC_NUM_THREADS", "0"), ("GRADC_CACHE", "Yes"), ("CC", "ccache gcc -m64 -O3 -ffp-contract=off"), ("CC", ""), ("GRADC_TARGET", "")])
+def test_a_variable_that_can_be_read(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, text)
+    knobs.ALL[name].get()
+
+
+@pytest.mark.parametrize(("name", "text"), [("GRADC_NUM_THREADS", "abc"), ("GRADC_CACHE", "maybe"), ("CC", '"'), ("CC", "gcc -Ofast")])
+def test_the_command_line_says_it_is_the_users_mistake(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import gradc\n\n\n@gradc.graph\ndef f(x: 'f32[3]'):\n    return x * 2.0\n")
+    environment = {"GRADC_CACHE_DIR": str(tmp_path / "cache"), name: text}
+    output = child(COMMAND, f"{tmp_path}/model.py:f", **environment)
+    assert f"{name}={text!r}" in output and "bug" not in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("flag", ["-Ofast -O3 -ffast-math", "-fno-signed-zeros", "-ffinite-math-only"])
+def test_a_compiler_that_hides_such_a_flag_is_found_out(flag: str, tmp_path: Path) -> None:
+    """A wrapper, a specs file or the compiler's own configuration adds it: the headers look at what the compiler was told."""
+    real = toolchain.find_compiler().argv
+    wrapper = tmp_path / "cc"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(real)} "$@" {flag}\n')
+    wrapper.chmod(0o755)
+    with knobs.CC.set(str(wrapper)), pytest.raises(CompilerError, match="break IEEE 754"):
+        toolchain.compile_c('#include "runtime.h"\nint x;\n')
+
+
+# ---- fork ------------------------------------------------------------------------------------------------------------
+
+MODEL = '''
+import os, sys, threading, time
+import numpy as np
+import gradc
+from gradc import ops
+from gradc.process import forks
+
+def build(k=0, target="cpu"):
+    """A module that no cache has for another k."""
+    graph = gradc.trace(lambda t, x, w: ops.softmax(ops.embedding(t, x) @ w) * (1.0 + k), t="i64[N]", x="f32[V,8]", w="f32[8,4]")
+    return gradc.compile(graph, wrt=["x", "w"], target=target)
+
+GIVEN = {"t": np.arange(500) % 6, "x": np.ones((6, 8), np.float32), "w": np.full((8, 4), 0.5, np.float32)}
+
+def work(module):
+    y, residuals = module.forward(**GIVEN)
+    return b"".join(np.ascontiguousarray(a).tobytes() for a in (y, *module.backward(residuals, y).values()))
+
+def forked(do, seconds=60):
+    """The exit status of a child that does it; it is killed, and says 99, when it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return 99
+'''
+
+LATE_IMPORTS = (
+    MODEL
+    + """
+# Every import that gradc begins after `import gradc` stands under held_off, or a child that is forked in the middle waits for it for ever.
+bare = []
+def hook(event, args):
+    if event != "import":
+        return
+    frame, begun = sys._getframe(1), None
+    while frame is not None and begun is None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__":
+            return  # inside another import
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "gradc":
+            begun = f"{frame.f_globals['__name__']}:{frame.f_lineno}"
+        frame = frame.f_back
+    if begun and not forks.held_off._lock._is_owned():
+        bare.append((args[0], begun))
+sys.addaudithook(hook)
+for target in ("cpu", "numpy", "cuda-sim"):
+    module = build(0, target)
+    work(module)
+    str(module), module.explain(N=5, V=6), module.memory(N=5, V=6), module.source(), module.stages, module.kernels
+    module.forward(t=GIVEN["t"], x=np.ones((8, 6), np.float32).T, w=GIVEN["w"])
+folder = sys.argv[1]
+module = build()
+module.save(folder)
+work(gradc.load_module(folder))
+module.graph.save(folder + "/g.gir")
+gradc.load(folder + "/g.gir")
+gradc.plans.embedding_backward(D=4).run(indices=np.arange(3), dy=np.ones((3, 4), np.float32), dims={"V": 5})
+assert not bare, bare
+print("held off")
+"""
+)
+
+
+@pytest.mark.parametrize("cache", ["new", "hit"])
+def test_late_imports_hold_forks_off(cache: str, tmp_path: Path) -> None:
+    for _ in range(1 + (cache == "hit")):
+        assert "held off" in child(LATE_IMPORTS, str(tmp_path / "module"), GRADC_CACHE_DIR=str(tmp_path / "cache"))
+
+
+FIRST_COMPILATION = (
+    MODEL
+    + """
+# A process forks again and again while another thread imports, renders, compiles, loads and runs for the first time.
+found, done = [], []
+thread = threading.Thread(target=lambda: done.append(work(build(float(sys.argv[1])))))
+thread.start()
+while thread.is_alive():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import signal
+            signal.alarm(120)  # ends one that hangs
+            os._exit(0 if len(work(build(1000.0))) else 1)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    found.append(pid)
+    time.sleep(float(sys.argv[2]))
+    if len(found) >= 12:
+        break
+thread.join()
+ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in found]
+assert not any(ends) and done, ends
+print("children", len(ends))
+"""
+)
+
+
+@pytest.mark.parametrize("pause", ["0.0", "0.05"])
+def test_fork_during_another_threads_first_compilation(pause: str, tmp_path: Path) -> None:
+    child("import gradc; print(gradc.compile(gradc.trace(lambda x: x * 2.0, x='f32[3]')))", GRADC_CACHE_DIR=str(tmp_path))  # the runtime
+    assert "children" in child(FIRST_COMPILATION, "7", pause, GRADC_CACHE_DIR=str(tmp_path))
+
+
+DURING_CALLS = (
+    MODEL
+    + """
+from gradc.runtime import pool
+pool.set_num_threads(3)
+pool.use_blas(sys.argv[1] == "blas")
+module = build()
+product = gradc.compile(gradc.trace(lambda a, b: a @ b, a="f32[N,256]", b="f32[256,256]"))
+a, b = np.ones((300, 256), np.float32), np.ones((256, 256), np.float32)
+wanted, right = work(module), product(a=a, b=b).tobytes()
+stop = threading.Event()
+def busy():
+    while not stop.is_set():
+        assert work(module) == wanted
+        assert product(a=a, b=b).tobytes() == right
+threads = [threading.Thread(target=busy) for _ in range(3)]
+for thread in threads: thread.start()
+def check():
+    assert work(module) == wanted and product(a=a, b=b).tobytes() == right
+    pool.set_num_threads(2)
+    assert work(module) == wanted and product(a=a, b=b).tobytes() == right
+ends = [forked(check) for _ in range(40)]
+stop.set()
+for thread in threads: thread.join()
+assert not any(ends), ends
+print("forked", len(ends))
+"""
+)
+
+
+@pytest.mark.parametrize("product", ["blas", "own"])
+def test_fork_during_calls_of_other_threads(product: str) -> None:
+    assert "forked 40" in child(DURING_CALLS, product)
+
+
+LOCKS = (
+    MODEL
+    + """
+# Whatever lock of ours another thread holds is free in the child.
+module = build()
+wanted = work(module)
+held = [each for each in forks._locks]
+assert len(held) >= 5
+ready, go = threading.Event(), threading.Event()
+def hold():
+    for each in held: each.acquire()
+    ready.set()
+    go.wait()
+    for each in held: each.release()
+thread = threading.Thread(target=hold)
+thread.start()
+ready.wait()
+def check():
+    assert work(module) == wanted
+    assert work(build(float(os.getpid())))
+end = forked(check)
+go.set()
+thread.join()
+assert end == 0, end
+print("free", work(module) == wanted)
+"""
+)
+
+
+def test_locks_are_free_in_a_child() -> None:
+    assert "free True" in child(LOCKS)
+
+
+def test_a_property_that_is_kept_has_no_lock() -> None:
+    """Python 3.11's functools.cached_property holds one for all instances while it computes."""
+    sources = [path for path in (ROOT / "gradc").rglob("*.py") if "process" not in path.parts]
+    bare = ("functools.cached_property", "from functools import cached_property", "threading.Lock()", "threading.RLock()", "threading.Condition()")
+    found = [f"{path.name}: {text}" for path in sources for text in bare if text in path.read_text()]
+    assert not found, f"gradc.process.forks has what a child can use: {found}"

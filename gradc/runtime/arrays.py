@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
+from gradc.process.forks import held_off, lock
 
 Array = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ class OutputPool:
         self._retained = 0
         self.peak = self._in_use = 0
         self._returned: deque[tuple[Array, int]] = deque()
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     @property
     def retained(self) -> int:
@@ -167,9 +167,6 @@ class OutputPool:
         while self._retained > limit and self._free:
             self._retained -= self._free.pop(0).size
 
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()  # a thread that is not in the child may have held the old one
-
 
 def _size_class(size: int) -> int:
     """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more."""
@@ -213,8 +210,6 @@ def _machine_bytes() -> int:
 
 
 pool = OutputPool()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=pool._after_fork)
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
@@ -296,7 +291,8 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
 
 
 def _plain(x: Array) -> Array:
-    if isinstance(x, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it at its first use, and without it there is no such array
+    if masked is not None and isinstance(x, masked.MaskedArray):
         raise InvalidProblem("a masked array: fill it first, its mask would be lost")
     array = np.asarray(x)
     if array.dtype.kind in "OSUMm" or array.dtype.fields is not None:
@@ -391,7 +387,8 @@ class Host:
 
 def located(x: Any) -> Array:
     """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
-    from .on_device import describe
+    with held_off:
+        from .on_device import describe
 
     found = describe(x)
     return to_numpy(x)[0] if found is None else found

@@ -16,7 +16,6 @@ import re
 import secrets
 import stat
 import struct
-import threading
 import time
 import warnings
 from collections.abc import Mapping
@@ -24,21 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradc import knobs
+from gradc.process.forks import held_off, lock
 
 _MAGIC = b"gradc\x00\x01\n"  # the sixth and seventh byte are the version of this format
 _HEADER = struct.Struct("<8sIQ32s")  # magic, bytes of the key, bytes of the payload, SHA-256 of key and payload
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600.0
-_lock = threading.Lock()  # of every cache's counters
-
-
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread that is not in the child may have held the old one
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
+_lock = lock()  # of every cache's counters
 
 
 def digest(*parts: bytes | str) -> str:
@@ -242,7 +233,8 @@ def default_cache() -> Cache:
 def user_directory(kind: str = "cache") -> str:
     """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that package where XDG does."""
     try:
-        import platformdirs
+        with held_off:
+            import platformdirs
     except ModuleNotFoundError:
         root = os.environ.get(f"XDG_{kind.upper()}_HOME") or os.path.join("~", f".{kind}")
         return os.path.join(os.path.expanduser(root), "gradc")

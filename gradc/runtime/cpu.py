@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,17 @@ from ..passes.cost import combines
 from ..passes.plan_buffers import slot_sizes
 from . import pool
 from .arrays import empty
-from .toolchain import compile_units, load_library
+from .toolchain import compile_libraries, compile_units, load_library
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
+
+
+def compile_programs(programs: Sequence[Program]) -> list[CpuProgram]:
+    """Several programs, all their units compiled side by side by the calling thread, which Ctrl-C can stop."""
+    sources = [render_program(program) for program in programs]
+    payloads = compile_libraries([source.units for source in sources])
+    return [CpuProgram(program, payload, source=source) for program, source, payload in zip(programs, sources, payloads, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,9 @@ class CpuProgram:
     :param payload: the shared object of an earlier compilation, or None to compile now.
     """
 
-    def __init__(self, program: Program, payload: bytes | None = None, sites: Mapping[int, tuple[str, str]] | None = None):
+    def __init__(self, program: Program, payload: bytes | None = None, sites: Mapping[int, tuple[str, str]] | None = None, source: Source | None = None):
         self.program = program
-        self._source: Source | None = None
+        self._source = source
         if payload is None:
             payload = compile_units(list(self.source.units))
         self.payload = payload

@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 
 from ..codegen.text import read_template, template_dirs
 from ..errors import InvalidProblem, OutOfMemory, SimulationFault
+from ..process.forks import lock
 from ..process.ieee import plain
 from . import simulation_faults as faults
 from .cache import default_cache, digest
@@ -123,7 +123,7 @@ class SimLibrary:
         self._library.gradc_sim_base.restype = ctypes.c_size_t
         # Of statics that are not in their section, those inside a function: _ZZ is how C++ spells these.
         self._shared = [v for v in variables(payload) if v.writable and _GAP_NAME not in v.symbol and (v.section == "gradc_shared" or v.symbol.startswith("_ZZ"))]
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def signature(self, kernel: str) -> list[tuple[str, int]]:
         """Of each parameter its kind (P: pointer, C: pointer to const, i: signed, u: unsigned, f: float, s: other) and size.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -29,6 +27,7 @@ from ..ir.types import Type
 from ..knobs import TARGETS
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
+from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
 from .adopt import adopt
 from .arrays import Host, Kind, overlap
@@ -84,7 +83,7 @@ class Executable:
         self.donated = donations(program, dict.fromkeys(donate))
         self._payload, self._sites = payload, sites
         self._native: Any = None
-        self._lock = threading.Lock()
+        self._lock = lock(reentrant=True)
         self._shapes: dict[Any, dict[str, int]] = {}
         self._results: dict[Any, dict[str, tuple[int, ...]]] = {}
         self._roots = {key: program.root(b) for key, b in program.outputs}
@@ -101,12 +100,18 @@ class Executable:
                     self._native = self._made()
         return self._native
 
+    @native.setter
+    def native(self, made: Any) -> None:
+        self._native = made
+
     def _made(self) -> Any:
         if self.target == "cpu":
-            from .cpu import CpuProgram
+            with held_off:
+                from .cpu import CpuProgram
 
             return CpuProgram(self.program, self._payload, self._sites)
-        from .calls import on_a_device
+        with held_off:
+            from .calls import on_a_device
 
         return on_a_device(self, self._payload)
 
@@ -119,22 +124,24 @@ class Executable:
         except CompilerMissing:
             return bytes(self.native.payload)
 
-    @functools.cached_property
+    @cached_property
     def place(self) -> Any:
         """Where arrays lie: :class:`.arrays.Host` or :class:`.on_device.OnDevice`."""
         if self.target != "cuda":
             return Host()
-        from .on_device import OnDevice
+        with held_off:
+            from .on_device import OnDevice
 
         return OnDevice(self.native.device, self.native.support)
 
-    @functools.cached_property
+    @cached_property
     def binary(self) -> CudaBinary:
         """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No GPU is needed.
 
         :raises Unsupported: another target.  :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.nvrtc.compile_cuda`.
         """
-        from .nvrtc import compile_cuda
+        with held_off:
+            from .nvrtc import compile_cuda
 
         if self.target != "cuda":
             raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
@@ -188,7 +195,7 @@ class Executable:
                 results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
         return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose))
 
-    @functools.cached_property
+    @cached_property
     def _constants(self) -> set[int]:
         """The arrays of the host that even a GPU's module takes."""
         return {id(array) for array in self.defaults.values()}
@@ -370,7 +377,8 @@ class Executable:
 
     def capture(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
-        from .capture import capture, step, stream_for
+        with held_off:
+            from .capture import capture, step, stream_for
 
         given = {**(inputs or {}), **more}
         at = stream_for(self, stream, given.values())
@@ -410,14 +418,16 @@ class Executable:
         """The C or CUDA text."""
         if self.target.startswith("cuda"):
             return str(self.native.text)
-        from ..codegen.render import render_program
+        with held_off:
+            from ..codegen.render import render_program
 
         return render_program(self.program).text
 
     @property
     def kernels(self) -> dict[str, Any]:
         """Every kernel by name, each printable, runnable and timeable alone."""
-        from .kernel import KernelHandle
+        with held_off:
+            from .kernel import KernelHandle
 
         found: dict[str, KernelHandle] = {}
         for kernel in self.program.kernels:  # kernels of one structure share a name: the second is name.2

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from ..codegen.support import ADDED, AXES, THREADS, blocks, merged_axes
 from ..errors import CaptureError, DeviceError, InternalError, InvalidProblem, Unsupported
 from ..ir.types import dtype as dtype_of
+from ..process.forks import lock
 from .arrays import _NARROW, _TO_TORCH, _TORCH_BITS, Kind, to_numpy
 from .device import Device, Memory, Span
 
@@ -201,7 +201,7 @@ class OnDevice:
     def __init__(self, device: Device, support: Device):
         self.device, self.support = device, support
         self._constants: dict[Any, tuple[Memory, Array]] = {}
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     @property
     def number(self) -> int:

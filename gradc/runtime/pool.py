@@ -16,13 +16,14 @@ import numpy as np
 from gradc import knobs
 from gradc.codegen.text import read_template
 from gradc.errors import InvalidProblem, OutOfMemory
+from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.toolchain import compile_c, cpu_identity, find_compiler, load_library
 
 ERROR_SLOTS = 8
 # Inside the matrix product a*b+c may be one instruction: its sums are in our order, but promise no more than BLAS does.
 _EXTRA = ("-ffp-contract=fast",)
-_lock = threading.RLock()
+_lock = lock(reentrant=True)
 
 
 class _Struct(ctypes.Structure):
