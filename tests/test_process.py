@@ -9,11 +9,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gradc import knobs
-from gradc.errors import CompilerError, GradcError, InvalidSetting
-from gradc.runtime import toolchain
+import gradc
+from gradc import knobs, ops
+from gradc.errors import CompilerError, GradcError, InvalidSetting, OutOfMemory
+from gradc.process import limits
+from gradc.runtime import arrays, toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 240  # seconds after which a child counts as one that hangs
@@ -629,3 +632,121 @@ def test_a_property_that_is_kept_has_no_lock() -> None:
     bare = ("functools.cached_property", "from functools import cached_property", "threading.Lock()", "threading.RLock()", "threading.Condition()")
     found = [f"{path.name}: {text}" for path in sources for text in bare if text in path.read_text()]
     assert not found, f"gradc.process.forks has what a child can use: {found}"
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+GB = 1 << 30
+FILES = {"proc/meminfo": "MemTotal:       33554432 kB\nMemFree:         1 kB\nMemAvailable:   16777216 kB\n", "proc/self/statm": "262144 1 1 1 0 131072 0\n"}
+V2 = "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "33 29 0:30 {top} /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n34 29 0:31 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n"
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {**FILES, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def group(folder: str, most: object, used: int, *, v1: bool = False, **more: str) -> dict[str, str]:
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if v1 else ("memory.max", "memory.current")
+    return {f"{folder}/{name}": f"{value}\n" for name, value in zip(names, (most, used), strict=True)} | {f"{folder}/{name.replace('_', '.')}": text for name, text in more.items()}
+
+
+SYSTEMS: dict[str, tuple[dict[str, str], int, str]] = {
+    "no groups": ({}, 16 * GB, "machine"),
+    "version 2": ({"proc/self/cgroup": "0::/user/job\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup/user/job", 4 * GB, GB)}, 3 * GB, "user/job/memory.max"),
+    "an ancestor": ({"proc/self/cgroup": "0::/user/job\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup/user/job", "max", GB), **group("sys/fs/cgroup/user", 2 * GB, GB)}, GB, "user/memory.max"),
+    "memory.high": ({"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup/job", 8 * GB, GB, memory_high=f"{2 * GB}\n")}, GB, "memory.high"),
+    "files are given back": (
+        {"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup/job", 4 * GB, 4 * GB, memory_stat=f"anon 5\ninactive_file {2 * GB}\nactive_file {GB}\nfile {4 * GB}\n")},
+        3 * GB, "memory.max",
+    ),
+    "used up": ({"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup/job", GB, 2 * GB)}, 0, "memory.max"),
+    "a container of version 2": ({"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup", GB, 0)}, GB, "cgroup/memory.max"),
+    "version 1": ({"proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/1\n", "proc/self/mountinfo": V1.format(top="/"), **group("sys/fs/cgroup/memory/docker/1", 3 * GB, GB, v1=True)}, 2 * GB, "limit_in_bytes"),
+    "a container of version 1": ({"proc/self/cgroup": "4:memory:/docker/1\n", "proc/self/mountinfo": V1.format(top="/docker/1"), **group("sys/fs/cgroup/memory", 3 * GB, GB, v1=True)}, 2 * GB, "limit_in_bytes"),
+    "seen from outside": ({"proc/self/cgroup": "4:memory:/docker/1/sub\n", "proc/self/mountinfo": V1.format(top="/docker/2"), **group("sys/fs/cgroup/memory", 3 * GB, GB, v1=True)}, 2 * GB, "limit_in_bytes"),
+    "no limit of version 1": ({"proc/self/cgroup": "4:memory:/a\n", "proc/self/mountinfo": V1.format(top="/"), **group("sys/fs/cgroup/memory/a", 9223372036854771712, GB, v1=True)}, 16 * GB, "machine"),
+    "nonsense": ({"proc/self/cgroup": "what\n", "proc/self/mountinfo": "x y\n", **group("sys/fs/cgroup", 1, 0)}, 16 * GB, "machine"),
+    "a path that leaves": ({"proc/self/cgroup": "0::/../../etc\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup", 5 * GB, 0)}, 5 * GB, "cgroup/memory.max"),
+    "numbers that are none": ({"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2, **group("sys/fs/cgroup", "many", 0), "proc/meminfo": "MemAvailable: lots\n"}, sys.maxsize, "no limit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SYSTEMS)
+def test_what_a_process_may_have(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, left, name = SYSTEMS[case]
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (limits.resource.RLIM_INFINITY,) * 2)
+    found = limits.tightest(system(tmp_path, files))
+    assert found.left == left and name in found.name
+
+
+def test_resource_limits_count_what_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    for which, taken in (("RLIMIT_AS", 262144), ("RLIMIT_DATA", 131072)):
+        number = getattr(limits.resource, which)
+        monkeypatch.setattr(limits.resource, "getrlimit", lambda asked, number=number: (3 * GB if asked == number else limits.resource.RLIM_INFINITY,) * 2)
+        found = limits.tightest(system(tmp_path, {}))
+        assert (found.left, found.total) == (3 * GB - taken * page, 3 * GB) and which in found.name
+
+
+def test_a_call_that_does_not_fit_says_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x) * 2.0, x="f32[N,64]"), target="cpu")
+    monkeypatch.setattr(arrays, "tightest", lambda: limits.Limit(1000 - arrays.pool.retained, 2000, "control group, job/memory.max"))
+    monkeypatch.setattr(arrays, "tightest_total", lambda: 2000)
+    arrays.worth_asking.cache_clear()
+    try:
+        with pytest.raises(OutOfMemory) as caught:
+            module(x=np.ones((4, 64), np.float32))
+        for error in (module.can_implement(x=np.ones((4, 64), np.float32)), caught.value):
+            assert isinstance(error, OutOfMemory) and "needs 1024 bytes of outputs and workspace, 1000 are left (control group, job/memory.max, 2000 in all)" in str(error)
+        assert module(x=np.ones((3, 64), np.float32)).shape == (3, 64)
+    finally:
+        arrays.worth_asking.cache_clear()
+
+
+ADDRESSES = """
+import resource, sys
+import numpy as np
+import gradc
+from gradc import ops
+from gradc.errors import OutOfMemory
+from gradc.process import limits
+from gradc.runtime import pool
+pool.set_num_threads(2)
+pool.use_blas(False)
+module = gradc.compile(gradc.trace(lambda x: ops.exp(x) * 2.0, x="f32[N,64]"))
+product = gradc.compile(gradc.trace(lambda a, b: a @ b, a="f32[N,64]", b="f32[64,64]"))
+small = np.ones((4, 64), np.float32)
+wanted = module(x=small).tobytes()
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+x = np.broadcast_to(np.float32(1), (1 << 20, 64)).view()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (200 << 20), -1))
+try:
+    module.forward.prepare({"x": np.lib.stride_tricks.as_strided(small, (1 << 20, 64), (0, 4))}, allocate=False)
+except OutOfMemory as error:
+    assert "RLIMIT_AS" in str(error) and str(1 << 29) in str(error), error
+    print("refused")  # the output, and a copy of what lies in no order
+# No room for what a thread keeps for itself: an error, not other bits and not the end of the process.
+a, b = np.ones((2000, 64), np.float32), np.ones((64, 64), np.float32)
+resource.setrlimit(resource.RLIMIT_AS, (int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 19), -1))
+for turn in range(3):
+    try:
+        found = product(a=a, b=b)
+        assert (found == 64).all()
+        print("had room")
+    except OutOfMemory as error:
+        print("typed", "bytes" in str(error))
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+assert (product(a=a, b=b) == 64).all() and module(x=small).tobytes() == wanted
+print("goes on")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is not enforced elsewhere")
+def test_a_process_with_few_addresses() -> None:
+    said = child(ADDRESSES).splitlines()
+    assert said[0] == "refused" and said[-1] == "goes on" and set(said[1:-1]) <= {"typed True", "had room"}, said

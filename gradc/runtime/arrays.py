@@ -6,9 +6,9 @@ again; a block is free when the last array that looks at it has died, whoever ho
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
-import os
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
 from gradc.process.forks import held_off, lock
+from gradc.process.limits import Limit, tightest, tightest_total
 
 Array = npt.NDArray[Any]
 
@@ -67,11 +68,11 @@ class _Lease:
 class OutputPool:
     """Blocks of memory for large arrays, by size class; safe to use from any thread.
 
-    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of the machine's memory.
+    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of what this process may have at most.
     """
 
     def __init__(self, limit: int | None = None):
-        self.limit = _machine_bytes() // 8 if limit is None else limit
+        self.limit = min(tightest_total() // 8, 1 << 62) if limit is None else limit
         self.reused = self.fresh = 0
         self._free: list[Array] = []  # oldest first
         self._brief: set[int] = set()  # where blocks lie that were made for one call's use
@@ -190,24 +191,16 @@ def _map(size: int) -> Array:
     return block[start : start + size]
 
 
-def available_bytes() -> int:
-    """Bytes the system can still give without swapping, with what the pool keeps; without limit where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024 + pool.retained
-    except (OSError, ValueError, IndexError):
-        pass
-    return sys.maxsize
+def available() -> Limit:
+    """What the system can still give to this process without swapping, with what the pool keeps."""
+    found = tightest()
+    return Limit(min(found.left + pool.retained, sys.maxsize), found.total, found.name)
 
 
-def _machine_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 8 << 30
-
+@functools.cache
+def worth_asking() -> int:
+    """Bytes below which the system is not asked what is left: a quarter of a GB, or an eighth of what this process may have at most."""
+    return min(1 << 28, tightest_total() // 8)
 
 pool = OutputPool()
 
@@ -381,8 +374,8 @@ class Host:
     def donates(self, array: Array, kind: Kind) -> bool:
         return True
 
-    def left(self) -> int:
-        return available_bytes()
+    def left(self) -> Limit:
+        return available()
 
 
 def located(x: Any) -> Array:

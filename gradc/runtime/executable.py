@@ -30,7 +30,7 @@ from ..passes.plan_buffers import donations
 from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
 from .adopt import adopt
-from .arrays import Host, Kind, overlap
+from .arrays import Host, Kind, overlap, worth_asking
 from .memory import check_sizes
 from .pending import Pending
 from .precision import Precision, precision_of
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from .nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
-_WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
 
 
 @dataclass
@@ -298,10 +297,10 @@ class Executable:
                 needed += prod(shape) * self.outputs[name].dtype.itemsize
         if self.target != "numpy":
             needed += self.native.bind(bound).workspace
-        if needed > _WORTH_ASKING:
-            left = self.place.left()
-            if needed > left:
-                raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {left} are left")
+        if needed > worth_asking():
+            limit = self.place.left()
+            if needed > limit.left:
+                raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {limit.left} are left ({limit.name}, {limit.total} in all)")
 
     def can_implement(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, stream: Any = None, workspace: Any = None, **more: Any) -> GradcError | None:
         """None if the call is right, else the error it would raise, before anything runs.

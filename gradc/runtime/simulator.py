@@ -15,7 +15,7 @@ from ..codegen.actions import Library
 from ..codegen.products import multiplied, views
 from ..errors import CaptureError, InternalError
 from ..process.forks import held_off
-from .arrays import available_bytes, empty
+from .arrays import available, empty
 from .device import Description, Span
 
 Array = np.ndarray[Any, Any]
@@ -164,7 +164,7 @@ class Simulator:
         return np.zeros(nbytes, np.uint8)
 
     def free(self) -> int:
-        return available_bytes()
+        return available().left
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         def work() -> None:
