@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -750,3 +751,112 @@ print("goes on")
 def test_a_process_with_few_addresses() -> None:
     said = child(ADDRESSES).splitlines()
     assert said[0] == "refused" and said[-1] == "goes on" and set(said[1:-1]) <= {"typed True", "had room"}, said
+
+
+# ---- The end of a process, and the end of a compilation --------------------------------------------------------------
+
+AT_EXIT = (
+    MODEL.replace("import os, sys", "import atexit, os, sys")
+    + """
+late = []
+atexit.register(lambda: print("saved" if late == ["ran", "compiled", "loaded"] else late, flush=True))
+module = build()
+wanted = work(module)
+def last():
+    assert work(module) == wanted
+    late.append("ran")
+    assert len(work(build(2.0)))  # passes, compiler and all
+    late.append("compiled")
+    module.save(sys.argv[1])
+    assert work(gradc.load_module(sys.argv[1])) == wanted
+    late.append("loaded")
+atexit.register(last)
+"""
+)
+
+
+def test_calls_compilations_and_files_in_an_atexit_handler(tmp_path: Path) -> None:
+    assert child(AT_EXIT, str(tmp_path / "module"), GRADC_CACHE_DIR=str(tmp_path / "cache")).strip() == "saved"
+
+
+DAEMONS = (
+    MODEL
+    + """
+from gradc.runtime import pool
+pool.set_num_threads(3)
+pool.use_blas(sys.argv[1] == "blas")
+module = build()
+product = gradc.compile(gradc.trace(lambda a, b: a @ b, a="f32[N,256]", b="f32[256,256]"))
+a, b = np.ones((300, 256), np.float32), np.ones((256, 256), np.float32)
+def busy():
+    while True:
+        work(module)
+        product(a=a, b=b)
+work(module)
+for _ in range(3): threading.Thread(target=busy, daemon=True).start()
+time.sleep(0.05 * int(sys.argv[2]))
+print("ends", flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("product", ["blas", "own"])
+def test_daemon_threads_that_call_while_the_interpreter_ends(product: str) -> None:
+    for turn in range(4):
+        assert "ends" in child(DAEMONS, product, str(turn))
+
+
+STOPPED_COMPILATIONS = (
+    MODEL
+    + """
+import signal, glob, tempfile
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+build(0.5)  # what is imported late is there
+stopped = 0
+for turn in range(24):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.003 + 0.012 * turn)
+        work(build(100.0 + turn))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        stopped += 1
+children = open(f"/proc/self/task/{os.getpid()}/children").read().split() if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else []
+assert not children, children
+assert not os.listdir(tempfile.gettempdir()), os.listdir(tempfile.gettempdir())
+assert not glob.glob(os.environ["GRADC_CACHE_DIR"] + "/.tmp-*")
+assert threading.active_count() == 1
+fresh = work(build(3.0))
+assert work(build(3.0)) == fresh and stopped
+print("stopped", stopped)
+"""
+)
+
+
+def test_ctrl_c_in_passes_and_in_the_compiler_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    assert "stopped" in child(STOPPED_COMPILATIONS, TMPDIR=str(tmp_path / "tmp"), GRADC_CACHE_DIR=str(tmp_path / "cache"))
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the slow compiler is gcc")
+def test_ctrl_c_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
+    """It sleeps for longer than a test may take; its group is killed."""
+    slow = tmp_path / "gcc"
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nsleep 1000\n')
+    slow.chmod(0o755)
+    code = (
+        MODEL
+        + """
+    import signal
+    def when_begun():
+        while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=when_begun).start()
+    try:
+        build(9.0)
+    except KeyboardInterrupt:
+        print("stopped")
+    """.replace("\n    ", "\n")
+    )
+    assert "stopped" in child(code, str(tmp_path / "began"), CC=str(slow), GRADC_CACHE_DIR=str(tmp_path / "cache"))
+    for line in (tmp_path / "began").read_text().split():
+        assert not Path(f"/proc/{line}").exists()

@@ -352,19 +352,18 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                         start_new_session=True,
                     )
                     running.append((i, process, time.monotonic() + timeout))
-            i, process, deadline = running.pop(0)
+            i, process, deadline = running[0]  # it stays there until it has ended: Ctrl-C may come between any two lines
             try:
                 codes[i] = process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _kill(process)
-            except BaseException:
-                running.append((i, process, deadline))
-                raise
+            del running[0]
     except OSError as error:
         raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
     finally:
-        for _, process, _ in running:
-            _kill(process)
+        with _interrupts_wait():
+            for _, process, _ in running:
+                _kill(process)
     logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
     return [
         (code, log if len(log) <= LOG_LIMIT else log[:LOG_LIMIT] + "\n[...]")
@@ -390,6 +389,8 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is not None:
+        return  # its number may be another's by now
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # the driver and the compiler proper that it started
     process.wait()
