@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from .process.forks import held_off
 from .version import VERSION
 
 _PUBLIC = {
@@ -54,9 +55,11 @@ def _not_yet(name: str, *_: Any, **__: Any) -> Any:
 def __getattr__(name: str) -> Any:
     # loaded on first use: importing gradc costs no more than the parts that are used
     if name in _PUBLIC:
-        value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+        with held_off:
+            value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
     elif name in _MODULES:
-        value = importlib.import_module(f".{name}", __name__)
+        with held_off:
+            value = importlib.import_module(f".{name}", __name__)
     elif name in _LATER:
         return functools.partial(_not_yet, name)
     else:

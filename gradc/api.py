@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ from .ir.kernel import Program
 from .ir.program_text import parse_program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
+from .knobs import TARGETS
 from .module import Module, Recipe
 from .passes.residual import Residual
+from .process.forks import held_off
+from .process.ieee import plain
 from .runtime import gpu
-from .runtime.executable import TARGETS
 from .saved import SavedModule, check_module, file_of_module, part_text, read_module, read_residuals, read_sites, refusing, sealed_module, unsealed_module
 from .trace import trace
 from .version import VERSION
@@ -69,7 +72,8 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if layout is not None:
         if not isinstance(layout, Mapping):
             raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")
-        from .passes.layouts import relaid
+        with held_off:
+            from .passes.layouts import relaid
 
         graph = relaid(graph, layout=layout)
     settings = _settings(graph, options, target)
@@ -80,14 +84,16 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     settings["errors"] = settings["errors"] or ("async" if target == "cuda" else "sync")
     if target == "cuda":
         settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
-        from .passes.devices import listed_device
+        with held_off:
+            from .passes.devices import listed_device
 
         settings["device"] = settings["device"] or (listed_device(gpu.current_device().name, settings["arch"]).name if gpu.usable() and gpu.current_device().arch == settings["arch"] else None)
     for option in ("device", "calibration"):
         if settings[option] is not None and not target.startswith("cuda"):
             raise InvalidProblem(f"{option}={settings[option]!r} is for a GPU, not for the target {target!r}")
     if target.startswith("cuda"):  # a module keeps what it was chosen by, not where that lay
-        from .passes.devices import gpu_of
+        with held_off:
+            from .passes.devices import gpu_of
 
         settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
     settings["sparse"] = _sparse(expand(graph, _names("sparse", settings["sparse"] or ())), names)
@@ -136,6 +142,7 @@ def _settings(graph: Graph, options: Mapping[str, Any], target: str) -> dict[str
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
     if force:
+        _load_the_passes()
         from .pipeline import GPU_STRATEGIES, STRATEGIES
 
         strategies = GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES
@@ -167,6 +174,7 @@ def fingerprint() -> str:
     return digest(VERSION, *(part for p in files for part in (p.name, p.read_bytes())))
 
 
+@plain()
 def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
     """The module from the cache, or built and put there."""
     from .runtime.cache import default_cache, digest, pack, unpack
@@ -184,7 +192,8 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
         pipeline.append(made)
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
         if knobs.DUMP.get():
-            from .explain import dump_module
+            with held_off:
+                from .explain import dump_module
 
             dump_module(module, Path(knobs.DUMP.get()))
         return module
@@ -208,18 +217,29 @@ def _toolchain(target: str) -> tuple[str, ...]:
     """What compiles for a target, and what for; the CUDA text has NVRTC's own entry in the cache."""
     if target == "cuda":
         return ()
-    from .runtime.toolchain import cpu_identity, find_compiler
+    with held_off:
+        from .runtime.toolchain import cpu_identity, find_compiler
 
     return find_compiler().identity, cpu_identity(), str(knobs.BOUNDS.get())
 
 
 def _built(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
+    _load_the_passes()
     from .pipeline import build
 
     return build(graph, wrt, options, target)
 
 
+def _load_the_passes() -> None:
+    """What a compilation imports: a tenth of a second, and nothing that comes from the cache needs it."""
+    with held_off:
+        for name in ("encodings.unicode_escape", "networkx", "gradc.pipeline", "gradc.codegen.jinja"):  # Jinja needs the first
+            importlib.import_module(name)
+        importlib.import_module("gradc.codegen.jinja").environment()
+
+
 def _joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
+    _load_the_passes()
     from .pipeline import joint_program
 
     return joint_program(graph, wrt, options, target)
@@ -232,14 +252,22 @@ def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str,
 def _variant(graph: Graph, orders: Mapping[str, Any], wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
     """The module for inputs in other orders; a dump is of the module itself."""
     with knobs.DUMP.set(""):
-        from .passes.layouts import relaid
+        with held_off:
+            from .passes.layouts import relaid
 
         return cached(relaid(graph, layout=orders, results=False), wrt, target, options)
 
 
 def compile_natives(module: Module) -> None:
-    """Forward and backward compiled side by side."""
-    _together([lambda e=e: e.native for e in module.executables.values()])  # type: ignore[misc]
+    """Forward and backward, their units compiled side by side."""
+    if module.target == "cpu":
+        with held_off:
+            from .runtime.cpu import compile_programs
+        executables = list(module.executables.values())
+        for executable, native in zip(executables, compile_programs([e.program for e in executables]), strict=True):
+            executable.native = native
+    for executable in module.executables.values():
+        assert executable.native
 
 
 def _together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -247,7 +275,8 @@ def _together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     if len(tasks) < 2:
         return [task() for task in tasks]
     try:
-        from concurrent.futures import ThreadPoolExecutor
+        with held_off:
+            from concurrent.futures import ThreadPoolExecutor
 
         threads = ThreadPoolExecutor(len(tasks) - 1)
         started = [threads.submit(task) for task in tasks[1:]]
@@ -284,12 +313,14 @@ def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@plain()
 def parse(text: str) -> Graph:
     """A graph from its text form; IRFormatError says where it is wrong."""
     assert ops.REGISTRY
     return parse_graph(text)
 
 
+@plain()
 def load(path: Any) -> Graph:
     """A graph from a file that ``graph.save`` wrote."""
     return load_graph(path)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from .ir.op import Composite
 from .ir.pattern import Var, match, op
 from .ir.types import F64, DType, Type
 from .module import Module
+from .process.forks import cached_property
 from .samples import sample
 
 Array = np.ndarray[Any, Any]

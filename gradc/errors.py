@@ -64,6 +64,17 @@ class NotAscending(GradcError, ValueError):
         super().__init__(f"{op}: {value} at position {position} of '{input}' is below the {before} before it; it must not decrease")
 
 
+class InvalidSetting(GradcError, ValueError):
+    """An environment variable, or what :meth:`gradc.knobs.Knob.set` was given, that cannot be read or must not be honoured.
+
+    :param name: of the variable.  :param value: its text.  :param wrong: what is wrong with it, and what it may be.
+    """
+
+    def __init__(self, name: str, value: str, wrong: str):
+        self.name, self.value = name, value
+        super().__init__(f"{name}={value!r}: {wrong}")
+
+
 class MisalignedOperand(GradcError, ValueError):
     """An array whose address or strides a kernel cannot take."""
 

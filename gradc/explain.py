@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -213,8 +214,6 @@ def _verdict(pick: str, table: list[Estimate]) -> str:
 
 def dump_module(module: Module, folder: Path) -> None:
     """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
-    import html
-
     kernels = files.make_folder(folder / "kernels")
     for name, kernel in module.kernels.items():
         files.write(kernels / f"{name}.c", kernel.source)

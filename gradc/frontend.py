@@ -15,6 +15,7 @@ from .ir.dims import Size, symbol
 from .ir.graph import Graph
 from .ir.types import DTYPES, Type, typeof
 from .module import Module
+from .process.forks import held_off
 from .runtime.on_device import describe
 from .trace import flatten, trace, unflatten
 
@@ -44,7 +45,8 @@ class TracedFunction:
 
     def compile(self, wrt: Sequence[str] | str = (), target: str | None = None, **options: Any) -> Module:
         """:func:`gradc.compile` of the graph."""
-        from .api import compile
+        with held_off:
+            from .api import compile
 
         return compile(self.graph, wrt, target, **options)
 
@@ -57,7 +59,8 @@ class TracedFunction:
 
         Inferred types begin as the first call's; an axis whose size differs at a later call becomes a dim, so that one module more serves every size.
         """
-        from .api import compile
+        with held_off:
+            from .api import compile
 
         shape = {name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()}
         values = {k: v for name, tree in arguments.items() for k, v in flatten(tree, name).items()}

@@ -24,6 +24,7 @@ from .ops.bags import count_not_above
 from .ops.indexing import check_positions
 from .ops.pointwise import convert
 from .ops.rules import UFUNCS, summing
+from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]
 
@@ -123,6 +124,7 @@ def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], pr
     return round_to(result, node.dtype, precise)
 
 
+@plain()
 def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[Node, Array]:
     """Every value of a graph; composites are opened."""
     from .ir.dims import assuming
@@ -190,6 +192,7 @@ def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *,
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
+@plain()
 def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[str, Array]:
     """The outputs of a program: every kernel evaluated at once over its whole iteration space; all strategies have one meaning."""
     types = {b.name: b.type for b in program.of_kind("input") if not b.alias}

@@ -11,12 +11,16 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from .errors import InvalidSetting
+
 T = TypeVar("T")
 ALL: dict[str, Knob[Any]] = {}
+TARGETS = ("cpu", "numpy", "cuda", "cuda-sim")
 
 
 def _flag(text: str) -> bool:
@@ -25,12 +29,66 @@ def _flag(text: str) -> bool:
         return True
     if lowered in ("", "0", "false", "no", "off"):
         return False
-    raise ValueError(f"not a yes or no: {text!r}")
+    raise ValueError("neither a yes (1, true, yes, on) nor a no (0, false, no, off)")
+
+
+def _count(most: int) -> Callable[[str], int]:
+    """An integer from 0; int() alone takes '1_0', ' 7 ' and digits of other scripts."""
+
+    def parse(text: str) -> int:
+        text = text.strip()
+        if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > most:
+            raise ValueError(f"not an integer from 0 to {most}")
+        return int(text)
+
+    return parse
+
+
+def _path(text: str) -> str:
+    if "\0" in text or "\n" in text:
+        raise ValueError("not a path: it has a line break or a zero byte")
+    return text
+
+
+def _choice(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text and text not in known:
+            raise ValueError(f"not one of {', '.join(known)}")
+        return text
+
+    return parse
+
+
+VOIDING = (
+    *("-Ofast", "--optimize=fast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
+    *("-fno-signed-zeros", "-fno-honor-nans", "-fno-honor-infinities", "-fapprox-func", "-fsingle-precision-constant", "-fallow-store-data-races"),
+    *("-ffp-contract=fast", "-ffp-contract=on", "-ffp-contract=fast-honor-pragmas", "-ffp-model=fast", "-ffp-model=aggressive"),
+    *("-fdenormal-fp-math", "-fdenormal-fp-math-f32", "-mdaz-ftz", "-mrecip", "-mpc32", "-mpc64", "-mfpmath=387", "-mfpmath=both", "-mfpmath=sse,387", "-mfpmath=sse+387"),
+    *("-menable-no-nans", "-menable-no-infs", "-menable-unsafe-fp-math", "-enable-unsafe-fp-math", "-enable-no-nans-fp-math", "-enable-no-infs-fp-math", "-fp-contract=fast"),
+)
+"""Flags of gcc and clang (its front end's and LLVM's too, after -Xclang and -mllvm) by which a compiler may change the values that IEEE 754 gives, with any value after a further =."""
+
+
+def _compiler(text: str) -> str:
+    """A command whose flags leave the numerics alone."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"not a command: {error}") from None
+    for word in words[1:]:
+        if word in VOIDING or any(word.startswith(f"{flag}=") for flag in VOIDING):
+            raise ValueError(f"with {word} a compiler may round, reorder or drop what IEEE 754 prescribes, and results would be wrong; leave it out")
+        if word.startswith("@"):
+            raise ValueError(f"{word} is a file of flags, which is not read; write them out")
+    return text
 
 
 @dataclass(frozen=True)
 class Knob(Generic[T]):
-    """One variable: ``get()`` reads the override of :meth:`set`, else the environment, else the default."""
+    """One variable: ``get()`` reads the override of :meth:`set`, else the environment, else the default.
+
+    :param parse: gives the value of a text; a ValueError says why it has none.
+    """
 
     name: str
     parse: Callable[[str], T]
@@ -48,10 +106,17 @@ class Knob(Generic[T]):
         text = os.environ.get(self.name)
         if text is None:
             return self.default
+        return self.read(text)
+
+    def read(self, text: str) -> T:
+        """The value that a text stands for.
+
+        :raises InvalidSetting: none.
+        """
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ValueError(f"{self.name}={text!r}: {error}; it means: {self.doc}") from None
+            raise InvalidSetting(self.name, text, f"{error}; it means: {self.doc}") from None
 
     @contextlib.contextmanager
     def set(self, value: T) -> Iterator[None]:
@@ -62,20 +127,20 @@ class Knob(Generic[T]):
             self._override.reset(token)
 
 
-DUMP = Knob("GRADC_DUMP", str, "", "directory that receives every stage of each compilation")
+DUMP = Knob("GRADC_DUMP", _path, "", "directory that receives every stage of each compilation")
 VERIFY = Knob("GRADC_VERIFY", _flag, False, "re-infer every node after every pass")
 VALIDATE = Knob("GRADC_VALIDATE", _flag, False, "evaluate the graph in exact algebra before and after every pass and require equality")
 PRINT_PASSES = Knob("GRADC_PRINT_PASSES", _flag, False, "print one line for each pass that changed something")
-TARGET = Knob("GRADC_TARGET", str, "", "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu")
+TARGET = Knob("GRADC_TARGET", _choice(*TARGETS), "", "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu")
 SIM_CHECK = Knob("GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays")
 BOUNDS = Knob("GRADC_BOUNDS", _flag, False, "the C of the cpu target looks at every access and refuses one outside its array; for finding faults of gradc, several times slower")
-NUM_THREADS = Knob("GRADC_NUM_THREADS", int, 0, "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use")
-PAST = Knob("GRADC_PAST", int, 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
-CACHE_DIR = Knob("GRADC_CACHE_DIR", str, "", "directory of the kernel cache; default: the user's cache directory")
+NUM_THREADS = Knob("GRADC_NUM_THREADS", _count(1024), 0, "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use")
+PAST = Knob("GRADC_PAST", _count(2**63 - 1), 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
+CACHE_DIR = Knob("GRADC_CACHE_DIR", _path, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")
-CC = Knob("CC", str, "", "the C compiler; default: gcc, clang, cc, else the ziglang wheel")
-NVRTC = Knob("GRADC_NVRTC", str, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader")
-CUDA_HOME = Knob("CUDA_HOME", str, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
-CUDA_PATH = Knob("CUDA_PATH", str, "", "CUDA toolkit in which NVRTC is looked for")
-CALIBRATION = Knob("GRADC_CALIBRATION", str, "", "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration directory, if it is there")
+CC = Knob("CC", _compiler, "", "the C compiler; default: gcc, clang, cc, else the ziglang wheel")
+NVRTC = Knob("GRADC_NVRTC", _path, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader")
+CUDA_HOME = Knob("CUDA_HOME", _path, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
+CUDA_PATH = Knob("CUDA_PATH", _path, "", "CUDA toolkit in which NVRTC is looked for")
+CALIBRATION = Knob("GRADC_CALIBRATION", _path, "", "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration directory, if it is there")
 CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "detect inputs that changed between forward and backward")

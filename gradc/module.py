@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.residual import Residual
+from .process.forks import cached_property, held_off
 from .runtime.arrays import located, unordered
 from .runtime.executable import Executable, Precision
 from .runtime.memory import Memory, predicted
@@ -76,8 +77,6 @@ class Residuals:
 
 
 def _checksum(value: Any) -> str:
-    import hashlib
-
     return hashlib.sha256(np.ascontiguousarray(to_host(value)).tobytes()).hexdigest()
 
 
@@ -263,7 +262,7 @@ class Module:
             self.variants[key] = made
         return self.variants.get(key) if orders else None, orders
 
-    @functools.cached_property
+    @cached_property
     def joint_names(self) -> tuple[dict[str, str], dict[str, str]]:
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
@@ -333,7 +332,8 @@ class Module:
         :return: ``outputs`` are called as those of the call; a gradient beside values is ``d.NAME``.
         :raises CaptureError: the stream cannot be captured, or something would be allocated in each replay.  :raises DeviceError: an array of the host.
         """
-        from .captures import captured
+        with held_off:
+            from .captures import captured
 
         return captured(self, what, self.flat(inputs, more), residuals, cotangents, stream, dims)
 
@@ -389,7 +389,8 @@ class Module:
 
         :param timed: run each kernel, and each way to combine, so many times on random data, and show the median beside what was predicted.
         """
-        from .explain import explain
+        with held_off:
+            from .explain import explain
 
         if timed < 0 or not isinstance(timed, int):
             raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
@@ -405,7 +406,8 @@ class Module:
         self.recipe.save(self, path)
 
     def __str__(self) -> str:
-        from .explain import summary
+        with held_off:
+            from .explain import summary
 
         return summary(self)
 

@@ -18,7 +18,6 @@ Plans are kept by descriptor: the same call gives the same plan.  It is compiled
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from .ir.size_text import parse_size
 from .ir.types import Type
 from .ir.types import dtype as dtype_of
 from .ops.blocks import Blocks, canonical_block
+from .process.forks import lock
 from .runtime.precision import Precision
 from .trace import trace
 
@@ -58,7 +58,7 @@ class Plan:
         self.results: dict[str, Type] = {output: n.type for output, n in graph.outputs}
         self._told = tuple(told)
         self._module: Module | None = None
-        self._lock = threading.Lock()
+        self._lock = lock(reentrant=True)
 
     @property
     def module(self) -> Module:

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "gradc"
 # A part may import itself and what stands on a line above its own.  A new top-level part is placed here on purpose.
 LAYERS = [
     ("errors", "version"),
+    ("process",),
     ("files", "knobs"),
     ("npz",),
     ("ir",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ..process.forks import held_off
 from .text import template_dirs
 
 if TYPE_CHECKING:
@@ -27,5 +28,6 @@ def environment() -> jinja2.Environment:
 
 def render(template: str, **context: Any) -> str:
     """A template filled in, empty lines dropped."""
-    text = environment().get_template(template).render(**context)
+    with held_off:  # Jinja's caches have locks of their own
+        text = environment().get_template(template).render(**context)
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"

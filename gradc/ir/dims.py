@@ -13,10 +13,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Union
 
 from ..errors import InvalidProblem, TypeRuleError
+from ..process.forks import cached_property
 
 Size = Union[int, "Dim"]
 Atom = Union[str, "FloorDiv", "Max"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TypeRuleError
+from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .node import REGISTRY, Node, Note, make, topological
 from .scan import LONGEST_NAME, is_long
@@ -169,7 +169,8 @@ class Graph:
     @cached_property
     def network(self) -> nx.DiGraph[Node]:
         """The graph as a networkx DiGraph: an edge from each operand to its user."""
-        import networkx as nx
+        with held_off:
+            import networkx as nx
 
         network: nx.DiGraph[Node] = nx.DiGraph()
         network.add_nodes_from(self.nodes)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
+from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
 from .node import Note
 from .types import DType, Type

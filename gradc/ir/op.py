@@ -14,12 +14,12 @@ import types as _types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, Union
 
 import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
+from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt

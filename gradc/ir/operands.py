@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
+from ..process.ieee import plain
 from .dims import Dim, Size, same, symbols
 from .node import REGISTRY, Node
 from .types import DType, array_of, typeof
@@ -51,7 +52,8 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
     kind = typeof(array).dtype
     if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
         items = [like.literal(v) for v in array.reshape(-1).tolist()]
-        array, kind = np.asarray(items, array.dtype).reshape(array.shape).astype(like.np), like
+        with plain():
+            array, kind = np.asarray(items, array.dtype).reshape(array.shape).astype(like.np), like
     if array.size > 64:
         if not CAPTURE:
             raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
 from ..ir.types import I64, Type
+from ..process.forks import cached_property
 from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, check_positions, gather, padding_exists, scatter_add, unpadded
 from .movement import iota
 from .pointwise import bitwise_or, eq, ge, gt, logical_and, lt, maximum, ne, sqrt, where

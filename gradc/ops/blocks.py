@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from ..errors import TypeRuleError
@@ -12,6 +11,7 @@ from ..ir.dims import Size, ceildiv, known_nonnegative, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, Resized
 from ..ir.types import F32, F64, DType, Type
+from ..process.forks import cached_property
 from .movement import broadcast_axes
 from .reduce import amax, sum
 from .rules import converted, reshaped, spread

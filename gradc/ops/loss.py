@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
@@ -11,6 +10,7 @@ from ..ir.dims import Size, product, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.types import I64, DType, Type
+from ..process.forks import cached_property
 from .blocks import text_of
 from .indexing import INDEX_DTYPES, gather, take_along_axis
 from .pointwise import eq, log, ne, where

@@ -14,6 +14,7 @@ from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ..ir.operands import adopt
 from ..ir.types import I64, DType, Type
+from ..process.ieee import plain
 from .axes import (
     axis_groups,
     reshape_axes,
@@ -38,6 +39,7 @@ def _input(*, name: str) -> Type:
 input = Primitive("input", infer=_input, reference=None, lower=None, in_place_of_dtype=True, doc="an argument of the graph")
 
 
+@plain()
 def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tuple[int, ...] = ()) -> Any:
     if len(value) > 64:
         raise TypeRuleError(f"a constant of {len(value)} elements: 64 at most")

@@ -8,7 +8,6 @@ of them.  Per tensor the block is the shape; per channel it is 1 on the channel'
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from ..errors import TypeRuleError
@@ -16,6 +15,7 @@ from ..ir.dims import Dim, Size
 from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, DType, Type
+from ..process.forks import cached_property
 from .blocks import Blocks, check_parameters, compute_dtype, resized_along, scale_gradient, tangent
 from .pointwise import LIMITS, ge, le, logical_and, maximum, minimum, round, stop_gradient, where
 from .rules import converted, full, reshaped, zeros_like

@@ -7,11 +7,10 @@ again; a block is free when the last array that looks at it has died, whoever ho
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import mmap
-import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ import numpy.typing as npt
 
 from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
 from gradc.ir.types import array_of, shown
+from gradc.process.forks import held_off, lock
+from gradc.process.limits import Limit, tightest, tightest_total
 
 Array = npt.NDArray[Any]
 
@@ -69,18 +70,18 @@ class _Lease:
 class OutputPool:
     """Blocks of memory for large arrays, by size class; safe to use from any thread.
 
-    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of the machine's memory.
+    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of what this process may have at most.
     """
 
     def __init__(self, limit: int | None = None):
-        self.limit = _machine_bytes() // 8 if limit is None else limit
+        self.limit = min(tightest_total() // 8, 1 << 62) if limit is None else limit
         self.reused = self.fresh = 0
         self._free: list[Array] = []  # oldest first
         self._brief: set[int] = set()  # where blocks lie that were made for one call's use
         self._retained = 0
         self.peak = self._in_use = 0
         self._returned: deque[tuple[Array, int]] = deque()
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     @property
     def retained(self) -> int:
@@ -169,9 +170,6 @@ class OutputPool:
         while self._retained > limit and self._free:
             self._retained -= self._free.pop(0).size
 
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()  # a thread that is not in the child may have held the old one
-
 
 def _size_class(size: int) -> int:
     """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more."""
@@ -195,28 +193,18 @@ def _map(size: int) -> Array:
     return block[start : start + size]
 
 
-def available_bytes() -> int:
-    """Bytes the system can still give without swapping, with what the pool keeps; without limit where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024 + pool.retained
-    except (OSError, ValueError, IndexError):
-        pass
-    return sys.maxsize
+def available() -> Limit:
+    """What the system can still give to this process without swapping, with what the pool keeps."""
+    found = tightest()
+    return Limit(min(found.left + pool.retained, sys.maxsize), found.total, found.name)
 
 
-def _machine_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 8 << 30
-
+@functools.cache
+def worth_asking() -> int:
+    """Bytes below which the system is not asked what is left: a quarter of a GB, or an eighth of what this process may have at most."""
+    return min(1 << 28, tightest_total() // 8)
 
 pool = OutputPool()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=pool._after_fork)
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
@@ -310,7 +298,8 @@ def foreign(x: Any) -> Iterator[None]:
 
 
 def _plain(x: Array) -> Array:
-    if isinstance(x, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it at its first use, and without it there is no such array
+    if masked is not None and isinstance(x, masked.MaskedArray):
         raise InvalidProblem("a masked array: fill it first, its mask would be lost")
     array = np.asarray(x)
     if array.dtype.kind in "OSUMm" or array.dtype.fields is not None:
@@ -399,13 +388,14 @@ class Host:
     def donates(self, array: Array, kind: Kind) -> bool:
         return True
 
-    def left(self) -> int:
-        return available_bytes()
+    def left(self) -> Limit:
+        return available()
 
 
 def located(x: Any) -> Array:
     """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
-    from .on_device import describe
+    with held_off:
+        from .on_device import describe
 
     found = describe(x)
     return to_numpy(x)[0] if found is None else found

@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import stat
-import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,18 +22,10 @@ from pathlib import Path
 from gradc import files, knobs
 from gradc.errors import FileError
 from gradc.ir.envelope import load_opened, sealed, sealed_bytes, unsealed
+from gradc.process.forks import held_off, lock
 
 _FORMAT = 1
-_lock = threading.Lock()  # of every cache's counters
-
-
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread that is not in the child may have held the old one
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
+_lock = lock()  # of every cache's counters
 
 
 def digest(*parts: bytes | str) -> str:
@@ -183,7 +174,8 @@ def default_cache() -> Cache:
 def user_directory(kind: str = "cache") -> str:
     """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that package where XDG does."""
     try:
-        import platformdirs
+        with held_off:
+            import platformdirs
     except ModuleNotFoundError:
         root = os.environ.get(f"XDG_{kind.upper()}_HOME") or os.path.join("~", f".{kind}")
         return os.path.join(os.path.expanduser(root), "gradc")

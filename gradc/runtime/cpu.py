@@ -5,24 +5,31 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..codegen.render import Source, render_program
-from ..errors import IndexOutOfRange, InternalError, NotAscending, OutOfMemory, Unsupported
+from ..errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory, Unsupported
 from ..ir.dims import evaluate, product
 from ..ir.kernel import Kernel, Program, taken
 from ..passes.cost import combines
 from ..passes.plan_buffers import slot_sizes
 from . import pool
 from .arrays import empty
-from .toolchain import compile_units, load_library
+from .toolchain import compile_libraries, compile_units, load_library
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
+
+
+def compile_programs(programs: Sequence[Program]) -> list[CpuProgram]:
+    """Several programs, all their units compiled side by side by the calling thread, which Ctrl-C can stop."""
+    sources = [render_program(program) for program in programs]
+    payloads = compile_libraries([source.units for source in sources])
+    return [CpuProgram(program, payload, source=source) for program, source, payload in zip(programs, sources, payloads, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,15 @@ class CpuProgram:
     :param payload: the shared object of an earlier compilation, or None to compile now.
     """
 
-    def __init__(self, program: Program, payload: bytes | None = None, sites: Mapping[int, tuple[str, str]] | None = None):
+    def __init__(self, program: Program, payload: bytes | None = None, sites: Mapping[int, tuple[str, str]] | None = None, source: Source | None = None):
         self.program = program
-        self._source: Source | None = None
+        self._source = source
         if payload is None:
             payload = compile_units(list(self.source.units))
         self.payload = payload
         self.sites = dict(sites) if sites is not None else dict(self.source.sites)
         self.library = load_library(payload, program.name)
-        self.entry = self.library.gradc_run
-        self.entry.restype = ctypes.c_int
-        self.entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        self.entry = ctypes.cast(self.library.gradc_run, ctypes.c_void_p).value
         self.library.gradc_scratch.restype = ctypes.c_int64
         self.library.gradc_scratch.argtypes = [ctypes.c_void_p]
         self.roots = [b for b in program.buffers if not b.alias]
@@ -65,6 +70,7 @@ class CpuProgram:
         self._table = ctypes.c_void_p * max(len(self.roots), 1)
         self._bindings: dict[tuple[int, ...], Binding] = {}
         self._local = threading.local()
+        self._call: Any = None
 
     @property
     def source(self) -> Source:
@@ -123,13 +129,12 @@ class CpuProgram:
         context = getattr(self._local, "context", None)
         if context is None:
             context = self._local.context = pool.new_context()
+            self._call = pool.call_entry()
         if binding.large and context.past == pool.NEVER:
             context.past = pool.past_from()
-        code = self.entry(context.pointer, table, binding.dims, base + binding.scratch, only)
+        code = self._call(self.entry, context.pointer, table, binding.dims, base + binding.scratch, only)
         if code or context.code:
-            error = context.error
-            context.clear()
-            self._raise(error)
+            self._raise(context.error)
 
     def _raise(self, error: tuple[int, int, int, int, int]) -> None:
         code, site, position, value, bound = error
@@ -137,13 +142,15 @@ class CpuProgram:
             op, source = self.sites.get(site, ("index", "?"))
             raise IndexOutOfRange(op, source, position, value, bound)
         if code == 2:
-            raise OutOfMemory(f"a step of {self.program.name} could not have its scratch memory")
+            raise OutOfMemory(f"{self.program.name}: a thread needs {value} bytes more for itself, and the system does not give them")
         if code == 3:
             op, source = self.sites.get(site, ("index", "?"))
             raise NotAscending(op, source, position, value, bound)
         if code == 4:
             step = self.program.steps[site]
             raise InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
+        if code == 5:
+            raise DeviceError(f"{self.program.name}: the process was forked in the middle of the call, by the handler of a signal; the child has not what the parent's threads computed")
         raise InternalError(f"{self.program.name} reported code {code}")
 
     def sites_json(self) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from ..codegen.text import widened
 from ..errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Program
+from ..process.forks import cached_property, held_off, lock
 from .cache import pack, unpack
 from .device import Device, Event, Memory, Span
 from .on_device import add
@@ -69,9 +68,9 @@ class CudaProgram:
         self.started = False
         self._ready: set[bool] = set()  # widths of the offsets of functions that are loaded
         self._words: list[tuple[Array, Event]] = []
-        self._lock = threading.Lock()
+        self._lock = lock()
 
-    @functools.cached_property
+    @cached_property
     def _rendered(self) -> tuple[str, dict[str, CudaKernel]]:
         if "rendered" in self._given:
             return unpacked(self._given["rendered"])
@@ -85,11 +84,11 @@ class CudaProgram:
     def kernels(self) -> dict[str, CudaKernel]:
         return self._rendered[1]
 
-    @functools.cached_property
+    @cached_property
     def device(self) -> Device:
         return self._open(self.text if "__global__" in self.text else "", self._given.get("cubin", b""), self._given.get("wide", b""))
 
-    @functools.cached_property
+    @cached_property
     def support(self) -> Device:
         """The device with the functions that are no program's."""
         return self._open(support_text(), b"", b"")
@@ -105,7 +104,8 @@ class CudaProgram:
 
     def wide_cubin(self, dims: Mapping[str, int], arch: str) -> bytes:
         """The text compiled for offsets of 64 bits, if it is known from these dims that a function needs them."""
-        from .nvrtc import compile_cuda
+        with held_off:
+            from .nvrtc import compile_cuda
 
         if any(name not in dims for name in self.program.dims) or not self.bind(dims).wide:
             return b""

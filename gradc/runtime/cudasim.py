@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ import numpy as np
 
 from ..codegen.text import read_template, template_dirs
 from ..errors import InvalidProblem, OutOfMemory, SimulationFault
+from ..process.forks import lock
+from ..process.ieee import plain
 from . import simulation_faults as faults
 from .cache import default_cache, digest
 from .elf import variables
@@ -122,7 +123,7 @@ class SimLibrary:
         self._library.gradc_sim_base.restype = ctypes.c_size_t
         # Of statics that are not in their section, those inside a function: _ZZ is how C++ spells these.
         self._shared = [v for v in variables(payload) if v.writable and _GAP_NAME not in v.symbol and (v.section == "gradc_shared" or v.symbol.startswith("_ZZ"))]
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def signature(self, kernel: str) -> list[tuple[str, int]]:
         """Of each parameter its kind (P: pointer, C: pointer to const, i: signed, u: unsigned, f: float, s: other) and size.
@@ -174,7 +175,7 @@ class SimLibrary:
         for i in written:
             if i not in arrays or signature[i][0] == "C" or not arrays[i].flags.writeable:
                 raise InvalidProblem(f"{kernel}: argument {i} is to be written but is no array, constant for the kernel, or read-only")
-        with self._lock:
+        with self._lock, plain():
             memory = _Memory(arrays, frozenset(written), initialised or {}) if self.check else None
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import threading
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -26,9 +25,13 @@ from ..interp import bind_dims, by_name, check_nonempty, run_program, sizes_give
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_sizes
+from ..knobs import TARGETS
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
-from .arrays import Host, Kind, overlap
+from ..process.forks import cached_property, held_off, lock
+from ..process.ieee import plain
+from .adopt import adopt
+from .arrays import Host, Kind, overlap, worth_asking
 from .memory import check_sizes
 from .pending import Pending
 from .precision import Precision, precision_of
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from .nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
-TARGETS = ("cpu", "numpy", "cuda", "cuda-sim")
-_WORTH_ASKING = 1 << 28  # below this many bytes the system is not asked what is left
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Executable:
         self.donated = donations(program, dict.fromkeys(donate))
         self._payload, self._sites = payload, sites
         self._native: Any = None
-        self._lock = threading.Lock()
+        self._lock = lock(reentrant=True)
         self._shapes: dict[Any, dict[str, int]] = {}
         self._results: dict[Any, dict[str, tuple[int, ...]]] = {}
         self._roots = {key: program.root(b) for key, b in program.outputs}
@@ -101,12 +102,18 @@ class Executable:
                     self._native = self._made()
         return self._native
 
+    @native.setter
+    def native(self, made: Any) -> None:
+        self._native = made
+
     def _made(self) -> Any:
         if self.target == "cpu":
-            from .cpu import CpuProgram
+            with held_off:
+                from .cpu import CpuProgram
 
             return CpuProgram(self.program, self._payload, self._sites)
-        from .calls import on_a_device
+        with held_off:
+            from .calls import on_a_device
 
         return on_a_device(self, self._payload)
 
@@ -119,22 +126,24 @@ class Executable:
         except CompilerMissing:
             return bytes(self.native.payload)
 
-    @functools.cached_property
+    @cached_property
     def place(self) -> Any:
         """Where arrays lie: :class:`.arrays.Host` or :class:`.on_device.OnDevice`."""
         if self.target != "cuda":
             return Host()
-        from .on_device import OnDevice
+        with held_off:
+            from .on_device import OnDevice
 
         return OnDevice(self.native.device, self.native.support)
 
-    @functools.cached_property
+    @cached_property
     def binary(self) -> CudaBinary:
         """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No GPU is needed.
 
         :raises Unsupported: another target.  :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.nvrtc.compile_cuda`.
         """
-        from .nvrtc import compile_cuda
+        with held_off:
+            from .nvrtc import compile_cuda
 
         if self.target != "cuda":
             raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
@@ -161,7 +170,7 @@ class Executable:
                 raise InvalidProblem(f"{name} needs the input {key!r}: {type_}")
             array, kind = self.place.read(value, at, f"the input {key}", self._constants)
             if array.dtype != type_.dtype.np:
-                array = self._adopt(key, array, type_, kind)
+                array = adopt(key, array, type_, kind, on_host=self.target != "cuda")
             arrays[key] = array
             shapes.append(array.shape)
             kinds.append(kind)
@@ -188,7 +197,7 @@ class Executable:
                 results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
         return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose))
 
-    @functools.cached_property
+    @cached_property
     def _constants(self) -> set[int]:
         """The arrays of the host that even a GPU's module takes."""
         return {id(array) for array in self.defaults.values()}
@@ -222,21 +231,6 @@ class Executable:
         if not donor or donor not in inputs or not arrays[donor].flags.writeable or not self.place.donates(arrays[donor], kind):
             return ""
         return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
-
-    def _adopt(self, key: str, array: Array, type_: Type, kind: Kind) -> Array:
-        """Python numbers take the input's dtype; one-byte integers are taken as the narrow type they hold."""
-        if kind is Kind.SCALAR and not (array.dtype.kind == "f" and not type_.dtype.is_float) and not (array.dtype.kind == "b" and type_.dtype.kind != "b"):
-            if type_.dtype.is_integer and not type_.dtype.range[0] <= int(array) <= type_.dtype.range[1]:
-                raise InvalidProblem(f"{key} is {type_}, and {int(array)} is outside {type_.dtype.range[0]} to {type_.dtype.range[1]}")
-            return array.astype(type_.dtype.np)
-        if type_.dtype.is_integer and type_.dtype.bits < 8 and array.dtype in (np.dtype(np.int8), np.dtype(np.uint8)):
-            low, high = type_.dtype.range
-            if self.target == "cuda":
-                return array.view(type_.dtype.np)  # the kernels read the low bits alone: nothing waits to look at values
-            if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
-                raise InvalidProblem(f"{key} is {type_}: a value of {int(array.min())} or {int(array.max())} is outside {low} to {high}")
-            return array.astype(type_.dtype.np)
-        raise InvalidProblem(f"{key} is {type_}, got an array of {array.dtype}{list(array.shape)}; convert it first")
 
     def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, int]:
         key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, a.shape) for n, a in out.items()) if out else ())
@@ -308,10 +302,10 @@ class Executable:
                 needed += prod(shape) * self.outputs[name].dtype.itemsize
         if self.target != "numpy":
             needed += self.native.bind(bound).workspace
-        if needed > _WORTH_ASKING:
-            left = self.place.left()
-            if needed > left:
-                raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {left} are left")
+        if needed > worth_asking():
+            limit = self.place.left()
+            if needed > limit.left:
+                raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {limit.left} are left ({limit.name}, {limit.total} in all)")
 
     def can_implement(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, stream: Any = None, workspace: Any = None, **more: Any) -> GradcError | None:
         """None if the call is right, else the error it would raise, before anything runs.
@@ -369,14 +363,17 @@ class Executable:
         if self.target.startswith("cuda"):
             from .calls import call
 
-            return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
+            with plain() if self.target == "cuda-sim" else contextlib.nullcontext():  # a GPU has an environment of its own
+                return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
         if self.target == "numpy":
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
                 prepared.outputs[key][...] = value
         else:
             self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace, only)
-        for key, total in prepared.add_to.items():
-            np.add(total, prepared.outputs[key], out=total)
+        if prepared.add_to:
+            with plain():
+                for key, total in prepared.add_to.items():
+                    np.add(total, prepared.outputs[key], out=total)
 
     def bound(self, prepared: Prepared) -> dict[str, Array]:
         """Inputs and outputs of a call, by buffer."""
@@ -384,7 +381,8 @@ class Executable:
 
     def capture(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
-        from .capture import capture, step, stream_for
+        with held_off:
+            from .capture import capture, step, stream_for
 
         given = by_name(inputs, more)
         at = stream_for(self, stream, given.values())
@@ -424,14 +422,16 @@ class Executable:
         """The C or CUDA text."""
         if self.target.startswith("cuda"):
             return str(self.native.text)
-        from ..codegen.render import render_program
+        with held_off:
+            from ..codegen.render import render_program
 
         return render_program(self.program).text
 
     @property
     def kernels(self) -> dict[str, Any]:
         """Every kernel by name, each printable, runnable and timeable alone."""
-        from .kernel import KernelHandle
+        with held_off:
+            from .kernel import KernelHandle
 
         found: dict[str, KernelHandle] = {}
         for kernel in self.program.kernels:  # kernels of one structure share a name: the second is name.2

@@ -27,6 +27,7 @@ import numpy as np
 
 from ..codegen.text import widened
 from ..errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
+from ..process.forks import held_off, lock
 from .device import Description, Span
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +60,8 @@ def _cupy() -> Any:
     if not count():
         raise NoDevice("no GPU: the loader knows no libcuda.so.1, or the driver has no device; target='cuda-sim' runs the same kernels on the CPU")
     try:
-        import cupy
+        with held_off:
+            import cupy
     except ImportError as error:
         raise NoDevice(f"a GPU is reached through CuPy, which does not import: {error}; `pip install gradc[cuda12]` or `gradc[cuda13]` brings it") from error
     return cupy
@@ -185,7 +187,7 @@ class Gpu:
         self.runtime, self.driver = self.cupy.cuda.runtime, self.cupy.cuda.driver
         self._functions: dict[bool, dict[str, int]] = {}  # by whether their offsets have 64 bits
         self._streams: list[Any] = []
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._thread = threading.local()
 
     def check_current(self) -> None:
@@ -220,7 +222,8 @@ class Gpu:
                 raise DeviceError(f"this was compiled for {arch}, and device {here.number} ({here.name}) is {here.arch}; compile(..., arch={here.arch!r}) is for it")
             text, cubin, maker = widened(self.text) if wide else self.text, self.wide if wide else self.cubin, ""
             if not cubin:
-                from .nvrtc import compile_cuda, find_nvrtc
+                with held_off:
+                    from .nvrtc import compile_cuda, find_nvrtc
 
                 version = find_nvrtc(arch).version
                 maker = f" by NVRTC {version[0]}.{version[1]}"
@@ -309,7 +312,8 @@ class Gpu:
         return out
 
     def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
-        from . import cublas
+        with held_off:
+            from . import cublas
 
         cublas.multiply(self.description.number, library, a, b, out, workspace, stream)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..ir.kernel import Buffer, Call, Kernel, Program
 from ..ir.types import Type
 from ..passes.choose_reduction import STRATEGIES, choose_reduction
 from ..passes.cost import kernel_bytes
+from ..process.forks import cached_property, held_off
 
 if TYPE_CHECKING:
     from .executable import Executable
@@ -41,10 +41,12 @@ class KernelHandle:
     def source(self) -> str:
         """Its C or CUDA text."""
         if self.owner.target.startswith("cuda"):
-            from ..codegen.cuda import cuda_kernel
+            with held_off:
+                from ..codegen.cuda import cuda_kernel
 
             return cuda_kernel(self.kernel, self.types).text
-        from ..codegen.render import render_kernel
+        with held_off:
+            from ..codegen.render import render_kernel
 
         return render_kernel(self.kernel, self.types)
 
@@ -118,7 +120,8 @@ class KernelHandle:
 
     def forced(self, buffer: str, strategy: str) -> KernelHandle | None:
         """The same kernel with its combine into ``buffer`` done another way; None where that way and its other combines do not go together."""
-        from ..passes.devices import gpu_of
+        with held_off:
+            from ..passes.devices import gpu_of
 
         gpu = self.owner.target.startswith("cuda")
         how: dict[str, Any] = {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *STRATEGIES)} if gpu else {}
@@ -152,7 +155,8 @@ def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dim
     times: list[float] = []
     last = len(executable.program.steps) - 1
     if executable.target == "cuda":
-        from .calls import timed
+        with held_off:
+            from .calls import timed
 
         stream = executable.place.stream(None, inputs.values())
         inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from gradc import knobs
 from gradc.errors import CompilerError, CompilerMissing, GradcError, InvalidProblem, RegistersSpilled
+from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.toolchain import LOG_LIMIT, TIMEOUT
 from gradc.version import VERSION
@@ -333,7 +334,7 @@ def _compile(nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], timeo
     return result
 
 
-_starting = threading.Lock()
+_starting = lock()
 
 
 def _start(thread: threading.Thread) -> None:

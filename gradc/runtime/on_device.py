@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ from ..codegen.support import ADDED, AXES, THREADS, blocks, merged_axes
 from ..errors import CaptureError, DeviceError, InternalError, InvalidProblem, Unsupported
 from ..ir.types import dtype as dtype_of
 from ..ir.types import shown
+from ..process.forks import lock
+from ..process.limits import Limit
 from .arrays import _NARROW, _TO_TORCH, _TORCH_BITS, Kind, foreign, to_numpy
 from .device import Device, Memory, Span
 
@@ -204,7 +205,7 @@ class OnDevice:
     def __init__(self, device: Device, support: Device):
         self.device, self.support = device, support
         self._constants: dict[Any, tuple[Memory, Array]] = {}
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     @property
     def number(self) -> int:
@@ -346,9 +347,10 @@ class OnDevice:
         """Whether an input's memory may be returned as a result of a kind."""
         return isinstance(array, Remote) and is_tensor(array.native) == (kind is Kind.TORCH) and describe(array.native) is not None
 
-    def left(self) -> int:
+    def left(self) -> Limit:
         """Bytes that can still be had."""
-        return self.device.free()
+        free = self.device.free()
+        return Limit(free, free, "memory of the device")
 
 
 def add(support: Device, to: Array, more: Array, flag: Span, checks: int, stream: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ..process.forks import lock
 from .device import Event
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._watches: list[Watch] = []
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def add(self, watch: Watch) -> None:
         with self._lock:

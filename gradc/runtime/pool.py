@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import numpy as np
 
 from gradc import knobs
 from gradc.codegen.text import read_template
+from gradc.errors import InvalidProblem, OutOfMemory
+from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.toolchain import compile_c, cpu_identity, find_compiler, load_library
 
 ERROR_SLOTS = 8
 # Inside the matrix product a*b+c may be one instruction: its sums are in our order, but promise no more than BLAS does.
 _EXTRA = ("-ffp-contract=fast",)
-_lock = threading.RLock()
+_lock = lock(reentrant=True)
 
 
 class _Struct(ctypes.Structure):
@@ -32,6 +35,7 @@ class _Struct(ctypes.Structure):
         ("local", ctypes.c_void_p),
         ("past", ctypes.c_int64),
         ("error", ctypes.c_void_p),
+        ("call", ctypes.c_void_p),
         ("slots", ctypes.c_int64 * ERROR_SLOTS),
     )
 
@@ -46,14 +50,14 @@ class Context:
     __slots__ = ("_struct", "address", "pointer")
 
     def __init__(self, parallel_for: int, matmul: int, local: int):
-        self._struct = _Struct(parallel_for, matmul, local, NEVER, 0)
+        self._struct = _Struct(parallel_for, matmul, local, NEVER, 0, 0)
         self.address = ctypes.addressof(self._struct)
         self._struct.error = self.address + _Struct.slots.offset
         self.pointer = ctypes.byref(self._struct)
 
     @property
     def code(self) -> int:
-        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3)."""
+        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3), GRADC_FORKED (4)."""
         return int(self._struct.slots[0])
 
     @property
@@ -61,6 +65,10 @@ class Context:
         """(code, site, position, value, bound) of the lowest site and position that was reported."""
         code, site, position, value, bound = self._struct.slots[:5]
         return code, site, position, value, bound
+
+    def clear(self) -> None:
+        """Forget the error; a call does so itself."""
+        self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
 
     @property
     def past(self) -> int:
@@ -70,10 +78,6 @@ class Context:
     @past.setter
     def past(self, least: int) -> None:
         self._struct.past = least
-
-    def clear(self) -> None:
-        """Forget the error, for the next call."""
-        self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
 
 
 def new_context() -> Context:
@@ -94,6 +98,17 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+@functools.cache
+def call_entry() -> Callable[..., int]:
+    """``gradc_call``: (address of an entry, context, pointers, dims, scratch, step) -> what the entry returned.
+
+    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks, and what one of them raises is
+    raised here.  What the call wrote until then is undefined.
+    """
+    pointer = ctypes.c_void_p
+    return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_int64)(_address(_library().gradc_call))
+
+
 _loaded: ctypes.CDLL | None = None
 
 
@@ -104,7 +119,7 @@ def _library() -> ctypes.CDLL:
         return _loaded
     with _lock:
         if _loaded is None:
-            *headers, source = (read_template(f"cpu/{name}") for name in ("runtime.h", "past.h", "gemm.h", "runtime.c"))
+            *headers, source = map(read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/past.h", "cpu/gemm.h", "cpu/runtime.c"))
             key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
             cache = default_cache()
             payload = cache.get(key)
@@ -113,7 +128,7 @@ def _library() -> ctypes.CDLL:
                 cache.put(key, payload)
             library = load_library(payload, "runtime")
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
-            library.gradc_set_threads.restype = None
+            library.gradc_set_threads.restype = ctypes.c_int
             library.gradc_set_blas.argtypes = [
                 ctypes.c_void_p,
                 ctypes.c_void_p,
@@ -122,6 +137,8 @@ def _library() -> ctypes.CDLL:
                 *[ctypes.c_void_p] * 3,
             ]
             library.gradc_set_blas.restype = None
+            hooks = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread, ctypes.pythonapi.PyErr_CheckSignals)
+            library.gradc_set_python(*(ctypes.c_void_p(_address(hook)) for hook in hooks), ctypes.c_uint64(threading.main_thread().ident or 0))
             library.gradc_set_threads(_wanted_threads(), _cpus())
             _install(library, _own_is_better(library))
             _loaded = library
@@ -197,10 +214,12 @@ def set_num_threads(threads: int) -> None:
     """Use this many threads, the calling one included, from the next call on; results do not depend on it.
 
     :raises ValueError: less than 1 or more than 1024.
+    :raises InvalidProblem: the handler of a signal asks, while its own thread's call has the pool.
     """
     if not 1 <= threads <= 1024:
         raise ValueError(f"the pool takes 1 to 1024 threads, not {threads}")
-    _library().gradc_set_threads(threads, _cpus())
+    if _library().gradc_set_threads(threads, _cpus()):
+        raise InvalidProblem(f"set_num_threads({threads}) in the middle of a call of this thread: its job has the pool")
 
 
 def num_threads() -> int:
@@ -318,7 +337,7 @@ def use_blas(choice: bool | None) -> None:
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
     """Run a compiled ``gradc_body`` from Python: for tests and measurements."""
-    _library().gradc_parallel_for(context.pointer, ctypes.c_int64(tasks), body, ctypes.c_void_p(args))
+    call_entry()(_address(_library().gradc_run_tasks), context.pointer, (ctypes.c_void_p * 2)(_address(body), args), (ctypes.c_int64 * 1)(tasks), None, -1)
 
 
 class _Matrix(ctypes.Structure):
@@ -334,7 +353,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
         overlaps neither.
 
     :raises ValueError: other ranks, sizes, dtypes or layouts.
-    :raises MemoryError: no room for partial sums.
+    :raises OutOfMemory: no room for partial sums or packed operands.
     """
     batch, m, n = out.shape
     k = a.shape[2]
@@ -348,7 +367,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
     context = new_context()
     operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
-    sizes = [ctypes.c_int64(x) for x in (batch, m, n, k)]
-    _library().gradc_matmul(context.pointer, out.itemsize * 8, *sizes, *map(ctypes.byref, operands), ctypes.c_void_p(out.ctypes.data), int(accumulate))
+    buffers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, operands), out.ctypes.data)
+    call_entry()(_address(_library().gradc_run_matmul), context.pointer, buffers, (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate), None, -1)
     if context.code:
-        raise MemoryError(f"matmul needs {context.error[3]} bytes for partial sums")
+        raise OutOfMemory(f"matmul needs {context.error[3]} bytes more in a thread")

@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.ctypeslib
 
 from ..codegen.actions import Library
 from ..codegen.products import multiplied, views
 from ..errors import CaptureError, InternalError
-from .arrays import available_bytes, empty
+from ..process.forks import held_off
+from .arrays import available, empty
 from .device import Description, Span
 
 Array = np.ndarray[Any, Any]
@@ -88,8 +90,9 @@ class Simulator:
         raise InternalError("the simulator's arrays are the host's")
 
     def load(self, wide: bool = False) -> None:
-        from ..codegen.text import widened
-        from .cudasim import compile_sim
+        with held_off:
+            from ..codegen.text import widened
+            from .cudasim import compile_sim
 
         if wide not in self.libraries and self.text:
             self.libraries[wide] = compile_sim(widened(self.text) if wide else self.text, check=self.check)
@@ -113,7 +116,7 @@ class Simulator:
         """The elements of a span."""
         if not span.nbytes:
             return np.empty(span.count, span.dtype)
-        return np.ctypeslib.as_array((ctypes.c_ubyte * span.nbytes).from_address(span.address - self.offset)).view(span.dtype)
+        return numpy.ctypeslib.as_array((ctypes.c_ubyte * span.nbytes).from_address(span.address - self.offset)).view(span.dtype)
 
     def bytes_at(self, address: int, nbytes: int) -> Array:
         return self.seen(Span(address, nbytes, np.dtype(np.uint8)))
@@ -161,7 +164,7 @@ class Simulator:
         return np.zeros(nbytes, np.uint8)
 
     def free(self) -> int:
-        return available_bytes()
+        return available().left
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         def work() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit  # noqa: F401  (temporary folders import it when the first is made)
 import contextlib
 import ctypes
 import functools
@@ -28,6 +29,7 @@ from typing import Literal
 from gradc import knobs
 from gradc.codegen.text import template_dirs
 from gradc.errors import CompilerError, CompilerMissing
+from gradc.process.forks import held_off
 from gradc.runtime.cache import default_cache, digest
 
 FLAGS = (
@@ -94,9 +96,10 @@ def find_compiler() -> Compiler:
     """``$CC`` if it is set, else the first of gcc, clang, cc and the ziglang wheel.
 
     :raises CompilerMissing: there is none, or ``$CC`` names one that is not there.
+    :raises InvalidSetting: ``$CC`` is no command, or has a flag that voids the numerics (:data:`gradc.knobs.VOIDING`).
     :raises CompilerError: the one found does not say its version.
     """
-    return _find(knobs.CC.get(), os.environ.get("PATH", ""))
+    return _find(knobs.CC.read(knobs.CC.get()), os.environ.get("PATH", ""))
 
 
 @functools.lru_cache(maxsize=16)
@@ -146,7 +149,8 @@ def _ask(argv: tuple[str, ...]) -> Compiler:
 def _stamp(argv: tuple[str, ...]) -> str:
     """What changes when the compiler is replaced; "" where its file alone does not tell (scripts, launchers)."""
     if argv[1:] == ("-m", "ziglang", "cc"):
-        import importlib.metadata
+        with held_off:
+            import importlib.metadata
 
         return importlib.metadata.version("ziglang") if importlib.util.find_spec("ziglang") is not None else ""
     try:
@@ -204,25 +208,32 @@ def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = 
     :raises CompilerError: it refused the text, crashed, was killed or took too long; ``.source`` is the text with line
         numbers, ``.log`` what it printed.
     """
+    return compile_libraries([[source, *units]], extra=extra, timeout=timeout)[0]
+
+
+def compile_libraries(libraries: Sequence[Sequence[str]], *, extra: Sequence[str] = (), timeout: float = TIMEOUT) -> list[bytes]:
+    """:func:`compile_c` of several libraries, each of one unit or more: all units of all of them side by side, then the links."""
     compiler = find_compiler()
-    texts = [source, *units]
     with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
+        jobs: list[tuple[list[str], Sequence[str]]] = []
+        links: list[tuple[list[str], Sequence[str]]] = []
+        texts = [text for units in libraries for text in units]
         for i, text in enumerate(texts):
             (directory / f"unit{i}.c").write_text(text, encoding="utf-8")
-        if len(texts) == 1:
-            _compile(compiler, [(["-shared", "-o", "out.so", "unit0.c"], extra)], directory, texts, timeout)
-        else:
-            _compile(
-                compiler,
-                [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], extra) for i in range(len(texts))],
-                directory,
-                texts,
-                timeout,
-            )
-            objects = [f"unit{i}.o" for i in range(len(texts))]
-            _compile(compiler, [(["-shared", "-o", "out.so", *objects], extra)], directory, [""], timeout)
-        return (directory / "out.so").read_bytes()
+        first = 0
+        for number, units in enumerate(libraries):
+            mine = range(first, first + len(units))
+            first += len(units)
+            if len(units) == 1:
+                jobs.append((["-shared", "-o", f"out{number}.so", f"unit{mine[0]}.c"], extra))
+            else:
+                jobs += [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], extra) for i in mine]
+                links.append((["-shared", "-o", f"out{number}.so", *(f"unit{i}.o" for i in mine)], extra))
+        _compile(compiler, jobs, directory, texts, timeout)
+        if links:
+            _compile(compiler, links, directory, [""] * len(links), timeout)
+        return [(directory / f"out{number}.so").read_bytes() for number in range(len(libraries))]
 
 
 def compile_units(units: Sequence[str], *, extra: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
@@ -334,7 +345,7 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
         while waiting or running:
             while waiting and len(running) < limit:
                 i, command = waiting.pop()
-                with open(directory / f"log{i}", "wb") as log, _interrupts_wait():
+                with open(directory / f"log{i}", "wb") as log, held_off, _interrupts_wait():  # a child would keep the pipe of the start open
                     process = subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,
@@ -345,19 +356,18 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                         start_new_session=True,
                     )
                     running.append((i, process, time.monotonic() + timeout))
-            i, process, deadline = running.pop(0)
+            i, process, deadline = running[0]  # it stays there until it has ended: Ctrl-C may come between any two lines
             try:
                 codes[i] = process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _kill(process)
-            except BaseException:
-                running.append((i, process, deadline))
-                raise
+            del running[0]
     except OSError as error:
         raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
     finally:
-        for _, process, _ in running:
-            _kill(process)
+        with _interrupts_wait():
+            for _, process, _ in running:
+                _kill(process)
     logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
     return [
         (code, log if len(log) <= LOG_LIMIT else log[:LOG_LIMIT] + "\n[...]")
@@ -383,6 +393,8 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is not None:
+        return  # its number may be another's by now
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # the driver and the compiler proper that it started
     process.wait()
@@ -399,13 +411,14 @@ def load_library(payload: bytes, name: str) -> ctypes.CDLL:
     shown = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:64]
     try:
         if sys.platform == "linux":
-            with contextlib.suppress(OSError), _memory_file(payload, shown) as path:
+            with contextlib.suppress(OSError), _memory_file(payload, shown) as path, held_off:
                 return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         # No memory files here (or no /proc): a private file, gone as soon as it is loaded.
         with tempfile.TemporaryDirectory(prefix="gradc-") as directory:
             file = Path(directory) / f"{shown}.so"
             file.write_bytes(payload)
-            return ctypes.CDLL(str(file), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            with held_off:
+                return ctypes.CDLL(str(file), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise CompilerError(f"the compiled library {name!r} cannot be loaded: {error}") from error
 

@@ -1,6 +1,7 @@
 /* The one pool of threads of a process, and the matrix product that runs on it.  Built once per machine. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,6 +13,70 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define APART _Alignas(128) /* on a cache line of its own, and its neighbour's prefetch */
+
+/* ---- A call ----------------------------------------------------------------------------------------------------------
+ * Everything that Python asks of us comes through gradc_call, which keeps the process's state away from results: it sets
+ * the floating-point environment and brings the caller's back, and it looks for signals.  It holds the GIL when it is
+ * entered and when it returns, as an extension module's function does, so that it may run the handlers of signals between
+ * two tasks: they are the user's own, and only one that raises (KeyboardInterrupt) ends the call.  Nothing below a call
+ * that ends so goes on: its thread jumps out, and what it wrote is for nobody to see. */
+
+enum { POLL_NS = 100000000 };
+
+typedef struct {
+  gradc_ctx ctx; /* what the code that runs is given */
+  int64_t slots[8];
+  gradc_ieee before; /* the caller's floating-point environment */
+  void *thread;      /* Python's, while we do not hold the GIL */
+  int64_t poll_at;   /* when signals are looked for next; 0: by this thread never */
+  int shares;        /* its job is given to workers too */
+  jmp_buf out;
+} call;
+
+static struct {
+  void *(*release)(void);   /* PyEval_SaveThread */
+  void (*acquire)(void *);  /* PyEval_RestoreThread */
+  int (*run_handlers)(void); /* PyErr_CheckSignals: not 0 when one raised */
+  pthread_t main_thread;    /* the only one in which handlers run */
+} python;
+
+static atomic_int forks; /* how many forks lie between this process and the one that loaded us */
+
+/* To within some milliseconds, but in a fifth of the time that the exact one takes. */
+static inline int64_t roughly_now(void) {
+  struct timespec t;
+#if defined(CLOCK_MONOTONIC_COARSE)
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+#else
+  clock_gettime(CLOCK_MONOTONIC, &t);
+#endif
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+EXPORT void gradc_set_python(void *release, void *acquire, void *run_handlers, uint64_t main_thread) {
+  python.release = (void *(*)(void))release;
+  python.acquire = (void (*)(void *))acquire;
+  python.run_handlers = (int (*)(void))run_handlers;
+  python.main_thread = (pthread_t)main_thread;
+}
+
+/* Run an entry.  The error slots lie here and are given out at the end: a handler may call the same module meanwhile. */
+EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *buffers, const int64_t *dims, char *scratch, int64_t only) {
+  call c = {.ctx = *given};
+  c.ctx.error = c.slots;
+  c.ctx.call = &c;
+  c.poll_at = pthread_equal(pthread_self(), python.main_thread) ? roughly_now() + POLL_NS : 0;
+  c.thread = python.release();
+  c.before = gradc_ieee_enter();
+  int code = 1;
+  if (!_setjmp(c.out)) {
+    code = entry(&c.ctx, buffers, dims, scratch, only);
+  }
+  gradc_ieee_leave(c.before);
+  python.acquire(c.thread);
+  memcpy(given->error, c.slots, sizeof c.slots);
+  return code;
+}
 
 /* ---- The pool ------------------------------------------------------------------------------------------------------
  * One job at a time.  A job is open from the moment its fields are set until every task has been handed out; a worker
@@ -40,6 +105,26 @@ static struct {
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local int inside; /* a task is running on this thread */
+static _Thread_local int owner;  /* this thread holds pool.caller */
+
+enum { GO_ON = 0, STOP = 1, LOST = 2 /* the process is a child that a handler made: it has no workers */ };
+
+/* Between two tasks of a call that has run for a while: whether a handler of a signal ended it. */
+static int look_for_signals(call *c) {
+  if (!c || !c->poll_at || roughly_now() < c->poll_at) {
+    return GO_ON;
+  }
+  const int was_inside = inside, was_forks = atomic_load(&forks);
+  inside = 0; /* a handler may call a module */
+  gradc_ieee_leave(c->before);
+  python.acquire(c->thread);
+  const int raised = python.run_handlers();
+  c->thread = python.release();
+  c->before = gradc_ieee_enter();
+  inside = was_inside;
+  c->poll_at = roughly_now() + POLL_NS;
+  return atomic_load(&forks) != was_forks && c->shares ? LOST : raised ? STOP : GO_ON;
+}
 
 static inline void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -55,11 +140,18 @@ static int64_t now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void work(void) {
+/* Tasks of the job until there are none; c: the call, on the thread whose job it is. */
+static int work(call *c) {
   int64_t task;
   while ((task = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < pool.tasks) {
     pool.body(pool.args, task);
+    const int how = look_for_signals(c);
+    if (how != GO_ON) {
+      atomic_store(&pool.next, pool.tasks); /* nobody gets another */
+      return how;
+    }
   }
+  return GO_ON;
 }
 
 static void wait_for_job(uint_fast64_t seen) {
@@ -98,7 +190,8 @@ static void *worker(void *start) {
     if (!(state & 1)) {
       continue;
     }
-    work();
+    gradc_ieee_enter(); /* a thread is born with its maker's, and a library may have changed it since */
+    work(NULL);
     if (atomic_fetch_sub(&pool.state, 2) == 2 && atomic_load(&pool.caller_sleeps)) {
       pthread_mutex_lock(&pool.lock);
       pthread_cond_signal(&pool.done);
@@ -124,17 +217,25 @@ static void start_workers(void) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-static void run_here(int64_t tasks, gradc_body body, const void *args) {
+static int run_here(call *c, int64_t tasks, gradc_body body, const void *args) {
   for (int64_t task = 0; task < tasks; task++) {
     body(args, task);
+    if (look_for_signals(c) != GO_ON) {
+      return STOP;
+    }
   }
+  return GO_ON;
 }
 
-EXPORT void gradc_parallel_for(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args) {
-  (void)ctx;
+/* Run a job; whether the call has to end, which is the caller's to do. */
+static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args) {
+  call *c = inside ? NULL : ctx->call;
   if (tasks <= 1 || inside || atomic_load_explicit(&pool.wanted, memory_order_relaxed) <= 1 || pthread_mutex_trylock(&pool.caller) != 0) {
-    run_here(tasks, body, args); /* also when another thread's job has the workers: they are busy */
-    return;
+    return run_here(c, tasks, body, args); /* also when another thread's job has the workers: they are busy */
+  }
+  owner = 1;
+  if (c) {
+    c->shares = 1;
   }
   start_workers();
   pool.tasks = tasks;
@@ -157,8 +258,15 @@ EXPORT void gradc_parallel_for(const gradc_ctx *ctx, int64_t tasks, gradc_body b
     }
   }
   inside = 1;
-  work();
-  inside = 0;
+  const int how = work(c);
+  inside = owner = 0;
+  if (c) {
+    c->shares = 0;
+  }
+  if (how == LOST) { /* the workers' tasks are the parent's, and the pool is as new */
+    gradc_report(ctx, GRADC_FORKED, -1, 0, 0, 0);
+    return how;
+  }
   atomic_fetch_and(&pool.state, ~1);
   const int64_t end = now() + SPIN_NS;
   while (atomic_load_explicit(&pool.state, memory_order_acquire) != 0) {
@@ -177,10 +285,35 @@ EXPORT void gradc_parallel_for(const gradc_ctx *ctx, int64_t tasks, gradc_body b
     pthread_mutex_unlock(&pool.lock);
   }
   pthread_mutex_unlock(&pool.caller);
+  return how;
 }
 
-/* Use this many threads from the next job on; cpus is how many can run at once: beyond that, spinning takes time from work. */
-EXPORT void gradc_set_threads(int threads, int cpus) {
+/* Out of everything below gradc_call, where the call has to end. */
+static void leave_if(int how, const gradc_ctx *ctx) {
+  if (how != GO_ON) {
+    _longjmp(((call *)ctx->call)->out, 1);
+  }
+}
+
+EXPORT void gradc_parallel_for(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args) {
+  leave_if(run_tasks(ctx, tasks, body, args), ctx);
+}
+
+/* gradc_parallel_for as an entry: the body and its arguments, the number of tasks. */
+EXPORT int gradc_run_tasks(const gradc_ctx *ctx, void *const *buffers, const int64_t *dims, char *scratch, int64_t only) {
+  (void)scratch, (void)only;
+  gradc_body body;
+  memcpy(&body, &buffers[0], sizeof body);
+  gradc_parallel_for(ctx, dims[0], body, buffers[1]);
+  return 0;
+}
+
+/* Use this many threads from the next job on; cpus is how many can run at once: beyond that, spinning takes time from work.
+ * -1: not now, this thread is in the middle of a job (it is the handler of a signal that asks). */
+EXPORT int gradc_set_threads(int threads, int cpus) {
+  if (owner) {
+    return -1;
+  }
   threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
   pthread_mutex_lock(&pool.caller);
   if (threads != atomic_load(&pool.wanted)) {
@@ -198,6 +331,7 @@ EXPORT void gradc_set_threads(int threads, int cpus) {
     atomic_store(&pool.wanted, threads);
   }
   pthread_mutex_unlock(&pool.caller);
+  return 0;
 }
 
 EXPORT int gradc_threads(void) { return atomic_load(&pool.wanted); }
@@ -207,6 +341,12 @@ EXPORT int gradc_threads(void) { return atomic_load(&pool.wanted); }
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 enum { COUNT_IS_FIXED = 0, COUNT_IS_GLOBAL = 1, COUNT_IS_PER_THREAD = 2 };
+
+#if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
+#define NO_FORK_MEANWHILE PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* who forks is not kept waiting by those who come later */
+#else
+#define NO_FORK_MEANWHILE PTHREAD_RWLOCK_INITIALIZER
+#endif
 
 #define GEMM_TYPE(I, R) void (*)(int, int, int, I, I, I, R, const R *, I, const R *, I, R, R *, I)
 
@@ -220,7 +360,8 @@ static struct {
   /* While products are running, a global number of threads is 1; `before` is what it goes back to. */
   pthread_mutex_t lock;
   int running, before;
-} blas = {.lock = PTHREAD_MUTEX_INITIALIZER};
+  pthread_rwlock_t using; /* read by a thread that is inside the library, written by one that forks */
+} blas = {.lock = PTHREAD_MUTEX_INITIALIZER, .using = NO_FORK_MEANWHILE};
 
 EXPORT void gradc_set_blas(void *sgemm, void *dgemm, int wide, int count, void *get, void *set, void *set_local) {
   blas.sgemm = sgemm;
@@ -252,18 +393,31 @@ static void blas_end(void) {
     return;
   }
   pthread_mutex_lock(&blas.lock);
-  if (--blas.running == 0 && blas.before > 1) {
+  if (blas.running > 0 && --blas.running == 0 && blas.before > 1) { /* 0: a child that was forked meanwhile */
     blas.set(blas.before);
     blas.before = 0;
   }
   pthread_mutex_unlock(&blas.lock);
 }
 
+/* A library that another thread is inside of at a fork keeps its locks in the child for ever. */
+static void before_fork(void) {
+  pthread_rwlock_wrlock(&blas.using);
+  pthread_mutex_lock(&blas.lock);
+}
+
+static void after_fork_here(void) {
+  pthread_mutex_unlock(&blas.lock);
+  pthread_rwlock_unlock(&blas.using);
+}
+
 static void after_fork(void) {
-  /* Only the forking thread is here; it was not inside a job. */
+  /* Only the forking thread is here; it was not inside a task. */
   const pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   const pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+  const pthread_rwlock_t lock = NO_FORK_MEANWHILE;
   pool.caller = pool.lock = blas.lock = mutex;
+  blas.using = lock;
   pool.wake = pool.done = condition;
   pool.workers = 0;
   atomic_store(&pool.sleepers, 0);
@@ -271,6 +425,8 @@ static void after_fork(void) {
   atomic_store(&pool.state, 0);
   atomic_store(&pool.caller_sleeps, 0);
   blas.running = 0; /* `before` stays: the next product puts it back */
+  python.main_thread = pthread_self();
+  atomic_fetch_add(&forks, 1);
 }
 
 /* ---- The matrix product --------------------------------------------------------------------------------------------
@@ -346,7 +502,7 @@ EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
 
 __attribute__((constructor)) static void set_up(void) {
   pthread_key_create(&workspace_key, free_workspace);
-  pthread_atfork(NULL, NULL, after_fork);
+  pthread_atfork(before_fork, after_fork_here, after_fork);
 }
 
 typedef struct {
@@ -363,6 +519,7 @@ typedef struct {
   int64_t tile_m, tile_n, tiles_m, tiles_n, splits, step, group;
   char *partials; /* [splits][batch][m][n] */
   int dtype, size, accumulate, use_blas;
+  const gradc_ctx *ctx;
 } product;
 
 static operand describe(const gradc_matrix *in, int64_t rows, int64_t cols) {
@@ -398,6 +555,10 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
   if (!p->use_blas) {
     const size_t bytes = (size_t)((GEMM_MC + GEMM_MR) * GEMM_KC + GEMM_KC * (GEMM_NC + 2 * GEMM_BYTES)) * (size_t)p->size;
     void *packs = scratch(PACKS, bytes);
+    if (!packs) {
+      gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, (int64_t)bytes, 0);
+      return;
+    }
     if (p->dtype == 32) {
       sgemm_tile(rows, cols, steps, i, from, j, &a, &b, (float *)c, p->n, add, packs);
     } else {
@@ -426,8 +587,14 @@ static void tile_task(const void *args, int64_t task) {
   const int64_t tile_n = task % p->tiles_n, tile_m = task / p->tiles_n % p->tiles_m;
   const int64_t split = task / (p->tiles_n * p->tiles_m) % p->splits, group = task / (p->tiles_n * p->tiles_m * p->splits);
   const int64_t first = group * p->group, last = first + p->group < p->batch ? first + p->group : p->batch;
+  if (p->use_blas) {
+    pthread_rwlock_rdlock(&blas.using);
+  }
   for (int64_t batch = first; batch < last; batch++) {
     one_tile(p, batch, split, tile_m * p->tile_m, tile_n * p->tile_n);
+  }
+  if (p->use_blas) {
+    pthread_rwlock_unlock(&blas.using);
   }
 }
 
@@ -470,7 +637,7 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
     }
     return;
   }
-  product p = {.a = describe(a, m, k), .b = describe(b, k, n), .c = c, .batch = batch, .m = m, .n = n, .k = k, .dtype = dtype, .size = size, .accumulate = accumulate};
+  product p = {.a = describe(a, m, k), .b = describe(b, k, n), .c = c, .batch = batch, .m = m, .n = n, .k = k, .dtype = dtype, .size = size, .accumulate = accumulate, .ctx = ctx};
   const int64_t longest = blas.wide ? INT64_MAX : INT32_MAX;
   p.use_blas = (dtype == 32 ? blas.sgemm : blas.dgemm) && p.a.leading && p.b.leading && p.a.leading <= longest && p.b.leading <= longest && n <= longest && k <= longest;
 
@@ -502,13 +669,21 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
   if (p.use_blas) {
     blas_begin();
   }
-  gradc_parallel_for(ctx, ceil_div(batch, p.group) * p.splits * p.tiles_m * p.tiles_n, tile_task, &p);
+  const int how = run_tasks(ctx, ceil_div(batch, p.group) * p.splits * p.tiles_m * p.tiles_n, tile_task, &p);
   if (p.use_blas) {
     blas_end();
   }
+  leave_if(how, ctx);
   if (p.splits > 1) {
     gradc_parallel_for(ctx, ceil_div(batch * m * n, ADD_CHUNK), add_task, &p);
   }
+}
+
+/* gradc_matmul as an entry: both operands and the result; dtype, batch, m, n, k, accumulate. */
+EXPORT int gradc_run_matmul(const gradc_ctx *ctx, void *const *buffers, const int64_t *dims, char *scratch, int64_t only) {
+  (void)scratch, (void)only;
+  gradc_matmul(ctx, (int)dims[0], dims[1], dims[2], dims[3], dims[4], buffers[0], buffers[1], buffers[2], (int)dims[5]);
+  return 0;
 }
 
 /* ---- Does writing past the caches pay? --------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "../common/ieee.h"
+
 typedef struct gradc_ctx gradc_ctx;
 typedef void (*gradc_body)(const void *args, int64_t task);
 
@@ -34,9 +36,13 @@ struct gradc_ctx {
   int64_t past;
   /* 8 slots, all 0 before the call: see gradc_report.  Slots 5 and 6 are free, slot 7 is a lock. */
   int64_t *error;
+  void *call; /* the runtime's own; 0 where no gradc_call is under way */
 };
 
-enum { GRADC_FINE = 0, GRADC_INDEX_OUT_OF_RANGE = 1, GRADC_OUT_OF_MEMORY = 2, GRADC_DECREASES = 3, GRADC_OUTSIDE = 4 };
+/* The one function of a generated module, gradc_run. */
+typedef int (*gradc_entry)(const gradc_ctx *ctx, void *const *buffers, const int64_t *dims, char *scratch, int64_t only);
+
+enum { GRADC_FINE = 0, GRADC_INDEX_OUT_OF_RANGE = 1, GRADC_OUT_OF_MEMORY = 2, GRADC_DECREASES = 3, GRADC_OUTSIDE = 4, GRADC_FORKED = 5 };
 enum { GRADC_CODE = 0, GRADC_SITE = 1, GRADC_POSITION = 2, GRADC_VALUE = 3, GRADC_BOUND = 4, GRADC_LOCK = 7 };
 
 /* Record an error; of several, the one with the lowest (site, position) stays, whichever thread meets it first. */
