@@ -72,7 +72,7 @@ NUM_THREADS = Knob("GRADC_NUM_THREADS", int, 0, "threads of the CPU pool; 0 = OM
 PAST = Knob("GRADC_PAST", int, 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
 CACHE_DIR = Knob("GRADC_CACHE_DIR", str, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")
-CC = Knob("CC", str, "", "the C compiler; default: gcc, clang, cc, else the ziglang wheel")
+CC = Knob("CC", str, "", "the C compiler and options of it, -march= for another processor than this one; default: gcc, clang, cc, else the ziglang wheel")
 NVRTC = Knob("GRADC_NVRTC", str, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader")
 CUDA_HOME = Knob("CUDA_HOME", str, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
 CUDA_PATH = Knob("CUDA_PATH", str, "", "CUDA toolkit in which NVRTC is looked for")

@@ -288,7 +288,7 @@ def test_extract_gives_files_that_check_themselves(gradc_command, folder: Path):
 
 def test_doctor(gradc_command):
     out = gradc_command("doctor")[0]
-    for what in ("Python", "numpy", "C compiler", "threads", "BLAS", "NVRTC", "CuPy", "GPU", "cache"):
+    for what in ("Python", "numpy", "C compiler", "threads", "vectors", "NVRTC", "CuPy", "GPU", "cache"):
         assert f"  {what} " in out, out
     assert "healthy" in out and out.rstrip().endswith("nothing is broken")
 
