@@ -846,10 +846,10 @@ def python(code: str, cache: Path, **more: str) -> subprocess.Popen[str]:
 
 
 def slow_compiler(tmp_path: Path) -> str:
-    """gcc, after hours; says on a file that it has begun."""
+    """gcc that says on a file that it has begun, and waits for another."""
     script = tmp_path / "bin" / "gcc"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nsleep 10000\nexec gcc "$@"\n')
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nuntil [ -e {tmp_path}/go ]; do sleep 0.05; done\nexec gcc "$@"\n')
     script.chmod(0o755)
     return str(script)
 
@@ -870,6 +870,9 @@ def test_stopped_in_the_middle_of_a_compilation(tmp_path: Path, number: signal.S
     begun(tmp_path)
     time.sleep(0.2)
     os.kill(process.pid, number)
+    if number == signal.SIGKILL:
+        process.wait(600)
+    (tmp_path / "go").touch()
     _, errors = process.communicate(timeout=600)
     assert process.returncode != 0
     if number == signal.SIGINT:
@@ -877,9 +880,6 @@ def test_stopped_in_the_middle_of_a_compilation(tmp_path: Path, number: signal.S
         assert not list(temporary.iterdir()) and not list(cache.glob(".tmp-*"))
         for line in (tmp_path / "began").read_text().split():
             assert not Path(f"/proc/{line}").exists()  # the compiler went too
-    else:
-        for line in (tmp_path / "began").read_text().split():
-            os.killpg(int(line), signal.SIGKILL)
     after = python("print(work(1.0))", cache)
     answer, errors = after.communicate(timeout=600)
     assert after.returncode == 0, errors
