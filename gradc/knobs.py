@@ -138,7 +138,7 @@ NUM_THREADS = Knob("GRADC_NUM_THREADS", _count(1024), 0, "threads of the CPU poo
 PAST = Knob("GRADC_PAST", _count(2**63 - 1), 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
 CACHE_DIR = Knob("GRADC_CACHE_DIR", _path, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")
-CC = Knob("CC", _compiler, "", "the C compiler; default: gcc, clang, cc, else the ziglang wheel")
+CC = Knob("CC", _compiler, "", "the C compiler and options of it, -march= for another processor than this one; default: gcc, clang, cc, else the ziglang wheel")
 NVRTC = Knob("GRADC_NVRTC", _path, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader")
 CUDA_HOME = Knob("CUDA_HOME", _path, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
 CUDA_PATH = Knob("CUDA_PATH", _path, "", "CUDA toolkit in which NVRTC is looked for")

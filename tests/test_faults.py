@@ -846,16 +846,16 @@ def python(code: str, cache: Path, **more: str) -> subprocess.Popen[str]:
 
 
 def slow_compiler(tmp_path: Path) -> str:
-    """gcc, after two seconds; says on a file that it has begun."""
+    """gcc that says on a file that it has begun, and waits for another."""
     script = tmp_path / "bin" / "gcc"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nsleep 2\nexec gcc "$@"\n')
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nuntil [ -e {tmp_path}/go ]; do sleep 0.05; done\nexec gcc "$@"\n')
     script.chmod(0o755)
     return str(script)
 
 
 def begun(tmp_path: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not (tmp_path / "began").exists():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -870,7 +870,10 @@ def test_stopped_in_the_middle_of_a_compilation(tmp_path: Path, number: signal.S
     begun(tmp_path)
     time.sleep(0.2)
     os.kill(process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        process.wait(600)
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=600)
     assert process.returncode != 0
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in errors
@@ -878,18 +881,18 @@ def test_stopped_in_the_middle_of_a_compilation(tmp_path: Path, number: signal.S
         for line in (tmp_path / "began").read_text().split():
             assert not Path(f"/proc/{line}").exists()  # the compiler went too
     after = python("print(work(1.0))", cache)
-    answer, errors = after.communicate(timeout=120)
+    answer, errors = after.communicate(timeout=600)
     assert after.returncode == 0, errors
     assert float(answer) > 0
 
 
 def test_two_processes_compile_the_same_module(tmp_path: Path) -> None:
     both = [python("print(work(2.0))", tmp_path / "cache") for _ in range(2)]
-    answers = [process.communicate(timeout=120) for process in both]
+    answers = [process.communicate(timeout=600) for process in both]
     assert all(process.returncode == 0 for process in both), answers
     assert answers[0][0] == answers[1][0]
     again = python("print(work(2.0)); from gradc.runtime.cache import default_cache; print(default_cache().counters)", tmp_path / "cache")
-    answer, errors = again.communicate(timeout=120)
+    answer, errors = again.communicate(timeout=600)
     assert answer.splitlines()[0] == answers[0][0].strip() and "dropped=0" in answer and "misses=0" in answer, errors
 
 
@@ -943,7 +946,7 @@ def test_fork_after_use(tmp_path: Path) -> None:
     print("ok")
     """
     process = python(code, tmp_path / "cache")
-    answer, errors = process.communicate(timeout=120)
+    answer, errors = process.communicate(timeout=600)
     assert answer.strip() == "ok", errors
 
 

@@ -172,6 +172,21 @@ def test_an_input_with_an_outputs_name() -> None:
         gradc.compile(module.graph, layout={"y": (1, 0)})
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("rows", [1, 5, 600])
+def test_products_have_the_same_bits_in_any_layout(dtype: str, rows: int) -> None:
+    """Values and gradients; what is turned is read in place, by a variant, or copied (x of few rows)."""
+    module = gradc.compile(gradc.trace(lambda x, w: x @ w, x=f"{dtype}[N,K]", w=f"{dtype}[K,M]"), wrt=["x", "w"])
+    x, w = (turned(r, 600, dtype.replace("f", "float")) for r in (rows, 600))
+    seen = set()
+    for left in (x, np.ascontiguousarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
+        for right in (w, np.ascontiguousarray(w), np.repeat(w, 2, axis=0)[::2]):
+            y, residuals = module.forward(x=left, w=right)
+            got = module.backward(residuals, np.cos(y))
+            seen.add(tuple(np.ascontiguousarray(a).tobytes() for a in (y, got["x"], got["w"])))
+    assert len(seen) == 1
+
+
 def test_a_captured_array_stays_with_the_residuals() -> None:
     table = rng.standard_normal(600).astype(np.float32)
     module = gradc.compile(gradc.trace(lambda x: x * table, x="f32[N,600]"), wrt=["x"])

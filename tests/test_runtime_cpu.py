@@ -6,6 +6,7 @@ import ctypes
 import errno
 import gc
 import importlib.util
+import itertools
 import os
 import shlex
 import shutil
@@ -47,7 +48,7 @@ def python(code: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> None:
+def wait_for(condition: Any, seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -287,9 +288,12 @@ def test_two_processes_writing_at_once(tmp_path: Path) -> None:
 
 def test_kill_at_any_point_leaves_whole_entries(tmp_path: Path) -> None:
     for delay in (0.0, 0.003, 0.02, 0.07):
+        wrote = Cache(tmp_path / "c").get("0") is not None
         writer = python(WRITER.format(directory=str(tmp_path / "c"), rounds=10_000))
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
         time.sleep(delay)
+        if delay == 0.07 and not wrote:
+            wait_for(lambda: Cache(tmp_path / "c").get("0") is not None)
         writer.kill()
         writer.communicate()
     store = Cache(tmp_path / "c")
@@ -366,15 +370,13 @@ def test_compiler_that_cannot_even_start(tmp_path: Path) -> None:
         ("echo internal compiler error; exit 4", "exit status 4"),
         ("kill -9 $$", "SIGKILL"),
         ("kill -SEGV $$", "SIGSEGV"),
-        ("exec sleep 60", "too long"),
+        ("exec sleep 10000", "too long"),
     ],
 )
 def test_crashing_compiler(tmp_path: Path, body: str, message: str) -> None:
-    start = time.monotonic()
     with knobs.CC.set(script(tmp_path, body)), pytest.raises(CompilerError, match=message) as caught:
-        toolchain.compile_c("int answer;", timeout=0.5)
+        toolchain.compile_c("int answer;", timeout=0.5 if message == "too long" else toolchain.TIMEOUT)
     assert "    1  int answer;" in caught.value.source
-    assert time.monotonic() - start < 10
 
 
 def test_refused_source_comes_back_numbered() -> None:
@@ -430,13 +432,13 @@ def test_every_compiler_of_this_machine_builds_the_runtime(command: str) -> None
 def test_interrupt_stops_the_compiler_and_cleans_up(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    compiler = script(tmp_path, f"echo $$ > {shlex.quote(str(tmp_path / 'pid'))}\nsleep 60")
+    compiler = script(tmp_path, f"echo $$ > {shlex.quote(str(tmp_path / 'pid'))}\nsleep 10000")
     code = "from gradc.runtime import toolchain; toolchain.compile_units(['int x;', 'int y;', 'int z;'])"
     process = python(code, CC=compiler, TMPDIR=str(temporary), GRADC_CACHE_DIR=str(tmp_path / "c"))
     pid_file = tmp_path / "pid"
     wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=600)
     assert "KeyboardInterrupt" in output
     assert list(temporary.iterdir()) == []
     with pytest.raises(ProcessLookupError):
@@ -500,7 +502,6 @@ def two_threads(request: pytest.FixtureRequest, private_cache: None) -> Iterator
     yield
     if pool._loaded is not None:
         pool.set_num_threads(2)
-        pool.use_blas(None)
 
 
 def run(bodies: ctypes.CDLL, tasks: int, inner: int = 0) -> np.ndarray:
@@ -548,7 +549,7 @@ def test_size_comes_from_the_environment(environment: dict[str, str], threads: s
         GRADC_CACHE_DIR=knobs.CACHE_DIR.get(),
         **environment,
     )
-    assert process.communicate(timeout=60)[0].strip() == threads
+    assert process.communicate(timeout=600)[0].strip() == threads
 
 
 def test_four_python_threads_at_once(bodies: ctypes.CDLL) -> None:
@@ -567,7 +568,7 @@ def test_four_python_threads_at_once(bodies: ctypes.CDLL) -> None:
     for size in (2, 5, 1, 3):  # and the size changes meanwhile
         pool.set_num_threads(size)
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
     assert wrong == []
 
@@ -578,7 +579,7 @@ def in_child(work: Any) -> int:
     if pid == 0:
         status = 1
         try:
-            signal.alarm(20)
+            signal.alarm(300)
             status = 0 if work() else 2
         finally:
             os._exit(status)
@@ -589,18 +590,16 @@ def test_fork(bodies: ctypes.CDLL) -> None:
     pool.set_num_threads(3)
     a = np.random.default_rng(0).standard_normal((1, 300, 300))
     expected = np.empty_like(a)
-    for own in (True, False):
-        pool.use_blas(not own)
-        pool.matmul(a, a, expected)
+    pool.matmul(a, a, expected)
 
-        def work() -> bool:
-            out = np.empty_like(a)
-            pool.matmul(a, a, out)
-            again = in_child(lambda: (run(bodies, 100) == 1000 * np.arange(1, 101)).all())  # a child of the child
-            return (run(bodies, 100) == 1000 * np.arange(1, 101)).all() and (out == expected).all() and again == 0
+    def work() -> bool:
+        out = np.empty_like(a)
+        pool.matmul(a, a, out)
+        again = in_child(lambda: (run(bodies, 100) == 1000 * np.arange(1, 101)).all())  # a child of the child
+        return (run(bodies, 100) == 1000 * np.arange(1, 101)).all() and (out == expected).all() and again == 0
 
-        assert in_child(work) == 0
-        assert work()
+    assert in_child(work) == 0
+    assert work()
 
 
 def test_fork_while_another_thread_has_the_pool(bodies: ctypes.CDLL) -> None:
@@ -611,7 +610,7 @@ def test_fork_while_another_thread_has_the_pool(bodies: ctypes.CDLL) -> None:
     time.sleep(0.02)
     for _ in range(5):
         assert in_child(lambda: (run(bodies, 100) == 1000 * np.arange(1, 101)).all()) == 0
-    busy.join(60)
+    busy.join(600)
     assert not busy.is_alive()
 
 
@@ -639,35 +638,38 @@ SHAPES = [
 ]
 
 
-def operands(batch: int, m: int, n: int, k: int, dtype: str, layout: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two operands with the strides that the layout names."""
+def lying(x: np.ndarray, how: str) -> np.ndarray:
+    """The same numbers, [batch, rows, cols], with the strides that the letter names."""
+    batch, rows, cols = x.shape
+    if how == "n":
+        return x
+    if how == "b":
+        return np.broadcast_to(x[:1], x.shape)
+    memory = {
+        "t": lambda: np.empty((batch, cols, rows), x.dtype).transpose(0, 2, 1),
+        "s": lambda: np.empty((batch, 2 * rows, 2 * cols), x.dtype)[:, ::2, ::-2],  # every second of each, backwards
+        "w": lambda: np.empty((batch, rows + 3, cols + 5), x.dtype)[:, 1 : rows + 1, 2 : cols + 2],  # a window of something wider
+        "v": lambda: np.empty((batch, cols + 5, rows + 3), x.dtype)[:, 1 : cols + 1, 2 : rows + 2].transpose(0, 2, 1),
+        "u": lambda: np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape),  # begins between two vectors
+    }[how]()
+    memory[...] = x
+    return memory
+
+
+def operands(batch: int, m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(m * 1000 + n * 10 + k)
-
-    def make(rows: int, cols: int, how: str) -> np.ndarray:
-        if how == "n":
-            return random.standard_normal((batch, rows, cols)).astype(dtype)
-        if how == "t":
-            return random.standard_normal((batch, cols, rows)).astype(dtype).transpose(0, 2, 1)
-        if how == "s":  # every second of each, backwards
-            return random.standard_normal((batch, 2 * rows, 2 * cols)).astype(dtype)[:, ::2, ::-2]
-        if how == "w":  # a window of something wider
-            return random.standard_normal((batch, rows + 3, cols + 5)).astype(dtype)[:, 1 : rows + 1, 2 : cols + 2]
-        return np.broadcast_to(random.standard_normal((rows, cols)).astype(dtype), (batch, rows, cols))
-
-    return make(m, k, layout[0]), make(k, n, layout[1])
+    return random.standard_normal((batch, m, k)).astype(dtype), random.standard_normal((batch, k, n)).astype(dtype)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "blas"])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt", "ss", "wb", "bw"])
-def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dtype: str, own: bool) -> None:
-    pool.use_blas(not own)
+def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dtype: str) -> None:
     results: dict[Any, bytes] = {}
     for threads in THREADS:
         pool.set_num_threads(threads)
         for shape in SHAPES:
             batch, m, n, k = shape
-            a, b = operands(batch, m, n, k, dtype, layout)
+            a, b = (lying(x, how) for x, how in zip(operands(batch, m, n, k, dtype), layout, strict=True))
             out = np.full((batch, m, n), np.nan, dtype)
             pool.matmul(a, b, out)
             if threads == THREADS[0]:
@@ -681,23 +683,46 @@ def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dty
             assert out.tobytes() == results[shape], (threads, shape)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "blas"])
-def test_matmul_keeps_nan_and_inf(own: bool) -> None:
-    pool.use_blas(not own)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 70, 300])
+def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: str) -> None:
+    """Plain, transposed, strided, in windows, at any alignment, with and without accumulation: one row, one column, edges of tiles, long sums."""
+    random = np.random.default_rng(columns)
+    for batch, m, k in [*itertools.product((1,), (1, 2, 5, 12, 13, 40), (1, 7, 15, 16, 65, 300)), (3, 20, 30), (1, 5, 540), (1, 290, 130), (1, 1, 4200), (1, 3, 4200)]:
+        a, b = operands(batch, m, columns, k, dtype)
+        before = random.standard_normal((batch, m, columns)).astype(dtype)
+        seen = set()
+        for layout in ("nn", "nt", "tn", "tt", "ss", "wv", "vw", "uu", "ns", "sn"):
+            out, more = np.empty_like(before), before.copy()
+            for to, accumulate in ((out, False), (more, True)):
+                pool.matmul(lying(a, layout[0]), lying(b, layout[1]), to, accumulate=accumulate)
+            seen.add((out.tobytes(), more.tobytes()))
+        assert len(seen) == 1, (batch, m, columns, k)
+
+
+def test_an_element_does_not_depend_on_its_neighbours() -> None:
+    """Rows and columns of a product are those of a product of fewer, from two of each on and while k is not cut."""
+    a, b = operands(1, 300, 520, 700, "f4")
+    whole = np.empty((1, 300, 520), "f4")
+    pool.matmul(a, b, whole)
+    for rows, columns in ((slice(0, 20), slice(0, 520)), (slice(37, 300), slice(3, 100)), (slice(7, 9), slice(500, 520)), (slice(7, 28), slice(0, 9))):
+        part = np.empty(whole[:, rows, columns].shape, "f4")
+        pool.matmul(a[:, rows], b[:, :, columns], part)
+        np.testing.assert_array_equal(part, whole[:, rows, columns])
+
+
+def test_matmul_keeps_nan_and_inf() -> None:
     a = np.zeros((1, 20, 30), "f4")
     b = np.zeros((1, 30, 40), "f4")
     a[0, 3, 4], b[0, 5, 6] = np.nan, np.inf
-    out = np.empty((1, 20, 40), "f4")
-    pool.matmul(a, b, out)
-    assert np.isnan(out[0, 3]).all() and np.isnan(out[0, :, 6]).all() and np.isnan(out).sum() == 40 + 20 - 1
+    for rows, columns in ((20, 40), (20, 1), (1, 40)):
+        out = np.empty((1, rows, columns), "f4")
+        pool.matmul(a[:, 3 : 3 + rows] if rows == 1 else a, b[:, :, 6:7] if columns == 1 else b, out)
+        assert np.isnan(out).sum() == {800: 40 + 20 - 1, 20: 20, 40: 40}[out.size]
+    assert np.isnan(out[0, 0]).all()
 
 
-def test_matmul_from_four_python_threads_leaves_blas_as_it_was() -> None:
-    pool.use_blas(True)
-    blas = pool._find_blas()
-    if blas is None or blas.get is None:
-        pytest.skip("NumPy has no OpenBLAS here")
-    before = blas.get()
+def test_matmul_from_four_python_threads() -> None:
     random = np.random.default_rng(0)
     a, b = random.standard_normal((2, 300, 200)), random.standard_normal((2, 200, 300))
     expected = np.empty((2, 300, 300))
@@ -716,7 +741,7 @@ def test_matmul_from_four_python_threads_leaves_blas_as_it_was() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == [] and blas.get() == before
+    assert wrong == []
 
 
 def test_matmul_refuses_what_does_not_fit() -> None:
@@ -943,4 +968,4 @@ def test_torch_is_not_imported_by_us() -> None:
     process = python(
         "import sys, numpy; import gradc.runtime.arrays as a; a.to_numpy(numpy.ones(3)); print('torch' in sys.modules)"
     )
-    assert process.communicate(timeout=60)[0].strip() == "False"
+    assert process.communicate(timeout=600)[0].strip() == "False"

@@ -33,7 +33,7 @@ class Line:
     state: str = "ok"
 
 
-@click.command(short_help="What was found: compiler, BLAS, GPU, cache.")
+@click.command(short_help="What was found: compiler, threads, GPU, cache.")
 @click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal.")
 def doctor(progress: bool | None) -> int:
     """Look for everything gradc can use and say what was found.
@@ -108,10 +108,10 @@ def _threads() -> Iterator[Line]:
         from ..runtime import pool
 
         yield Line("threads", f"{pool.num_threads()} of {available} CPUs{f' ({settings})' if settings else ''}")
-        yield Line("BLAS", pool.blas_name())
+        yield Line("vectors", f"{8 * pool.vector_bytes()} bits in matrix products")
     except CompilerMissing:
         yield Line("threads", f"{available} CPUs; the pool needs a C compiler{f' ({settings})' if settings else ''}", "missing")
-        yield Line("BLAS", "needs a C compiler to be reached", "missing")
+        yield Line("vectors", "needs a C compiler", "missing")
 
 
 def _nvrtc() -> Iterator[Line]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.toolchain import compile_c, cpu_identity, find_compiler, load_library
 
 ERROR_SLOTS = 8
-# Inside the matrix product a*b+c may be one instruction: its sums are in our order, but promise no more than BLAS does.
+# Inside the matrix product a*b+c may be one instruction: its sums are in our order, which is all that it promises.
 _EXTRA = ("-ffp-contract=fast",)
 _lock = lock(reentrant=True)
 
@@ -129,18 +128,9 @@ def _library() -> ctypes.CDLL:
             library = load_library(payload, "runtime")
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
             library.gradc_set_threads.restype = ctypes.c_int
-            library.gradc_set_blas.argtypes = [
-                ctypes.c_void_p,
-                ctypes.c_void_p,
-                ctypes.c_int,
-                ctypes.c_int,
-                *[ctypes.c_void_p] * 3,
-            ]
-            library.gradc_set_blas.restype = None
             hooks = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread, ctypes.pythonapi.PyErr_CheckSignals)
             library.gradc_set_python(*(ctypes.c_void_p(_address(hook)) for hook in hooks), ctypes.c_uint64(threading.main_thread().ident or 0))
             library.gradc_set_threads(_wanted_threads(), _cpus())
-            _install(library, _own_is_better(library))
             _loaded = library
     return _loaded
 
@@ -227,112 +217,9 @@ def num_threads() -> int:
     return int(_library().gradc_threads())
 
 
-# ---- BLAS: whatever NumPy is linked to -----------------------------------------------------------------------------
-
-_FIXED, _GLOBAL, _PER_THREAD = 0, 1, 2  # how a library keeps its number of threads; as in runtime.c
-
-
-class _Blas:
-    """A BLAS found in this process: its functions, and how to keep it on one thread."""
-
-    def __init__(self, library: ctypes.CDLL, prefix: str, suffix: str):
-        self.library = library
-        self.sgemm = getattr(library, f"{prefix}cblas_sgemm{suffix}")
-        self.dgemm = getattr(library, f"{prefix}cblas_dgemm{suffix}")
-        tail = suffix.replace("_64", "64_")
-        self.config = self._text(f"{prefix}openblas_get_config{tail}")
-        self.core = self._text(f"{prefix}openblas_get_corename{tail}")
-        self.wide = "64" in suffix or "USE64BITINT" in self.config
-        self.get = _symbol(library, f"{prefix}openblas_get_num_threads{tail}")
-        self.set = _symbol(library, f"{prefix}openblas_set_num_threads{tail}")
-        self.set_local = _symbol(library, "MKL_Set_Num_Threads_Local")
-        parallel = _symbol(library, f"{prefix}openblas_get_parallel{tail}")
-        if parallel is not None and parallel() == 2:  # OpenMP keeps the number for each thread
-            self.set_local = _symbol(library, "openblas_set_num_threads_local") or self.set_local
-            self.count = _PER_THREAD if self.set_local else _FIXED
-        elif self.get and self.set:
-            self.count = _GLOBAL
-        else:
-            self.count = _PER_THREAD if self.set_local else _FIXED
-
-    def _text(self, name: str) -> str:
-        function = _symbol(self.library, name)
-        if function is None:
-            return ""
-        function.restype = ctypes.c_char_p
-        return (function() or b"").decode("utf-8", "replace").strip()
-
-    @property
-    def name(self) -> str:
-        if self.config:
-            return f"{' '.join(self.config.split()[:2])} {self.core}".strip()
-        return "MKL" if self.set_local else "BLAS"
-
-
-def _symbol(library: ctypes.CDLL, name: str) -> Any:
-    """A function of the library, or None."""
-    return getattr(library, name, None)
-
-
-@functools.cache
-def _find_blas() -> _Blas | None:
-    # The loader looks through what NumPy's own extension was linked to, wherever its wheel put it.
-    extension = sys.modules.get("numpy._core._multiarray_umath") or sys.modules.get("numpy.core._multiarray_umath")
-    try:
-        library = ctypes.CDLL(getattr(extension, "__file__", None) or "")
-    except OSError:
-        return None
-    for prefix, suffix in (("scipy_", "64_"), ("", "64_"), ("", "_64"), ("scipy_", ""), ("", "")):
-        try:
-            return _Blas(library, prefix, suffix)
-        except AttributeError:
-            continue
-    return None
-
-
-def _own_is_better(library: ctypes.CDLL) -> bool:
-    """Whether our kernel was built for wider vectors than the BLAS at hand uses (1.2 to 2 times faster if so)."""
-    blas = _find_blas()
-    narrow = ("haswell", "zen", "sandybridge", "nehalem", "core2", "prescott", "excavator", "generic")
-    return blas is None or (library.gradc_vector_bytes() >= 64 and blas.core.lower() in narrow)
-
-
-_current = ""
-
-
-def _install(library: ctypes.CDLL, own: bool) -> None:
-    global _current
-    blas = None if own else _find_blas()
-    if blas is None:
-        library.gradc_set_blas(None, None, 0, _FIXED, None, None, None)
-        _current = f"gradc ({8 * library.gradc_vector_bytes()}-bit)"
-        return
-    pointers = [
-        ctypes.cast(f, ctypes.c_void_p) if f is not None else None for f in (blas.get, blas.set, blas.set_local)
-    ]
-    library.gradc_set_blas(
-        ctypes.cast(blas.sgemm, ctypes.c_void_p),
-        ctypes.cast(blas.dgemm, ctypes.c_void_p),
-        blas.wide,
-        blas.count,
-        *pointers,
-    )
-    _current = blas.name
-
-
-def blas_name() -> str:
-    """What multiplies matrices here, for reports and for the claim of determinism (per machine and this name)."""
-    _library()
-    return _current
-
-
-def use_blas(choice: bool | None) -> None:
-    """True: NumPy's BLAS where there is one; False: our own kernel; None: the faster by rule.  Not during calls.
-
-    Operands that BLAS cannot take (no stride of 1) go to our kernel in any case.
-    """
-    library = _library()
-    _install(library, _own_is_better(library) if choice is None else not choice)
+def vector_bytes() -> int:
+    """Bytes of the matrix product's vectors: the bits of a product depend on its values, its shape and this."""
+    return int(_library().gradc_vector_bytes())
 
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
@@ -349,11 +236,13 @@ class _Matrix(ctypes.Structure):
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
     """``out (+)= a @ b`` as generated code does it, f32 or f64.
 
+    The bits depend on the values, the shape and :func:`vector_bytes`: not on strides, alignment, or the number of threads.
+
     :param a: [batch, m, k] with any strides.  :param b: [batch, k, n].  :param out: contiguous [batch, m, n] that
         overlaps neither.
 
     :raises ValueError: other ranks, sizes, dtypes or layouts.
-    :raises OutOfMemory: no room for partial sums or packed operands.
+    :raises OutOfMemory: no room for packed operands or partial sums.
     """
     batch, m, n = out.shape
     k = a.shape[2]

@@ -66,6 +66,7 @@ _INSTEAD = {
     "-std=gnu11": (),
     "-std=gnu++17": (),
 }
+_PROCESSOR = ("-march=", "-mcpu=")  # a word of CC that names the processor to compile for, instead of this one
 # Per language: the suffix by which a compiler knows it, its standard, the folder of templates whose headers are found.
 _LANGUAGES = {"c": (".c", "-std=gnu11", "cpu"), "c++": (".cpp", "-std=gnu++17", "cuda")}
 LOG_LIMIT = 20_000  # characters of a log that an error keeps
@@ -94,6 +95,8 @@ class Compiler:
 
 def find_compiler() -> Compiler:
     """``$CC`` if it is set, else the first of gcc, clang, cc and the ziglang wheel.
+
+    ``CC="gcc -march=haswell"`` compiles for that processor; without such a word, for the one at hand.
 
     :raises CompilerMissing: there is none, or ``$CC`` names one that is not there.
     :raises InvalidSetting: ``$CC`` is no command, or has a flag that voids the numerics (:data:`gradc.knobs.VOIDING`).
@@ -276,6 +279,8 @@ _refused: dict[Compiler, frozenset[str]] = {}
 def _flags(compiler: Compiler, language: str) -> list[str]:
     """Our flags, those that this compiler is known to refuse replaced."""
     flags = [_LANGUAGES[language][1] if flag == "-std=gnu11" else flag for flag in FLAGS]
+    if any(word.startswith(_PROCESSOR) for word in compiler.argv[1:]):
+        flags.remove("-march=native")
     refused = _refused.get(compiler, frozenset())
     while any(flag in refused for flag in flags):
         flags = [kept for flag in flags for kept in (_INSTEAD[flag] if flag in refused else (flag,))]

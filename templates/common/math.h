@@ -503,8 +503,9 @@ GRADC_FN f32 bf16_round(f32 x) { return f32_of_bits(bf16_rounded_bits(x) & 0xfff
 
 #if !GRADC_F16_NATIVE
 GRADC_FN f32 f16_decode(u32 h) {
-    f32 finite = GRADC_DECODE(h & 0x7fffu, 10, 0x1p112f);
-    u32 special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u; /* infinity and NaN keep their mantissa */
+    u32 a = h & 0x7fffu;
+    f32 finite = GRADC_DECODE(a, 10, 0x1p112f);
+    u32 special = a > 0x7c00u ? 0x7fc00000u : a == 0x7c00u ? 0x7f800000u : 0u; /* NaN keeps its mantissa and becomes quiet */
     return f32_of_bits(bits_of_f32(finite) | special | (h & 0x8000u) << 16);
 }
 GRADC_FN u32 f16_encode(f32 x) {

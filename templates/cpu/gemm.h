@@ -1,68 +1,165 @@
 /* One tile of a matrix product on one thread, for operands with any strides.  Included once per type: T is the element,
- * GEMM(name) makes the names.  The layout is Goto's: B is packed into panels of NR columns, A into panels of MR rows, and
- * a kernel keeps MR x NR sums in registers.  (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication.) */
+ * GEMM_SIZE its bytes, GEMM(name) makes the names.  The layout is Goto's: B is packed into panels of NR columns, A into panels
+ * of MR rows, and a kernel keeps MR x NR sums in registers.  (Goto and van de Geijn, Anatomy of High-Performance Matrix
+ * Multiplication.)
+ *
+ * An element's bits depend on its row of A, its column of B and the tile's k alone: RUN steps are added up in a register, from
+ * the first on, and the sums of the runs in memory, from the first on.  So it matters neither how an operand lies, nor what is
+ * packed, nor where in the tile the element is. */
 
 typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))));
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
-/* c[MR,NR] (+)= a[MR,kc] x panel b over kc > 0 steps; a's element (i, p) is a[i * a_row + p * a_col], c has rows ldc apart.  Registers
- * add `run` steps and memory the runs: the error grows with the square root of their length, not of kc. */
-static inline __attribute__((always_inline)) void GEMM(steps)(int64_t kc, const T *restrict a, int64_t a_row, int64_t a_col,
-                                                               const T *restrict b, T *restrict c, int64_t ldc, int add, int64_t run) {
+/* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_col],
+ * b and c have rows b_row and c_row apart. */
+static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_col,
+                                                               const T *restrict b, int64_t b_row, T *restrict c, int64_t c_row, int add) {
   for (int64_t p = 0, end; p < kc; add = 1) {
-    end = kc - p < run ? kc : p + run;
+    end = kc - p < GEMM_RUN ? kc : p + GEMM_RUN;
     GEMM(vec) sums[GEMM_MR][2];
-    for (int i = 0; i < GEMM_MR; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
       sums[i][0] = sums[i][1] = (GEMM(vec)){0};
     }
     for (; p < end; p++) {
-      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * GEMM(NR));
-      const GEMM(vec) b1 = *(const GEMM(vec) *)(b + p * GEMM(NR) + GEMM(LANES));
+      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * b_row);
+      const GEMM(vec) b1 = vectors > 1 ? *(const GEMM(vec) *)(b + p * b_row + GEMM(LANES)) : b0;
 #pragma GCC unroll 16
-      for (int i = 0; i < GEMM_MR; i++) {
+      for (int i = 0; i < rows; i++) {
         const T ai = a[i * a_row + p * a_col];
         sums[i][0] += ai * b0;
-        sums[i][1] += ai * b1;
+        if (vectors > 1) {
+          sums[i][1] += ai * b1;
+        }
       }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < GEMM_MR; i++) {
-      GEMM(vec) *row0 = (GEMM(vec) *)(c + i * ldc), *row1 = (GEMM(vec) *)(c + i * ldc + GEMM(LANES));
-      *row0 = add ? *row0 + sums[i][0] : sums[i][0];
-      *row1 = add ? *row1 + sums[i][1] : sums[i][1];
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; v++) {
+        GEMM(vec) *to = (GEMM(vec) *)(c + i * c_row + v * GEMM(LANES));
+        *to = add ? *to + sums[i][v] : sums[i][v];
+      }
     }
   }
 }
 
-static void GEMM(kernel)(int64_t kc, const T *a, const T *b, T *c, int64_t ldc, int add, int64_t run) {
-  GEMM(steps)(kc, a, 1, GEMM_MR, b, c, ldc, add, run);
+#define GEMM_CASE(rows)                                                           \
+  case rows:                                                                      \
+    GEMM(steps)(rows, 1, kc, a, a_row, a_col, b, b_row, c, c_row, add);           \
+    break;                                                                        \
+  case rows + 16:                                                                 \
+    GEMM(steps)(rows, 2, kc, a, a_row, a_col, b, b_row, c, c_row, add);           \
+    break;
+
+static void GEMM(kernel)(int rows, int vectors, int64_t kc, const T *a, int64_t a_row, int64_t a_col, const T *b, int64_t b_row, T *c, int64_t c_row, int add) {
+  if (rows == GEMM_MR && vectors == 2 && a_col == GEMM_MR) { /* most of the work: addresses that are constants */
+    GEMM(steps)(GEMM_MR, 2, kc, a, 1, GEMM_MR, b, b_row, c, c_row, add);
+    return;
+  }
+  switch (rows + 16 * (vectors - 1)) {
+    GEMM_CASE(1) GEMM_CASE(2) GEMM_CASE(3) GEMM_CASE(4) GEMM_CASE(5) GEMM_CASE(6)
+#if GEMM_MR > 6
+    GEMM_CASE(7) GEMM_CASE(8) GEMM_CASE(9) GEMM_CASE(10) GEMM_CASE(11) GEMM_CASE(12)
+#endif
+  }
+}
+#undef GEMM_CASE
+
+#if GEMM_BYTES / GEMM_SIZE == 16
+#define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define GEMM_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif GEMM_BYTES / GEMM_SIZE == 8
+#define GEMM_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define GEMM_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#elif GEMM_BYTES / GEMM_SIZE == 4
+#define GEMM_LOW 0, 4, 1, 5
+#define GEMM_HIGH 2, 6, 3, 7
+#else
+#define GEMM_LOW 0, 2
+#define GEMM_HIGH 1, 3
+#endif
+
+/* The transpose of a square. */
+static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
+  GEMM(vec) w[GEMM(LANES)];
+#ifdef GEMM_SHUFFLES
+  /* Each round moves one bit of the column's number to the row's. */
+#pragma GCC unroll 4
+  for (int round = 1; round < GEMM(LANES); round *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < GEMM(LANES) / 2; i++) {
+      w[2 * i] = __builtin_shufflevector(v[i], v[i + GEMM(LANES) / 2], GEMM_LOW);
+      w[2 * i + 1] = __builtin_shufflevector(v[i], v[i + GEMM(LANES) / 2], GEMM_HIGH);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < GEMM(LANES); i++) {
+      v[i] = w[i];
+    }
+  }
+#else
+  for (int i = 0; i < GEMM(LANES); i++) {
+    for (int j = 0; j < GEMM(LANES); j++) {
+      w[j][i] = v[i][j];
+    }
+  }
+  memcpy(v, w, sizeof w);
+#endif
 }
 
-/* The same with a not packed, its rows contiguous. */
-static void GEMM(direct)(int64_t kc, const T *a, int64_t a_row, const T *b, T *c, int64_t ldc, int add, int64_t run) {
-  GEMM(steps)(kc, a, a_row, 1, b, c, ldc, add, run);
+/* to[p * width + i] = from[i * across + p] for i < rows <= LANES and p < LANES. */
+static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict to, const T *restrict from, int64_t across, const int rows, int width) {
+  GEMM(vec) v[GEMM(LANES)];
+#pragma GCC unroll 16
+  for (int i = 0; i < GEMM(LANES); i++) {
+    v[i] = i < rows ? *(const GEMM(vec) *)(from + i * across) : (GEMM(vec)){0};
+  }
+  GEMM(turn)(v);
+#pragma GCC unroll 16
+  for (int p = 0; p < GEMM(LANES); p++) {
+    memcpy(to + p * width, &v[p], (size_t)rows * sizeof(T));
+  }
 }
+#undef GEMM_LOW
+#undef GEMM_HIGH
 
 /* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros. */
-static void GEMM(pack)(T *restrict to, const T *restrict from, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
+static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, const T *restrict from, int64_t count, int64_t steps, int64_t across,
+                                                              int64_t along, const int width) {
   for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
     const int w = count - i0 < width ? (int)(count - i0) : width;
     const T *panel = from + i0 * across;
+    if (across == 1) {
+      for (int64_t p = 0; p < steps; p++) {
+        if (w == width) {
+          memcpy(to + p * width, panel + p * along, (size_t)width * sizeof(T));
+        } else {
+#pragma omp simd
+          for (int i = 0; i < width; i++) {
+            to[p * width + i] = i < w ? panel[i + p * along] : 0;
+          }
+        }
+      }
+      continue;
+    }
     if (w < width) {
       memset(to, 0, (size_t)(steps * width) * sizeof(T));
     }
-    if (across == 1) {
-      for (int64_t p = 0; p < steps; p++) {
-        memcpy(to + p * width, panel + p * along, (size_t)w * sizeof(T));
+    int64_t turned = 0;
+    if (along == 1 && w == width && width > 1) {
+      for (; turned + GEMM(LANES) <= steps; turned += GEMM(LANES)) {
+#pragma GCC unroll 4
+        for (int i = 0; i < width; i += GEMM(LANES)) {
+          GEMM(pack_square)(to + turned * width + i, panel + i * across + turned, across, width - i < GEMM(LANES) ? width - i : GEMM(LANES), width);
+        }
       }
-    } else {
-      for (int64_t p0 = 0; p0 < steps; p0 += 16) { /* short runs, so that both sides stay in the first cache */
-        const int64_t end = p0 + 16 < steps ? p0 + 16 : steps;
-        for (int i = 0; i < w; i++) {
-          for (int64_t p = p0; p < end; p++) {
-            to[p * width + i] = panel[i * across + p * along];
-          }
+    }
+    for (int64_t p0 = turned; p0 < steps; p0 += 16) { /* short runs, so that both sides stay in the first cache */
+      const int64_t end = p0 + 16 < steps ? p0 + 16 : steps;
+      for (int i = 0; i < w; i++) {
+        for (int64_t p = p0; p < end; p++) {
+          to[p * width + i] = panel[i * across + p * along];
         }
       }
     }
@@ -120,7 +217,7 @@ typedef struct {
 } GEMM(part);
 
 /* Panels of rows from i and steps from p on, both counted from the tile. */
-static void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, int width) {
+static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, const int width) {
   const gradc_matrix *in = t.in;
   const int64_t across = t.transposed ? in->col : in->row, along = t.transposed ? in->row : in->col;
   const int64_t at = i * across + p * along;
@@ -136,64 +233,150 @@ static void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t coun
   }
 }
 
-static T GEMM(element)(GEMM(part) t, int64_t row, int64_t col) {
-  const gradc_matrix *in = t.in;
-  const char *from = in->data + (row * in->row + col * in->col) * in->bytes;
-  T value;
-  if (in->read) {
-    in->read(&value, from, 1, 1, 1);
-  } else {
-    memcpy(&value, from, sizeof value);
+/* The sums of a[kc] b[kc,LANES] in v[0], b's columns contiguous and `apart` from one another; a goes on with zeros to a whole vector. */
+static inline __attribute__((always_inline)) void GEMM(columns)(GEMM(vec) *v, int64_t cols, int64_t kc, const T *restrict a, const T *restrict b, int64_t apart) {
+  const int64_t even = kc / GEMM(LANES) * GEMM(LANES);
+  const T *from[GEMM(LANES)];
+#pragma GCC unroll 16
+  for (int i = 0; i < GEMM(LANES); i++) {
+    from[i] = b + (i < cols ? i : 0) * apart;
+    v[i] = (GEMM(vec)){0};
   }
-  return in->scale ? value * ((const T *)in->scale)[(t.row + row) / in->row_per * in->scale_row + (t.col + col) / in->col_per * in->scale_col] : value;
+  for (int64_t p = 0; p < even; p += GEMM(LANES)) {
+    const GEMM(vec) x = *(const GEMM(vec) *)(a + p);
+#pragma GCC unroll 16
+    for (int i = 0; i < GEMM(LANES); i++) {
+      v[i] += x * *(const GEMM(vec) *)(from[i] + p);
+    }
+  }
+  if (even < kc) {
+    const GEMM(vec) x = *(const GEMM(vec) *)(a + even);
+    for (int i = 0; i < GEMM(LANES); i++) {
+      GEMM(vec) last = {0};
+      memcpy(&last, from[i] + even, (size_t)(kc - even) * sizeof(T));
+      v[i] += x * last;
+    }
+  }
+  GEMM(turn)(v);
+#pragma GCC unroll 4
+  for (int half = GEMM(LANES) / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) {
+      v[i] += v[i + half];
+    }
+  }
 }
 
-/* c[m,n] (+)= a[m,k] b[k,n], from row i0, step p0 and column j0 of the whole on; m <= GEMM_MC, n <= GEMM_NC; c has rows ldc apart. */
-static void GEMM(tile)(int64_t m, int64_t n, int64_t k, int64_t i0, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c,
-                       int64_t ldc, int add, void *workspace) {
-  const GEMM(part) left = {a, i0, p0, 0}, right = {b, p0, j0, 1};
-  if (!workspace) { /* no memory: slow and right */
-    for (int64_t i = 0; i < m; i++) {
-      for (int64_t j = 0; j < n; j++) {
-        T sum = 0;
-        for (int64_t p = 0; p < k; p++) {
-          sum += GEMM(element)(left, i, p) * GEMM(element)(right, p, j);
-        }
-        c[i * ldc + j] = add ? c[i * ldc + j] + sum : sum;
+/* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,KC], b's rows contiguous and `apart` from one another. */
+static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *restrict a, const T *restrict b, int64_t apart) {
+  memset(sums, 0, GEMM_KC * sizeof(GEMM(vec)));
+  const int64_t full = (kc + GEMM(LANES) - 1) / GEMM(LANES) * GEMM(LANES);
+  for (int64_t p = 0; p < full; p++) {
+    T *restrict to = sums + p % GEMM(LANES) * GEMM_KC;
+    const T *restrict from = b + p * apart, x = a[p];
+    if (p < kc) {
+#pragma omp simd
+      for (int64_t j = 0; j < cols; j++) {
+        to[j] += x * from[j];
+      }
+    } else { /* what a product of zeros does to a sum */
+#pragma omp simd
+      for (int64_t j = 0; j < cols; j++) {
+        to[j] += 0;
       }
     }
-    return;
   }
-  T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
-  T edge[GEMM_MR * GEMM(NR)];
-  /* Packing a pays when its rows are read often; its last panel, if not full, needs the zeros. */
-  const int direct = !a->read && !a->scale && a->col == 1 && n <= 4 * GEMM(NR);
-  const int64_t whole = direct ? m / GEMM_MR * GEMM_MR : 0;
+  for (int half = GEMM(LANES) / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) {
+      T *restrict to = sums + i * GEMM_KC;
+      const T *restrict from = to + half * GEMM_KC;
+#pragma omp simd
+      for (int64_t j = 0; j < cols; j++) {
+        to[j] += from[j];
+      }
+    }
+  }
+}
+
+/* c[n] (+)= a[k] b[k,n], the only row of a product, from step p0 and column j0 of the whole on; c's elements are c_col apart.  Here
+ * step p is added to sum p modulo LANES, from the first on, and these in a tree, in blocks of KC steps: whether b lies in columns,
+ * which fill vectors of steps, or in rows, which fill vectors of columns. */
+static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c, int64_t c_col, int add, void *workspace) {
+  const GEMM(part) left = {a, 0, p0, 0}, right = {b, p0, j0, 1};
+  const int plain = !b->read && !b->scale, in_columns = plain && b->row == 1, in_rows = plain && b->col == 1 && !in_columns;
+  const int64_t width = in_rows ? GEMM_KC : GEMM(LANES);
+  T *pa = workspace, *sums = pa + 2 * GEMM_KC, *pb = sums + GEMM_KC * GEMM(LANES);
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
+    memset(pa + kc, 0, sizeof(GEMM(vec)));
+    GEMM(panels)(pa, left, 0, p, 1, kc, 1);
+    for (int64_t j = 0; j < n; j += width) {
+      const int64_t cols = n - j < width ? n - j : width;
+      const T *from = (const T *)b->data + p * b->row + j * b->col, *found = sums;
+      GEMM(vec) v[GEMM(LANES)];
+      if (in_columns) {
+        GEMM(columns)(v, cols, kc, pa, from, b->col);
+        found = (const T *)v;
+      } else if (in_rows) {
+        GEMM(rows)(sums, cols, kc, pa, from, b->row);
+      } else {
+        GEMM(panels)(pb, right, j, p, cols, kc, GEMM(LANES));
+        GEMM(rows)(sums, cols, kc, pa, pb, GEMM(LANES));
+      }
+      for (int64_t i = 0; i < cols; i++) {
+        T *to = c + (j + i) * c_col;
+        *to = add || p > 0 ? *to + found[i] : found[i];
+      }
+    }
+  }
+}
+
+/* c[m,n] (+)= a[m,k] b[k,n], from row i0, step p0 and column j0 of the whole on; m <= GEMM_MC, n <= GEMM_NC; c's element (i, j) is
+ * c[i * c_row + j * c_col]. */
+static void GEMM(tile)(int64_t m, int64_t n, int64_t k, int64_t i0, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c,
+                       int64_t c_row, int64_t c_col, int add, void *workspace) {
+  const GEMM(part) left = {a, i0, p0, 0}, right = {b, p0, j0, 1};
+  T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
+  T edge[GEMM_MR * GEMM(NR)];
+  /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
+  const int plain_a = !a->read && !a->scale && a->col == 1 && n <= 4 * GEMM(NR);
+  const int few = m <= GEMM_MR, plain_b = !b->read && !b->scale && b->col == 1 && (few || b->row <= 4 * GEMM(NR));
+  const int64_t block = few && plain_b ? GEMM_RUN : GEMM_KC; /* few rows of b at a time, all of them whole */
+  for (int64_t p = 0; p < k; p += block) {
+    const int64_t kc = k - p < block ? k - p : block;
     const int more = add || p > 0;
-    GEMM(panels)(pa, left, whole, p, m - whole, kc, GEMM_MR);
-    GEMM(panels)(pb, right, 0, p, n, kc, GEMM(NR));
+    if (!plain_a) {
+      GEMM(panels)(pa, left, 0, p, m, kc, GEMM_MR);
+    }
     for (int64_t j = 0; j < n; j += GEMM(NR)) {
+      const int64_t cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
+      const int vectors = cols <= GEMM(LANES) ? 1 : 2;
+      const int whole = cols == vectors * GEMM(LANES), in_place = plain_b && whole;
+      const T *from_b = in_place ? (const T *)b->data + p * b->row + j : pb;
+      const int64_t b_row = in_place ? b->row : GEMM(NR);
+      if (!in_place) {
+        GEMM(panels)(pb, right, j, p, cols, kc, GEMM(NR));
+      }
       for (int64_t i = 0; i < m; i += GEMM_MR) {
-        const T *panel_a = pa + (i - whole) * kc, *panel_b = pb + j * kc;
-        const int full = n - j >= GEMM(NR);
-        if (i < whole && full) {
-          GEMM(direct)(kc, (const T *)a->data + i * a->row + p, a->row, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
-        } else if (m - i >= GEMM_MR && full) {
-          GEMM(kernel)(kc, panel_a, panel_b, c + i * ldc + j, ldc, more, GEMM_LONG);
-        } else {
-          const int64_t rows = m - i < GEMM_MR ? m - i : GEMM_MR, cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
-          if (i < whole) {
-            GEMM(direct)(kc, (const T *)a->data + i * a->row + p, a->row, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
-          } else {
-            GEMM(kernel)(kc, panel_a, panel_b, edge, GEMM(NR), 0, GEMM_SHORT);
-          }
+        const int rows = m - i < GEMM_MR ? (int)(m - i) : GEMM_MR;
+        const T *from_a = plain_a ? (const T *)a->data + i * a->row + p : pa + i * kc;
+        const int64_t a_row = plain_a ? a->row : 1, a_col = plain_a ? 1 : GEMM_MR;
+        T *to = c + i * c_row + j * c_col;
+        if (whole && c_col == 1) {
+          GEMM(kernel)(rows, vectors, kc, from_a, a_row, a_col, from_b, b_row, to, c_row, more);
+          continue;
+        }
+        if (more) {
           for (int64_t r = 0; r < rows; r++) {
-            for (int64_t s = 0; s < cols; s++) {
-              T *to = c + (i + r) * ldc + j + s;
-              *to = more ? *to + edge[r * GEMM(NR) + s] : edge[r * GEMM(NR) + s];
+            for (int64_t s = 0; s < vectors * GEMM(LANES); s++) {
+              edge[r * GEMM(NR) + s] = s < cols ? to[r * c_row + s * c_col] : 0;
             }
+          }
+        }
+        GEMM(kernel)(rows, vectors, kc, from_a, a_row, a_col, from_b, b_row, edge, GEMM(NR), more);
+        for (int64_t r = 0; r < rows; r++) {
+          for (int64_t s = 0; s < cols; s++) {
+            to[r * c_row + s * c_col] = edge[r * GEMM(NR) + s];
           }
         }
       }
@@ -203,3 +386,4 @@ static void GEMM(tile)(int64_t m, int64_t n, int64_t k, int64_t i0, int64_t p0, 
 
 #undef T
 #undef GEMM
+#undef GEMM_SIZE

@@ -25,10 +25,11 @@ typedef double f64;
 #define GRADC_F64_IN_F32 1 /* half the lanes, and no fma is needed to keep what a rounding lost */
 #define GRADC_BF16_NATIVE 0
 
-/* Own conversions of f16 unless the compiler turns those of _Float16 into vector code (gcc 12 with F16C does not). */
+/* Own conversions of f16 unless the compiler turns those of _Float16 into vector code: gcc 12 does not, for x86, with AVX-512 FP16 as
+ * with F16C.  Either gives the same bits, those of NaN included. */
 #ifndef GRADC_F16_NATIVE
 #if defined(__FLT16_MAX__) \
-    && (defined(__AVX512FP16__) || defined(__aarch64__) || (defined(__clang__) && defined(__F16C__)))
+    && (defined(__aarch64__) || (defined(__clang__) && (defined(__F16C__) || defined(__AVX512FP16__))))
 #define GRADC_F16_NATIVE 1
 #else
 #define GRADC_F16_NATIVE 0

@@ -336,95 +336,17 @@ EXPORT int gradc_set_threads(int threads, int cpus) {
 
 EXPORT int gradc_threads(void) { return atomic_load(&pool.wanted); }
 
-/* ---- BLAS ----------------------------------------------------------------------------------------------------------
- * Whatever library NumPy brought, called from our tasks only, each call on one thread. */
-
-enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
-enum { COUNT_IS_FIXED = 0, COUNT_IS_GLOBAL = 1, COUNT_IS_PER_THREAD = 2 };
-
-#if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
-#define NO_FORK_MEANWHILE PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* who forks is not kept waiting by those who come later */
-#else
-#define NO_FORK_MEANWHILE PTHREAD_RWLOCK_INITIALIZER
-#endif
-
-#define GEMM_TYPE(I, R) void (*)(int, int, int, I, I, I, R, const R *, I, const R *, I, R, R *, I)
-
-static struct {
-  void *sgemm, *dgemm; /* NULL: none */
-  int wide;            /* its integers have 64 bits */
-  int count;           /* how its number of threads is kept */
-  int (*get)(void);
-  void (*set)(int);
-  int (*set_local)(int);
-  /* While products are running, a global number of threads is 1; `before` is what it goes back to. */
-  pthread_mutex_t lock;
-  int running, before;
-  pthread_rwlock_t using; /* read by a thread that is inside the library, written by one that forks */
-} blas = {.lock = PTHREAD_MUTEX_INITIALIZER, .using = NO_FORK_MEANWHILE};
-
-EXPORT void gradc_set_blas(void *sgemm, void *dgemm, int wide, int count, void *get, void *set, void *set_local) {
-  blas.sgemm = sgemm;
-  blas.dgemm = dgemm;
-  blas.wide = wide;
-  blas.count = count;
-  blas.get = (int (*)(void))get;
-  blas.set = (void (*)(int))set;
-  blas.set_local = (int (*)(int))set_local;
-}
-
-static void blas_begin(void) {
-  if (blas.count != COUNT_IS_GLOBAL) {
-    return;
-  }
-  pthread_mutex_lock(&blas.lock);
-  if (blas.running++ == 0) {
-    const int threads = blas.get();
-    if (threads != 1) {
-      blas.set(1);
-      blas.before = threads;
-    }
-  }
-  pthread_mutex_unlock(&blas.lock);
-}
-
-static void blas_end(void) {
-  if (blas.count != COUNT_IS_GLOBAL) {
-    return;
-  }
-  pthread_mutex_lock(&blas.lock);
-  if (blas.running > 0 && --blas.running == 0 && blas.before > 1) { /* 0: a child that was forked meanwhile */
-    blas.set(blas.before);
-    blas.before = 0;
-  }
-  pthread_mutex_unlock(&blas.lock);
-}
-
-/* A library that another thread is inside of at a fork keeps its locks in the child for ever. */
-static void before_fork(void) {
-  pthread_rwlock_wrlock(&blas.using);
-  pthread_mutex_lock(&blas.lock);
-}
-
-static void after_fork_here(void) {
-  pthread_mutex_unlock(&blas.lock);
-  pthread_rwlock_unlock(&blas.using);
-}
-
 static void after_fork(void) {
   /* Only the forking thread is here; it was not inside a task. */
   const pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   const pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
-  const pthread_rwlock_t lock = NO_FORK_MEANWHILE;
-  pool.caller = pool.lock = blas.lock = mutex;
-  blas.using = lock;
+  pool.caller = pool.lock = mutex;
   pool.wake = pool.done = condition;
   pool.workers = 0;
   atomic_store(&pool.sleepers, 0);
   atomic_store(&pool.stop, 0);
   atomic_store(&pool.state, 0);
   atomic_store(&pool.caller_sleeps, 0);
-  blas.running = 0; /* `before` stays: the next product puts it back */
   python.main_thread = pthread_self();
   atomic_fetch_add(&forks, 1);
 }
@@ -446,12 +368,19 @@ static void after_fork(void) {
 #define GEMM_BYTES 16
 #define GEMM_MR 6
 #endif
-enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_LONG = 64, GEMM_SHORT = 16 };
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+#define GEMM_SHUFFLES 1
+#endif
+#endif
+enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 64 };
 
 #define T float
+#define GEMM_SIZE 4
 #define GEMM(name) sgemm_##name
 #include "gemm.h"
 #define T double
+#define GEMM_SIZE 8
 #define GEMM(name) dgemm_##name
 #include "gemm.h"
 
@@ -502,45 +431,24 @@ EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
 
 __attribute__((constructor)) static void set_up(void) {
   pthread_key_create(&workspace_key, free_workspace);
-  pthread_atfork(before_fork, after_fork_here, after_fork);
+  pthread_atfork(NULL, NULL, after_fork);
 }
-
-typedef struct {
-  gradc_matrix in;
-  int transposed;  /* as BLAS sees it */
-  int64_t leading; /* 0: not a matrix that BLAS takes */
-} operand;
 
 /* The products of one call: batch x splits x tiles_m x tiles_n, `group` batches to a task. */
 typedef struct {
-  operand a, b;
-  char *c;
-  int64_t batch, m, n, k;
-  int64_t tile_m, tile_n, tiles_m, tiles_n, splits, step, group;
-  char *partials; /* [splits][batch][m][n] */
-  int dtype, size, accumulate, use_blas;
   const gradc_ctx *ctx;
+  gradc_matrix a, b;
+  char *c;
+  int64_t batch, m, n, k, c_row, c_col;
+  int64_t tile_m, tile_n, tiles_m, tiles_n, splits, step, group;
+  char *partials; /* [splits][batch], each as c */
+  int dtype, size, accumulate;
 } product;
-
-static operand describe(const gradc_matrix *in, int64_t rows, int64_t cols) {
-  operand o = {*in, 0, 0};
-  if (in->read || in->scale) {
-    return o;
-  }
-  /* A stride along an axis of size 1 says nothing. */
-  if ((in->col == 1 || cols == 1) && (rows == 1 || in->row >= cols)) {
-    o.leading = rows == 1 ? cols : in->row;
-  } else if ((in->row == 1 || rows == 1) && (cols == 1 || in->col >= rows)) {
-    o.transposed = 1;
-    o.leading = cols == 1 ? rows : in->col;
-  }
-  return o;
-}
 
 static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, int64_t j) {
   const int64_t rows = p->m - i < p->tile_m ? p->m - i : p->tile_m, cols = p->n - j < p->tile_n ? p->n - j : p->tile_n;
   const int64_t from = split * p->step, steps = p->k - from < p->step ? p->k - from : p->step;
-  gradc_matrix a = p->a.in, b = p->b.in;
+  gradc_matrix a = p->a, b = p->b;
   a.data += (batch * a.batch + i * a.row + from * a.col) * a.bytes;
   b.data += (batch * b.batch + from * b.row + j * b.col) * b.bytes;
   if (a.scale) {
@@ -550,35 +458,22 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
     b.scale += batch * b.scale_batch * p->size;
   }
   char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
-  c += (batch * p->m * p->n + i * p->n + j) * p->size;
+  c += (batch * p->m * p->n + i * p->c_row + j * p->c_col) * p->size;
   const int add = p->accumulate && p->splits == 1;
-  if (!p->use_blas) {
-    const size_t bytes = (size_t)((GEMM_MC + GEMM_MR) * GEMM_KC + GEMM_KC * (GEMM_NC + 2 * GEMM_BYTES)) * (size_t)p->size;
-    void *packs = scratch(PACKS, bytes);
-    if (!packs) {
-      gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, (int64_t)bytes, 0);
-      return;
-    }
-    if (p->dtype == 32) {
-      sgemm_tile(rows, cols, steps, i, from, j, &a, &b, (float *)c, p->n, add, packs);
-    } else {
-      dgemm_tile(rows, cols, steps, i, from, j, &a, &b, (double *)c, p->n, add, packs);
-    }
+  const int64_t bytes = (GEMM_MC + GEMM_MR) * GEMM_KC * p->size + GEMM_KC * 2 * GEMM_BYTES;
+  void *packs = scratch(PACKS, (size_t)bytes);
+  if (!packs) {
+    gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
     return;
   }
-  const int ta = p->a.transposed ? TRANSPOSED : PLAIN, tb = p->b.transposed ? TRANSPOSED : PLAIN;
-  const int before = blas.count == COUNT_IS_PER_THREAD ? blas.set_local(1) : 0;
-  if (p->dtype == 32 && blas.wide) {
-    ((GEMM_TYPE(int64_t, float))blas.sgemm)(ROW_MAJOR, ta, tb, rows, cols, steps, 1, (const float *)a.data, p->a.leading, (const float *)b.data, p->b.leading, add, (float *)c, p->n);
+  if (p->dtype == 32 && p->m == 1) {
+    sgemm_row(cols, steps, from, j, &a, &b, (float *)c, p->c_col, add, packs);
+  } else if (p->m == 1) {
+    dgemm_row(cols, steps, from, j, &a, &b, (double *)c, p->c_col, add, packs);
   } else if (p->dtype == 32) {
-    ((GEMM_TYPE(int, float))blas.sgemm)(ROW_MAJOR, ta, tb, (int)rows, (int)cols, (int)steps, 1, (const float *)a.data, (int)p->a.leading, (const float *)b.data, (int)p->b.leading, add, (float *)c, (int)p->n);
-  } else if (blas.wide) {
-    ((GEMM_TYPE(int64_t, double))blas.dgemm)(ROW_MAJOR, ta, tb, rows, cols, steps, 1, (const double *)a.data, p->a.leading, (const double *)b.data, p->b.leading, add, (double *)c, p->n);
+    sgemm_tile(rows, cols, steps, i, from, j, &a, &b, (float *)c, p->c_row, p->c_col, add, packs);
   } else {
-    ((GEMM_TYPE(int, double))blas.dgemm)(ROW_MAJOR, ta, tb, (int)rows, (int)cols, (int)steps, 1, (const double *)a.data, (int)p->a.leading, (const double *)b.data, (int)p->b.leading, add, (double *)c, (int)p->n);
-  }
-  if (blas.count == COUNT_IS_PER_THREAD) {
-    blas.set_local(before);
+    dgemm_tile(rows, cols, steps, i, from, j, &a, &b, (double *)c, p->c_row, p->c_col, add, packs);
   }
 }
 
@@ -587,14 +482,8 @@ static void tile_task(const void *args, int64_t task) {
   const int64_t tile_n = task % p->tiles_n, tile_m = task / p->tiles_n % p->tiles_m;
   const int64_t split = task / (p->tiles_n * p->tiles_m) % p->splits, group = task / (p->tiles_n * p->tiles_m * p->splits);
   const int64_t first = group * p->group, last = first + p->group < p->batch ? first + p->group : p->batch;
-  if (p->use_blas) {
-    pthread_rwlock_rdlock(&blas.using);
-  }
   for (int64_t batch = first; batch < last; batch++) {
     one_tile(p, batch, split, tile_m * p->tile_m, tile_n * p->tile_n);
-  }
-  if (p->use_blas) {
-    pthread_rwlock_unlock(&blas.using);
   }
 }
 
@@ -623,6 +512,14 @@ static void add_task(const void *args, int64_t task) {
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
+static gradc_matrix transpose(const gradc_matrix *in) {
+  gradc_matrix t = *in;
+  t.row = in->col, t.col = in->row;
+  t.scale_row = in->scale_col, t.scale_col = in->scale_row;
+  t.row_per = in->col_per, t.col_per = in->row_per;
+  return t;
+}
+
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
 EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
@@ -637,9 +534,13 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
     }
     return;
   }
-  product p = {.a = describe(a, m, k), .b = describe(b, k, n), .c = c, .batch = batch, .m = m, .n = n, .k = k, .dtype = dtype, .size = size, .accumulate = accumulate, .ctx = ctx};
-  const int64_t longest = blas.wide ? INT64_MAX : INT32_MAX;
-  p.use_blas = (dtype == 32 ? blas.sgemm : blas.dgemm) && p.a.leading && p.b.leading && p.a.leading <= longest && p.b.leading <= longest && n <= longest && k <= longest;
+  product p = {.ctx = ctx, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .dtype = dtype, .size = size, .accumulate = accumulate};
+  if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES)) { /* the long side belongs into the vectors: the product of the transposes */
+    p.a = transpose(b), p.b = transpose(a);
+    p.m = n, p.n = m;
+    p.c_row = 1, p.c_col = n;
+    m = p.m, n = p.n;
+  }
 
   /* Large tiles pack less (256 x 256 is 5 to 15 % faster than 128 x 128); small ones leave something for more threads. */
   const int64_t large = batch * ceil_div(m, GEMM_MC) * ceil_div(n, GEMM_NC) >= 64;
@@ -666,14 +567,7 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
       return;
     }
   }
-  if (p.use_blas) {
-    blas_begin();
-  }
-  const int how = run_tasks(ctx, ceil_div(batch, p.group) * p.splits * p.tiles_m * p.tiles_n, tile_task, &p);
-  if (p.use_blas) {
-    blas_end();
-  }
-  leave_if(how, ctx);
+  leave_if(run_tasks(ctx, ceil_div(batch, p.group) * p.splits * p.tiles_m * p.tiles_n, tile_task, &p), ctx);
   if (p.splits > 1) {
     gradc_parallel_for(ctx, ceil_div(batch * m * n, ADD_CHUNK), add_task, &p);
   }
