@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from .runtime.dynamo import keep_out
 from .version import VERSION
 
 _PUBLIC = {
@@ -77,3 +78,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+keep_out()

@@ -28,7 +28,7 @@ LAYERS = [
     ("codegen",),
     ("runtime",),
     ("calibration", "captures", "explain", "sparse", "variants"),
-    ("gradients",),
+    ("gradients", "residuals"),
     ("module", "pipeline"),
     ("api",),
     ("calibrate", "check", "docs", "frontend", "frontends", "interop", "report", "plans"),

@@ -31,6 +31,7 @@ from .arrays import Host, Kind, overlap
 from .memory import check_sizes
 from .pending import Pending
 from .precision import Precision, precision_of
+from .tensors import written
 
 if TYPE_CHECKING:
     from .nvrtc import CudaBinary
@@ -354,6 +355,8 @@ class Executable:
         prepared = self.prepare(inputs, out, accumulate, dims, True, stream)
         self.launch(prepared, self._workspace(workspace, prepared))
         given = out or {}
+        for memory in (*given.values(), *(inputs[n] for n in self.donated.values() if n in inputs)):
+            written(memory)
         results = {key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind) for key in self.outputs}
         return results, prepared.dims
 
