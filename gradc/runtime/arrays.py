@@ -377,13 +377,13 @@ def unordered(x: Any) -> Array | None:
     if isinstance(x, np.ndarray):
         return None if x.flags.c_contiguous or type(x) is not np.ndarray else x
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
-        return None
-    if not hasattr(x, "shape"):
-        return None
     try:
+        if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
+            return None
+        if not hasattr(x, "shape"):
+            return None
         array = located(x)
-    except GradcError:
+    except (GradcError, RuntimeError, ValueError):
         return None  # the call says why
     return None if array.flags.c_contiguous else array
 

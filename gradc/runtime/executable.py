@@ -355,8 +355,8 @@ class Executable:
         prepared = self.prepare(inputs, out, accumulate, dims, True, stream)
         self.launch(prepared, self._workspace(workspace, prepared))
         given = out or {}
-        for memory in (*given.values(), *(inputs[n] for n in self.donated.values() if n in inputs)):
-            written(memory)
+        if given or self.donated:
+            written(*given.values(), *(inputs[name] for name in self.donated.values() if name in inputs))
         results = {key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind) for key in self.outputs}
         return results, prepared.dims
 

@@ -116,7 +116,8 @@ def borrowed(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]
     return held, counts
 
 
-def written(x: Any) -> None:
-    """Tell torch that a tensor's memory was written: whoever has kept it for a backward finds out."""
-    if is_tensor(x) and not x.is_inference():
-        sys.modules["torch"].autograd.graph.increment_version(x)
+def written(*memory: Any) -> None:
+    """Tell torch that tensors were written in place: whoever keeps one for a backward finds out."""
+    for x in memory:
+        if is_tensor(x) and not x.is_inference():
+            sys.modules["torch"].autograd.graph.increment_version(x)
