@@ -240,7 +240,7 @@ def test_an_input_that_requires_grad_is_refused(module: gradc.Module, name: str,
 
 def test_cotangents_and_results_that_require_grad_are_refused(module: gradc.Module) -> None:
     given = tensors()
-    y, residuals = module.forward(given)
+    _y, residuals = module.forward(given)
     with pytest.raises(NotDifferentiable, match=r"the input d\.y is a tensor that requires grad"):
         module.backward(residuals, torch.ones(3, 4, requires_grad=True))
     with pytest.raises(NotDifferentiable, match=r"out\['y'\] is a tensor that requires grad"):
@@ -253,7 +253,7 @@ def test_value_and_grad_returns_the_gradients_of_parameters() -> None:
     """None is lost of what is in wrt; of the others one would be."""
     function = gradc.value_and_grad(lambda w, x: ops.mean(ops.tanh(x * w)))
     w, x = torch.nn.Parameter(torch.ones(4)), torch.randn(3, 4)
-    value, grads = function(w, x)
+    _value, grads = function(w, x)
     torch.tanh(x * w).mean().backward()
     torch.testing.assert_close(grads["w"], w.grad)
     with pytest.raises(NotDifferentiable, match="the input x is a tensor that requires grad"):
@@ -308,7 +308,7 @@ def test_an_input_changed_in_place_since_forward_is_refused(module: gradc.Module
 
 def test_what_backward_does_not_read_may_change(module: gradc.Module) -> None:
     given = tensors()
-    y, residuals = module.forward(given)
+    y, _residuals = module.forward(given)
     keep = y.clone()
     y.mul_(0)  # no residual
     other = gradc.compile(gradc.trace(lambda x, w, b: x * w + b, x="f32[N,4]", w="f32[4]", b="f32[4]"), wrt=["w"])
@@ -321,7 +321,7 @@ def test_what_backward_does_not_read_may_change(module: gradc.Module) -> None:
 def test_a_result_that_is_a_residual_and_was_changed_is_refused() -> None:
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), wrt=["x"], save="all")
     x = torch.randn(5)
-    y, residuals = module.forward(x=x)
+    _y, residuals = module.forward(x=x)
     torch.testing.assert_close(module.backward(residuals, torch.ones(5))["x"], x.exp())
     for array in residuals.arrays.values():
         array.mul_(2)
@@ -360,7 +360,7 @@ def test_numpy_arrays_and_inference_tensors_are_compared_by_digest_under_the_kno
         tensor = tensors()
         for given in ({n: t.clone().numpy() for n, t in tensor.items()}, tensor):
             with knobs.CHECK_RESIDUALS.set(True):
-                y, residuals = module.forward(given)
+                _y, residuals = module.forward(given)
             given["w"][0] += 1
             with pytest.raises(InvalidProblem, match="the input 'w' was changed"):
                 module.backward(residuals, np.ones((3, 4), np.float32))

@@ -291,8 +291,8 @@ class Executable:
                 own = name == donor and array.ctypes.data == source.ctypes.data and source.flags.c_contiguous
                 if overlap(array, source) and not own:
                     raise OverlappingOperands(f"out[{key!r}] shares memory with the input {name}; donate=[...] allows a donated input's memory")
-            for other, written in taken:
-                if overlap(array, written):
+            for other, earlier in taken:
+                if overlap(array, earlier):
                     raise OverlappingOperands(f"out[{key!r}] shares memory with out[{other!r}]")
             taken.append((key, array))
 
