@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .runtime.arrays import unordered
 from .runtime.executable import Executable, Precision
 from .runtime.memory import Memory, predicted
 from .runtime.pending import Pending
+from .runtime.shared import Shared
 from .runtime.tensors import detached
 from .sparse import assembled
 from .variants import MOST, Orders, Targets, laid, orders_of, restored
@@ -33,10 +35,22 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+def _executable(executable: Executable) -> tuple[Any, ...]:
+    """In a pickle: what it is made of, its machine code left out."""
+    how: dict[str, Any] = {"defaults": executable.defaults, "dims": executable.fixed_dims, "donate": tuple(executable.donated.values()), "arch": executable.arch, "errors": executable.errors}
+    return functools.partial(Executable, **how), (executable.program, executable.target)
+
+
+copyreg.pickle(Executable, _executable)
+
+
 class Forward(Executable):
     """``module.forward(**inputs)`` -> (value, residuals); a value is one array, or a dict of several by name."""
 
     module: Module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
         inputs = self.module.flat(inputs, more)
@@ -59,6 +73,9 @@ class Backward(Executable):
     """``module.backward(residuals, *cotangents)`` -> Gradients; None for a cotangent means zero."""
 
     module: Module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "backward")
 
     def __call__(self, residuals: Residuals, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
         if not isinstance(residuals, Residuals):
@@ -143,7 +160,7 @@ class Recipe:
     variant: Callable[[Mapping[str, Any]], Module]
 
 
-class Module:
+class Module(Shared):
     """A compiled graph.
 
     :ivar graph: what was compiled.  :ivar wrt: the inputs with a gradient.  :ivar stages: each pass's result, by name or in order.

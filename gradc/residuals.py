@@ -37,6 +37,14 @@ class Residuals:
         self.arrays, self._versions = borrowed(self.arrays)
         self._sums = {n: _checksum(a) for n, a in self.arrays.items()} if knobs.CHECK_RESIDUALS.get() else {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.unchanged()
+        return {name: value for name, value in vars(self).items() if name not in ("_versions", "_sums")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._stamp()
+
     def of(self, orders: Orders, inputs: Mapping[str, Any]) -> Residuals:
         """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
         self.orders = orders

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import ops
+from . import ops, pickles
 from .errors import TypeRuleError
 from .ir.dims import Assumption, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
@@ -25,6 +25,7 @@ from .ir.operands import CAPTURE
 from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
 
+pickles.register()
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # a clone of the repository may be called gradc too
 _DEMO = os.path.join(_PACKAGE, "demo", "")
 

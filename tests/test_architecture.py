@@ -21,6 +21,7 @@ LAYERS = [
     ("knobs",),
     ("ir",),
     ("ops",),
+    ("pickles",),
     ("trace", "interp"),
     ("exact", "samples"),
     ("autodiff",),

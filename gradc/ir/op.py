@@ -269,6 +269,12 @@ class Op:
     def __post_init__(self) -> None:
         REGISTRY[self.name] = self
 
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self
+
     def _rule(self) -> Callable[..., Any]:
         if self.infer is None:
             raise InternalError(f"op {self.name} has no type rule")

@@ -31,6 +31,7 @@ from .arrays import Host, Kind, overlap
 from .memory import check_sizes
 from .pending import Pending
 from .precision import Precision, precision_of
+from .shared import Shared
 from .tensors import written
 
 if TYPE_CHECKING:
@@ -58,13 +59,12 @@ class Prepared:
     loose: tuple[str, ...] = ()
 
 
-class Executable:
+class Executable(Shared):
     """A compiled program: ``run(**inputs)`` gives its outputs by name.
 
     :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
     :param defaults: arrays for inputs that the caller need not give.  :param dims: values of symbols that nothing binds.
-    :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.
-    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize` raises them.
+    :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.  :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize` raises them.
     """
 
     def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = "", errors: str = "sync"):
