@@ -18,7 +18,7 @@ from .ir.types import DTYPES, Type, typeof
 from .module import Module
 from .runtime.on_device import describe
 from .runtime.shared import Shared
-from .trace import flatten, trace, unflatten
+from .trace import flatten, said_of_numbers, trace, unflatten
 
 
 class TracedFunction(Shared):
@@ -81,7 +81,10 @@ class TracedFunction(Shared):
             if self._graph is not None or _serves(types, leaves):
                 return module
         types = _generalised(known[-1][0], leaves) if known else leaves
-        graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
+        try:
+            graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
+        except TypeRuleError as error:
+            raise said_of_numbers(error, values) from None
         module = compile(graph, wrt, target)
         module.structure = {n: shape[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)}
         known.append((types, module))

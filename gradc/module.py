@@ -20,8 +20,10 @@ from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.residual import Residual
 from .residuals import Residuals
+from .runtime.arguments import by_name
 from .runtime.arrays import unordered
 from .runtime.executable import Executable, Precision
+from .runtime.kernel import Kernels
 from .runtime.memory import Memory, predicted
 from .runtime.pending import Pending
 from .runtime.shared import Shared
@@ -52,8 +54,8 @@ class Forward(Executable):
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.module, "forward")
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
-        inputs = self.module.flat(inputs, more)
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
+        inputs = self.module.flat(inputs, more, extra)
         variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
         if variant is not None:
             value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
@@ -77,9 +79,9 @@ class Backward(Executable):
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.module, "backward")
 
-    def __call__(self, residuals: Residuals, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
+    def __call__(self, residuals: Residuals | None = None, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
         if not isinstance(residuals, Residuals):
-            raise InvalidProblem(f"backward begins with the residuals that forward gave, not with a {type(residuals).__name__}")
+            raise InvalidProblem(f"backward begins with the residuals that forward gave, backward(residuals, cotangent), not with {'nothing' if residuals is None else f'a {type(residuals).__name__}'}")
         if residuals.module is not self.module and residuals.module in self.module.variants.values():
             read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
             targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
@@ -265,9 +267,9 @@ class Module(Shared):
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
 
-    def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None, extra: Sequence[Any] = ()) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
-        inputs = {**(inputs or {}), **(more or {})}
+        inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
         known = self.graph.input_names
         if all(name in known for name in inputs):
             return inputs
@@ -278,21 +280,21 @@ class Module(Shared):
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """The value alone."""
-        flat = self.flat(inputs, more)
+        flat = self.flat(inputs, more, extra)
         variant, orders = self.variant(flat, dims)
         if variant is not None:
             return variant(laid(flat, orders), out=out, stream=stream, dims=dims)
         results = self.forward.run(flat, out=out, stream=stream, dims=self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
-    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
+    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
         """The value of a scalar output and its gradients, in one program (compiled on first use).
 
         :param out: arrays by the names of outputs, and of inputs for their gradients.
         """
-        given = self.flat(inputs, more)
+        given = self.flat(inputs, more, extra)
         given |= {name: detached(given[name]) for name in self.wrt if name in given}  # their gradients are returned: none is lost
         variant, orders = self.variant(given, dims) if out is None and workspace is None else (None, {})
         if variant is not None:
@@ -342,9 +344,9 @@ class Module(Shared):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     @property
-    def kernels(self) -> dict[str, Any]:
+    def kernels(self) -> Kernels:
         """Every kernel by name; one that forward and backward both have is ``backward.NAME`` the second time."""
-        found: dict[str, Any] = {}
+        found = Kernels(call for executable in self.executables.values() for call in executable.kernels.calls)
         for what, executable in self.executables.items():
             for name, kernel in executable.kernels.items():
                 found[f"{what}.{name}" if name in found else name] = kernel

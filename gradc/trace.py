@@ -97,6 +97,14 @@ def as_type(leaf: Any) -> Type:
     return parse_type(leaf) if isinstance(leaf, str) else typeof(leaf)
 
 
+def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRuleError:
+    """The error, and which inputs are plain Python numbers, whose dtype may not be the one that was meant."""
+    numbers = [f"{name}={value!r} is {typeof(value)}" for name, value in leaves.items() if isinstance(value, bool | int | float)]
+    if not numbers:
+        return error
+    return type(error)(f"{error}; the Python number {', '.join(numbers)} here, an input like any other: give it as an array of the dtype it meets, or leave it out of the parameters, and it is a constant")
+
+
 # -- tracing -----------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +140,12 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
         with recorder, _assuming_growing(facts):
             result = fn(*bound.args, **bound.kwargs)
             outputs = _outputs(result)
+    except TypeRuleError as error:
+        said = said_of_numbers(error, flatten(types))
+        if said is error:
+            raise
+        raise said from None
+    else:
         facts += _implied(outputs.values(), facts)
     finally:
         _facts.reset(tokens)

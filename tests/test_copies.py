@@ -40,7 +40,7 @@ table = np.arange(200, dtype=np.float32)  # large enough to be captured as an in
 
 
 @gradc.graph
-def doubled(x: "f32[N]"):  # type: ignore[name-defined]  # noqa: F821
+def doubled(x: f32[N]):  # type: ignore[name-defined]  # noqa: F821
     return x * 2.0
 
 

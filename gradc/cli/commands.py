@@ -15,6 +15,7 @@ from ..errors import IndexOutOfRange
 from ..module import Module
 from ..samples import sample
 from .model import Settings, compiled, floats, open_model, plain, read_arrays, with_model
+from .progress import writing
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -45,11 +46,12 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
     click.echo(str(module))
     click.echo(f"compiled in {time.perf_counter() - began:.2f} s")
     if output is not None:
-        with settings.waiting("writing"):
+        with settings.waiting("writing"), writing(output):
             written = _emit(module, wanted, output, settings.dims)
         click.echo(f"wrote {written} files to {output}")
     if save_module is not None:
-        module.save(save_module)
+        with writing(save_module):
+            module.save(save_module)
         click.echo(f"saved to {save_module}; gradc.load_module({str(save_module)!r}) loads it")
 
 
@@ -126,7 +128,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
     if out is not None:
         stored: dict[str, Any] = {name: plain(np.asarray(a)) for name, a in results.items()}
-        with open(out, "wb") as file:
+        with writing(out), open(out, "wb") as file:
             np.savez(file, **stored)
         click.echo(f"wrote {', '.join(results)} to {out}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..samples import SMALL
 from .model import Settings, compiled, plain, with_model
+from .progress import writing
 
 SCRIPT = '''"""Compiles kernel.c (edit it!), runs it on inputs.npz, compares with the interpreter's results and times it."""
 
@@ -71,22 +71,22 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
     module = compiled(model, settings)
     handle = module.kernels.get(kernel) or next((h for n, h in module.kernels.items() if n.rsplit("_", 1)[0] == kernel), None)
     if handle is None:
-        close = difflib.get_close_matches(kernel, module.kernels, 1)
-        raise click.BadParameter(f"there is no kernel {kernel!r}{f'; did you mean {close[0]}?' if close else ''} The kernels: {', '.join(module.kernels)}")
+        raise click.BadParameter(module.kernels.lacking(kernel))
     from ..runtime.executable import Executable
 
     program = handle.executable.program
     dims = {d: settings.dims.get(d, 64 * SMALL[i % len(SMALL)]) for i, d in enumerate(program.dims)}
     inputs = handle.sample(seed, **dims)
-    expected = Executable(program, "numpy", dims=dims).run(**inputs)
+    expected = Executable(program, "numpy", dims=dims).run(inputs)
     widest = any(t.dtype.is_float and t.dtype.bits < 32 for t in handle.types.values())
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "kernel.gir").write_text(f"{program}\n")
-    (output / "kernel.c").write_text(handle.executable.source)
-    for name, arrays in (("inputs", inputs), ("expected", expected)):
-        stored: dict[str, Any] = {n: plain(a) for n, a in arrays.items()}
-        np.savez(output / f"{name}.npz", **stored)
-    script = SCRIPT.format(dims=dims, tolerance=1e-2 if widest else 1e-4, bytes=handle.bytes(**dims))
-    (output / "check.py").write_text(script)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "kernel.gir").write_text(f"{program}\n")
+        (output / "kernel.c").write_text(handle.executable.source)
+        for name, arrays in (("inputs", inputs), ("expected", expected)):
+            stored: dict[str, Any] = {n: plain(a) for n, a in arrays.items()}
+            np.savez(output / f"{name}.npz", **stored)
+        script = SCRIPT.format(dims=dims, tolerance=1e-2 if widest else 1e-4, bytes=handle.bytes(**dims))
+        (output / "check.py").write_text(script)
     click.echo(f"wrote kernel.gir, kernel.c, inputs.npz, expected.npz and check.py to {output} (at {', '.join(f'{k}={v}' for k, v in dims.items()) or 'fixed sizes'})")
     click.echo(f"python {output / 'check.py'} compiles kernel.c, compares and times it")

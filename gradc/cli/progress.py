@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 PATIENCE, PERIOD = 1.0, 0.25
 
@@ -48,3 +51,14 @@ class Progress:
             elif self._what != self._printed:
                 print(f"{self._what} ... {seconds:.0f} s", file=sys.stderr, flush=True)
             self._printed = self._what
+
+
+@contextlib.contextmanager
+def writing(path: Any) -> Iterator[None]:
+    """An error of the system within the block names the path, also where it has none of its own (no space left)."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

@@ -20,6 +20,7 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
+from .arguments import lifted, meant, shown
 from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
@@ -334,6 +335,11 @@ class Op:
             return self.sugar(*positional, **keywords)
         except TypeRuleError as error:
             raise _located(error, self.name, _node_types(positional)) from None
+        except (TypeError, AttributeError):
+            bound = lifted(self.name, self.__signature__, positional, keywords)
+            if bound is None:
+                raise
+        return self(*bound.args, **bound.kwargs)
 
     def plain(self, *positional: Any, **keywords: Any) -> Node:
         """The call without comforts: operands, then attributes."""
@@ -349,7 +355,7 @@ class Op:
             operands = list(positional[0]) if len(positional) == 1 and isinstance(positional[0], tuple | list) else list(positional)
             return operands, self._check_names(keywords)
         if len(positional) > len(self.call_order):
-            raise TypeRuleError(f"{self.name} takes {len(self.call_order)} arguments, got {len(positional)}")
+            raise TypeRuleError(f"{self.name}{shown(self.__signature__)}: takes {len(self.call_order)} arguments, got {len(positional)}")
         given = dict(zip(self.call_order, positional, strict=False))
         twice = given.keys() & keywords.keys()
         if twice:
@@ -369,7 +375,7 @@ class Op:
         unknown = attrs.keys() - self.parameters.keys()
         if unknown:
             known = ", ".join(self.parameters) or "none"
-            raise TypeRuleError(f"{self.name} has no attribute {min(unknown)!r}; it has {known}")
+            raise TypeRuleError(f"{self.name} has no attribute {min(unknown)!r}; it has {known}{meant(min(unknown), self.call_order)}")
         return attrs
 
     def apply(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:

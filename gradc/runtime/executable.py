@@ -27,6 +27,7 @@ from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
+from .arguments import by_name
 from .arrays import Host, Kind, overlap
 from .memory import check_sizes
 from .pending import Pending
@@ -35,6 +36,7 @@ from .shared import Shared
 from .tensors import written
 
 if TYPE_CHECKING:
+    from .kernel import Kernels
     from .nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
@@ -338,7 +340,7 @@ class Executable(Shared):
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """The outputs, by name; arrays are of the kind that went in.
 
         :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
@@ -347,7 +349,7 @@ class Executable(Shared):
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
         """
-        return self.run_bound({**(inputs or {}), **more}, out, accumulate, stream, workspace, dims)[0]
+        return self.run_bound(by_name(self.program.name, self.inputs, inputs, extra, more), out, accumulate, stream, workspace, dims)[0]
 
     def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
@@ -427,15 +429,11 @@ class Executable(Shared):
         return render_program(self.program).text
 
     @property
-    def kernels(self) -> dict[str, Any]:
+    def kernels(self) -> Kernels:
         """Every kernel by name, each printable, runnable and timeable alone."""
-        from .kernel import KernelHandle
+        from .kernel import kernels_of
 
-        found: dict[str, KernelHandle] = {}
-        for kernel in self.program.kernels:  # kernels of one structure share a name: the second is name.2
-            count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
-            found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, self)
-        return found
+        return kernels_of(self)
 
     def floor(self, **dims: int) -> int:
         """Bytes that any implementation must move."""
