@@ -77,4 +77,4 @@ NVRTC = Knob("GRADC_NVRTC", str, "", "path of libnvrtc; default: NVIDIA's wheel,
 CUDA_HOME = Knob("CUDA_HOME", str, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
 CUDA_PATH = Knob("CUDA_PATH", str, "", "CUDA toolkit in which NVRTC is looked for")
 CALIBRATION = Knob("GRADC_CALIBRATION", str, "", "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration directory, if it is there")
-CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "detect inputs that changed between forward and backward")
+CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "compare a digest of every residual between forward and backward; torch tensors are compared by torch's count of changes in any case")
