@@ -118,9 +118,9 @@ def test_inputs_without_names(module: gradc.Module) -> None:
         module.forward.run(x, w)
     with pytest.raises(InvalidProblem, match=r"takes its inputs by name, embedding_backward.*it was given list"):
         gradc.plans.embedding_backward(D=4).run([x])
-    with pytest.raises(InvalidProblem, match="backward begins with the residuals that forward gave, .*not with nothing"):
+    with pytest.raises(InvalidProblem, match=r"backward begins with the residuals that forward gave, .*not with nothing"):
         module.backward()
-    with pytest.raises(InvalidProblem, match="backward begins with the residuals that forward gave, .*not with a ndarray"):
+    with pytest.raises(InvalidProblem, match=r"backward begins with the residuals that forward gave, .*not with a ndarray"):
         module.backward(x)
 
 
