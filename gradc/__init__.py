@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from .process.forks import held_off
+from .runtime.dynamo import keep_out
 from .version import VERSION
 
 _PUBLIC = {
@@ -80,3 +81,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+keep_out()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import json
@@ -311,6 +312,16 @@ def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
+
+
+def again(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], structure: Any) -> Module:
+    """A module out of a pickle: from the cache or compiled anew.  A pickle holds no machine code."""
+    module = cached(graph, wrt, target, options)
+    module.structure = structure
+    return module
+
+
+copyreg.pickle(Module, lambda module: (again, (module.graph, module.wrt, module.target, module.options, module.structure)))
 
 
 @plain()

@@ -6,9 +6,21 @@ operand types, both numbers and the place; ``add_note`` carries the excerpt that
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def _again(kind: type[GradcError], args: tuple[Any, ...]) -> GradcError:
+    """An error as it was, its parts in its state: its constructor would make the message anew from them."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 class GradcError(Exception):
     """Anything gradc refuses, and why."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), self.__dict__
 
 
 class TypeRuleError(GradcError, TypeError):

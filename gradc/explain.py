@@ -58,8 +58,9 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
             item = taken(step, bound)
             how = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
             if isinstance(step, Select):
-                when = next(w for w, k in step.cases if k is item) or "nothing before it holds"
-                how += f" when {str(when).removeprefix('assume(').removesuffix(')')}"
+                plain = lambda fact: str(fact).removeprefix("assume(").removesuffix(")")
+                when = next(w for w, k in step.cases if k is item)
+                how += f" when {plain(when)}" if when is not None else f" unless {' or '.join(plain(w) for w, _ in step.cases if w is not None)}"
             rows.append((what, item.name, _step_bytes(item, program, bound), how, str(item.note)))
     total = sum(r[2] for r in rows) or 1
     guessed = {**module.forward.fixed_dims, **(dims or {})}.keys()

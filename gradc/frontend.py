@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ from .ir.types import DTYPES, Type, typeof
 from .module import Module
 from .process.forks import held_off
 from .runtime.on_device import describe
-from .trace import flatten, trace, unflatten
+from .runtime.shared import Shared
+from .trace import flatten, said_of_numbers, trace, unflatten
 
 
-class TracedFunction:
+class TracedFunction(Shared):
     """A function whose graph is traced once its types are known: from string annotations (``x: "f32[N,4]"``) or from the first call's arrays.
 
     Calling it runs the compiled forward; ``.graph`` is the graph, ``.compile(wrt=...)`` a module.
@@ -35,6 +37,16 @@ class TracedFunction:
         self._modules: dict[Any, list[tuple[Mapping[str, Type], Module]]] = {}
         if len(annotated) == len(self.signature.parameters):
             self._graph = trace(fn, assume=self.facts, **{n: _plain(a) for n, a in annotated.items()})
+
+    def __reduce__(self) -> str:
+        """By name, as functions are pickled."""
+        found: Any = sys.modules.get(self.__module__)
+        name: str = vars(self)["__qualname__"]
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not self:
+            raise InvalidProblem(f"{self.__module__}.{name} cannot be pickled: a function is found again by its name, so it must stand at the top of its module; its graph can be pickled")
+        return name
 
     @property
     def graph(self) -> Graph:
@@ -72,7 +84,10 @@ class TracedFunction:
             if self._graph is not None or _serves(types, leaves):
                 return module
         types = _generalised(known[-1][0], leaves) if known else leaves
-        graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
+        try:
+            graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
+        except TypeRuleError as error:
+            raise said_of_numbers(error, values) from None
         module = compile(graph, wrt, target)
         module.structure = {n: shape[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)}
         known.append((types, module))

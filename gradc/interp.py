@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,19 +46,20 @@ def sizes_given(dims: Any, what: str = "dims") -> dict[str, int]:
     return sizes
 
 
-def by_name(inputs: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(what: str, names: Collection[str], inputs: Any, extra: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a call: those of a mapping, and those given as keywords.
 
-    :raises InvalidProblem: they are no mapping, or a name is no text.
+    :param what: who is called.  :param names: of its inputs.  :param extra: what else was given without a name: nothing may be.
+    :raises InvalidProblem: something has no name, or one that is no text.
     """
-    if inputs is None:
-        return dict(more)
-    if not isinstance(inputs, Mapping):
-        raise InvalidProblem(f"inputs are given by name, x=array or {{'x': array}}, not as a {type(inputs).__name__}")
-    strange = [name for name in inputs if not isinstance(name, str)]
+    if extra or not (inputs is None or isinstance(inputs, Mapping)):
+        given = ", ".join(type(x).__name__ for x in ((inputs, *extra) if inputs is not None or extra else ()))
+        example = ", ".join(f"{name}=..." if name.isidentifier() else f"**{{{name!r}: ...}}" for name in names)
+        raise InvalidProblem(f"{what} takes its inputs by name, {what}({example}), or as one dict of them; it was given {given} without names")
+    strange = [name for name in inputs or () if not isinstance(name, str)]
     if strange:
         raise InvalidProblem(f"inputs are given by name, and {str(strange[0])[:60]!r} is a {type(strange[0]).__name__}")
-    return {**inputs, **more}
+    return {**(inputs or {}), **more}
 
 
 def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -182,7 +183,8 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
 
 def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *, dims: Mapping[str, int] | None = None, precision: str = "", **more: Array) -> dict[str, Array]:
     """The outputs of a graph or a program, by name, in NumPy."""
-    given = by_name(inputs, more)
+    names = graph.input_names if isinstance(graph, Graph) else [b.name for b in graph.of_kind("input")]
+    given = by_name(graph.name, names, inputs, (), more)
     if isinstance(graph, Program):
         return run_program(graph, given, dims, precision)
     values = evaluate_graph(graph, given, dims, precision)

@@ -143,4 +143,4 @@ NVRTC = Knob("GRADC_NVRTC", _path, "", "path of libnvrtc; default: NVIDIA's whee
 CUDA_HOME = Knob("CUDA_HOME", _path, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
 CUDA_PATH = Knob("CUDA_PATH", _path, "", "CUDA toolkit in which NVRTC is looked for")
 CALIBRATION = Knob("GRADC_CALIBRATION", _path, "", "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration directory, if it is there")
-CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "detect inputs that changed between forward and backward")
+CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "compare a digest of every residual between forward and backward; torch tensors are compared by torch's count of changes in any case")

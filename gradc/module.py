@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
+import copyreg
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import knobs
 from .autodiff import joint_names
 from .errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
 from .gradients import Gradients
 from .interp import by_name, sizes_given
+from .ir.dims import symbols
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.manager import Pipeline, Stage
 from .passes.residual import Residual
 from .process.forks import cached_property, held_off
-from .runtime.arrays import located, unordered
+from .residuals import Residuals
+from .runtime.arrays import unordered
 from .runtime.executable import Executable, Precision
+from .runtime.kernel import Kernels
 from .runtime.memory import Memory, predicted
-from .runtime.on_device import to_host
 from .runtime.pending import Pending
+from .runtime.shared import Shared
+from .runtime.tensors import detached
 from .sparse import assembled
 from .variants import MOST, Orders, Targets, laid, orders_of, restored
 
@@ -33,51 +37,13 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class Residuals:
-    """What forward keeps for backward: arrays by name, and the forward's dims."""
-
-    def __init__(self, arrays: Mapping[str, Any], inputs: Mapping[str, Any], dims: Mapping[str, int], cotangent_types: Mapping[str, Any], donated: Collection[str] = ()):
-        self.arrays, self.dims, self.donated = dict(arrays), dict(dims), frozenset(donated)
-        self.inputs = {name: value for name, value in inputs.items() if name not in self.donated}
-        self.cotangent_types = cotangent_types
-        self._sums = {n: _checksum(a) for n, a in self.arrays.items() if n in inputs} if knobs.CHECK_RESIDUALS.get() else {}
-        self.variant: Module | None = None
-        self.orders: Orders = {}
-
-    def of(self, variant: Module, orders: Orders, inputs: Mapping[str, Any]) -> Residuals:
-        """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
-        self.variant, self.orders = variant, orders
-        self.inputs = {name: inputs.get(name, value) for name, value in self.inputs.items()}
-        return self
-
-    def inner(self, name: str) -> Any:
-        """The plain value of an input, untouched: the very object that was given.
-
-        :raises KeyError: there is no such input; a donated one is gone.
-        """
-        if name in self.donated:
-            raise KeyError(f"the input {name!r} was donated: its memory is an output's now")
-        if name not in self.inputs:
-            raise KeyError(f"no input {name!r}; there are {', '.join(self.inputs)}")
-        return self.inputs[name]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held beyond the inputs."""
-        return sum(located(a).nbytes for n, a in self.arrays.items() if n not in self.inputs)
-
-    def unchanged(self) -> None:
-        """InvalidProblem if an input was changed since forward (checked under GRADC_CHECK_RESIDUALS)."""
-        for name, before in self._sums.items():
-            if _checksum(self.arrays[name]) != before:
-                raise InvalidProblem(f"the input {name!r} was changed between forward and backward; residuals borrow inputs")
-
-    def __repr__(self) -> str:
-        return f"Residuals({', '.join(self.arrays)})"
+def _executable(executable: Executable) -> tuple[Any, ...]:
+    """In a pickle: what it is made of, its machine code left out."""
+    how: dict[str, Any] = {"defaults": executable.defaults, "dims": executable.fixed_dims, "donate": tuple(executable.donated.values()), "arch": executable.arch, "errors": executable.errors}
+    return functools.partial(Executable, **how), (executable.program, executable.target)
 
 
-def _checksum(value: Any) -> str:
-    return hashlib.sha256(np.ascontiguousarray(to_host(value)).tobytes()).hexdigest()
+copyreg.pickle(Executable, _executable)
 
 
 class Forward(Executable):
@@ -85,12 +51,15 @@ class Forward(Executable):
 
     module: Module
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
-        inputs = self.module.flat(inputs, more)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, workspace: Any = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:  # type: ignore[override]
+        inputs = self.module.flat(inputs, more, extra)
         variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
         if variant is not None:
             value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
-            return value, residuals.of(variant, orders, inputs)
+            return value, residuals.of(orders, inputs)
         results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
         return _single({name: results[name] for name in self.module.graph.output_names}), self.kept(inputs, results, bound)
 
@@ -99,7 +68,7 @@ class Forward(Executable):
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
-        return Residuals(kept, given, dims, types, self.donated.values())
+        return Residuals(self.module, kept, given, dims, types, self.donated.values())
 
 
 class Backward(Executable):
@@ -107,15 +76,16 @@ class Backward(Executable):
 
     module: Module
 
-    def __call__(self, residuals: Residuals, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "backward")
+
+    def __call__(self, residuals: Residuals | None = None, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
         if not isinstance(residuals, Residuals):
-            raise InvalidProblem(f"backward begins with the residuals that forward gave, not with a {type(residuals).__name__}")
-        if residuals.variant is not None and residuals.variant is not self.module:
-            if residuals.variant not in self.module.variants.values():
-                raise InvalidProblem(f"these residuals are of another module than {self.module.graph.name}'s")
+            raise InvalidProblem(f"backward begins with the residuals that forward gave, backward(residuals, cotangent), not with {'nothing' if residuals is None else f'a {type(residuals).__name__}'}")
+        if residuals.module is not self.module and residuals.module in self.module.variants.values():
             read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
             targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
-            gradients = residuals.variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
+            gradients = residuals.module.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
             return Gradients(targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure)
         inputs = self.inputs_of(residuals, cotangents, named, stream)
         gradient_names = self.module.joint_names[1]
@@ -130,13 +100,32 @@ class Backward(Executable):
         adding = {accumulate} if isinstance(accumulate, str) else accumulate
         if isinstance(adding, Collection):
             adding = {gradient_names.get(n, n) for n in adding}
-        own = {d: v for d, v in {**residuals.dims, **self.module.sizes(dims)}.items() if d in self.program.dims}
-        results = self.run(inputs, out=out, accumulate=adding, stream=stream, workspace=workspace, dims=own)
+        sizes = self.module.sizes(dims)
+        for name, size in sizes.items():
+            if residuals.dims.get(name, size) != size:
+                raise InvalidProblem(f"dims= says {name}={size}, and these residuals are of a call with {name}={residuals.dims[name]}")
+        own = {d: v for d, v in {**residuals.dims, **sizes}.items() if d in self.program.dims}
+        try:
+            results = self.run(inputs, out=out, accumulate=adding, stream=stream, workspace=workspace, dims=own)
+        except InvalidProblem:
+            self._check_cotangents(residuals, inputs)
+            raise
         shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
         return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
 
+    def _check_cotangents(self, residuals: Residuals, inputs: Mapping[str, Any]) -> None:
+        """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
+        for name, type_ in residuals.cotangent_types.items():
+            value = inputs.get(self.module.joint_names[0].get(name, ""))
+            wanted = type_.concrete(residuals.dims)
+            if value is not None and hasattr(value, "shape") and tuple(value.shape) != wanted:
+                bound = ", ".join(f"{d}={residuals.dims[d]}" for d in dict.fromkeys(d for size in type_.shape for d in sorted(symbols(size))))
+                raise InvalidProblem(f"the cotangent of {name} has the shape {tuple(value.shape)}, and forward gave {name}: {type_} of the shape {wanted}{f' ({bound} in that call)' if bound else ''}") from None
+
     def inputs_of(self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """What the program reads, by name: residuals, and cotangents in order or by name."""
+        if residuals.module is not self.module and not residuals.module.equals(self.module):
+            raise InvalidProblem(f"these residuals are of another module: {residuals.module.described} kept them, and this is the backward of {self.module.described}")
         residuals.unchanged()
         cotangent_names = self.module.joint_names[0]
         names = list(residuals.cotangent_types)
@@ -173,7 +162,7 @@ class Recipe:
     variant: Callable[[Mapping[str, Any]], Module]
 
 
-class Module:
+class Module(Shared):
     """A compiled graph.
 
     :ivar graph: what was compiled.  :ivar wrt: the inputs with a gradient.  :ivar stages: each pass's result, by name or in order.
@@ -227,6 +216,17 @@ class Module:
             self._pipeline = self.recipe.stages()
         return self._pipeline
 
+    def equals(self, other: Module) -> bool:
+        """Whether both were compiled from one graph to the same programs, so that each takes the residuals of the other: a copy, or a module loaded twice."""
+        mine, theirs = self.executables, other.executables
+        return self.graph == other.graph and mine.keys() == theirs.keys() and all(mine[k].program == theirs[k].program for k in mine)
+
+    @property
+    def described(self) -> str:
+        """Its name, what it takes and gives, for errors."""
+        types = lambda named: ", ".join(f"{name}: {type_}" for name, type_ in named)
+        return f"{self.graph.name}({types(self.forward.inputs.items())}) -> {types((name, node.type) for name, node in self.graph.outputs)}, wrt {', '.join(self.wrt)}"
+
     def stage(self, name: str) -> Stage:
         return self.stages[name]
 
@@ -267,9 +267,9 @@ class Module:
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
 
-    def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def flat(self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None, extra: Sequence[Any] = ()) -> dict[str, Any]:
         """Nested parameters by their dotted names."""
-        inputs = by_name(inputs, more or {})
+        inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
         known = self.graph.input_names
         if all(name in known for name in inputs):
             return inputs
@@ -280,21 +280,22 @@ class Module:
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, stream: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
         """The value alone."""
-        flat = self.flat(inputs, more)
+        flat = self.flat(inputs, more, extra)
         variant, orders = self.variant(flat, dims)
         if variant is not None:
             return variant(laid(flat, orders), out=out, stream=stream, dims=dims)
         results = self.forward.run(flat, out=out, stream=stream, dims=self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
-    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
+    def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:
         """The value of a scalar output and its gradients, in one program (compiled on first use).
 
         :param out: arrays by the names of outputs, and of inputs for their gradients.
         """
-        given = self.flat(inputs, more)
+        given = self.flat(inputs, more, extra)
+        given |= {name: detached(given[name]) for name in self.wrt if name in given}  # their gradients are returned: none is lost
         variant, orders = self.variant(given, dims) if out is None and workspace is None else (None, {})
         if variant is not None:
             value, gradients = variant.value_and_grad(laid(given, orders), stream=stream, dims=dims)
@@ -344,9 +345,9 @@ class Module:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     @property
-    def kernels(self) -> dict[str, Any]:
+    def kernels(self) -> Kernels:
         """Every kernel by name; one that forward and backward both have is ``backward.NAME`` the second time."""
-        found: dict[str, Any] = {}
+        found = Kernels(call for executable in self.executables.values() for call in executable.kernels.calls)
         for what, executable in self.executables.items():
             for name, kernel in executable.kernels.items():
                 found[f"{what}.{name}" if name in found else name] = kernel

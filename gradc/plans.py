@@ -35,6 +35,7 @@ from .ir.types import dtype as dtype_of
 from .ops.blocks import Blocks, canonical_block
 from .process.forks import lock
 from .runtime.precision import Precision
+from .runtime.shared import Shared
 from .trace import trace
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ Settings = Mapping[str, Any]
 Block = tuple[int | str | None, ...]
 
 
-class Plan:
+class Plan(Shared):
     """The gradients of one op, ready to run.
 
     :ivar arguments: name -> type of what ``run`` takes.  :ivar results: name -> type of what it gives.  :ivar graph: what is compiled.
@@ -59,6 +60,9 @@ class Plan:
         self._told = tuple(told)
         self._module: Module | None = None
         self._lock = lock(reentrant=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan, (self.name, self.graph, self._told, self.target)
 
     @property
     def module(self) -> Module:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import ops
+from . import ops, pickles
 from .errors import TypeRuleError
 from .ir.dims import Assumption, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
@@ -25,6 +25,7 @@ from .ir.operands import CAPTURE
 from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
 
+pickles.register()
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # a clone of the repository may be called gradc too
 _DEMO = os.path.join(_PACKAGE, "demo", "")
 
@@ -109,6 +110,14 @@ def as_type(leaf: Any) -> Type:
     return parse_type(leaf) if isinstance(leaf, str) else typeof(leaf)
 
 
+def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRuleError:
+    """The error, and which inputs are plain Python numbers, whose dtype may not be the one that was meant."""
+    numbers = [f"{name}={value!r} is {typeof(value)}" for name, value in leaves.items() if isinstance(value, bool | int | float)]
+    if not numbers:
+        return error
+    return type(error)(f"{error}; the Python number {', '.join(numbers)} here, an input like any other: give it as an array of the dtype it meets, or leave it out of the parameters, and it is a constant")
+
+
 # -- tracing -----------------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +153,12 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
         with recorder, _assuming_growing(facts):
             result = fn(*bound.args, **bound.kwargs)
             outputs = _outputs(result)
+    except TypeRuleError as error:
+        said = said_of_numbers(error, flatten(types))
+        if said is error:
+            raise
+        raise said from None
+    else:
         facts += _implied(outputs.values(), facts)
     finally:
         _facts.reset(tokens)

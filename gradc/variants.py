@@ -15,7 +15,7 @@ from .runtime.executable import Executable
 from .runtime.on_device import Remote
 
 if TYPE_CHECKING:
-    from .module import Residuals
+    from .residuals import Residuals
 
 Array = np.ndarray[Any, Any]
 Orders = dict[str, tuple[int, ...]]

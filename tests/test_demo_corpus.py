@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gradc.demo import corpus, ngram
-from gradc.errors import Unsupported
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +18,8 @@ def text() -> corpus.Corpus:
 
 def test_sizes_are_those_of_a_small_language_model(text):
     tokens = len(text.train) + len(text.held_out)
-    assert 300_000 < tokens < 800_000
-    assert 5_000 < len(text.words) < 12_000
+    assert 80_000 < tokens < 150_000
+    assert 2_000 < len(text.words) < 3_000
     assert 0.08 < len(text.held_out) / tokens < 0.12
 
 
@@ -46,20 +40,6 @@ def test_nothing_of_a_document_is_on_both_sides():
     assert corpus._choose_held_out(sizes) == corpus._choose_held_out(dict(reversed(sizes.items())))
 
 
-def test_another_process_reads_the_same_text(text, tmp_path):
-    script = (
-        "import hashlib, sys; from gradc.demo import corpus; c = corpus.load();"
-        "print(hashlib.sha256(repr(c.words).encode() + c.train.tobytes() + c.held_out.tobytes()).hexdigest(),"
-        "      *{'antigravity', 'this', 'turtle', 'doctest'} & sys.modules.keys())"
-    )
-    here = hashlib.sha256(repr(text.words).encode() + text.train.tobytes() + text.held_out.tobytes()).hexdigest()
-    checkout = str(Path(__file__).resolve().parent.parent)
-    paths = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "123", "LC_ALL": "C"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.stdout.split() == [here], f"the same text, and no module of it imported; {done.stderr}"
-
-
 def test_tokens():
     assert corpus.tokenise("Don't use ``x_1 += 10``...\n-----\nÉt tu?") == [
         "don't", "use", "`", "x_1", "+", "=", "10", "`", ".", "-", "t", "tu", "?",
@@ -73,30 +53,12 @@ def test_examples_are_every_context_with_its_next_word(text):
     assert (contexts[10] == text.held_out[10:16]).all() and targets[10] == text.held_out[16]
 
 
-def test_a_library_in_a_zip_file_is_read(monkeypatch, tmp_path):
-    with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
-        archive.writestr("ast.py", '"""From the zip."""\ndef f():\n    """Inner."""\n')
-        archive.writestr("json/__init__.py", '"""A package."""\n')
-        archive.writestr("json/tool.py", '"""Its module."""\nclass A:\n    """Class."""\n')
-        archive.writestr("pydoc_data/__init__.py", "")
-        archive.writestr("pydoc_data/topics.py", "topics = {'if': 'The if statement', 'for': 'The for statement'}\n")
-        archive.writestr("html/__init__.py", "this is no Python")
-        archive.writestr("not_of_the_library.py", '"""Foreign."""\n')
-        archive.writestr("test/__init__.py", '"""Tests."""\n')
-    monkeypatch.setattr(corpus, "_library_paths", lambda: [str(tmp_path / "library.zip")])
-    assert corpus.read_documents() == {
-        "module ast": ["From the zip.", "Inner."],
-        "module json": ["A package."],
-        "module json.tool": ["Its module.", "Class."],
-        "topic for": ["The for statement"],
-        "topic if": ["The if statement"],
-    }
-
-
-def test_a_python_without_sources_is_told_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus, "_library_paths", lambda: [str(tmp_path)])
-    with pytest.raises(Unsupported, match=r"carries only 0 words.*installed with its \.py files"):
-        corpus.load()
+def test_it_is_the_text_that_was_collected(text):
+    """The same words in the same order under every Python and on every system: the demo's figures depend on nothing else."""
+    words = hashlib.sha256("\n".join(text.words).encode()).hexdigest()
+    tokens = hashlib.sha256(text.train.astype("<i8").tobytes() + text.held_out.astype("<i8").tobytes()).hexdigest()
+    assert (words[:16], tokens[:16]) == ("f5a0b29ee8400ba5", "382436cf4bd0e227")
+    assert corpus.FILE.stat().st_size < 420_000 and corpus.FILE.read_bytes().isascii()
 
 
 def test_baselines_are_probability_distributions(text):

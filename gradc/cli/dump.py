@@ -54,7 +54,7 @@ def _find(stages: list[Stage], name: str) -> int:
         if stage.name == name:
             return number
     close = difflib.get_close_matches(name, [s.name for s in stages], 1)
-    raise click.BadParameter(f"there is no pass {name!r}{f'; did you mean {close[0]}?' if close else ''} The passes: {', '.join(s.name for s in stages)}")
+    raise click.BadParameter(f"there is no pass {name!r}; {f'did you mean {close[0]}? ' if close else ''}the passes are {', '.join(s.name for s in stages)}")
 
 
 def _before(stages: list[Stage], number: int) -> Stage | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import click
@@ -71,14 +70,13 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
     module = compiled(model, settings)
     handle = module.kernels.get(kernel) or next((h for n, h in module.kernels.items() if n.rsplit("_", 1)[0] == kernel), None)
     if handle is None:
-        close = difflib.get_close_matches(kernel, module.kernels, 1)
-        raise click.BadParameter(f"there is no kernel {kernel!r}{f'; did you mean {close[0]}?' if close else ''} The kernels: {', '.join(module.kernels)}")
+        raise click.BadParameter(module.kernels.lacking(kernel))
     from ..runtime.executable import Executable
 
     program = handle.executable.program
     dims = {d: settings.dims.get(d, 64 * SMALL[i % len(SMALL)]) for i, d in enumerate(program.dims)}
     inputs = handle.sample(seed, **dims)
-    expected = Executable(program, "numpy", dims=dims).run(**inputs)
+    expected = Executable(program, "numpy", dims=dims).run(inputs)
     widest = any(t.dtype.is_float and t.dtype.bits < 32 for t in handle.types.values())
     make_folder(output)
     write(output / "kernel.gir", f"{program}\n")

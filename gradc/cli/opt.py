@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..ir.program_text import parse_program
 from ..ir.scan import LONGEST_TEXT
 from ..ir.verify import verify, verify_program
 from ..passes.choose_reduction import choose_reduction
+from ..passes.partition import Partition, partition
 from ..passes.plan_buffers import plan_buffers
 from ..passes.schedule import schedule
 from ..pipeline import PASSES
@@ -30,7 +32,24 @@ def _alone(function: Callable[..., Any]) -> bool:
     return all(p.default is not p.empty for p in list(inspect.signature(function).parameters.values())[1:])
 
 
-GRAPH_PASSES: dict[str, Callable[..., Any]] = {"differentiate": differentiate, **{name: p for name, p in PASSES.items() if _alone(p)}, "schedule": schedule}
+def tidy(graph: Graph, numerics: str = "real") -> Graph:
+    """simplify and fold once more, after what the passes between have made."""
+    return PASSES["fold"](PASSES["simplify"](graph, numerics=numerics))
+
+
+def cut(graph: Graph) -> Partition:
+    """A joint graph in two, at the residuals that a compilation without options keeps."""
+    return partition(graph, [name for name in graph.output_names if not name.startswith("d.")])
+
+
+GRAPH_PASSES: dict[str, Callable[..., Any]] = {
+    "differentiate": differentiate,
+    **{name: p for name, p in PASSES.items() if _alone(p)},
+    "tidy": tidy,
+    "forward.partition": lambda graph: cut(graph).forward,
+    "backward.partition": lambda graph: cut(graph).backward,
+    "schedule": schedule,
+}
 PROGRAM_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (choose_reduction, plan_buffers)}
 
 
@@ -46,11 +65,12 @@ def opt(file: Path, passes: tuple[str, ...], wrt: tuple[str, ...], numerics: str
     """Read a graph or a program from FILE, run passes over it, verify after each, and print what comes out.
 
     \b
-    gradc opt 05-joint.gir -p decompose,widen,simplify
+    gradc opt 02-joint.gir -p decompose,widen,simplify
     gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
-    gradc opt joint.gir -p decompose,schedule,choose_reduction,plan_buffers -o program.gir
+    gradc opt 02-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction,plan_buffers -o program.gir
 
-    A name that is no pass lists those there are; schedule makes a program of a graph.
+    GRADC_DUMP=folder, or gradc compile --emit ir, writes 02-joint.gir. The passes are called as the files are; a name that is no pass lists those there
+    are. forward.partition and backward.partition each give one of the two graphs that a joint graph is cut into; schedule makes a program of a graph.
     """
     subject = read(file)
     texts = []
@@ -82,6 +102,8 @@ def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str
     here, kind = (GRAPH_PASSES, "graph") if isinstance(subject, Graph) else (PROGRAM_PASSES, "program")
     if name not in here:
         known = f"passes over a {kind}: {', '.join(here)}"
+        near = [other for other in here if other.endswith(f".{name}")] or difflib.get_close_matches(name, here, 1)
+        known = (f"did you mean {' or '.join(near)}? " if near else "") + known
         raise click.BadParameter(f"{name} is no pass over a {kind}; {known}" if name in GRAPH_PASSES or name in PROGRAM_PASSES else f"there is no pass {name!r}; {known}")
     if name == "differentiate":
         if not wrt:

@@ -1,7 +1,7 @@
-"""English text that every CPython carries, as word numbers: the reference's topics and the library's docstrings.
+"""English text that comes with gradc, as word numbers: what its own developers wrote in it.
 
-The text is read, never imported: ``pydoc_data/topics.py`` and each module's source go through ``ast``.  Which text
-it is depends on the Python version alone: what some systems package apart from the library is left out everywhere.
+``corpus.txt`` beside this file holds the documentation, docstrings, comments and error texts of gradc 0.1.0, under gradc's own licence, a document per
+source file. It is kept as it was collected then: the demo learns from the same words under every Python and every later gradc.
 
 >>> corpus = load()
 >>> contexts, targets = corpus.examples("train", context=6)    # i64[M, 6], i64[M]
@@ -10,33 +10,21 @@ it is depends on the Python version alone: what some systems package apart from 
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import os
-import pkgutil
 import re
-import sys
-import sysconfig
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradc.errors import Unsupported
-
 UNKNOWN, END = "<unk>", "<end>"
 HELD_OUT_SHARE = 0.1
 LEAST_COUNT = 2  # a word seen less often is <unk>
-LEAST_TOKENS = 50_000  # a Python with less text than this was stripped of its sources
+FILE = Path(__file__).with_name("corpus.txt")
 
-# Left out because some systems ship them in packages of their own, and the text would then depend on the machine.
-_PACKAGED_APART = frozenset(
-    {"distutils", "ensurepip", "idlelib", "lib2to3", "test", "tkinter", "turtle", "turtledemo", "venv"}
-)
 # An identifier or a word with its apostrophe, a number, or a run of one punctuation mark (kept as a single mark).
 _TOKEN = re.compile(r"[a-z_][a-z0-9_]*(?:'[a-z]+)?|[0-9]+|([!-/:-@\[-`{-~])\1*")
 
@@ -64,14 +52,8 @@ class Corpus:
 
 
 def load() -> Corpus:
-    """Read the text of the running Python, in a second or two; the same on every machine with this version."""
+    """Read the text, in a fraction of a second."""
     documents = {name: [tokenise(text) for text in texts] for name, texts in read_documents().items()}
-    total = sum(len(tokens) for texts in documents.values() for tokens in texts)
-    if total < LEAST_TOKENS:
-        raise Unsupported(
-            f"the demo's text: this Python carries only {total} words of documentation in its library's source "
-            f"(looked in {', '.join(_library_paths())}); a Python installed with its .py files has about 400000"
-        )
     held_out_names = _choose_held_out({name: sum(map(len, texts)) for name, texts in documents.items()})
     train = [tokens for name, texts in documents.items() if name not in held_out_names for tokens in texts]
     held_out = [tokens for name, texts in documents.items() if name in held_out_names for tokens in texts]
@@ -89,83 +71,12 @@ def tokenise(text: str) -> list[str]:
 
 
 def read_documents() -> dict[str, list[str]]:
-    """Document -> its texts, in order of the name; a text that stood in an earlier document is left out."""
+    """Document -> its texts. In the file a line ``=== name`` begins a document, and an empty line ends a text."""
     documents: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    for name, texts in sorted(_all_documents()):
-        fresh = [text for text in dict.fromkeys(texts) if text not in seen]
-        seen.update(fresh)
-        if fresh:
-            documents[name] = fresh
+    for part in FILE.read_text(encoding="ascii").split("=== ")[1:]:
+        name, _, texts = part.partition("\n")
+        documents[name] = [text for text in texts.strip().split("\n\n") if text]
     return documents
-
-
-def _all_documents() -> Iterator[tuple[str, list[str]]]:
-    for name, source in _library_sources():
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a file someone changed: the rest of the library is still text
-            continue
-        if name == "pydoc_data.topics":
-            yield from ((f"topic {topic}", [text]) for topic, text in _topics(tree).items())
-        else:
-            yield f"module {name}", list(_docstrings(tree))
-
-
-def _topics(tree: ast.Module) -> dict[str, str]:
-    """The dictionary of ``topics = {...}``."""
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(value=ast.Dict() as table) | ast.AnnAssign(value=ast.Dict() as table):
-                return dict(ast.literal_eval(table))
-    return {}
-
-
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """The docstrings of a module in source order, nested definitions included."""
-    pending: list[Any] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield text
-        blocks = (getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody"))
-        pending += reversed([inner for block in blocks for inner in block if not isinstance(inner, ast.Expr)])
-
-
-def _library_sources() -> Iterator[tuple[str, str]]:
-    """(module name, source) of the standard library, on disk or in a zip file; what has no source is passed over."""
-    pending = [("", _library_paths())]
-    while pending:
-        package, paths = pending.pop()
-        for info in pkgutil.iter_modules(paths):
-            if not package and (info.name not in sys.stdlib_module_names or info.name in _PACKAGED_APART):
-                continue
-            if info.name in ("test", "tests"):
-                continue
-            name = package + info.name
-            source, inside = _source(info)
-            if inside:
-                pending.append((f"{name}.", inside))
-            if source:
-                yield name, source
-
-
-def _source(info: pkgutil.ModuleInfo) -> tuple[str, list[str]]:
-    """A module's source ("" where it has none that can be read) and the folders of its submodules."""
-    finder: Any = info.module_finder
-    try:
-        spec: ModuleSpec | None = finder.find_spec(info.name, None)
-        get_source = getattr(spec and spec.loader, "get_source", None)
-        source = get_source(info.name) if get_source else None
-    except (ImportError, OSError, SyntaxError, UnicodeDecodeError):  # a zip file's finder compiles what it finds
-        return "", []
-    return source or "", list((spec and spec.submodule_search_locations) or ())
-
-
-def _library_paths() -> list[str]:
-    return list(dict.fromkeys([sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)]))
 
 
 def _choose_held_out(sizes: dict[str, int]) -> set[str]:

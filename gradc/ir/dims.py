@@ -86,6 +86,23 @@ class Dim:
     def __rfloordiv__(self, other: int) -> Size:
         return floordiv(other, self)
 
+    def __mod__(self, other: Size) -> Size:
+        return self - floordiv(self, other) * other
+
+    def __rmod__(self, other: int) -> Size:
+        return other - floordiv(other, self) * self
+
+    def __truediv__(self, other: object) -> Size:
+        raise TypeRuleError(f"{self} / {other}: a size is an integer; // rounds down, and ops take sizes as values (x / N)")
+
+    def __rtruediv__(self, other: object) -> Size:
+        raise TypeRuleError(f"{other} / {self}: a size is an integer; // rounds down, and ops take sizes as values (x / N)")
+
+    def __lt__(self, other: object) -> bool:
+        raise TypeRuleError(f"whether {self} is smaller or larger than {other} is not known while tracing, where it is symbolic: assume('N >= 4') states a bound, ops.where chooses by values, and a type with a number in its place (f32[8]) fixes it")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
     def __index__(self) -> int:
         raise TypeRuleError(f"the size {self} is symbolic: Python needs a number here; use the dim as a value or bind it")
 

@@ -89,6 +89,12 @@ class Graph:
             if node.op.name == "input" and node not in known:
                 raise TypeRuleError(f"graph {self.name}: {node!r} is used but is not an input of the graph")
 
+    def __copy__(self) -> Graph:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Graph:
+        return self
+
     @staticmethod
     def input_name(node: Node) -> str:
         return str(node.attrs["name"])

@@ -83,6 +83,12 @@ class Node:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a node cannot be changed: {name}")
 
+    def __copy__(self) -> Node:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Node:
+        return self
+
     # -- looking -------------------------------------------------------------------------------------------------------
 
     @property

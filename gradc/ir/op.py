@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
 from ..process.forks import cached_property
+from .arguments import lifted, meant, signature_text
 from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
@@ -277,6 +278,12 @@ class Op:
     def __post_init__(self) -> None:
         REGISTRY[self.name] = self
 
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self
+
     def _rule(self) -> Callable[..., Any]:
         if self.infer is None:
             raise InternalError(f"op {self.name} has no type rule")
@@ -337,6 +344,11 @@ class Op:
             return self.sugar(*positional, **keywords)
         except TypeRuleError as error:
             raise _located(error, self.name, _node_types(positional)) from None
+        except (TypeError, AttributeError):
+            bound = lifted(self.name, self.__signature__, positional, keywords)
+            if bound is None:
+                raise
+        return self(*bound.args, **bound.kwargs)
 
     def plain(self, *positional: Any, **keywords: Any) -> Node:
         """The call without comforts: operands, then attributes."""
@@ -352,7 +364,7 @@ class Op:
             operands = list(positional[0]) if len(positional) == 1 and isinstance(positional[0], tuple | list) else list(positional)
             return operands, self._check_names(keywords)
         if len(positional) > len(self.call_order):
-            raise TypeRuleError(f"{self.name} takes {len(self.call_order)} arguments, got {len(positional)}")
+            raise TypeRuleError(f"{self.name}{signature_text(self.__signature__)}: takes {len(self.call_order)} arguments, got {len(positional)}")
         given = dict(zip(self.call_order, positional, strict=False))
         twice = given.keys() & keywords.keys()
         if twice:
@@ -372,7 +384,7 @@ class Op:
         unknown = attrs.keys() - self.parameters.keys()
         if unknown:
             known = ", ".join(self.parameters) or "none"
-            raise TypeRuleError(f"{self.name} has no attribute {min(unknown)!r}; it has {known}")
+            raise TypeRuleError(f"{self.name} has no attribute {min(unknown)!r}; it has {known}{meant(min(unknown), self.call_order)}")
         return attrs
 
     def apply(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:

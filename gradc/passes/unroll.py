@@ -140,7 +140,7 @@ class _Unrolling:
             sizes = [x.shape[axis] for x in node.operands]
             if all(isinstance(n, int) for n in sizes):
                 ends = list(itertools.accumulate(sizes))
-                which = bisect.bisect_right(ends, k)  # type: ignore[type-var]
+                which = bisect.bisect_right(ends, k)
                 return self.only(node.operands[which], axis, k - ends[which] + sizes[which])  # type: ignore[arg-type]
         if node.op.name == "pad":
             (x,), (low, _), size = node.operands, node.attrs["pad_width"][axis], node.operands[0].shape[axis]

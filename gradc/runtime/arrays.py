@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +23,8 @@ from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, U
 from gradc.ir.types import array_of, shown
 from gradc.process.forks import held_off, lock
 from gradc.process.limits import Limit, tightest, tightest_total
+
+from .tensors import check_unrecorded, from_tensor, to_tensor
 
 Array = npt.NDArray[Any]
 
@@ -241,24 +242,6 @@ class Kind:
 Kind.NUMPY, Kind.SCALAR, Kind.TORCH, Kind.CUPY = Kind("numpy"), Kind("scalar"), Kind("torch"), Kind("cupy")
 
 
-# torch dtypes that NumPy has no name for: the integers of their size, and what the bits mean.
-_TORCH_BITS: dict[str, tuple[str, Any]] = {
-    "torch.bfloat16": ("int16", ml_dtypes.bfloat16),
-    "torch.float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
-    "torch.float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
-    "torch.float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
-}
-_TO_TORCH = {np.dtype(meaning): (bits, name.removeprefix("torch.")) for name, (bits, meaning) in _TORCH_BITS.items()}
-# One narrow value to a byte: torch gets the values.
-_NARROW: dict[Any, Any] = {
-    np.dtype(ml_dtypes.int2): np.int8,
-    np.dtype(ml_dtypes.int4): np.int8,
-    np.dtype(ml_dtypes.uint2): np.uint8,
-    np.dtype(ml_dtypes.uint4): np.uint8,
-    np.dtype(ml_dtypes.float4_e2m1fn): np.float32,
-}
-
-
 def to_numpy(x: Any) -> tuple[Array, Kind]:
     """The same memory as a NumPy array where that is possible, and what it was.
 
@@ -280,7 +263,7 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
         return array, Kind.SCALAR
     torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
     if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(torch, x), Kind.TORCH
+        return from_tensor(torch, x), Kind.TORCH
     with foreign(x):
         namespace = getattr(x, "__array_namespace__", None)
         return _from_protocol(x), Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
@@ -305,21 +288,6 @@ def _plain(x: Array) -> Array:
     if array.dtype.kind in "OSUMm" or array.dtype.fields is not None:
         raise InvalidProblem(f"an array of {array.dtype} does not hold numbers")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _from_torch(torch: Any, x: Any) -> Array:
-    if x.device.type != "cpu":
-        raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
-    if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first")
-    try:
-        # A lazy conjugate or minus sign is not in the memory.
-        dense = x.detach().resolve_conj().resolve_neg()
-        bits, meaning = _TORCH_BITS.get(str(x.dtype), (None, None))
-        array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
-    except (TypeError, RuntimeError) as error:
-        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}") from error
-    return array
 
 
 def _from_protocol(x: Any) -> Array:
@@ -360,7 +328,14 @@ class Host:
         return 0
 
     def read(self, x: Any, stream: int, what: str, constants: Any = ()) -> tuple[Array, Kind]:
-        return to_numpy(x)
+        """An argument; ``what`` is how errors name it."""
+        try:
+            array, kind = to_numpy(x)
+        except (DeviceError, InvalidProblem) as error:
+            raise type(error)(f"{what}: {error}") from error.__cause__
+        if kind is Kind.TORCH:
+            check_unrecorded(x, what)
+        return array, kind
 
     def kind(self, kinds: Sequence[Kind]) -> Kind:
         return Kind.of(kinds)
@@ -406,9 +381,9 @@ def unordered(x: Any) -> Array | None:
     if isinstance(x, np.ndarray):
         return None if x.flags.c_contiguous or type(x) is not np.ndarray else x
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
-        return None
     try:
+        if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
+            return None
         if not hasattr(x, "shape"):
             return None
         array = located(x)
@@ -431,23 +406,10 @@ def permuted(x: Any, order: Sequence[int]) -> Any:
 
 
 def from_numpy(array: Array, kind: Kind) -> Any:
-    """The array as the kind that :func:`to_numpy` named; the same memory if it is writable and its strides positive.
-
-    Narrow integers (one to a byte) become torch's 8-bit integers, f4 its float32.
-    """
+    """The array as the kind that :func:`to_numpy` named; the same memory where that kind allows it."""
     if kind.namespace is not None:
         try:
             return kind.namespace.from_dlpack(array)
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # bf16 and f8 have no name in NumPy's DLPack
             return kind.namespace.asarray(array)
-    if kind is not Kind.TORCH:
-        return array
-    torch = sys.modules["torch"]
-    if array.dtype in _NARROW:
-        array = array.astype(_NARROW[array.dtype])
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch has neither
-    if array.dtype in _TO_TORCH:
-        bits, name = _TO_TORCH[array.dtype]
-        return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
-    return torch.from_numpy(array)
+    return to_tensor(array) if kind is Kind.TORCH else array

@@ -35,8 +35,11 @@ from .arrays import Host, Kind, overlap, worth_asking
 from .memory import check_sizes
 from .pending import Pending
 from .precision import Precision, precision_of
+from .shared import Shared
+from .tensors import written
 
 if TYPE_CHECKING:
+    from .kernel import Kernels
     from .nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +62,7 @@ class Prepared:
     loose: tuple[str, ...] = ()
 
 
-class Executable:
+class Executable(Shared):
     """A compiled program: ``run(**inputs)`` gives its outputs by name.
 
     :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
@@ -289,8 +292,8 @@ class Executable:
                 own = name == donor and array.ctypes.data == source.ctypes.data and source.flags.c_contiguous
                 if overlap(array, source) and not own:
                     raise OverlappingOperands(f"out[{key!r}] shares memory with the input {name}; donate=[...] allows a donated input's memory")
-            for other, written in taken:
-                if overlap(array, written):
+            for other, earlier in taken:
+                if overlap(array, earlier):
                     raise OverlappingOperands(f"out[{key!r}] shares memory with out[{other!r}]")
             taken.append((key, array))
 
@@ -313,7 +316,7 @@ class Executable:
         Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
         """
         try:
-            prepared = self.prepare(by_name(inputs, more), out, accumulate, dims, False, stream)
+            prepared = self.prepare(by_name(self.program.name, self.inputs, inputs, (), more), out, accumulate, dims, False, stream)
             self._workspace(workspace, prepared)
         except GradcError as error:
             return error
@@ -336,7 +339,7 @@ class Executable:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """The outputs, by name; arrays are of the kind that went in.
 
         :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
@@ -345,7 +348,7 @@ class Executable:
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
         """
-        return self.run_bound(by_name(inputs, more), out, accumulate, stream, workspace, dims)[0]
+        return self.run_bound(by_name(self.program.name, self.inputs, inputs, extra, more), out, accumulate, stream, workspace, dims)[0]
 
     def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
@@ -353,6 +356,8 @@ class Executable:
         prepared = self.prepare(inputs, out, accumulate, dims, True, stream)
         self.launch(prepared, self._workspace(workspace, prepared))
         given = out or {}
+        if given or self.donated:
+            written(*given.values(), *(inputs[name] for name in self.donated.values() if name in inputs))
         results = {key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind) for key in self.outputs}
         return results, prepared.dims
 
@@ -384,7 +389,7 @@ class Executable:
         with held_off:
             from .capture import capture, step, stream_for
 
-        given = by_name(inputs, more)
+        given = by_name(self.program.name, self.inputs, inputs, (), more)
         at = stream_for(self, stream, given.values())
         only = step(self, given, at, out, workspace, dims)
         return capture([only], at, only.results)
@@ -428,16 +433,12 @@ class Executable:
         return render_program(self.program).text
 
     @property
-    def kernels(self) -> dict[str, Any]:
+    def kernels(self) -> Kernels:
         """Every kernel by name, each printable, runnable and timeable alone."""
         with held_off:
-            from .kernel import KernelHandle
+            from .kernel import kernels_of
 
-        found: dict[str, KernelHandle] = {}
-        for kernel in self.program.kernels:  # kernels of one structure share a name: the second is name.2
-            count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
-            found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, self)
-        return found
+        return kernels_of(self)
 
     def floor(self, **dims: int) -> int:
         """Bytes that any implementation must move."""

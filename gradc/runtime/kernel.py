@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from ..errors import InvalidProblem
 from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
-from ..ir.kernel import Buffer, Call, Kernel, Program
+from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
 from ..passes.choose_reduction import STRATEGIES, choose_reduction
 from ..passes.cost import kernel_bytes
@@ -22,6 +23,36 @@ if TYPE_CHECKING:
     from .executable import Executable
 
 Array = np.ndarray[Any, Any]
+
+
+class Kernels(dict[str, "KernelHandle"]):
+    """Kernels by name.
+
+    :ivar calls: the names of the steps beside them that a library computes.
+    """
+
+    def __init__(self, calls: Iterable[str] = ()):
+        super().__init__()
+        self.calls = tuple(dict.fromkeys(calls))
+
+    def __missing__(self, name: str) -> KernelHandle:
+        raise KeyError(self.lacking(name))
+
+    def lacking(self, name: str) -> str:
+        """Why there is no kernel of that name, and which there are."""
+        if any(name in (call, call.rsplit("_", 1)[0]) for call in self.calls):
+            return f"{name!r} is computed by a library: it has no kernel; the kernels are {', '.join(self) or 'none'}"
+        close = difflib.get_close_matches(name, self, 1)
+        return f"there is no kernel {name!r}; {f'did you mean {close[0]}? ' if close else ''}the kernels are {', '.join(self) or 'none'}"
+
+
+def kernels_of(executable: Executable) -> Kernels:
+    """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``."""
+    found = Kernels(item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel))
+    for kernel in executable.program.kernels:
+        count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
+        found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
+    return found
 
 
 class KernelHandle:

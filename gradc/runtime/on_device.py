@@ -19,8 +19,9 @@ from ..ir.types import dtype as dtype_of
 from ..ir.types import shown
 from ..process.forks import lock
 from ..process.limits import Limit
-from .arrays import _NARROW, _TO_TORCH, _TORCH_BITS, Kind, foreign, to_numpy
+from .arrays import Kind, foreign, to_numpy
 from .device import Device, Memory, Span
+from .tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
 
 Array = np.ndarray[Any, Any]
 _UNSIGNED = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -85,11 +86,6 @@ def _torch() -> Any:
     return sys.modules.get("torch")  # a tensor cannot exist before it was imported
 
 
-def is_tensor(x: Any) -> bool:
-    torch = _torch()
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
 def describe(x: Any) -> Remote | None:
     """An array on a GPU as it lies there; None of anything else.  Nothing is waited for."""
     if isinstance(x, Remote):
@@ -109,10 +105,16 @@ def _from_tensor(x: Any) -> Remote:
         raise InvalidProblem("a torch tensor with a lazy conjugate or minus sign: resolve_conj(), resolve_neg() first")
     name = str(x.dtype)
     try:
-        meaning = np.dtype(_TORCH_BITS[name][1]) if name in _TORCH_BITS else np.dtype(name.removeprefix("torch."))
+        meaning = np.dtype(BITS[name][1]) if name in BITS else np.dtype(name.removeprefix("torch."))
     except TypeError as error:
         raise InvalidProblem(f"a torch tensor of {name} does not hold numbers that gradc knows") from error
-    return remote(x.data_ptr(), tuple(x.shape), meaning, [s * meaning.itemsize for s in x.stride()], owner=x, native=x, number=x.device.index)
+    try:
+        address = x.data_ptr()
+    except RuntimeError as error:  # fake (torch.compile, torch.export), or wrapped by torch.func
+        raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: {error}") from error
+    if not address and x.numel():
+        raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its storage was freed")
+    return remote(address, tuple(x.shape), meaning, [s * meaning.itemsize for s in x.stride()], owner=x, native=x, number=x.device.index)
 
 
 def to_host(x: Any) -> Array:
@@ -181,7 +183,7 @@ def pointer_of(stream: Any) -> int:
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """What the libraries call it: a narrow value is a byte."""
-    narrow = _NARROW.get(dtype)
+    narrow = NARROW.get(dtype)
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 
 
@@ -241,7 +243,10 @@ class OnDevice:
             number = found.number if found.number is not None else self.device.device_of(found.ctypes.data)
             if number != self.number:
                 raise DeviceError(f"{what} lies on device {number}, and this module on device {self.number}")
-        return found, Kind.TORCH if is_tensor(x) else Kind.NUMPY if isinstance(x, Remote) else Kind.CUPY
+        if is_tensor(x):
+            check_unrecorded(x, what)
+            return found, Kind.TORCH
+        return found, Kind.NUMPY if isinstance(x, Remote) else Kind.CUPY
 
     def _through_protocol(self, x: Any, stream: int, what: str) -> Remote:
         name = f"{type(x).__module__}.{type(x).__qualname__}"
@@ -270,7 +275,7 @@ class OnDevice:
     def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> Remote:
         torch = _torch()
         stored = _stored(wanted)
-        name = _TO_TORCH[stored][1] if stored in _TO_TORCH else stored.name
+        name = STORED[stored][1] if stored in STORED else stored.name
         device = f"cuda:{self.number}"
         if int(torch.cuda.current_stream().cuda_stream) == stream:
             native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)

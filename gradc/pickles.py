@@ -1,0 +1,58 @@
+"""Graphs, nodes and ops in pickles (so in torch.save, multiprocessing): a graph as its text with its arrays and notes, an op as its name.
+
+What is read back is checked as any text is, and is the very same: nodes are hash-consed.  Modules follow in :mod:`gradc.api`.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import ops
+from .errors import InvalidProblem
+from .ir.graph import Graph
+from .ir.node import Node, Note, topological
+from .ir.op import Composite, Library, Op, Primitive
+from .ir.text import parse
+
+
+def op_named(name: str) -> Op:
+    """The op of that name; InvalidProblem where this process has none."""
+    found: Op | None = ops.REGISTRY.get(name)
+    if found is None:
+        raise InvalidProblem(f"a pickle names the op {name!r}, which this process does not have: import the module that defines it first")
+    return found
+
+
+def graph_from(text: str, defaults: Mapping[str, np.ndarray[Any, Any]], notes: Sequence[tuple[int, Note]]) -> Graph:
+    """A graph from its text, the arrays bound to inputs, and notes by the place of their node."""
+    graph = parse(text)
+    for array in defaults.values():
+        array.flags.writeable = False
+    return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, {graph.nodes[at]: note for at, note in notes}, dict(defaults))
+
+
+def node_from(text: str) -> Node:
+    """A node from the text of the graph that computes it."""
+    return parse(text).output("y")
+
+
+def _graph(graph: Graph) -> tuple[Any, ...]:
+    notes = [(at, graph.notes[node]) for at, node in enumerate(graph.nodes) if node in graph.notes]
+    return graph_from, (str(graph), dict(graph.defaults), notes)
+
+
+def _node(node: Node) -> tuple[Any, ...]:
+    inputs = tuple(n for n in topological([node]) if n.op.name == "input")
+    return node_from, (str(Graph("node", inputs, (("y", node),))),)
+
+
+def register() -> None:
+    """Tell pickle."""
+    copyreg.pickle(Graph, _graph)
+    copyreg.pickle(Node, _node)
+    for kind in (Primitive, Composite, Library):
+        copyreg.pickle(kind, lambda op: (op_named, (op.name,)))
