@@ -344,11 +344,11 @@ def _mse_value(input: Node, target: Node, *, reduction: str) -> Node:
 
 
 def _mse_vjp(g: Node, y: Node, input: Node, target: Node, *, reduction: str) -> tuple[Node, Node]:
-    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx
+    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx; doubled last: what is finite is not lost on the way
     difference = _difference(input, target)
-    g = converted(g, difference.dtype) * 2
+    g = converted(g, difference.dtype)
     g = spread(g / _nonzero(_count_of(input.shape, difference.dtype)) if reduction == "mean" else g, input.shape)
-    dx = g * difference
+    dx = g * difference * 2
     return converted(dx, input.dtype), converted(-dx, input.dtype)
 
 
