@@ -342,9 +342,12 @@ class Op:
         if self.variadic:
             operands = list(positional[0]) if len(positional) == 1 and isinstance(positional[0], tuple | list) else list(positional)
             return operands, self._check_names(keywords)
-        if len(positional) > len(self.call_order):
-            raise TypeRuleError(f"{self.name} takes {len(self.call_order)} arguments, got {len(positional)}")
-        given = dict(zip(self.call_order, positional, strict=False))
+        order = self.call_order
+        if self.order:  # an attribute amid the operands is passed over where it is given by name
+            order = tuple(name for name in order if name not in keywords or name not in self.parameters)
+        if len(positional) > len(order):
+            raise TypeRuleError(f"{self.name} takes {len(self.call_order)} arguments, got {len(positional) + len(self.call_order) - len(order)}")
+        given = dict(zip(order, positional, strict=False))
         twice = given.keys() & keywords.keys()
         if twice:
             raise TypeRuleError(f"{self.name}: {min(twice)} is given twice")

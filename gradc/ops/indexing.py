@@ -158,7 +158,7 @@ gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=M
         Sample(("F[3,2]", "i64[N]"), {"oob": "skip"}, draw=("normal", "index:5")), Sample(("F[3,2]", "i8[N]"), {"oob": "clamp"}, draw=("normal", "int")), Sample(("F[3,2]", "i8[N]"), {"oob": "wrap"}, draw=("normal", "int")),
     ),
     bad=(BadSample(("f32[5,3]", "f32[2]"), match="indices are f32"), BadSample(("f32[5,3]", "i64[2]"), {"padding_idx": 5}, match="padding_idx=5 of 5 rows"), BadSample(("f32[5,3]", "i64[2]"), {"oob": "ignore"}, match="oob='ignore'")),
-    doc="slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its gradient")  # fmt: skip
+    doc="slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its gradient. An index out of range is an error that names it, reads zeros (oob='skip'), or is held at the end ('clamp') or taken modulo the size ('wrap'); an axis of size 0 has no place to hold it at: there clamp and wrap read zeros, too, and what is scattered there is added nowhere")  # fmt: skip
 
 
 def _scatter_add(indices: Type, updates: Type, *, axis: int = 0, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
-from ..ir.dims import Size, product, same
+from ..ir.dims import Size, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.types import I64, DType, Type
@@ -43,8 +43,8 @@ def _cross_entropy(
         raise TypeRuleError("the input has no class axis: [C], [N,C] or [N,C,d1...]")
     axis = _class_axis(input)
     classes, positions = input.shape[axis], without(input.shape, (axis,))
-    if classes == 0:
-        raise TypeRuleError("an input of 0 classes")
+    if classes == 0 and (target.dtype.is_float or known_nonnegative(product(positions) - 1)):
+        raise TypeRuleError("an input of 0 classes")  # with no positions nothing names one; of a symbolic number the call finds out
     if target.dtype.is_float:
         alike(input, target)
         if ignore_index >= 0:
