@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import ops
+from gradc import interp, ops
+from gradc.exact.evaluate import evaluate
+from gradc.ir.types import parse_type
+from gradc.passes.decompose import decompose
+from gradc.passes.sink_dequant import sink_dequant
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -139,3 +143,58 @@ def test_long_rows_of_f64_are_added_up_as_exactly_as_torch_does(name: str, targe
                 return float(np.abs(np.asarray(value).astype(np.longdouble) - exact).max() / np.abs(exact).max()) / UNIT["float64"]
 
             assert error(module.forward.run(x=x)["y"]) <= max(4, error(reference(torch.from_numpy(x)))), (columns, k)
+
+
+# -- what a mask keeps out ---------------------------------------------------------------------------------------------
+
+MASKED: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "read outside": (lambda x, p: ops.gather_2d(ops.mean(x, axis=4), p, p), {"x": "f32[1,1,3,3,K]", "p": "i64[1,5]"}),
+    "rows outside": (lambda x, p: ops.gather(ops.mean(x, axis=2), ops.reshape(p, (5,)), oob="skip"), {"x": "f32[3,2,K]", "p": "i64[1,5]"}),
+    "padded": (lambda x: ops.pad(ops.mean(x, axis=2), ((0, 0), (1, 0))), {"x": "f32[3,2,K]"}),
+    "selected": (lambda x, p: ops.where(ops.ge(ops.reshape(p, (5,)), 1), ops.mean(x, axis=1), 0.0), {"x": "f32[5,K]", "p": "i64[1,5]"}),
+    "joined": (lambda x: ops.concat([ops.mean(x, axis=1), ops.constant(value=(0.0, 0.0), dtype="f32", shape=(2,))]), {"x": "f32[5,K]"}),
+    "summed over nothing": (lambda x, z: ops.sum(ops.broadcast_to(ops.reshape(ops.sum(x, axis=1), (5, 1)), (5, z.shape[0])) / ops.cast(ops.dim(size=z.shape[0]), "f32"), axis=1), {"x": "f32[5,3]", "z": "f32[K]"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_division_stays_behind_a_mask(name: str, target: str) -> None:
+    """A mean over nothing is NaN where it is read, and what is masked stays 0: with the licence to reassociate as without."""
+    function, types = MASKED[name]
+    graph = gradc.trace(function, **types)
+    for count in (0, 3):
+        given = {k: np.ones(parse_type(t).concrete({"K": count}), np.float32) for k, t in types.items()}
+        if "p" in types:
+            given["p"] = np.array([[0, 1, 2, -1, 7]])
+        want = interp.run(graph, given)["y"]
+        for numerics in ("real", "strict"):
+            np.testing.assert_array_equal(gradc.compile(graph, target=target, numerics=numerics).forward.run(given)["y"], want)
+        if not count and name != "summed over nothing":
+            assert np.isnan(want).any() and (want == 0).any()
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_rows_that_nothing_is_added_to_stay_zero(target: str) -> None:
+    """Whatever the scale of a row that is not read: one that was never initialised, for instance."""
+    graph = gradc.trace(lambda i, s, u: ops.scatter_add(i, u * ops.reshape(ops.gather(s, i), (i.shape[0], 1)), size=4), i="i64[N]", s="f32[4]", u="f32[N,3]")
+    given = {"i": np.array([0, 2, 2, 0, 0, 0, 2, 2]), "s": np.array([2, np.nan, 3, np.inf], np.float32), "u": np.ones((8, 3), np.float32)}
+    want = interp.run(graph, given)["y"]
+    assert not np.isnan(want).any()
+    module = gradc.compile(graph, target=target, hints={"N": 100_000})
+    np.testing.assert_array_equal(module.forward.run(given)["y"], want)
+
+
+def test_exact_algebra_sees_a_division_moved_past_a_mask() -> None:
+    """1/0 is a tagged value there: the graph before the pass, the graph after it, and one with the division moved by hand."""
+    graph = gradc.trace(*(MASKED["read outside"][:1]), **MASKED["read outside"][1])
+    moved = gradc.trace(lambda x, p: ops.gather_2d(ops.sum(x, axis=4), p, p) / ops.cast(ops.dim(size=x.shape[4]), "f32"), **MASKED["read outside"][1])
+    given = {"x": np.ones((1, 1, 3, 3, 0), np.float32), "p": np.array([[0, 1, 2, -1, 7]])}
+
+    def values(g: Any) -> tuple[Any, Any]:
+        found = evaluate(g, given, licence="REAL")["y"]
+        return found.value.tolist(), found.tag.tolist()
+
+    prepared = decompose(graph)
+    assert values(sink_dequant(prepared)) == values(graph)
+    assert values(moved) != values(graph)

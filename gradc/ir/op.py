@@ -235,6 +235,8 @@ class Op:
         which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each of them by itself (mul),
         unless ``additive``.
     :param additive: linear in those operands together, not in each (add, where, concat): a scale passes only if the others are zero.
+    :param fills: elements of the result may be 0, or another operand's, whatever the operand holds (pad, where, a read outside): a scale passes only
+        if 0 times it is certainly 0.  Not where its attribute ``oob`` is "error".
     :param resized: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with ``axis`` replaced by axes of
         ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it does not vary along it, the shape it is brought to.
         None where that axis is not one axis of the operands.  Pointwise primitives need none.
@@ -255,6 +257,7 @@ class Op:
     bad: Sequence[BadSample] = field(default=(), kw_only=True)
     linear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
     additive: bool = field(default=False, kw_only=True)
+    fills: bool = field(default=False, kw_only=True)
     resized: Callable[[Node, int, tuple[Size, ...]], Resized | None] | None = field(default=None, kw_only=True)
     broadcast: bool = field(default=False, kw_only=True)
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)

@@ -151,7 +151,7 @@ def _gather_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 _TABLE = ("index:5",)
-gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]), linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
+gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]), linear=_gather_map, fills=True, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     samples=(
         Sample(("F[5,3]", "i64[N]"), draw=("normal", *_TABLE)), Sample(("F[5,3]", "i32[2,N]"), draw=("normal", *_TABLE)), Sample(("F[5]", "i64[]"), draw=("normal", *_TABLE)),
         Sample(("F[2,5,3]", "u8[N]"), {"axis": 1}, draw=("normal", *_TABLE)), Sample(("F[5,N]", "i16[4]"), {"padding_idx": 2, "scale_grad_by_freq": True}, draw=("normal", *_TABLE)),
@@ -279,7 +279,7 @@ def _put_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index
 
 take_along_axis = Primitive("take_along_axis", infer=_take, reference=_take_reference, lower=Movement(_take_at), indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     vjp=lambda g, y, x, indices, *, axis, oob: (scatter_add_along_axis.plain(indices, g, axis=axis, size=x.shape[axis], oob=oob), DISCRETE),
-    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))}, fills=True,
     samples=(Sample(("F[5,3]", "i64[N,3]"), {"axis": 0}, draw=("normal", "index:5")), Sample(("F[N,5]", "i64[N,1]"), {"axis": -1}, draw=("normal", "index:5")), Sample(("F[2,5,3]", "i32[2,4,3]"), {"axis": 1}, draw=("normal", "index:5"))),
     bad=(BadSample(("f32[5,3]", "i64[2]"), {"axis": 0}, match="rank 1"), BadSample(("f32[5,3]", "i64[2,4]"), {"axis": 0}, match="3 and the indices 4")),
     doc="one element per index along an axis (numpy.take_along_axis)")  # fmt: skip

@@ -271,7 +271,7 @@ def _where_call(condition: Any, x: Any, y: Any) -> Node:
 
 
 where = Primitive("where", infer=_where, reference=np.where, lower=Expr("{0} ? {1} : {2}"), broadcast=True, in_place_of_dtype=True, sugar=_where_call, vjp=_where_vjp,
-    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))}, additive=True,
+    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))}, additive=True, fills=True,
     samples=tuple(Sample((f"bool[{s}]", f"F[{s}]", f"F[{s}]"), draw=("bool", "normal", "normal")) for s in SHAPES),
     bad=(BadSample(("f32[3]", "f32[3]", "f32[3]"), match="not bool"), BadSample(("bool[3]", "f32[3]", "f64[3]"), match="dtypes differ")),
     doc="x where the condition holds, else y")  # fmt: skip
