@@ -19,7 +19,7 @@ from .ir.graph import Graph
 from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Stmt, neutral, taken
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
-from .ir.types import DTYPES, DType, Type
+from .ir.types import DTYPES, DType, Type, read
 from .ops.bags import count_not_above
 from .ops.indexing import check_positions
 from .ops.pointwise import convert
@@ -149,7 +149,7 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
             raise InvalidProblem(f"{name} is {node.type}, got an array of {arrays[name].dtype}")
-        values[node] = arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else arrays[name]
+        values[node] = arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else read(arrays[name], node.dtype)
 
     def value_of(root: Node) -> None:
         pending = [root]
@@ -233,7 +233,7 @@ class _Memory:
                 continue
             dtype = np.dtype(np.float64) if precise and buffer.type.dtype.has_tangent else buffer.type.dtype.np
             if buffer.kind == "input":
-                self.flat[buffer.name] = arrays[buffer.name].astype(dtype).reshape(-1)
+                self.flat[buffer.name] = read(arrays[buffer.name], buffer.type.dtype).astype(dtype).reshape(-1)
             elif buffer.kind == "const":
                 self.flat[buffer.name] = np.asarray(buffer.value, np.float64 if buffer.type.dtype.is_float else None).astype(dtype).reshape(-1)
             else:

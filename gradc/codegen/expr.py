@@ -49,6 +49,8 @@ def loaded(dtype: DType, element: str) -> str:
 def to_memory(dtype: DType, value: str) -> str:
     if dtype.name in ROUNDED:
         return f"{dtype.name}_store({value})"
+    if dtype.name in _NARROW_INT and dtype.kind == "i":  # the bits above a value's own are 0, as ml_dtypes stores it
+        return f"({value}) & {2**dtype.bits - 1}"
     return f"(u8)({value})" if dtype is BOOL else value
 
 

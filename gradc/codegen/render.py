@@ -297,7 +297,7 @@ class _Writer(RowMemory):
                 simd &= s.op != "check" and innermost in {v for i in s.index for v, _ in i.terms} and not self.places_by_column(s)
         clause = "".join(f" reduction({op}:{','.join(names)})" for op, names in clauses.items())
         row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
-        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_BLOCK" if reductions else "GRADC_BURST" if past or scatters else "", "past": past, "scatters": scatters, "ahead": self.ahead(number)}
+        return {"row": row, "body": body, "columns": columns, "reductions": reductions, "simd": simd and columns, "simd_clause": clause, "block": "GRADC_FINE_BLOCK" if any(r.get("fine") for r in reductions) else "GRADC_BLOCK" if reductions else "GRADC_BURST" if past or scatters else "", "past": past, "scatters": scatters, "ahead": self.ahead(number)}
 
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""
@@ -362,6 +362,9 @@ class _Writer(RowMemory):
             clauses.setdefault(sign, []).append(f"b_{name}")
             total = "f64" if s.dtype.is_float and kind == "sum" else ctype
             start = "0" if kind == "sum" else "1"
+            if kind == "sum" and s.dtype is F64:  # no wider total: what its additions lose is kept beside it
+                return {"total_type": total, "total": f"t_{name}", "total_init": f"0, e_{name} = 0", "block": f"f64 b_{name} = 0;", "simd": True, "fine": True,
+                        "lines": [f"b_{name} += {value};"], "merge": f"gradc_add(&t_{name}, &e_{name}, b_{name});", "result": f"const f64 {name} = gradc_total(t_{name}, e_{name});"}  # fmt: skip
             return {"total_type": total, "total": f"t_{name}", "total_init": start, "block": f"{total if wide else ctype} b_{name} = {start};", "simd": True,
                     "lines": [f"b_{name} {sign}= {value};"], "merge": f"t_{name} {sign}= b_{name};", "result": f"const {ctype} {name} = ({ctype})t_{name};"}  # fmt: skip
         if kind in ("max", "min"):

@@ -242,6 +242,8 @@ class Op:
         which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each of them by itself (mul),
         unless ``additive``.
     :param additive: linear in those operands together, not in each (add, where, concat): a scale passes only if the others are zero.
+    :param fills: elements of the result may be 0, or another operand's, whatever the operand holds (pad, where, a read outside): a scale passes only
+        if 0 times it is certainly 0.  Not where its attribute ``oob`` is "error".
     :param resized: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with ``axis`` replaced by axes of
         ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it does not vary along it, the shape it is brought to.
         None where that axis is not one axis of the operands.  Pointwise primitives need none.
@@ -263,6 +265,7 @@ class Op:
     bad: Sequence[BadSample] = field(default=(), kw_only=True)
     linear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
     additive: bool = field(default=False, kw_only=True)
+    fills: bool = field(default=False, kw_only=True)
     resized: Callable[[Node, int, tuple[Size, ...]], Resized | None] | None = field(default=None, kw_only=True)
     broadcast: bool = field(default=False, kw_only=True)
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
@@ -363,9 +366,13 @@ class Op:
         if self.variadic:
             operands = list(positional[0]) if len(positional) == 1 and isinstance(positional[0], tuple | list) else list(positional)
             return operands, self._check_names(keywords)
-        if len(positional) > len(self.call_order):
-            raise TypeRuleError(f"{self.name}{signature_text(self.__signature__)}: takes {len(self.call_order)} arguments, got {len(positional)}")
-        given = dict(zip(self.call_order, positional, strict=False))
+        order = self.call_order
+        if self.order:  # an attribute amid the operands is passed over where it is given by name
+            order = tuple(name for name in order if name not in keywords or name not in self.parameters)
+        if len(positional) > len(order):
+            got = len(positional) + len(self.call_order) - len(order)
+            raise TypeRuleError(f"{self.name}{signature_text(self.__signature__)}: takes {len(self.call_order)} arguments, got {got}")
+        given = dict(zip(order, positional, strict=False))
         twice = given.keys() & keywords.keys()
         if twice:
             raise TypeRuleError(f"{self.name}: {min(twice)} is given twice")

@@ -1,6 +1,7 @@
 """Element types and tensor types: ``f32[N,4]`` is a dtype and a shape.
 
-Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).
+Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).  Of a byte that holds a value of fewer bits
+only its low bits are read, whatever the others are, and any byte but 0 is true; what is written has zeros above the value, and 1 for true.
 """
 
 from __future__ import annotations
@@ -131,6 +132,17 @@ def dtype(what: Any) -> DType:
         return _BY_NUMPY[np.dtype(what)]
     except (KeyError, TypeError, ValueError):  # a text with half a surrogate is no name for NumPy
         raise TypeRuleError(f"{str(what)[:60]!r} is not a dtype; there are {' '.join(DTYPES)}") from None
+
+
+def read(array: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    """An array as a kernel reads it: bytes that hold fewer bits (a view may have brought any) as those that this package writes."""
+    array = np.asarray(array)
+    if dtype.bits >= 8 or array.dtype != dtype.np:
+        return array
+    raw = array.view(np.uint8)
+    if not raw.size or int(raw.max()) < 2**dtype.bits:
+        return array
+    return np.asarray(raw != 0 if dtype is BOOL else (raw & (2**dtype.bits - 1)).view(dtype.np))
 
 
 @dataclass(frozen=True)

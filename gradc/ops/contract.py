@@ -13,7 +13,7 @@ from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Library, Sample
 from ..ir.operands import adopt, broadcast_shapes
 from ..ir.types import Type
-from .rules import floating, reshaped, spread, summing
+from .rules import floating, reshaped, spread
 
 
 def _matmul(x: Type, y: Type) -> Type:
@@ -62,7 +62,8 @@ def _matmul_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 def _matmul_reference(x: Any, y: Any) -> Any:
-    return np.matmul(x.astype(summing(x.dtype)), y.astype(summing(y.dtype))).astype(x.dtype)
+    wide = np.result_type(x.dtype, np.float64) if x.dtype.kind == "f" else x.dtype  # f64 at most: the library's product is not made for more
+    return np.matmul(x.astype(wide), y.astype(wide)).astype(x.dtype)
 
 
 matmul: Library = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=_matmul_reference, axes=_matmul_axes, linear=_matmul_map,

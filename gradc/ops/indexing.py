@@ -187,14 +187,14 @@ def _gather_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 _TABLE = ("index:5",)
-gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]), linear=_gather_map, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
+gather = Primitive("gather", infer=_gather, reference=_gather_reference, lower=Movement(_gather_at), vjp=_gather_vjp, surrogate=_gather_surrogate, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]), linear=_gather_map, fills=True, indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     samples=(
         Sample(("F[5,3]", "i64[N]"), draw=("normal", *_TABLE)), Sample(("F[5,3]", "i32[2,N]"), draw=("normal", *_TABLE)), Sample(("F[5]", "i64[]"), draw=("normal", *_TABLE)),
         Sample(("F[2,5,3]", "u8[N]"), {"axis": 1}, draw=("normal", *_TABLE)), Sample(("F[5,N]", "i16[4]"), {"padding_idx": 2, "scale_grad_by_freq": True}, draw=("normal", *_TABLE)),
         Sample(("F[3,2]", "i64[N]"), {"oob": "skip"}, draw=("normal", "index:5")), Sample(("F[3,2]", "i8[N]"), {"oob": "clamp"}, draw=("normal", "int")), Sample(("F[3,2]", "i8[N]"), {"oob": "wrap"}, draw=("normal", "int")),
     ),
     bad=(BadSample(("f32[5,3]", "f32[2]"), match="indices are f32"), BadSample(("f32[5,3]", "i64[2]"), {"padding_idx": 5}, match="padding_idx=5 of 5 rows"), BadSample(("f32[5,3]", "i64[2]"), {"oob": "ignore"}, match="oob='ignore'")),
-    doc="slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its gradient")  # fmt: skip
+    doc="slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its gradient. An index out of range is an error that names it, reads zeros (oob='skip'), or is held at the end ('clamp') or taken modulo the size ('wrap'); an axis of size 0 has no place to hold it at: there clamp and wrap read zeros, too, and what is scattered there is added nowhere")  # fmt: skip
 
 
 def _scatter_add(indices: Type, updates: Type, *, axis: int = 0, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
@@ -315,7 +315,7 @@ def _put_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[Index
 
 take_along_axis = Primitive("take_along_axis", infer=_take, reference=_take_reference, lower=Movement(_take_at), indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]}, in_place_of_dtype=True,
     vjp=lambda g, y, x, indices, *, axis, oob: (scatter_add_along_axis.plain(indices, g, axis=axis, size=x.shape[axis], oob=oob), DISCRETE),
-    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))}, fills=True,
     samples=(Sample(("F[5,3]", "i64[N,3]"), {"axis": 0}, draw=("normal", "index:5")), Sample(("F[N,5]", "i64[N,1]"), {"axis": -1}, draw=("normal", "index:5")), Sample(("F[2,5,3]", "i32[2,4,3]"), {"axis": 1}, draw=("normal", "index:5"))),
     bad=(BadSample(("f32[5,3]", "i64[2]"), {"axis": 0}, match="rank 1"), BadSample(("f32[5,3]", "i64[2,4]"), {"axis": 0}, match="3 and the indices 4")),
     doc="one element per index along an axis (numpy.take_along_axis)")  # fmt: skip

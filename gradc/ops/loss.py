@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
-from ..ir.dims import Size, product, same
+from ..ir.dims import Size, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.types import I64, DType, Type
@@ -43,8 +43,8 @@ def _cross_entropy(
         raise TypeRuleError("the input has no class axis: [C], [N,C] or [N,C,d1...]")
     axis = _class_axis(input)
     classes, positions = input.shape[axis], without(input.shape, (axis,))
-    if classes == 0:
-        raise TypeRuleError("an input of 0 classes")
+    if classes == 0 and (target.dtype.is_float or known_nonnegative(product(positions) - 1)):
+        raise TypeRuleError("an input of 0 classes")  # with no positions nothing names one; of a symbolic number the call finds out
     if target.dtype.is_float:
         alike(input, target)
         if ignore_index >= 0:
@@ -344,11 +344,11 @@ def _mse_value(input: Node, target: Node, *, reduction: str) -> Node:
 
 
 def _mse_vjp(g: Node, y: Node, input: Node, target: Node, *, reduction: str) -> tuple[Node, Node]:
-    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx
+    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx; doubled last: what is finite is not lost on the way
     difference = _difference(input, target)
-    g = converted(g, difference.dtype) * 2
+    g = converted(g, difference.dtype)
     g = spread(g / _nonzero(_count_of(input.shape, difference.dtype)) if reduction == "mean" else g, input.shape)
-    dx = g * difference
+    dx = g * difference * 2
     return converted(dx, input.dtype), converted(-dx, input.dtype)
 
 

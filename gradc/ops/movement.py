@@ -293,7 +293,7 @@ def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
 pad: Primitive = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, in_place_of_dtype=True, reference=_pad_reference,
     vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
     linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
-    resized=resized_pad,
+    resized=resized_pad, fills=True,
     samples=(Sample(("F[N]",), {"pad_width": ((1, 2),)}), Sample(("F[4,3]",), {"pad_width": ((0, 0), (1, 2))}), Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5})),
     bad=(BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"), BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs")),
     doc="a constant border")  # fmt: skip
@@ -351,7 +351,7 @@ def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
 
 
 concat = Primitive("concat", infer=_concat, reference=lambda *xs, axis: np.concatenate(xs, axis), lower=Movement(_concat_at), vjp=_concat_vjp, in_place_of_dtype=True,
-    linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))}, additive=True,
+    linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))}, additive=True, fills=True,
     samples=(Sample(("F[N]", "F[3]")), Sample(("F[2,N]", "F[2,3]", "F[2,1]"), {"axis": -1}), Sample(("F[2,N]",), {"axis": 1})),
     bad=(BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"), BadSample(("f32[2]", "f64[2]"), match="does not join")),
     doc="joined along an axis")  # fmt: skip

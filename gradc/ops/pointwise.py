@@ -273,7 +273,7 @@ def _where_call(condition: Any, x: Any, y: Any) -> Node:
 
 
 where = Primitive("where", infer=_where, reference=np.where, lower=Expr("{0} ? {1} : {2}"), broadcast=True, in_place_of_dtype=True, sugar=_where_call, vjp=_where_vjp,
-    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))}, additive=True,
+    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))}, additive=True, fills=True,
     samples=tuple(Sample((f"bool[{s}]", f"F[{s}]", f"F[{s}]"), draw=("bool", "normal", "normal")) for s in SHAPES),
     bad=(BadSample(("f32[3]", "f32[3]", "f32[3]"), match="not bool"), BadSample(("bool[3]", "f32[3]", "f64[3]"), match="dtypes differ")),
     doc="x where the condition holds, else y")  # fmt: skip
@@ -395,16 +395,37 @@ def _gelu(x: Type, *, approximate: str = "none") -> Type:
 _TANH = (math.sqrt(2 / math.pi), 0.044715)
 
 
+def _logistic(z: Node) -> tuple[Node, Node]:
+    """sigmoid(z) and its slope, of one exponential: s (1 - s) would cancel."""
+    e = exp(-abs(z))
+    r = reciprocal(e + 1)
+    return where(ge(z, zeros_like(z)), r, e * r), e * r * r
+
+
+def _gelu_argument(wide: Node) -> Node:
+    """What tanh is of in the tanh form."""
+    return (wide * wide * wide * _TANH[1] + wide) * _TANH[0]
+
+
 def _gelu_value(x: Node, *, approximate: str) -> Node:
     wide = converted(x, x.dtype.compute)
+    odd = erf(wide * math.sqrt(0.5)) if approximate == "none" else tanh(_gelu_argument(wide))
+    return converted(wide * ((odd + 1) * 0.5), x.dtype)
+
+
+def _gelu_vjp(g: Node, y: Node, x: Node, *, approximate: str) -> tuple[Node]:
+    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last, for g x may lie outside the dtype, and P' is 0 where x^2 does
+    wide = converted(x, x.dtype.compute)
     if approximate == "none":
-        y = wide * ((erf(wide * math.sqrt(0.5)) + 1) * 0.5)
+        below = (erf(wide * math.sqrt(0.5)) + 1) * 0.5
+        slope = wide * (exp(wide * wide * -0.5) * math.sqrt(0.5 / math.pi))
     else:
-        y = wide * ((tanh((wide * wide * wide * _TANH[1] + wide) * _TANH[0]) + 1) * 0.5)
-    return converted(y, x.dtype)
+        below, flat = _logistic(_gelu_argument(wide) * 2)
+        slope = where(eq(flat, zeros_like(flat)), flat, wide * flat * (wide * wide * (6 * _TANH[0] * _TANH[1]) + 2 * _TANH[0]))
+    return (converted(converted(g, wide.dtype) * (below + slope), x.dtype),)
 
 
-gelu = Composite("gelu", infer=_gelu, decompose=_gelu_value,
+gelu = Composite("gelu", infer=_gelu, decompose=_gelu_value, vjp=_gelu_vjp,
     samples=(*cases(*SHAPES), *(Sample((f"F[{s}]",), {"approximate": "tanh"}) for s in ("N", "2,N"))),
     bad=(BadSample(("f32[3]",), {"approximate": "erf"}, match="neither"), *NOT_FLOAT), doc="x * Phi(x); approximate='tanh' for the tanh form",
     source="Hendrycks and Gimpel 2016")  # fmt: skip
@@ -415,7 +436,14 @@ def _silu_value(x: Node) -> Node:
     return converted(wide * sigmoid(wide), x.dtype)
 
 
-silu = Composite("silu", infer=unary_float, decompose=_silu_value, samples=UNARY, bad=NOT_FLOAT, doc="x * sigmoid(x)")
+def _silu_vjp(g: Node, y: Node, x: Node) -> tuple[Node]:
+    # dx = g (s + x s') with s = sigmoid(x); g is multiplied last: g x may lie outside the dtype
+    wide = converted(x, x.dtype.compute)
+    s, slope = _logistic(wide)
+    return (converted(converted(g, wide.dtype) * (s + wide * slope), x.dtype),)
+
+
+silu = Composite("silu", infer=unary_float, decompose=_silu_value, vjp=_silu_vjp, samples=UNARY, bad=NOT_FLOAT, doc="x * sigmoid(x)")
 
 
 def _softplus(x: Type, *, beta: float = 1.0, threshold: float = 20.0) -> Type:

@@ -208,12 +208,12 @@ def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int) -> Node:
 
 
 def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int) -> tuple[Node]:
-    # dx = 2 g (x - mean) / (count - ddof)
+    # dx = 2 g (x - mean) / (count - ddof), doubled last: what is finite is not lost on the way
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
-    spread = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype) * (2 / (count - ddof)), x.shape, axis)
-    return (converted(spread * centred, x.dtype),)
+    spread = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype) / (count - ddof), x.shape, axis)
+    return (converted(spread * centred * 2, x.dtype),)
 
 
 var = Composite("var", infer=_var, decompose=_var_value, vjp=_var_vjp, samples=tuple(Sample(s.operands, {**s.attrs, **extra}, dims={"N": 5}) for s, extra in zip(AXES, ({}, {}, {"ddof": 1}, {}, {}, {"ddof": 1}, {}, {}), strict=True)),
@@ -254,10 +254,10 @@ def _logsumexp_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
 
 
 def _logsumexp_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool) -> tuple[Node]:
-    # dx = g exp(x - y)
+    # dx = g exp(x - y): 0 where all x are -inf; where one is inf, NaN for it and 0 for the others
     wide = converted(x, x.dtype.compute)
     exact = logsumexp(wide, axis)
-    shift = where(eq(call("abs", exact), full(float("inf"), exact)), zeros_like(exact), exact)
+    shift = where(eq(exact, full(-float("inf"), exact)), zeros_like(exact), exact)
     g = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype), x.shape, axis)
     return (converted(g * exp(wide - along(shift, x.shape, axis)), x.dtype),)
 
@@ -282,12 +282,12 @@ def _softmax_value(x: Node, *, axis: int) -> Node:
 
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
-    # dx = y (g - sum(g y))
+    # dx = y (g - sum(g y)), by halves: of two finite g the difference may lie outside the dtype, dx does not
     p = softmax(converted(x, x.dtype.compute), axis)
-    centred = converted(g, p.dtype)
+    centred = converted(g, p.dtype) * 0.5
     for _ in range(2):  # where one y is nearly 1 its difference cancels; that of what is left is right, for sum(y) = 1
         centred = centred - along(sum.plain(centred * p, axis=(axis,)), x.shape, (axis,))
-    return (converted(p * centred, x.dtype),)
+    return (converted(p * 2 * centred, x.dtype),)
 
 
 _SOFT = (Sample(("F[N,5]",)), Sample(("F[5]",)), Sample(("F[2,3,N]",), {"axis": 1}), Sample(("F[3,N]",), {"axis": 0}), Sample(("F[2,N,3,2]",), {"axis": 2}))

@@ -122,7 +122,7 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
     sizes, name = (5, 4, 3)[:rank], f"{rank}d"
     near, any_, indices = [f"index:{n}" for n in sizes], ["int"] * rank, {1 + a: _bound(a) for a in range(rank)}
     x, one = f"F[2,3,{','.join(map(str, sizes))}]", f"F[N,2,{','.join(map(str, sizes))}]"
-    gather = Primitive(f"gather_{name}", infer=gather_rule, reference=_gather_reference, lower=Movement(_gather_at), indices=indices, in_place_of_dtype=True, linear=_channels,
+    gather = Primitive(f"gather_{name}", infer=gather_rule, reference=_gather_reference, lower=Movement(_gather_at), indices=indices, in_place_of_dtype=True, linear=_channels, fills=True,
         vjp=lambda g, y, x, *positions: (scatter.plain(g, *positions, size=x.shape[2:]), *(DISCRETE for _ in positions)),
         samples=(Sample((x, *["i64[2,N]"] * rank), draw=("normal", *near)), Sample((x, *["i32[2,4,N]"] * rank), draw=("normal", *any_)), Sample((one, *["i8[N]"] * rank), draw=("normal", *any_))),
         bad=(BadSample((f"f32[2,{','.join(map(str, sizes))}]", *["i64[2,3]"] * rank), match=f"rank {rank + 1}, not {rank + 2}"), BadSample((x.replace("F", "f32"), *["i64[4,3]"] * rank), match="2 and the positions 4"),

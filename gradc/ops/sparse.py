@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, ceildiv, product, same
+from ..ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import I64, Type
-from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, gather, padding_exists, scatter_add, unpadded
+from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, gather, in_range, padding_exists, scatter_add, unpadded
 from .movement import iota
 from .pointwise import gt, le, where
 from .reduce import sum
@@ -71,9 +71,8 @@ class _Coalesced:
     def values(self, updates: Node) -> Node:
         flat = reshaped(updates, (self.room, *updates.shape[len(updates.shape) - 1 :]))
         place = gather.plain(self.slot, self.indices, axis=0, oob=self.oob)
-        if self.oob == "skip":  # a gather that skips gives 0, which is a slot
-            inside = call("bitwise_and", call("ge", self.indices, 0), call("lt", converted(self.indices, I64), call("dim", size=self.size)))
-            place = where(inside, place, full(-1, place))
+        if self.oob != "error" and not (self.oob in ("clamp", "wrap") and known_nonnegative(self.size - 1)):
+            place = where(in_range(self.indices, self.size), place, full(-1, place))  # where there is no row a gather gives 0, which is a slot
         if self.padding_idx is not None:
             place = where(unpadded(self.indices, self.padding_idx), place, full(-1, place))
         return scatter_add.plain(place, flat, axis=0, size=self.room, oob="skip")

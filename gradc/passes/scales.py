@@ -8,11 +8,12 @@ scale only to where strictly fewer elements are multiplied, unknown sizes taken 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import TypeRuleError
-from ..ir.dims import same
+from ..ir.dims import known_nonnegative, same
 from ..ir.graph import Graph, again
 from ..ir.node import Node, Note, call
 from ..ir.op import Expr, Library, Scatter
@@ -22,6 +23,7 @@ from ..ops.rules import converted, spread
 from .resize import Variation, count, elements, moves, nbytes, placed
 
 MUL, DIV, NEG, CAST = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("cast", Var("x"))
+DIM = op("dim")
 SCATTER = op("scatter_add", Var("indices"), Var("updates"))
 DEEPEST, MOST = 16, 64
 _RANGE = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11}  # exponent bits
@@ -105,6 +107,23 @@ def splits(node: Node, variation: Variation) -> list[_Split]:
 # -- towards the outputs -----------------------------------------------------------------------------------------------
 
 
+def _zero_stays(split: _Split, node: Node) -> tuple[bool, bool]:
+    """Whether 0 scaled is 0: (for certain, as far as sizes decide it); data may be infinite or NaN, and a size that divides may be 0."""
+    if split.scale is None:
+        return True, True
+    scale = node.operands[split.scale]
+    while splat(scale) is None and (moves(scale) or match(CAST, scale, {})):
+        (scale,) = scale.operands
+    value = splat(scale)
+    if value is not None:
+        known = math.isfinite(value) and (split.kind == "mul" or value != 0)
+        return known, known
+    if match(DIM, scale, {}):
+        known = split.kind == "mul" or known_nonnegative(scale.attrs["size"] - 1)
+        return known, known
+    return False, True
+
+
 @dataclass(frozen=True)
 class _Step:
     """How a scale goes on at a user: through it to ``axes`` of its result, or over to its operand ``other``."""
@@ -118,6 +137,7 @@ class _Look:
     """A search for the cheapest places behind one scaled value."""
 
     uses: Uses
+    zero_stays: tuple[bool, bool]
     seen: set[Node] = field(default_factory=set)
 
     def best(self, node: Node, axes: dict[int, int], depth: int = DEEPEST) -> tuple[int, dict[tuple[Node, int], _Step]]:
@@ -133,7 +153,7 @@ class _Look:
             self.seen.add(user)
             operand = user.operands.index(node)
             options = []
-            through = _through(user, operand, axes)
+            through = _through(user, operand, axes, self.zero_stays)
             if through is not None:
                 cost, more = self.best(user, through, depth - 1)
                 options.append((cost, {(user, operand): _Step(through), **more}))
@@ -150,12 +170,17 @@ class _Look:
         return total, steps
 
 
-def _through(user: Node, operand: int, axes: Mapping[int, int]) -> dict[int, int] | None:
+def _through(user: Node, operand: int, axes: Mapping[int, int], zero_stays: tuple[bool, bool]) -> dict[int, int] | None:
     if isinstance(getattr(user.op, "lower", None), Scatter):
         return None  # its load is the cheapest place
     maps = homogeneous(user, operand)
     if maps is None:
         return None
+    certain, sized = zero_stays
+    if not certain and user.op.fills and user.attrs.get("oob") != "error":
+        return None  # what it masks would be multiplied
+    if not sized and any(to is None and not known_nonnegative(n - 1) for n, to in zip(user.operands[operand].shape, maps, strict=True)):
+        return None  # a sum over nothing would be
     moved = {a: maps[at] for a, at in axes.items()}
     return None if None in moved.values() else {a: at for a, at in moved.items() if at is not None}
 
@@ -180,7 +205,7 @@ def carry(graph: Graph) -> Graph:
     for node in graph.nodes:
         best = count(node)
         for split in splits(node, variation):
-            cost, steps = _Look(uses).best(node, {a: a for a in split.axes})
+            cost, steps = _Look(uses, _zero_stays(split, node)).best(node, {a: a for a in split.axes})
             if cost < best and steps:
                 best, plans[node] = cost, (split, steps)
     return _carried(graph, plans) if plans else graph

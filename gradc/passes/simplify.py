@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..ir.dims import product
+from ..ir.dims import known_nonnegative, product
 from ..ir.graph import Graph, again
 from ..ir.node import Node, call
 from ..ir.op import Alias, Movement
@@ -97,9 +97,12 @@ def _summed_broadcast(node: Node) -> Node | None:
     kept = tuple(1 if a in repeated else s for a, s in enumerate(wide.shape))
     lead = wide.rank - narrow.rank
     inner = spread(reshaped(narrow, (1,) * lead + narrow.shape), kept)
-    count = call("cast", call("dim", size=product(wide.shape[a] for a in repeated)), node.dtype)
-    total = call("sum", inner, axis=node.attrs["axis"])
-    return total * count
+    size = product(wide.shape[a] for a in repeated)
+    count = call("cast", call("dim", size=size), node.dtype)
+    scaled = call("sum", inner, axis=node.attrs["axis"]) * count
+    if known_nonnegative(size - 1):
+        return scaled
+    return call("where", call("eq", spread(count, scaled.shape), full(0, scaled)), full(0, scaled), scaled)  # nothing added up is 0, whatever x is
 
 
 def _unit_sum(node: Node) -> Node | None:

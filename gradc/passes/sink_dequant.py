@@ -245,7 +245,7 @@ def _scale_after_scatter(graph: Graph) -> Graph:
             if match(GATHER, source, {}) and source.operands[1] is indices and source.operands[0].rank == 1 and source.attrs["oob"] == node.attrs["oob"]:
                 whole = call("scatter_add", indices, rest, **node.attrs)
                 column = source.operands[0].reshape(*(node.shape[a] if a == axis else 1 for a in range(node.rank)))
-                return whole * column
+                return call("where", call("eq", whole, full(0, whole)), whole, whole * column)  # rows that nothing was added to stay 0
         return None
 
     return graph.rewrite(rule)

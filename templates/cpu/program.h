@@ -11,6 +11,9 @@ typedef struct {
   i64 chunk;      /* rows, or visited positions, per task */
 } gradc_args;
 
+enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FINE_BLOCK = 128, GRADC_FEW = 16, GRADC_BURST = 512 };
+/* columns per task of a map; columns per partial sum, and of f64; rows added in f32; columns written past the caches at a time: reads wait for no more */
+
 /* GRADC_BOUNDS: the address of an element; of one outside its array, which is reported, a place of the thread's own. */
 static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_args *A, const void *array, i64 at, i64 count, i64 bytes) {
   static _Thread_local i64 nowhere[2];
@@ -20,8 +23,13 @@ static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_args *A
   return nowhere;
 }
 
-enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FEW = 16, GRADC_BURST = 512 };
-/* columns per task of a map; columns per partial sum; rows added in f32; columns written past the caches at a time: reads wait for no more */
+/* A sum of f64 partial sums: in `lost`, what its additions round away (Knuth's TwoSum). */
+static inline __attribute__((unused)) void gradc_add(f64 *sum, f64 *lost, f64 x) {
+  const f64 s = *sum + x, added = s - *sum;
+  *lost += (*sum - (s - added)) + (x - added);
+  *sum = s;
+}
+static inline __attribute__((unused)) f64 gradc_total(f64 sum, f64 lost) { return sum - sum == 0 ? sum + lost : sum; } /* lost is NaN beside inf */
 
 static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }

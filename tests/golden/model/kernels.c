@@ -294,68 +294,66 @@ GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i6
 }
 
 /*
- * kernel @sum_567741 rows(i0: n0) cols(i1: 16) order(b8) strategy(b8: segmented, b9: privatized) {
+ * kernel @sum_8ffb11 rows(i0: n0) cols(i1: 16) order(b8) strategy(b8: segmented, b9: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
- *   %3 = load b1[i0] : f32
- *   %4 = const {value=0x1p+4} : f32
- *   %5 = div %3, %4 : f32
- *   %6 = const {value=0x1.4f8b58p-17} : f32
- *   %7 = add %5, %6 : f32
- *   %8 = rsqrt %7 : f32
  *   phase
- *   %9 = load b2[i0, i1] : f32
- *   %10 = load b3[i1] : f32
- *   %11 = mul %9, %10 : f32
- *   %12 = sum_cols %11 : f32
- *   %13 = div %12, %4 : f32
+ *   %3 = load b1[i0, i1] : f32
+ *   %4 = load b2[i1] : f32
+ *   %5 = mul %3, %4 : f32
+ *   %6 = sum_cols %5 : f32
+ *   %7 = const {value=0x1p+4} : f32
+ *   %8 = div %6, %7 : f32
  *   phase
- *   %14 = sub %11, %13 : f32
- *   %15 = load b4[%0, i1] : i8
- *   %16 = cast %15 {dtype=f32} : f32
- *   %17 = load b5[%0, 0] : f32
- *   %18 = mul %16, %17 : f32
- *   %19 = const {value=0x1.6a09e6p-1} : f32
+ *   %9 = sub %5, %8 : f32
+ *   %10 = load b3[%0, i1] : i8
+ *   %11 = cast %10 {dtype=f32} : f32
+ *   %12 = load b4[%0, 0] : f32
+ *   %13 = mul %11, %12 : f32
+ *   %14 = const {value=0x1.6a09e6p-1} : f32
+ *   %15 = mul %13, %14 : f32
+ *   %16 = erf %15 : f32
+ *   %17 = const {value=0x1p+0} : f32
+ *   %18 = add %16, %17 : f32
+ *   %19 = const {value=0x1p-1} : f32
  *   %20 = mul %18, %19 : f32
- *   %21 = erf %20 : f32
- *   %22 = const {value=0x1p+0} : f32
- *   %23 = add %21, %22 : f32
- *   %24 = const {value=0x1p-1} : f32
- *   %25 = mul %23, %24 : f32
- *   %26 = mul %18, %25 : f32
- *   %27 = load b6[i0] : f32
- *   %28 = div %27, %4 : f32
- *   %29 = sub %26, %28 : f32
- *   %30 = load b7[i0] : f32
- *   %31 = div %30, %4 : f32
- *   %32 = sub %29, %31 : f32
- *   %33 = mul %32, %8 : f32
- *   %34 = mul %11, %33 : f32
+ *   %21 = mul %13, %20 : f32
+ *   %22 = load b5[i0] : f32
+ *   %23 = div %22, %7 : f32
+ *   %24 = sub %21, %23 : f32
+ *   %25 = load b6[i0] : f32
+ *   %26 = div %25, %7 : f32
+ *   %27 = sub %24, %26 : f32
+ *   %28 = load b7[i0] : f32
+ *   %29 = div %28, %7 : f32
+ *   %30 = const {value=0x1.4f8b58p-17} : f32
+ *   %31 = add %29, %30 : f32
+ *   %32 = rsqrt %31 : f32
+ *   %33 = mul %27, %32 : f32
+ *   %34 = mul %5, %33 : f32
  *   %35 = sum_cols %34 : f32
- *   %36 = div %35, %4 : f32
+ *   %36 = div %35, %7 : f32
  *   %37 = mul %33, %36 : f32
- *   %38 = sub %14, %37 : f32
- *   %39 = mul %8, %38 : f32
- *   %40 = mul %39, %25 : f32
- *   %41 = mul %39, %18 : f32
- *   %42 = mul %41, %24 : f32
- *   %43 = mul %20, %20 : f32
- *   %44 = neg %43 : f32
- *   %45 = exp %44 : f32
- *   %46 = mul %42, %45 : f32
- *   %47 = const {value=0x1.20dd76p+0} : f32
- *   %48 = mul %46, %47 : f32
- *   %49 = mul %48, %19 : f32
- *   %50 = add %40, %49 : f32
- *   %51 = mul %50, %16 : f32
- *   %52 = sum_cols %51 : f32
- *   accum b8[%0, 0] <- %52 where %2 : f32
- *   %53 = mul %9, %33 : f32
- *   accum b9[i1] <- %53 : f32
+ *   %38 = sub %9, %37 : f32
+ *   %39 = mul %13, %13 : f32
+ *   %40 = const {value=-0x1p-1} : f32
+ *   %41 = mul %39, %40 : f32
+ *   %42 = exp %41 : f32
+ *   %43 = const {value=0x1.988454p-2} : f32
+ *   %44 = mul %42, %43 : f32
+ *   %45 = mul %13, %44 : f32
+ *   %46 = add %20, %45 : f32
+ *   %47 = mul %38, %46 : f32
+ *   %48 = mul %47, %11 : f32
+ *   %49 = sum_cols %48 : f32
+ *   %50 = mul %49, %32 : f32
+ *   accum b8[%0, 0] <- %50 where %2 : f32
+ *   %51 = mul %3, %33 : f32
+ *   accum b9[i1] <- %51 : f32
  * }
  */
-static void sum_567741_key(const void *args, i64 task) {
+static void sum_8ffb11_key(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -364,8 +362,8 @@ static void sum_567741_key(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -395,7 +393,7 @@ static void sum_567741_key(const void *args, i64 task) {
       key[r] = (i32)(v2 ? (i64)v0 : n1);
   }
 }
-static void sum_567741_rows(const void *args, i64 task) {
+static void sum_8ffb11_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -404,8 +402,8 @@ static void sum_567741_rows(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -468,98 +466,95 @@ static void sum_567741_rows(const void *args, i64 task) {
       const i64 v0 = b0[i0];
       const i64 v1 = 0;
       const i32 v2 = v0 != v1;
-      const f32 v3 = b1[i0];
-      const f32 v4 = 0x1.0000000000000p+4f;
-      const f32 v5 = v3 / v4;
-      const f32 v6 = 0x1.4f8b580000000p-17f;
-      const f32 v7 = v5 + v6;
-      const f32 v8 = rsqrt_f32(v7);
-      const f32 v17 = b5[(i64)v0];
-      const f32 v19 = 0x1.6a09e60000000p-1f;
-      const f32 v22 = 0x1.0000000000000p+0f;
-      const f32 v24 = 0x1.0000000000000p-1f;
-      const f32 v27 = b6[i0];
-      const f32 v28 = v27 / v4;
-      const f32 v30 = b7[i0];
-      const f32 v31 = v30 / v4;
-      const f32 v47 = 0x1.20dd760000000p+0f;
-      f64 t_v12 = 0;
+      const f32 v7 = 0x1.0000000000000p+4f;
+      const f32 v12 = b4[(i64)v0];
+      const f32 v14 = 0x1.6a09e60000000p-1f;
+      const f32 v17 = 0x1.0000000000000p+0f;
+      const f32 v19 = 0x1.0000000000000p-1f;
+      const f32 v22 = b5[i0];
+      const f32 v23 = v22 / v7;
+      const f32 v25 = b6[i0];
+      const f32 v26 = v25 / v7;
+      const f32 v28 = b7[i0];
+      const f32 v29 = v28 / v7;
+      const f32 v30 = 0x1.4f8b580000000p-17f;
+      const f32 v31 = v29 + v30;
+      const f32 v32 = rsqrt_f32(v31);
+      const f32 v40 = -0x1.0000000000000p-1f;
+      const f32 v43 = 0x1.9884540000000p-2f;
+      f64 t_v6 = 0;
       f64 t_v35 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v12 = 0;
+          f64 b_v6 = 0;
           f64 b_v35 = 0;
-#pragma omp simd reduction(+:b_v12,b_v35)
+#pragma omp simd reduction(+:b_v6,b_v35)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v9 = b2[i0 * 16 + i1];
-            const f32 v10 = b3[i1];
-            const f32 v11 = v9 * v10;
-            const i8 v15 = b4[((i64)v0 * 16 + i1)];
-            const f32 v16 = (f32)v15;
-            const f32 v18 = v16 * v17;
+            const f32 v3 = b1[i0 * 16 + i1];
+            const f32 v4 = b2[i1];
+            const f32 v5 = v3 * v4;
+            const i8 v10 = b3[((i64)v0 * 16 + i1)];
+            const f32 v11 = (f32)v10;
+            const f32 v13 = v11 * v12;
+            const f32 v15 = v13 * v14;
+            const f32 v16 = erf_f32(v15);
+            const f32 v18 = v16 + v17;
             const f32 v20 = v18 * v19;
-            const f32 v21 = erf_f32(v20);
-            const f32 v23 = v21 + v22;
-            const f32 v25 = v23 * v24;
-            h1[i1] = v25;
-            const f32 v26 = v18 * v25;
-            const f32 v29 = v26 - v28;
-            const f32 v32 = v29 - v31;
-            const f32 v33 = v32 * v8;
-            h0[i1] = v33;
-            const f32 v34 = v11 * v33;
-            const f32 v53 = v9 * v33;
-            b_v12 += v11;
+            h0[i1] = v20;
+            const f32 v21 = v13 * v20;
+            const f32 v24 = v21 - v23;
+            const f32 v27 = v24 - v26;
+            const f32 v33 = v27 * v32;
+            h1[i1] = v33;
+            const f32 v34 = v5 * v33;
+            const f32 v51 = v3 * v33;
+            b_v6 += v5;
             b_v35 += v34;
-            q1[i1] += v53;
+            q1[i1] += v51;
           }
-          t_v12 += b_v12;
+          t_v6 += b_v6;
           t_v35 += b_v35;
         }
       }
-      const f32 v12 = (f32)t_v12;
+      const f32 v6 = (f32)t_v6;
       const f32 v35 = (f32)t_v35;
-      const f32 v13 = v12 / v4;
-      const f32 v36 = v35 / v4;
-      f64 t_v52 = 0;
+      const f32 v8 = v6 / v7;
+      const f32 v36 = v35 / v7;
+      f64 t_v49 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v52 = 0;
-#pragma omp simd reduction(+:b_v52)
+          f64 b_v49 = 0;
+#pragma omp simd reduction(+:b_v49)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v9 = b2[i0 * 16 + i1];
-            const f32 v10 = b3[i1];
-            const f32 v11 = v9 * v10;
-            const f32 v14 = v11 - v13;
-            const i8 v15 = b4[((i64)v0 * 16 + i1)];
-            const f32 v16 = (f32)v15;
-            const f32 v18 = v16 * v17;
-            const f32 v20 = v18 * v19;
-            const f32 v25 = h1[i1];
-            const f32 v33 = h0[i1];
+            const f32 v3 = b1[i0 * 16 + i1];
+            const f32 v4 = b2[i1];
+            const f32 v5 = v3 * v4;
+            const f32 v9 = v5 - v8;
+            const i8 v10 = b3[((i64)v0 * 16 + i1)];
+            const f32 v11 = (f32)v10;
+            const f32 v13 = v11 * v12;
+            const f32 v20 = h0[i1];
+            const f32 v33 = h1[i1];
             const f32 v37 = v33 * v36;
-            const f32 v38 = v14 - v37;
-            const f32 v39 = v8 * v38;
-            const f32 v40 = v39 * v25;
-            const f32 v41 = v39 * v18;
-            const f32 v42 = v41 * v24;
-            const f32 v43 = v20 * v20;
-            const f32 v44 = -v43;
-            const f32 v45 = exp_f32(v44);
-            const f32 v46 = v42 * v45;
-            const f32 v48 = v46 * v47;
-            const f32 v49 = v48 * v19;
-            const f32 v50 = v40 + v49;
-            const f32 v51 = v50 * v16;
-            b_v52 += v51;
+            const f32 v38 = v9 - v37;
+            const f32 v39 = v13 * v13;
+            const f32 v41 = v39 * v40;
+            const f32 v42 = exp_f32(v41);
+            const f32 v44 = v42 * v43;
+            const f32 v45 = v13 * v44;
+            const f32 v46 = v20 + v45;
+            const f32 v47 = v38 * v46;
+            const f32 v48 = v47 * v11;
+            b_v49 += v48;
           }
-          t_v52 += b_v52;
+          t_v49 += b_v49;
         }
       }
-      const f32 v52 = (f32)t_v52;
-      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v52);
+      const f32 v49 = (f32)t_v49;
+      const f32 v50 = v49 * v32;
+      if (goes) a0[0] = (f32)((first ? 0 : a0[0]) + v50);
       if (++pending == GRADC_FEW) {
         pending = 0;
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
@@ -569,7 +564,7 @@ static void sum_567741_rows(const void *args, i64 task) {
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
   gradc_past_done();
 }
-static void sum_567741_fold1(const void *args, i64 task) {
+static void sum_8ffb11_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -578,8 +573,8 @@ static void sum_567741_fold1(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -611,7 +606,7 @@ static void sum_567741_fold1(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static void sum_567741_finish(const void *args, i64 task) {
+static void sum_8ffb11_finish(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -620,8 +615,8 @@ static void sum_567741_finish(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -679,7 +674,7 @@ static void sum_567741_finish(const void *args, i64 task) {
   }
   gradc_past_done();
 }
-static i64 sum_567741_chunk(const i64 *n_) {
+static i64 sum_8ffb11_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -687,8 +682,8 @@ static i64 sum_567741_chunk(const i64 *n_) {
   (void)n_;
   return gradc_chunk_private(n0, 16, 16);
 }
-GRADC_SHARED i64 sum_567741_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_567741_chunk(n_)};
+GRADC_SHARED i64 sum_8ffb11_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_8ffb11_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -712,8 +707,8 @@ GRADC_SHARED i64 sum_567741_scratch(const i64 *n_) {
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int sum_567741(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_567741_chunk(dims)};
+GRADC_SHARED int sum_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_8ffb11_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -723,8 +718,8 @@ GRADC_SHARED int sum_567741(const gradc_ctx *ctx, void *const *buffers, const i6
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -756,77 +751,75 @@ GRADC_SHARED int sum_567741(const gradc_ctx *ctx, void *const *buffers, const i6
   (void)b7;
   (void)b8;
   (void)b9;
-  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_567741_key, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_8ffb11_key, args);
   gradc_sort(key, R, V, start, perm);
-  ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_567741_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_567741_fold1, args);
-  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_567741_finish, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_8ffb11_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_8ffb11_fold1, args);
+  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_8ffb11_finish, args);
   return 0;
 }
 
 /*
- * kernel @sum_adffb2 rows(i0: n0) cols(i1: 16) strategy(b8: privatized, b9: privatized) {
+ * kernel @sum_45cc9e rows(i0: n0) cols(i1: 16) strategy(b8: privatized, b9: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
- *   %3 = load b1[i0] : f32
- *   %4 = const {value=0x1p+4} : f32
- *   %5 = div %3, %4 : f32
- *   %6 = const {value=0x1.4f8b58p-17} : f32
- *   %7 = add %5, %6 : f32
- *   %8 = rsqrt %7 : f32
  *   phase
- *   %9 = load b2[i0, i1] : f32
- *   %10 = load b3[i1] : f32
- *   %11 = mul %9, %10 : f32
- *   %12 = sum_cols %11 : f32
- *   %13 = div %12, %4 : f32
+ *   %3 = load b1[i0, i1] : f32
+ *   %4 = load b2[i1] : f32
+ *   %5 = mul %3, %4 : f32
+ *   %6 = sum_cols %5 : f32
+ *   %7 = const {value=0x1p+4} : f32
+ *   %8 = div %6, %7 : f32
  *   phase
- *   %14 = sub %11, %13 : f32
- *   %15 = load b4[%0, i1] : i8
- *   %16 = cast %15 {dtype=f32} : f32
- *   %17 = load b5[%0, 0] : f32
- *   %18 = mul %16, %17 : f32
- *   %19 = const {value=0x1.6a09e6p-1} : f32
+ *   %9 = sub %5, %8 : f32
+ *   %10 = load b3[%0, i1] : i8
+ *   %11 = cast %10 {dtype=f32} : f32
+ *   %12 = load b4[%0, 0] : f32
+ *   %13 = mul %11, %12 : f32
+ *   %14 = const {value=0x1.6a09e6p-1} : f32
+ *   %15 = mul %13, %14 : f32
+ *   %16 = erf %15 : f32
+ *   %17 = const {value=0x1p+0} : f32
+ *   %18 = add %16, %17 : f32
+ *   %19 = const {value=0x1p-1} : f32
  *   %20 = mul %18, %19 : f32
- *   %21 = erf %20 : f32
- *   %22 = const {value=0x1p+0} : f32
- *   %23 = add %21, %22 : f32
- *   %24 = const {value=0x1p-1} : f32
- *   %25 = mul %23, %24 : f32
- *   %26 = mul %18, %25 : f32
- *   %27 = load b6[i0] : f32
- *   %28 = div %27, %4 : f32
- *   %29 = sub %26, %28 : f32
- *   %30 = load b7[i0] : f32
- *   %31 = div %30, %4 : f32
- *   %32 = sub %29, %31 : f32
- *   %33 = mul %32, %8 : f32
- *   %34 = mul %11, %33 : f32
+ *   %21 = mul %13, %20 : f32
+ *   %22 = load b5[i0] : f32
+ *   %23 = div %22, %7 : f32
+ *   %24 = sub %21, %23 : f32
+ *   %25 = load b6[i0] : f32
+ *   %26 = div %25, %7 : f32
+ *   %27 = sub %24, %26 : f32
+ *   %28 = load b7[i0] : f32
+ *   %29 = div %28, %7 : f32
+ *   %30 = const {value=0x1.4f8b58p-17} : f32
+ *   %31 = add %29, %30 : f32
+ *   %32 = rsqrt %31 : f32
+ *   %33 = mul %27, %32 : f32
+ *   %34 = mul %5, %33 : f32
  *   %35 = sum_cols %34 : f32
- *   %36 = div %35, %4 : f32
+ *   %36 = div %35, %7 : f32
  *   %37 = mul %33, %36 : f32
- *   %38 = sub %14, %37 : f32
- *   %39 = mul %8, %38 : f32
- *   %40 = mul %39, %25 : f32
- *   %41 = mul %39, %18 : f32
- *   %42 = mul %41, %24 : f32
- *   %43 = mul %20, %20 : f32
- *   %44 = neg %43 : f32
- *   %45 = exp %44 : f32
- *   %46 = mul %42, %45 : f32
- *   %47 = const {value=0x1.20dd76p+0} : f32
- *   %48 = mul %46, %47 : f32
- *   %49 = mul %48, %19 : f32
- *   %50 = add %40, %49 : f32
- *   %51 = mul %50, %16 : f32
- *   %52 = sum_cols %51 : f32
- *   accum b8[%0, 0] <- %52 where %2 : f32
- *   %53 = mul %9, %33 : f32
- *   accum b9[i1] <- %53 : f32
+ *   %38 = sub %9, %37 : f32
+ *   %39 = mul %13, %13 : f32
+ *   %40 = const {value=-0x1p-1} : f32
+ *   %41 = mul %39, %40 : f32
+ *   %42 = exp %41 : f32
+ *   %43 = const {value=0x1.988454p-2} : f32
+ *   %44 = mul %42, %43 : f32
+ *   %45 = mul %13, %44 : f32
+ *   %46 = add %20, %45 : f32
+ *   %47 = mul %38, %46 : f32
+ *   %48 = mul %47, %11 : f32
+ *   %49 = sum_cols %48 : f32
+ *   %50 = mul %49, %32 : f32
+ *   accum b8[%0, 0] <- %50 where %2 : f32
+ *   %51 = mul %3, %33 : f32
+ *   accum b9[i1] <- %51 : f32
  * }
  */
-static void sum_adffb2_rows(const void *args, i64 task) {
+static void sum_45cc9e_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -835,8 +828,8 @@ static void sum_adffb2_rows(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -874,98 +867,95 @@ static void sum_adffb2_rows(const void *args, i64 task) {
       const i64 v0 = b0[i0];
       const i64 v1 = 0;
       const i32 v2 = v0 != v1;
-      const f32 v3 = b1[i0];
-      const f32 v4 = 0x1.0000000000000p+4f;
-      const f32 v5 = v3 / v4;
-      const f32 v6 = 0x1.4f8b580000000p-17f;
-      const f32 v7 = v5 + v6;
-      const f32 v8 = rsqrt_f32(v7);
-      const f32 v17 = b5[(i64)v0];
-      const f32 v19 = 0x1.6a09e60000000p-1f;
-      const f32 v22 = 0x1.0000000000000p+0f;
-      const f32 v24 = 0x1.0000000000000p-1f;
-      const f32 v27 = b6[i0];
-      const f32 v28 = v27 / v4;
-      const f32 v30 = b7[i0];
-      const f32 v31 = v30 / v4;
-      const f32 v47 = 0x1.20dd760000000p+0f;
-      f64 t_v12 = 0;
+      const f32 v7 = 0x1.0000000000000p+4f;
+      const f32 v12 = b4[(i64)v0];
+      const f32 v14 = 0x1.6a09e60000000p-1f;
+      const f32 v17 = 0x1.0000000000000p+0f;
+      const f32 v19 = 0x1.0000000000000p-1f;
+      const f32 v22 = b5[i0];
+      const f32 v23 = v22 / v7;
+      const f32 v25 = b6[i0];
+      const f32 v26 = v25 / v7;
+      const f32 v28 = b7[i0];
+      const f32 v29 = v28 / v7;
+      const f32 v30 = 0x1.4f8b580000000p-17f;
+      const f32 v31 = v29 + v30;
+      const f32 v32 = rsqrt_f32(v31);
+      const f32 v40 = -0x1.0000000000000p-1f;
+      const f32 v43 = 0x1.9884540000000p-2f;
+      f64 t_v6 = 0;
       f64 t_v35 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v12 = 0;
+          f64 b_v6 = 0;
           f64 b_v35 = 0;
-#pragma omp simd reduction(+:b_v12,b_v35)
+#pragma omp simd reduction(+:b_v6,b_v35)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v9 = b2[i0 * 16 + i1];
-            const f32 v10 = b3[i1];
-            const f32 v11 = v9 * v10;
-            const i8 v15 = b4[((i64)v0 * 16 + i1)];
-            const f32 v16 = (f32)v15;
-            const f32 v18 = v16 * v17;
+            const f32 v3 = b1[i0 * 16 + i1];
+            const f32 v4 = b2[i1];
+            const f32 v5 = v3 * v4;
+            const i8 v10 = b3[((i64)v0 * 16 + i1)];
+            const f32 v11 = (f32)v10;
+            const f32 v13 = v11 * v12;
+            const f32 v15 = v13 * v14;
+            const f32 v16 = erf_f32(v15);
+            const f32 v18 = v16 + v17;
             const f32 v20 = v18 * v19;
-            const f32 v21 = erf_f32(v20);
-            const f32 v23 = v21 + v22;
-            const f32 v25 = v23 * v24;
-            h1[i1] = v25;
-            const f32 v26 = v18 * v25;
-            const f32 v29 = v26 - v28;
-            const f32 v32 = v29 - v31;
-            const f32 v33 = v32 * v8;
-            h0[i1] = v33;
-            const f32 v34 = v11 * v33;
-            const f32 v53 = v9 * v33;
-            b_v12 += v11;
+            h0[i1] = v20;
+            const f32 v21 = v13 * v20;
+            const f32 v24 = v21 - v23;
+            const f32 v27 = v24 - v26;
+            const f32 v33 = v27 * v32;
+            h1[i1] = v33;
+            const f32 v34 = v5 * v33;
+            const f32 v51 = v3 * v33;
+            b_v6 += v5;
             b_v35 += v34;
-            q1[i1] += v53;
+            q1[i1] += v51;
           }
-          t_v12 += b_v12;
+          t_v6 += b_v6;
           t_v35 += b_v35;
         }
       }
-      const f32 v12 = (f32)t_v12;
+      const f32 v6 = (f32)t_v6;
       const f32 v35 = (f32)t_v35;
-      const f32 v13 = v12 / v4;
-      const f32 v36 = v35 / v4;
-      f64 t_v52 = 0;
+      const f32 v8 = v6 / v7;
+      const f32 v36 = v35 / v7;
+      f64 t_v49 = 0;
       {
         for (i64 c0 = 0; c0 < 16; c0 += GRADC_BLOCK) {
           const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 16);
-          f64 b_v52 = 0;
-#pragma omp simd reduction(+:b_v52)
+          f64 b_v49 = 0;
+#pragma omp simd reduction(+:b_v49)
           for (i64 i1 = c0; i1 < c1; i1++) {
-            const f32 v9 = b2[i0 * 16 + i1];
-            const f32 v10 = b3[i1];
-            const f32 v11 = v9 * v10;
-            const f32 v14 = v11 - v13;
-            const i8 v15 = b4[((i64)v0 * 16 + i1)];
-            const f32 v16 = (f32)v15;
-            const f32 v18 = v16 * v17;
-            const f32 v20 = v18 * v19;
-            const f32 v25 = h1[i1];
-            const f32 v33 = h0[i1];
+            const f32 v3 = b1[i0 * 16 + i1];
+            const f32 v4 = b2[i1];
+            const f32 v5 = v3 * v4;
+            const f32 v9 = v5 - v8;
+            const i8 v10 = b3[((i64)v0 * 16 + i1)];
+            const f32 v11 = (f32)v10;
+            const f32 v13 = v11 * v12;
+            const f32 v20 = h0[i1];
+            const f32 v33 = h1[i1];
             const f32 v37 = v33 * v36;
-            const f32 v38 = v14 - v37;
-            const f32 v39 = v8 * v38;
-            const f32 v40 = v39 * v25;
-            const f32 v41 = v39 * v18;
-            const f32 v42 = v41 * v24;
-            const f32 v43 = v20 * v20;
-            const f32 v44 = -v43;
-            const f32 v45 = exp_f32(v44);
-            const f32 v46 = v42 * v45;
-            const f32 v48 = v46 * v47;
-            const f32 v49 = v48 * v19;
-            const f32 v50 = v40 + v49;
-            const f32 v51 = v50 * v16;
-            b_v52 += v51;
+            const f32 v38 = v9 - v37;
+            const f32 v39 = v13 * v13;
+            const f32 v41 = v39 * v40;
+            const f32 v42 = exp_f32(v41);
+            const f32 v44 = v42 * v43;
+            const f32 v45 = v13 * v44;
+            const f32 v46 = v20 + v45;
+            const f32 v47 = v38 * v46;
+            const f32 v48 = v47 * v11;
+            b_v49 += v48;
           }
-          t_v52 += b_v52;
+          t_v49 += b_v49;
         }
       }
-      const f32 v52 = (f32)t_v52;
-      if (v2) p0[(i64)v0] += v52;
+      const f32 v49 = (f32)t_v49;
+      const f32 v50 = v49 * v32;
+      if (v2) p0[(i64)v0] += v50;
       if (++pending == GRADC_FEW) {
         pending = 0;
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
@@ -973,7 +963,7 @@ static void sum_adffb2_rows(const void *args, i64 task) {
   }
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
 }
-static void sum_adffb2_fold0(const void *args, i64 task) {
+static void sum_45cc9e_fold0(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -982,8 +972,8 @@ static void sum_adffb2_fold0(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -1008,7 +998,7 @@ static void sum_adffb2_fold0(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) b8[e0 + e] = (f32)total[e];
   }
 }
-static void sum_adffb2_fold1(const void *args, i64 task) {
+static void sum_45cc9e_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1017,8 +1007,8 @@ static void sum_adffb2_fold1(const void *args, i64 task) {
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -1043,7 +1033,7 @@ static void sum_adffb2_fold1(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static i64 sum_adffb2_chunk(const i64 *n_) {
+static i64 sum_45cc9e_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -1051,8 +1041,8 @@ static i64 sum_adffb2_chunk(const i64 *n_) {
   (void)n_;
   return gradc_chunk_private(n0, 16, (n1 + 16));
 }
-GRADC_SHARED i64 sum_adffb2_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_adffb2_chunk(n_)};
+GRADC_SHARED i64 sum_45cc9e_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_45cc9e_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -1069,8 +1059,8 @@ GRADC_SHARED i64 sum_adffb2_scratch(const i64 *n_) {
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int sum_adffb2(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_adffb2_chunk(dims)};
+GRADC_SHARED int sum_45cc9e(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_45cc9e_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -1080,8 +1070,8 @@ GRADC_SHARED int sum_adffb2(const gradc_ctx *ctx, void *const *buffers, const i6
   const i64 *restrict const b0 = A->b[0];
   const f32 *restrict const b1 = A->b[1];
   const f32 *restrict const b2 = A->b[2];
-  const f32 *restrict const b3 = A->b[3];
-  const i8 *restrict const b4 = A->b[4];
+  const i8 *restrict const b3 = A->b[3];
+  const f32 *restrict const b4 = A->b[4];
   const f32 *restrict const b5 = A->b[5];
   const f32 *restrict const b6 = A->b[6];
   const f32 *restrict const b7 = A->b[7];
@@ -1106,8 +1096,8 @@ GRADC_SHARED int sum_adffb2(const gradc_ctx *ctx, void *const *buffers, const i6
   (void)b7;
   (void)b8;
   (void)b9;
-  ctx->parallel_for(ctx, chunks, sum_adffb2_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_adffb2_fold0, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_adffb2_fold1, args);
+  ctx->parallel_for(ctx, chunks, sum_45cc9e_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_45cc9e_fold0, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_45cc9e_fold1, args);
   return 0;
 }

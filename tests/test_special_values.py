@@ -1,0 +1,200 @@
+"""Values and gradients where numbers are extreme or sums long, on every target: torch in f32 and f64 is the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.exact.evaluate import evaluate
+from gradc.ir.types import parse_type
+from gradc.passes.decompose import decompose
+from gradc.passes.sink_dequant import sink_dequant
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+TARGETS = ("numpy", "cpu", "cuda-sim")
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
+every_target = pytest.mark.parametrize("target", TARGETS)
+Array = np.ndarray[Any, Any]
+
+
+def ours(function: Callable[..., Any], target: str, g: Array, **given: Array) -> tuple[Array, dict[str, Array]]:
+    """Value and gradients by a compiled module."""
+    graph = gradc.trace(function, **{k: str(gradc.typeof(v)) for k, v in given.items()})
+    module = gradc.compile(graph, wrt=[k for k, v in given.items() if v.dtype.kind == "f"], target=target)
+    y, residuals = module.forward(given)
+    return np.asarray(y), {k: np.asarray(v) for k, v in dict(module.backward(residuals, g)).items()}
+
+
+def torchs(function: Callable[..., Any], g: Array, dtype: Any = None, **given: Array) -> tuple[Array, dict[str, Array]]:
+    tensors = {k: torch.from_numpy(v.copy()) for k, v in given.items()}
+    leaves = {k: (t if dtype is None else t.to(dtype)).requires_grad_() for k, t in tensors.items() if t.is_floating_point()}
+    y = function(**{**tensors, **leaves})
+    y.backward(torch.from_numpy(np.asarray(g)).to(y.dtype))
+    return y.detach().numpy(), {k: t.grad.numpy() for k, t in leaves.items()}
+
+
+LARGEST: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "softmax": (lambda x: ops.softmax(x, axis=-1), lambda x: torch.softmax(x, -1)),
+    "softmax of the middle": (lambda x: ops.softmax(ops.reshape(x, (*x.shape, 1)), axis=1), lambda x: torch.softmax(x, 1)[..., None]),
+    "logsumexp": (lambda x: ops.logsumexp(x, axis=-1), lambda x: torch.logsumexp(x, -1)),
+    "cross_entropy": (lambda x: ops.cross_entropy(x, ops.argmax(x, axis=-1), reduction="none"), lambda x: F.cross_entropy(x, x.argmax(-1), reduction="none")),
+    "mean of cross_entropy": (lambda x: ops.cross_entropy(x, ops.argmax(x, axis=-1)), lambda x: F.cross_entropy(x, x.argmax(-1))),
+    "mse_loss": (lambda x: ops.mse_loss(x, x * 0.5), lambda x: F.mse_loss(x, x * 0.5)),
+    "var": (lambda x: ops.var(x, axis=-1), lambda x: torch.var(x, -1, correction=0)),
+    "silu": (lambda x: ops.silu(x), lambda x: F.silu(x)),
+    "gelu": (lambda x: ops.gelu(x), lambda x: F.gelu(x)),
+    "gelu, tanh form": (lambda x: ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
+}  # fmt: skip
+
+
+@every_target
+@pytest.mark.parametrize("name", LARGEST)
+def test_gradients_of_the_largest_cotangents_are_finite_where_torchs_are(name: str, target: str) -> None:
+    function, reference = LARGEST[name]
+    for columns, scale in ((1, 1.0), (5, 1.0), (33, 10.0)):
+        rng = np.random.default_rng(columns)
+        x = (rng.standard_normal((6, columns)) * scale).astype(np.float32)
+        shape = reference(torch.from_numpy(x)).shape
+        g = np.where(rng.random(shape) < 0.5, -3e38, 3e38).astype(np.float32)
+        (_, got), (_, peer), (_, exact) = ours(function, target, g, x=x), torchs(reference, g, x=x), torchs(reference, g, torch.float64, x=x)
+        finite = np.isfinite(peer["x"])
+        assert np.isfinite(got["x"][finite]).all()
+        assert not np.isnan(got["x"]).any()
+        scale = max(float(np.abs(exact["x"][finite]).max(initial=0)), 1.0)
+        error, allowed = (float(np.abs(v[finite].astype(np.float64) - exact["x"][finite]).max(initial=0)) / scale for v in (got["x"], peer["x"]))
+        assert error <= max(allowed, 4 * UNIT["float32"])
+
+
+@every_target
+@pytest.mark.parametrize("name", ["softmax", "softmax of the middle"])
+def test_no_finite_cotangent_of_softmax_overflows(name: str, target: str) -> None:
+    """torch's does: of two cotangents of opposite sign the difference is infinite."""
+    rng = np.random.default_rng(0)
+    x, g = rng.standard_normal((20, 9)).astype(np.float32), np.where(rng.random((20, 9)) < 0.5, -1, 1) * np.finfo(np.float32).max
+    (_, got), (_, exact) = (ours(LARGEST[name][0], target, g.reshape(g.shape if name == "softmax" else (20, 9, 1)).astype(np.float32), x=x),
+                            torchs(LARGEST["softmax"][1], g, torch.float64, x=x))  # fmt: skip
+    np.testing.assert_allclose(got["x"], exact["x"], rtol=0, atol=float(np.abs(exact["x"]).max()) * 8 * UNIT["float32"])
+
+
+@every_target
+@pytest.mark.parametrize("approximate", ["silu", "none", "tanh"])
+def test_slopes_far_out(approximate: str, target: str) -> None:
+    """The slope of silu and gelu is 0 or 1 there, whatever x squared, cubed or times a cotangent is."""
+    function = (lambda x: ops.silu(x)) if approximate == "silu" else (lambda x: ops.gelu(x, approximate=approximate))
+    x = np.array([-3.4e38, -1e30, -1e20, -1e13, -1e6, -100, 100, 1e6, 1e13, 1e20, 1e30, 3.4e38], np.float32)
+    for scale in (1.0, 3e38):
+        _, got = ours(function, target, np.full(12, scale, np.float32), x=x)
+        np.testing.assert_allclose(got["x"] / np.float32(scale), np.repeat([0.0, 1.0], 6), atol=1e-30)
+
+
+@every_target
+def test_logsumexp_of_infinities(target: str) -> None:
+    inf = np.inf
+    x = np.array([[1, inf, 2], [-inf, 0, 1], [inf, inf, -inf], [-inf, -inf, -inf]], np.float32)
+    g = np.array([2, 3, 5, 7], np.float32)
+    function, reference = LARGEST["logsumexp"]
+    (y, got), (want, peer) = ours(function, target, g, x=x), torchs(reference, g, x=x)
+    np.testing.assert_array_equal(y, want)
+    np.testing.assert_allclose(got["x"][:3], peer["x"][:3], rtol=1e-6)
+    np.testing.assert_array_equal(got["x"][3], 0)  # torch: NaN
+
+
+LONG: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "softmax": LARGEST["softmax"],
+    "log_softmax": (lambda x: ops.log_softmax(x, axis=-1), lambda x: torch.log_softmax(x, -1)),
+    "sum": (lambda x: ops.sum(x, axis=-1), lambda x: x.sum(-1)),
+    "layer_norm": (lambda x: ops.layer_norm(x, (x.shape[-1],)), lambda x: F.layer_norm(x, (x.shape[-1],))),
+}
+
+
+def _exact(name: str, x: Array) -> Array:
+    """In numbers of 64 bits or more after the point."""
+    wide = x.astype(np.longdouble)
+    if name == "sum":
+        return wide.sum(-1)
+    if name == "layer_norm":
+        centred = wide - wide.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + np.longdouble(1e-5))
+    shifted = wide - wide.max(-1, keepdims=True)
+    total = np.exp(shifted).sum(-1, keepdims=True)
+    return np.exp(shifted) / total if name == "softmax" else shifted - np.log(total)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider number to compare with")
+@every_target
+@pytest.mark.parametrize("name", LONG)
+def test_long_rows_of_f64_are_added_up_as_exactly_as_torch_does(name: str, target: str) -> None:
+    function, reference = LONG[name]
+    module = gradc.compile(gradc.trace(function, x="f64[N,D]"), target=target)
+    for columns in (300, 1000, 5000):
+        for k, x in enumerate((np.full((1, columns), 0.1), np.full((1, columns), 0.3), np.random.default_rng(columns).random((3, columns)))):
+            if name == "layer_norm" and k < 2:
+                continue  # a row of one value has no variance
+            exact = _exact(name, x)
+
+            def error(value: Any, exact: Array = exact) -> float:
+                return float(np.abs(np.asarray(value).astype(np.longdouble) - exact).max() / np.abs(exact).max()) / UNIT["float64"]
+
+            assert error(module.forward.run(x=x)["y"]) <= max(4, error(reference(torch.from_numpy(x)))), (columns, k)
+
+
+# -- what a mask keeps out ---------------------------------------------------------------------------------------------
+
+MASKED: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "read outside": (lambda x, p: ops.gather_2d(ops.mean(x, axis=4), p, p), {"x": "f32[1,1,3,3,K]", "p": "i64[1,5]"}),
+    "rows outside": (lambda x, p: ops.gather(ops.mean(x, axis=2), ops.reshape(p, (5,)), oob="skip"), {"x": "f32[3,2,K]", "p": "i64[1,5]"}),
+    "padded": (lambda x: ops.pad(ops.mean(x, axis=2), ((0, 0), (1, 0))), {"x": "f32[3,2,K]"}),
+    "selected": (lambda x, p: ops.where(ops.ge(ops.reshape(p, (5,)), 1), ops.mean(x, axis=1), 0.0), {"x": "f32[5,K]", "p": "i64[1,5]"}),
+    "joined": (lambda x: ops.concat([ops.mean(x, axis=1), ops.constant(value=(0.0, 0.0), dtype="f32", shape=(2,))]), {"x": "f32[5,K]"}),
+    "summed over nothing": (lambda x, z: ops.sum(ops.broadcast_to(ops.reshape(ops.sum(x, axis=1), (5, 1)), (5, z.shape[0])) / ops.cast(ops.dim(size=z.shape[0]), "f32"), axis=1), {"x": "f32[5,3]", "z": "f32[K]"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_division_stays_behind_a_mask(name: str, target: str) -> None:
+    """A mean over nothing is NaN where it is read, and what is masked stays 0: with the licence to reassociate as without."""
+    function, types = MASKED[name]
+    graph = gradc.trace(function, **types)
+    for count in (0, 3):
+        given = {k: np.ones(parse_type(t).concrete({"K": count}), np.float32) for k, t in types.items()}
+        if "p" in types:
+            given["p"] = np.array([[0, 1, 2, -1, 7]])
+        want = interp.run(graph, given)["y"]
+        for numerics in ("real", "strict"):
+            np.testing.assert_array_equal(gradc.compile(graph, target=target, numerics=numerics).forward.run(given)["y"], want)
+        if not count and name != "summed over nothing":
+            assert np.isnan(want).any() and (want == 0).any()
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_rows_that_nothing_is_added_to_stay_zero(target: str) -> None:
+    """Whatever the scale of a row that is not read: one that was never initialised, for instance."""
+    graph = gradc.trace(lambda i, s, u: ops.scatter_add(i, u * ops.reshape(ops.gather(s, i), (i.shape[0], 1)), size=4), i="i64[N]", s="f32[4]", u="f32[N,3]")
+    given = {"i": np.array([0, 2, 2, 0, 0, 0, 2, 2]), "s": np.array([2, np.nan, 3, np.inf], np.float32), "u": np.ones((8, 3), np.float32)}
+    want = interp.run(graph, given)["y"]
+    assert not np.isnan(want).any()
+    module = gradc.compile(graph, target=target, hints={"N": 100_000})
+    np.testing.assert_array_equal(module.forward.run(given)["y"], want)
+
+
+def test_exact_algebra_sees_a_division_moved_past_a_mask() -> None:
+    """1/0 is a tagged value there: the graph before the pass, the graph after it, and one with the division moved by hand."""
+    graph = gradc.trace(*(MASKED["read outside"][:1]), **MASKED["read outside"][1])
+    moved = gradc.trace(lambda x, p: ops.gather_2d(ops.sum(x, axis=4), p, p) / ops.cast(ops.dim(size=x.shape[4]), "f32"), **MASKED["read outside"][1])
+    given = {"x": np.ones((1, 1, 3, 3, 0), np.float32), "p": np.array([[0, 1, 2, -1, 7]])}
+
+    def values(g: Any) -> tuple[Any, Any]:
+        found = evaluate(g, given, licence="REAL")["y"]
+        return found.value.tolist(), found.tag.tolist()
+
+    prepared = decompose(graph)
+    assert values(sink_dequant(prepared)) == values(graph)
+    assert values(moved) != values(graph)
