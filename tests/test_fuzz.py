@@ -43,5 +43,5 @@ def test_the_driver_attributes_every_end_to_its_seed(tmp_path: Path, monkeypatch
     tally = driver.run(chosen, 0, 9, None, {}, tmp_path)
     assert tally.verdicts == {"right": 4, "crash": 1, "hang": 1, "untyped": 1, "wrong": 2} and tally.counts == {"seen": 4}
     assert tally.seeds == {"crash SIGSEGV": [2], "hang": [4], "untyped KeyError at test_fuzz.py:_ends": [5], "wrong same": [6, 7]}
-    assert {p.name: p.read_text().splitlines()[-1] for p in tmp_path.iterdir()} == dict.fromkeys(("ends-2.txt", "ends-4.txt", "ends-5.txt", "ends-6.txt"), "small crash")
+    assert {p.name: p.read_text().splitlines()[-1] for p in tmp_path.iterdir()} == dict.fromkeys(("ends-2.txt", "ends-4.txt", "ends-5.txt", "ends-6.txt", "ends-7.txt"), "small crash")
     assert "--seed 6 --count 1" in (tmp_path / "ends-6.txt").read_text()

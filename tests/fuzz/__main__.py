@@ -38,8 +38,8 @@ def main() -> int:
             parser.error(f"{name} has no option {min(strange)!r}; it has {', '.join(chosen.options) or 'none'}")
         own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
         tallies.append(driver.run(chosen, given.seed, given.count, given.seconds and given.seconds / len(names), own, given.out))
-        for kind, outcome in tallies[-1].findings.items():
-            print(f"--- {name}: {kind}\n{outcome.text}\n")
+        for seed, outcome in tallies[-1].findings.items():
+            print(f"--- {name}, seed {seed}: {outcome.verdict} {outcome.kind}\n{outcome.text}\n")
     print(driver.table(tallies))
     return int(any(tally.failed for tally in tallies))
 

@@ -21,6 +21,7 @@ import oracles
 import torch
 from oracles import DTYPE, to_torch
 
+from gradc.exact.evaluate import opened
 from gradc.ir.dims import Dim, evaluate
 from gradc.ir.graph import Graph
 from gradc.ir.node import Node
@@ -91,7 +92,7 @@ def _attributes(node: Node, dims: Mapping[str, int]) -> dict[str, Any]:
     if "oob" in attrs and names is not None and "oob" not in names:
         if attrs.pop("oob") != "error":
             raise NoCounterpart(f"{node.op.name} with a rule for indices outside")
-    if node.op.name in ("max", "min") and len(attrs["axis"] or ()) == 1:
+    if node.op.name in ("max", "min") and isinstance(attrs["axis"], tuple) and len(attrs["axis"]) == 1:
         attrs["axis"] = attrs["axis"][0]
     return attrs
 
@@ -108,7 +109,12 @@ def _apply(node: Node, operands: Sequence[torch.Tensor], dims: Mapping[str, int]
         raise NoCounterpart(f"a cast to {target}")
     if name == "cast" and node.dtype.is_float and operands[0].dtype.is_floating_point:
         return operands[0]
-    result: torch.Tensor = TORCH[name](*operands, **attrs)
+    try:
+        result: torch.Tensor = TORCH[name](*operands, **attrs)
+    except (RuntimeError, IndexError) as error:
+        if 0 not in node.type.concrete(dims) and all(o.numel() for o in operands):
+            raise
+        raise NoCounterpart(f"{name} of nothing") from error
     if node.dtype.is_integer and not result.dtype.is_floating_point and target in DTYPE:
         result = result.to(DTYPE[target])
     return result
@@ -144,18 +150,22 @@ class Meaning:
         self.graph, self.dims, self.wrt, self.seed = graph, dims, wrt, seed
         self.arrays = arrays
         self.overflow = False
+        # Rounding inside a composite shows where it is opened; what is not f64 all the way needs it, and has the room for no less.
+        plain = all(n.op.surrogate is None for n in graph.nodes) and any(n.dtype.has_tangent and n.dtype.name != "f64" for n in graph.nodes)
+        self.noisy = opened(graph) if plain else graph
 
     def _forward(self, noise: torch.Generator | None) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        graph = self.graph if noise is None else self.noisy
         leaves = {}
         values: dict[Node, torch.Tensor] = {}
-        for node in self.graph.inputs:
-            name = self.graph.input_name(node)
+        for node in graph.inputs:
+            name = graph.input_name(node)
             tensor = to_torch(self.arrays[name])
             if node.dtype.has_tangent:
                 tensor = tensor.double().requires_grad_()
                 leaves[name] = tensor
             values[node] = tensor
-        for node in self.graph.nodes:
+        for node in graph.nodes:
             if node in values:
                 continue
             result = _apply(node, [values[o] for o in node.operands], self.dims)
@@ -167,7 +177,7 @@ class Meaning:
             if noise is not None and node.dtype.name in UNIT:
                 result = self._noisy(result, UNIT[node.dtype.name], noise, _rounds(node))
             values[node] = result
-        return {name: values[node] for name, node in self.graph.outputs}, [leaves[n] for n in self.wrt]
+        return {name: values[node] for name, node in graph.outputs}, [leaves[n] for n in self.wrt]
 
     @staticmethod
     def _noisy(value: torch.Tensor, unit: float, noise: torch.Generator, rounded: bool) -> torch.Tensor:
@@ -196,6 +206,15 @@ class Meaning:
             named = {**{n: v.detach() for n, v in outputs.items()}, **{f"d.{n}": g.detach() for n, g in zip(self.wrt, gradients, strict=True)}}
         return {n: v.numpy() for n, v in named.items()}
 
+    def _noisy_run(self, cotangents: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray] | None, noise: torch.Generator) -> dict[str, np.ndarray]:
+        try:
+            return self._run(cotangents, second, noise)
+        except NoCounterpart:
+            if self.noisy is self.graph:
+                raise
+            self.noisy = self.graph
+            return self._run(cotangents, second, noise)
+
     def known(self, cotangents: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray] | None = None) -> Known:
         """Outputs and ``d.NAME``; with ``second`` (cotangents of ``d.NAME``) ``d.NAME`` and ``dd.NAME``."""
         values = self._run(cotangents, second, None)
@@ -203,7 +222,7 @@ class Meaning:
         spread = {n: np.zeros(v.shape) for n, v in values.items()}
         with np.errstate(invalid="ignore", over="ignore"):
             for _ in range(RUNS):
-                for name, other in self._run(cotangents, second, noise).items():
+                for name, other in self._noisy_run(cotangents, second, noise).items():
                     apart = np.array(np.abs(other.astype(np.float64) - values[name].astype(np.float64)))
                     apart[np.isnan(apart)] = np.inf
                     spread[name] = np.maximum(spread[name], apart)
