@@ -30,11 +30,12 @@ import gradc
 from gradc import knobs
 from gradc.autodiff import differentiate
 from gradc.errors import GradcError, IndexOutOfRange, InternalError, InvalidProblem, NotDifferentiable
+from gradc.exact import draw
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import Node
-from gradc.ir.types import DTYPES
 from gradc.samples import sample
 
+from .bits import Expected
 from .campaign import Campaign, Options, Outcome
 from .drawing import Drawing, pruned
 
@@ -89,6 +90,7 @@ def _options(graph: Graph, wrt: Sequence[str], choose: random.Random) -> dict[st
         options["save"] = choose.choice(("all", "none"))
     elif chance(0.15):
         options["memory_budget"] = choose.choice((0.0, 0.5, 1.0, 0, 200))
+        options["hints"] = {d: choose.choice(SIZES) for d in graph.dims}
     if chance(0.25):
         options["reductions"] = {"*": choose.choice(("segmented", "regular", "privatized"))}
     if chance(0.15):
@@ -154,6 +156,7 @@ class _Trial:
             at = self._at(sizes)
             if at is not None:
                 self._compare(module, *at)
+        self._bits(module)
 
     def _compiled(self, graph: Graph) -> gradc.Module:
         options = dict(self.problem.options)
@@ -198,6 +201,27 @@ class _Trial:
             self.counts[f"without counterpart: {missing}"] += 1
             return
         self._against(self.graph, got, known, dims)
+
+    def _bits(self, module: gradc.Module) -> None:
+        """On dyadic inputs, against the interpreter."""
+        joint = differentiate(self.graph, module.wrt, unused="zeros") if module.wrt else self.graph
+        dims = {d: self.problem.sizes[0][d] for d in joint.dims}
+        arrays = draw(joint, dims, self.problem.seed)
+        arrays = {n: quarters(a) if a.dtype.kind not in "biu" else a for n, a in arrays.items()}
+        try:
+            expected = Expected(joint, arrays, dims)
+        except (IndexOutOfRange, InvalidProblem):
+            self.counts["sizes that do not fit"] += 1
+            return
+        cotangents, gradients = module.joint_names
+        own = {n: arrays[n] for n in self.graph.input_names}
+        got = self._run(module, own, dims, {n: arrays[c] for n, c in cotangents.items()} if module.wrt else {})
+        renamed = {gradients.get(n[2:], n) if n.startswith("d.") and n not in self.graph.output_names else n: a for n, a in got.items()}
+        wrong = expected.differs({n: a for n, a in renamed.items() if n in expected.values})
+        self.counts["outputs held against the interpreter, to the bit"] += sum(expected.exact[n] for n in renamed if n in expected.exact)
+        self.counts["outputs held against the interpreter, within rounding"] += sum(expected.steady[n] and not expected.exact[n] for n in renamed if n in expected.exact)
+        if wrong:
+            raise Wrong("bits", f"{self.problem.target}: {wrong}")
 
     def _run(self, module: gradc.Module, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int], cotangents: Mapping[str, np.ndarray], prefix: str = "d.") -> dict[str, np.ndarray]:
         """Outputs, and gradients under ``prefix`` + name."""
@@ -285,6 +309,11 @@ class _Trial:
             self._against(self.graph, got, known, dims)
 
 
+def quarters(array: np.ndarray) -> np.ndarray:
+    """Multiples of 1/4, so that short sums and products round nothing."""
+    return np.asarray(np.rint(array.astype(np.float64) * 4) / 4).astype(array.dtype)
+
+
 def _dense(gradient: Any) -> np.ndarray:
     return np.asarray(gradient.dense() if hasattr(gradient, "dense") else gradient)
 
@@ -335,6 +364,8 @@ def _with(problem: Problem, graph: Graph) -> Problem:
     floats = [n for n in graph.input_names if graph.input(n).dtype.has_tangent]
     wrt = tuple(n for n in (*problem.wrt, *(n for n in floats if n.startswith("z") and problem.wrt)) if n in floats)
     options = dict(problem.options)
+    if options.get("hints"):
+        options["hints"] = {d: v for d, v in options["hints"].items() if d in graph.dims}
     for option in ("layout", "donate", "sparse"):
         if option in options:
             kept = [n for n in options[option] if n in (wrt if option == "sparse" else graph.input_names if option == "donate" else names)]
