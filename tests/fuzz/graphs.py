@@ -29,7 +29,7 @@ import numpy as np
 import gradc
 from gradc import knobs
 from gradc.autodiff import differentiate
-from gradc.errors import GradcError, IndexOutOfRange, InternalError, InvalidProblem, NotDifferentiable
+from gradc.errors import GradcError, IndexOutOfRange, InternalError, InvalidProblem, NotDifferentiable, Unsupported
 from gradc.exact import draw
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import Node
@@ -134,10 +134,13 @@ def judge(problem: Problem) -> Outcome:
         _Trial(problem, counts).run()
     except Wrong as wrong:
         return Outcome("wrong", f"{wrong}\n\n{problem}", f"{problem.target} {wrong.kind}", counts)
-    except GradcError as error:
+    except (NotDifferentiable, Unsupported, InvalidProblem) as error:
         text = re.sub(r"[%\w.]*\[[^\]]*\]|\d+|'[^']*'", "_", str(error).split("\n")[0])[:90]
         counts[f"refused: {type(error).__name__}: {text}"] += 1
         return Outcome("typed", f"{type(error).__name__}: {error}\n\n{problem}", text, counts)
+    except (GradcError, InternalError) as error:  # the graph was accepted: no type is wrong, no index outside
+        kind = re.sub(r"[%\w.]*\d[\w.]*|@\w+|'[^']*'", "_", str(error).split("\n")[0])[:60]
+        return Outcome("untyped", f"{type(error).__name__}: {error}\n\n{problem}", f"{problem.target} {type(error).__name__}: {kind}", counts)
     return Outcome("right", counts=counts)
 
 
@@ -424,8 +427,6 @@ def attempt(seed: int, options: Options) -> Outcome:
     try:
         with np.errstate(all="ignore"), knobs.CACHE.set(False):
             return judge(chosen)
-    except InternalError as error:
-        return Outcome("untyped", f"InternalError: {error}\n\n{chosen}", f"{chosen.target} InternalError: " + re.sub(r"\d+|%\w+", "_", str(error))[:50])
     except Exception as error:
         error.add_note(str(chosen))
         raise
