@@ -19,6 +19,7 @@ import os
 import random
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -386,10 +387,10 @@ def _with(problem: Problem, graph: Graph) -> Problem:
 
 def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
     """Smaller and smaller problems that fail in the same way; each is judged in a process of its own, as some end it."""
-    from .driver import isolated
+    from .driver import SHRINKING, isolated
 
     current, best = problem(seed, target_of(seed, options)), outcome
-    budget, found = 400, True
+    budget, found, until = 400, True, time.monotonic() + 0.7 * SHRINKING
     while found and budget:
         found = False
         for candidate in _legal(current):
@@ -398,7 +399,8 @@ def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
             if (result.verdict, result.kind) == (outcome.verdict, outcome.kind):
                 current, best, found = candidate, result, True
                 break
-            if not budget:
+            if not budget or time.monotonic() > until:
+                budget = 0
                 break
     text = best.text if str(current) in best.text else f"{best.text}\n\n{current}"
     return Outcome(best.verdict, text, best.kind)
