@@ -5,6 +5,7 @@
 #   make docs                         docs/ops.md, from the records of the ops
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
+#   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
 #   make lint | bench | clean         (python -m benchmarks.scaling draws time against sizes)
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
@@ -14,6 +15,8 @@ PYTHON  ?= $(firstword $(foreach p,python3 python python3.14 python3.13 python3.
 EXTRAS  ?=
 WORKERS ?= 2
 CASE    ?=
+MINUTES ?= 10
+CAMPAIGN ?=
 ARGS    ?=
 VENV    := .venv
 
@@ -32,7 +35,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test lint bench conformance gpu docs extras clean
+.PHONY: demo test fuzz lint bench conformance gpu docs extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -40,6 +43,9 @@ demo: $(DEMO)
 
 test: $(TEST)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+fuzz: $(call with,test torch)
+	$(VENV)/bin/python -W ignore -m tests.fuzz $(CAMPAIGN) --seconds $$(( $(MINUTES) * 60 )) $(ARGS)
 
 lint: $(LINT)
 	$(VENV)/bin/ruff check .
