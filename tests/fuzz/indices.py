@@ -210,7 +210,7 @@ def attempt(seed: int, options: Options) -> Outcome:
     indexing, oob, form, extra = combinations()[seed % len(combinations())]
     case = f"{indexing.name} oob={oob} index={form} {extra} target={target}"
     made = program(indexing, oob, form, extra)
-    print(f"-- {case}\nwrt={made.wrt} options={made.options}\n{made.graph}", file=sys.stderr, flush=True)
+    sanitize.announce(f"{case}\nwrt={made.wrt} options={made.options}\n{made.graph}", f"{indexing.name} {oob} {form}")
     check = Check(made, indexing, form, target, case)
     with sanitize.uncached():
         verdict = check.all(extra, seed)

@@ -10,10 +10,11 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 FLAGS = ("-fsanitize=address,undefined", "-fsanitize=float-cast-overflow", "-fno-sanitize-recover=all")
@@ -137,3 +138,10 @@ def uncached() -> Iterator[None]:
             yield
         finally:
             default_cache()._memory.clear()
+
+
+def announce(text: str, kind: str) -> None:
+    """What runs now, for the report of a crash, in place of what was said before."""
+    with suppress(OSError):  # standard error may be a terminal
+        os.ftruncate(2, 0)
+    print(f"-- {text}\nkind: {kind}", file=sys.stderr, flush=True)
