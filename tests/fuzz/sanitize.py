@@ -49,14 +49,15 @@ def environment(options: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def surroundings() -> dict[str, str]:
     """What every child of ours gets, sanitized or not: a kernel cache that goes with the driver, two threads."""
-    return {"GRADC_CACHE_DIR": _cache_folder(os.getpid()), "GRADC_TARGET": "cpu", "GRADC_NUM_THREADS": "2", "GRADC_CALIBRATION": "none"}
+    return {"GRADC_CACHE_DIR": os.path.join(_folder(os.getpid()), "cache"), "GRADC_TARGET": "cpu", "GRADC_NUM_THREADS": "2", "GRADC_CALIBRATION": "none"}
 
 
 @functools.cache
-def _cache_folder(process: int) -> str:
+def _folder(process: int) -> str:
+    """What the children of a driver write into."""
     import atexit
 
-    folder = tempfile.mkdtemp(prefix="gradc-fuzz-cache-")
+    folder = tempfile.mkdtemp(prefix="gradc-fuzz-children-")
     atexit.register(lambda: os.getpid() == process and shutil.rmtree(folder, ignore_errors=True))
     return folder
 
