@@ -21,7 +21,7 @@ from . import sanitize
 from .campaign import Campaign, Options, Outcome
 from .process_scenario import EVENTS, MOMENTS
 
-SECONDS = 90.0
+SECONDS = 60.0
 """After which a process counts as hung; the slowest takes a few on a quiet machine."""
 LONGEST = {"import": 0.4, "compile": 1.5, "call": 0.3, "backward": 0.3, "matmul": 0.3, "between": 0.1}
 """Seconds from the beginning of a moment in which an event comes."""

@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 FLAGS = ("-fsanitize=address,undefined", "-fsanitize=float-cast-overflow", "-fno-sanitize-recover=all")
@@ -64,8 +64,6 @@ def _folder(process: int) -> str:
 
 # -- in the child ------------------------------------------------------------------------------------------------------
 
-_calls = threading.local()
-
 
 @functools.cache
 def install() -> None:
@@ -82,30 +80,29 @@ def install() -> None:
     plain = cpu.CpuProgram.run
 
     def run(self: Any, given: Any, binding: Any, workspace: Any = None, only: int = -1) -> None:
-        if "entry_of_one_workspace" not in vars(self):
-            self.entry_of_one_workspace = self.entry
-            self.entry = functools.partial(_run_apart, self)
-        _calls.binding = None if workspace is not None else binding  # the caller's own workspace is used as it is
-        plain(self, given, binding, workspace, only)
+        if workspace is not None:  # the caller's own is used as it is
+            return plain(self, given, binding, workspace, only)
+        with _apart(self, binding) as (own, base):
+            plain(self, given, own, base, only)
 
     cpu.CpuProgram.run = run  # type: ignore[method-assign]
 
 
-def _run_apart(program: Any, context: Any, table: Any, dims: Any, scratch: int, only: int) -> int:
-    """The compiled function, given temporaries and scratch of their own."""
+@contextmanager
+def _apart(program: Any, binding: Any) -> Iterator[tuple[Any, Any]]:
+    """(a binding whose temporaries and scratch lie in memory of their own, the array from which it counts their places)."""
+    import numpy as np
+
     from gradc.ir.dims import evaluate
 
-    binding = _calls.binding
-    if binding is None:
-        return int(program.entry_of_one_workspace(context, table, dims, scratch, only))
     sizes = dict(zip(program.program.dims, binding.dims, strict=False))
-    taken = []
+    base = np.empty(1, np.uint8)
+    taken: list[int] = []
     try:
-        for at, _ in binding.offsets:
-            taken.append(_aligned(evaluate(program.roots[at].type.nbytes, sizes)))
-            table[at] = taken[-1]
+        taken += [_aligned(evaluate(program.roots[at].type.nbytes, sizes)) for at, _ in binding.offsets]
         taken.append(_aligned(binding.workspace - binding.scratch))
-        return int(program.entry_of_one_workspace(context, table, dims, taken[-1], only))
+        places = [address - base.ctypes.data for address in taken]
+        yield replace(binding, offsets=tuple((at, place) for (at, _), place in zip(binding.offsets, places, strict=False)), scratch=places[-1]), base
     finally:
         for address in taken:
             _c().free(address)
