@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 import re
 import shutil
@@ -127,7 +128,7 @@ def _report(path: Path, which: int) -> None:
 def _calibration(path: Path, which: int) -> None:
     from gradc.cli.calibrate import write
 
-    write(path / "calibration.json", '{"version": %d, "pad": "%s"}\n' % (which, "x" * 20_000))
+    write(path / "calibration.json", json.dumps({"version": which, "pad": "x" * 20_000}))
 
 
 def _command(*arguments: str) -> Callable[[Path, int], None]:
@@ -235,7 +236,10 @@ def _tried(writer: Writer, at: int, torn: bool, folder: Path) -> str:
     for which in (0, 1):
         for file in clean.folder.glob(f"model{which}*"):
             shutil.copy(file, folder)
-    killed = lambda: _forked(lambda: (_shim().gradc_kill_arm(at, int(torn)), writer.write(path, 1)))  # noqa: E731
+
+    def killed() -> int:
+        return _forked(lambda: (_shim().gradc_kill_arm(at, int(torn)), writer.write(path, 1)))
+
     status = killed()
     if status != -signal.SIGKILL:
         return f"not killed: status {status}"
