@@ -7,7 +7,9 @@ preloaded).  Successive seeds take every point of every writer in turn.
 from __future__ import annotations
 
 import ctypes
+import difflib
 import functools
+import itertools
 import json
 import os
 import re
@@ -126,8 +128,10 @@ def _report(path: Path, which: int) -> None:
 
 
 def _calibration(path: Path, which: int) -> None:
-    from gradc.cli.calibrate import write
-
+    try:
+        from gradc.files import write
+    except ModuleNotFoundError:
+        from gradc.cli.calibrate import write
     write(path / "calibration.json", json.dumps({"version": which, "pad": "x" * 20_000}))
 
 
@@ -241,8 +245,8 @@ def _tried(writer: Writer, at: int, torn: bool, folder: Path) -> str:
         return _forked(lambda: (_shim().gradc_kill_arm(at, int(torn)), writer.write(path, 1)))
 
     status = killed()
-    if status != -signal.SIGKILL:
-        return f"not killed: status {status}"
+    if status not in (-signal.SIGKILL, 0):  # 0: this time there were fewer calls
+        return f"fails instead of being killed: status {status}"
     problem = _whole(writer, path, clean)
     if problem:
         return problem
@@ -257,7 +261,7 @@ def _tried(writer: Writer, at: int, torn: bool, folder: Path) -> str:
     if writer.read is None:
         different = sorted(n for n in clean.states[1] if found.get(n) != clean.states[1][n])
         if different:
-            return f"writing again gives another {different[0]}"
+            return f"writing again gives another {different[0]}\n{_difference(found.get(different[0], b''), clean.states[1][different[0]])}"
     left = set(_files(path)) - clean.names
     return f"leftovers: {sorted(left)}" if left else ""
 
@@ -276,9 +280,14 @@ def _whole(writer: Writer, path: Path, clean: _Clean) -> str:
     for name, data in _files(path).items():
         versions = [state[name] for state in clean.states if name in state]
         if versions and data not in versions:
-            return f"torn file: {name} has {len(data)} bytes, the versions {[len(v) for v in versions]}"
+            return f"torn file: {name} has {len(data)} bytes, the versions {[len(v) for v in versions]}\n{_difference(data, versions[-1])}"
     missing = (clean.states[0].keys() & clean.states[1].keys()) - _files(path).keys()
     return f"lost: {sorted(missing)}" if missing else ""
+
+
+def _difference(found: bytes, wanted: bytes) -> str:
+    lines = (data.decode("utf-8", "replace").splitlines() for data in (wanted, found))
+    return "\n".join(itertools.islice(difflib.unified_diff(*lines, "wanted", "found", lineterm="", n=0), 12))
 
 
 def _age(path: Path, names: set[str]) -> None:
