@@ -105,6 +105,19 @@ def test_value_and_grad_and_a_saved_module(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.backward(residuals, 1.0)["w"].dense(), gradients["w"].dense())
 
 
+@pytest.mark.parametrize("row", ["", ",1", ",2,3"])
+def test_rows_of_any_rank(row: str) -> None:
+    graph = gradc.trace(lambda i, w: ops.gather(w, i), i="i64[N,3]", w=f"f64[V{row}]")
+    sparse, dense = (gradc.compile(graph, wrt=["w"], sparse=names) for names in (["w"], []))
+    rng = np.random.default_rng(0)
+    shape = (9, *(int(n) for n in row.split(",")[1:]))
+    given = {"i": rng.integers(0, 9, (4, 3)), "w": rng.standard_normal(shape)}
+    y, residuals = sparse.forward(**given)
+    got = sparse.backward(residuals, y)["w"]
+    assert got.values.shape == (len(np.unique(given["i"])), *shape[1:])
+    np.testing.assert_array_equal(got.dense(), dense.backward(dense.forward(**given)[1], y)["w"])
+
+
 def test_what_has_no_sparse_form_says_so() -> None:
     graph = gradc.trace(lambda i, w: ops.embedding(i, w) @ w.T, i="i64[N]", w="f32[V,8]")
     with pytest.raises(Unsupported, match=r"d.w \(f32\[V,8\]\) has no sparse form.*'\w+' has a part in it"):

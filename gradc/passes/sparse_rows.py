@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import Unsupported
+from ..ir.dims import product
 from ..ir.graph import Graph
 from ..ir.node import Node, call
 from ..ir.pattern import Var, match, op
@@ -15,7 +16,7 @@ from .manager import graph_pass
 
 SCATTER, ADD, CAST = op("scatter_add", Var("indices"), Var("updates")), Var("x") + Var("y"), op("cast", Var("x"))
 PARTS = ("rows", "values", "count")
-"""What stands for ``d.w``: ``d.w.rows`` i64[N], ascending, the size of the table where there is none; ``d.w.values`` [N,D]; ``d.w.count`` i64[]."""
+"""What stands for ``d.w``: ``d.w.rows`` i64[N], ascending, the size of the table where there is none; ``d.w.values`` [N, ...]; ``d.w.count`` i64[]."""
 
 
 @graph_pass("REAL")
@@ -42,12 +43,12 @@ def _coalesced(name: str, node: Node) -> tuple[Node, Node, Node]:
         raise Unsupported(f"{name} ({node.type}) has no sparse form: it is to be made of rows added along the first axis, and {why}")
     attrs = {k: v for k, v in terms[0].attrs.items() if k != "axis"}
     compute = node.dtype.compute
-    lines = []
+    lines, width = [], product(node.shape[1:])
     for term in terms:
         indices, updates = term.operands
         count = indices.type.count
-        lines.append((reshaped(converted(indices, I64), (count,)), reshaped(converted(updates, compute), (count, *node.shape[1:]))))
+        lines.append((reshaped(converted(indices, I64), (count,)), reshaped(converted(updates, compute), (count, width))))
     indices = lines[0][0] if len(lines) == 1 else call("concat", *(i for i, _ in lines), axis=0)
     updates = lines[0][1] if len(lines) == 1 else call("concat", *(u for _, u in lines), axis=0)
     rows, values, how_many = coalesce(indices, updates, **attrs)
-    return rows, converted(values, node.dtype), how_many
+    return rows, reshaped(converted(values, node.dtype), (values.shape[0], *node.shape[1:])), how_many

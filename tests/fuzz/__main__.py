@@ -31,15 +31,15 @@ def main() -> int:
         chosen = campaign(name)
         absent = [package for package in chosen.needs if importlib.util.find_spec(package) is None]
         strange = options.keys() - chosen.options.keys()
-        if absent:
-            print(f"{name}: left out, there is no {absent[0]}")
+        if absent or chosen.missing():
+            print(f"{name}: left out, {f'there is no {absent[0]}' if absent else chosen.missing()}")
             continue
         if strange and len(names) == 1:
             parser.error(f"{name} has no option {min(strange)!r}; it has {', '.join(chosen.options) or 'none'}")
         own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
         tallies.append(driver.run(chosen, given.seed, given.count, given.seconds and given.seconds / len(names), own, given.out))
-        for kind, outcome in tallies[-1].findings.items():
-            print(f"--- {name}: {kind}\n{outcome.text}\n")
+        for seed, outcome in tallies[-1].findings.items():
+            print(f"--- {name}, seed {seed}: {outcome.verdict} {outcome.kind}\n{outcome.text}\n")
     print(driver.table(tallies))
     return int(any(tally.failed for tally in tallies))
 

@@ -22,21 +22,21 @@ from .campaign import FAILURES, VERDICTS, Campaign, Options, Outcome
 
 SHRINKING = 300.0
 """Seconds in which a finding must have been made small; else it is reported as it is."""
-KINDS = 25
-"""Findings of more kinds than this are counted, but not written down."""
+KINDS, EACH = 25, 3
+"""How many kinds of findings are made small and written down, and how many of one kind; the others are counted."""
 
 
 @dataclass
 class Tally:
     """What a campaign has done.
 
-    :param counts: what the campaign itself counts.  :param findings: the reproducer of each kind.  :param slowest: CPU seconds and the seed.
+    :param counts: what the campaign itself counts.  :param findings: by seed, those written down.  :param seeds: of each kind.  :param slowest: CPU seconds and the seed.
     """
 
     name: str
     verdicts: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
-    findings: dict[str, Outcome] = field(default_factory=dict)
+    findings: dict[int, Outcome] = field(default_factory=dict)
     seeds: dict[str, list[int]] = field(default_factory=dict)
     slowest: tuple[float, int] = (0.0, -1)
     seconds: float = 0.0
@@ -50,7 +50,7 @@ class Tally:
         return any(self.verdicts[v] for v in FAILURES)
 
     def add(self, seed: int, outcome: Outcome, seconds: float) -> bool:
-        """True: a finding of a new kind."""
+        """True: a finding to be written down."""
         self.verdicts[outcome.verdict] += 1
         self.counts.update(outcome.counts)
         self.slowest = max(self.slowest, (seconds, seed))
@@ -58,10 +58,10 @@ class Tally:
             return False
         kind = f"{outcome.verdict} {outcome.kind}".strip()
         self.seeds.setdefault(kind, []).append(seed)
-        new = kind not in self.findings and len(self.findings) < KINDS
-        if new:
-            self.findings[kind] = outcome
-        return new
+        if len(self.seeds) > KINDS or len(self.seeds[kind]) > EACH:
+            return False
+        self.findings[seed] = outcome
+        return True
 
 
 def run(campaign: Campaign, first: int, count: int | None, seconds: float | None, options: Options, folder: Path | None = None) -> Tally:
@@ -77,17 +77,18 @@ def run(campaign: Campaign, first: int, count: int | None, seconds: float | None
         for tried, outcome, cost in _batch(campaign, seed, last, deadline, options):
             seed = tried + 1
             if tally.add(tried, outcome, cost):
-                kind = next(reversed(tally.findings))
-                tally.findings[kind] = outcome = _shrunk(campaign, tried, outcome, options)
+                tally.findings[tried] = outcome = _shrunk(campaign, tried, outcome, options)
                 if folder is not None:
-                    write(folder, campaign, tried, kind, outcome)
+                    write(folder, campaign, tried, outcome, options)
     tally.seconds = time.monotonic() - began
     return tally
 
 
-def write(folder: Path, campaign: Campaign, seed: int, kind: str, outcome: Outcome) -> None:
+def write(folder: Path, campaign: Campaign, seed: int, outcome: Outcome, options: Options) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{campaign.name}-{seed}.txt").write_text(f"{kind}\npython -m tests.fuzz {campaign.name} --seed {seed} --count 1\n\n{outcome.text}\n", encoding="utf-8", errors="backslashreplace")
+    given = " ".join(f"--option {name}={value}" for name, value in options.items() if campaign.options[name] != value)
+    command = f"python -m tests.fuzz {campaign.name} --seed {seed} --count 1 {given}".rstrip()
+    (folder / f"{campaign.name}-{seed}.txt").write_text(f"{outcome.verdict} {outcome.kind}\n{command}\n\n{outcome.text}\n", encoding="utf-8", errors="backslashreplace")
 
 
 # -- child processes ---------------------------------------------------------------------------------------------------

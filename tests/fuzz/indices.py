@@ -115,6 +115,10 @@ def forms() -> dict[str, tuple[Callable[[tuple[int, ...]], str], Callable[[Any, 
     }
 
 
+ONCE_WRONG = {
+    ("scatter_add", "reshape", "strict"), ("scatter_add", "where", "kernels"), ("embedding", "where", "value_and_grad"), ("embedding_padded", "reshape+sparse", "strict"), ("gather", "shared", "second"),
+    ("cross_entropy_weighted", "plain", "value_and_grad"), ("cross_entropy_ignoring", "cast", "kernels"), ("coalesce_values_2d", "plain", "strict"), ("gather", "cast", "strict"),
+}  # fmt: skip
 EXTRA = ("value_and_grad", "kernels", "second", "strict")
 
 
@@ -128,7 +132,8 @@ def combinations() -> tuple[tuple[Indexing, str, str, str], ...]:
         if ("sparse" not in form or (indexing.sparse and extra != "second")) and not (indexing.ascending and form in ("where", "summed"))
     ]
     random.Random(7).shuffle(found)
-    return tuple(sorted(found, key=lambda c: c[1] != "error"))  # errors first: what is documented for the others keeps inside by itself
+    # First what once went wrong, then errors: what is documented for the others keeps inside by itself.
+    return tuple(sorted(found, key=lambda c: ((c[0].name, c[2], c[3]) not in ONCE_WRONG or c[1] != "error", c[1] != "error")))
 
 
 # -- one program -------------------------------------------------------------------------------------------------------
@@ -365,4 +370,4 @@ def environment(options: Options) -> Mapping[str, str]:
     return sanitize.environment() if options["target"] == "cpu" else {**sanitize.surroundings(), "GRADC_SIM_CHECK": "1"}
 
 
-CAMPAIGN = Campaign("indices", attempt, limit=180.0, ci=24, options={"target": "cpu"}, environment=environment)
+CAMPAIGN = Campaign("indices", attempt, limit=180.0, ci=20, options={"target": "cpu"}, environment=environment, missing=sanitize.missing)

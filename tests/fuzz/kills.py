@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -336,8 +337,12 @@ def _shim() -> Any:
     return ctypes.CDLL(None)
 
 
+def missing() -> str:
+    return "" if sys.platform == "linux" and shutil.which("gcc") else "calls are counted by a library that gcc builds and Linux preloads"
+
+
 def environment(options: Options) -> Mapping[str, str]:
     return {**sanitize.surroundings(), "LD_PRELOAD": _built()}
 
 
-CAMPAIGN = Campaign("kills", attempt, limit=120.0, ci=54, environment=environment)
+CAMPAIGN = Campaign("kills", attempt, limit=120.0, ci=45, environment=environment, missing=missing)

@@ -69,4 +69,8 @@ def attempt(seed: int, options: Options) -> Outcome:
     return Outcome("right", counts=counts)
 
 
-CAMPAIGN = Campaign("processes", attempt, limit=SECONDS + 60, ci=26, environment=lambda options: sanitize.surroundings())
+def missing() -> str:
+    return "" if hasattr(os, "fork") else "there is no fork here"
+
+
+CAMPAIGN = Campaign("processes", attempt, limit=SECONDS + 60, ci=16, environment=lambda options: sanitize.surroundings(), missing=missing)

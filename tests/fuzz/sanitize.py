@@ -42,6 +42,10 @@ def library() -> str:
     return found if os.path.isabs(found) and os.path.exists(found) else ""
 
 
+def missing() -> str:
+    return "" if library() else "gcc has no libasan here"
+
+
 def environment(options: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a process must be started with."""
     return {"CC": " ".join(("gcc", *FLAGS)), "LD_PRELOAD": library(), "ASAN_OPTIONS": ":".join(f"{k}={v}" for k, v in ASAN_OPTIONS.items()), **surroundings()}
