@@ -229,9 +229,16 @@ def terminate_politely(moment: Callable[[], None], delay: float) -> None:
     """SIGTERM with a handler that exits, as servers have it."""
     pid = os.fork()
     if not pid:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
-        while True:
+        asked: list[int] = []
+
+        def stop(number: int, frame: Any) -> None:
+            asked.append(number)
+            sys.exit(7)
+
+        signal.signal(signal.SIGTERM, stop)
+        while not asked:  # Python loses what a handler raises inside of its own compiler, which an import runs
             moment()
+        sys.exit(7)
     time.sleep(delay)
     os.kill(pid, signal.SIGTERM)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
