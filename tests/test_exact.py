@@ -172,6 +172,7 @@ IDENTITIES: dict[str, tuple[Any, Any, dict[str, str], str]] = {
         lambda a, b: ops.cast(ops.cast(ops.maximum(-ops.cast(a, "f32"), ops.abs(ops.cast(b, "f32"))), "bf16"), "f32"), lambda a, b: ops.maximum(-ops.cast(a, "f32"), ops.abs(ops.cast(b, "f32"))),
         dict.fromkeys("ab", "bf16[N]"), "BITS",
     ),
+    "a sum of one": (lambda x: ops.cast(ops.sum(ops.cast(x, "f32"), 1), "bf16"), lambda x: ops.reshape(x, (x.shape[0],)), {"x": "bf16[N,1]"}, "BITS"),
     "a rounding dropped": (lambda x: ops.cast(ops.cast(x * x, "bf16"), "f32") + x, lambda x: x * x + x, {"x": X}, "REAL"),
     "ints through floats": (lambda q: ops.cast(ops.cast(q, "f32"), "i8"), lambda q: q, {"q": "i8[N]"}, "BITS"),
     "dequantize": (

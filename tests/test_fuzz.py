@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,27 @@ def test_the_driver_attributes_every_end_to_its_seed(tmp_path: Path, monkeypatch
     assert tally.seeds == {"crash SIGSEGV": [2], "hang": [4], "untyped KeyError at test_fuzz.py:_ends": [5], "wrong same": [6, 7]}
     assert {p.name: p.read_text().splitlines()[-1] for p in tmp_path.iterdir()} == dict.fromkeys(("ends-2.txt", "ends-4.txt", "ends-5.txt", "ends-6.txt", "ends-7.txt"), "small crash")
     assert "--seed 6 --count 1" in (tmp_path / "ends-6.txt").read_text()
+
+
+OVERRUN = """
+import ctypes
+import numpy as np
+from gradc.runtime.toolchain import compile_c, load_library
+library = load_library(compile_c("__attribute__((visibility(\\"default\\"))) void gradc_past(double *x, long n) { x[n] = 1.0; }"), "past")
+library.gradc_past(ctypes.c_void_p(np.zeros(5).ctypes.data), ctypes.c_long(5))
+"""
+
+
+def test_the_sanitizer_sees_a_kernel_write_past_an_array() -> None:
+    graphs = campaign("graphs")
+    try:
+        variables = graphs.environment({**graphs.options, "sanitize": "1"})
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs gcc")
+    if not Path(variables["LD_PRELOAD"]).is_absolute():
+        pytest.skip("needs libasan")
+    ended = subprocess.run([sys.executable, "-c", OVERRUN], env={**os.environ, **variables, "PYTHONPATH": str(Path(gradc.__file__).parent.parent)}, capture_output=True, text=True)
+    assert ended.returncode and "heap-buffer-overflow" in ended.stderr and "WRITE of size 8" in ended.stderr, ended.stderr[-2000:]
 
 
 # -- what random graphs have found -------------------------------------------------------------------------------------

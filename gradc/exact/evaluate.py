@@ -277,6 +277,7 @@ class _Evaluation:
         axes = axis if isinstance(axis, tuple) else (axis,)
         tag = np.asarray(x.tag.any(axes))
         if combine in ("sum", "prod"):
+            held |= x.held if all(x.shape[a] == 1 for a in axes) else held  # of one element: that element
             return ExactArray(node.dtype.compute, (total if combine == "sum" else product)(x.value, axes), tag, held)
         if not all(x.shape[a] for a in axes):  # over no elements: any value, the same each time
             return self.unknown(node, [x])

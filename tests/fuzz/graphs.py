@@ -19,6 +19,7 @@ import os
 import random
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -166,6 +167,12 @@ class _Trial:
         if options.get("layout"):
             options["layout"] = {n: order for n, order in options["layout"].items() if n in (*graph.input_names, *graph.output_names)}
         try:
+            return gradc.compile(graph, wrt=self.problem.wrt, target=self.problem.target, unused="zeros", **options)
+        except Unsupported as error:
+            if "has no sparse form" not in str(error):
+                raise
+            self.counts["no sparse form"] += 1
+            del options["sparse"]
             return gradc.compile(graph, wrt=self.problem.wrt, target=self.problem.target, unused="zeros", **options)
         except NotDifferentiable:
             if not self.problem.wrt:
@@ -380,10 +387,10 @@ def _with(problem: Problem, graph: Graph) -> Problem:
 
 def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
     """Smaller and smaller problems that fail in the same way; each is judged in a process of its own, as some end it."""
-    from .driver import isolated
+    from .driver import SHRINKING, isolated
 
     current, best = problem(seed, target_of(seed, options)), outcome
-    budget, found = 400, True
+    budget, found, until = 400, True, time.monotonic() + 0.7 * SHRINKING
     while found and budget:
         found = False
         for candidate in _legal(current):
@@ -392,7 +399,8 @@ def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
             if (result.verdict, result.kind) == (outcome.verdict, outcome.kind):
                 current, best, found = candidate, result, True
                 break
-            if not budget:
+            if not budget or time.monotonic() > until:
+                budget = 0
                 break
     text = best.text if str(current) in best.text else f"{best.text}\n\n{current}"
     return Outcome(best.verdict, text, best.kind)
@@ -445,4 +453,4 @@ def environment(options: Options) -> dict[str, str]:
             "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:handle_segv=1:allocator_may_return_null=1", "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}  # fmt: skip
 
 
-CAMPAIGN = Campaign("graphs", attempt, limit=120, ci=160, needs=("torch",), options={"target": "mixed", "sanitize": "0"}, environment=environment, shrink=shrink)
+CAMPAIGN = Campaign("graphs", attempt, limit=120, ci=60, needs=("torch",), options={"target": "mixed", "sanitize": "0"}, environment=environment, shrink=shrink)

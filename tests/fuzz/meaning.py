@@ -24,7 +24,7 @@ from oracles import DTYPE, to_torch
 from gradc.exact.evaluate import opened
 from gradc.ir.dims import Dim, evaluate
 from gradc.ir.graph import Graph
-from gradc.ir.node import Node
+from gradc.ir.node import REGISTRY, Node
 from gradc.ir.op import Expr, Primitive
 from gradc.ir.types import DType
 
@@ -37,7 +37,6 @@ LARGE = {"f16": 3e4, "f32": 1e36, "f64": 1e290, "bf16": 1e36}
 RUNS = 3
 UNROUNDED = frozenset("neg abs maximum minimum relu floor round sign where amax amin max min cast clamp stop_gradient embedding gather_2d gather_3d index_select flip dim iota constant".split())
 """Ops whose results are operands, or whole numbers: they round nothing (cast only to a narrower type)."""
-REFUSED = {"coalesce_rows", "coalesce_count", "coalesce_values", "segment_ids"}
 
 
 class NoCounterpart(Exception):
@@ -72,7 +71,21 @@ def _fake_quantize(x: torch.Tensor, scale: torch.Tensor, zero: Any = None, *, bl
     return (q - z) * s
 
 
-TORCH = {**{k: v for k, v in oracles.TORCH.items() if k not in REFUSED}, "quantize": _quantize, "fake_quantize": _fake_quantize}
+def _right_shift(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    inside = (by >= 0) & (by < 8 * x.element_size())
+    return torch.where(inside, torch.bitwise_right_shift(x, torch.where(inside, by, 0)), torch.where(x < 0, -1, 0).to(x.dtype))
+
+
+def _by_definition(name: str) -> Any:
+    """Of codes and scales torch has none: the definition in NumPy, through which no gradient passes."""
+
+    def value(*operands: torch.Tensor, **attrs: Any) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(oracles.NUMPY[name](*(o.detach().numpy() for o in operands), **attrs)))
+
+    return value
+
+
+TORCH = {**oracles.TORCH, "quantize": _quantize, "fake_quantize": _fake_quantize, "right_shift": _right_shift, **{n: _by_definition(n) for n in ("unpack", "nf4_codebook", "mx_scale")}}
 TAKES = {name: {p.name for p in inspect.signature(f).parameters.values()} if inspect.isfunction(f) else None for name, f in TORCH.items()}
 
 
@@ -92,6 +105,8 @@ def _attributes(node: Node, dims: Mapping[str, int]) -> dict[str, Any]:
     if "oob" in attrs and names is not None and "oob" not in names:
         if attrs.pop("oob") != "error":
             raise NoCounterpart(f"{node.op.name} with a rule for indices outside")
+    if node.op.name == "nf4_codebook":
+        attrs["dtype"] = node.dtype.name
     if node.op.name in ("max", "min") and isinstance(attrs["axis"], tuple) and len(attrs["axis"]) == 1:
         attrs["axis"] = attrs["axis"][0]
     return attrs
@@ -264,4 +279,4 @@ def compare(got: np.ndarray, want: np.ndarray, spread: np.ndarray, dtype: str, c
     return Comparison(int(known.sum()), int((~known).sum()))
 
 
-COUNTERPARTS = frozenset(TORCH)
+WITHOUT_COUNTERPART = sorted(name for name in REGISTRY if name not in TORCH and name not in ("input", "getitem"))

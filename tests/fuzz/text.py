@@ -165,7 +165,7 @@ def judged(text: str, is_graph: bool) -> Outcome:
 
 def _input(seed: int) -> tuple[str, Source]:
     """Neighbouring seeds share a text, so that a few mutations need few programs."""
-    base = random.Random(seed // 64)
+    base = random.Random(seed // 256)
     first, second = base.choice(sources()), base.choice(sources())
     return mutated(random.Random(seed), first.text, second.text), first
 
@@ -202,4 +202,4 @@ def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
     return Outcome(outcome.verdict, f"{text!r}\n\n{found.text}", outcome.kind)
 
 
-CAMPAIGN = Campaign("text", attempt, limit=60, ci=4000, shrink=shrink)
+CAMPAIGN = Campaign("text", attempt, limit=60, ci=3000, shrink=shrink)
