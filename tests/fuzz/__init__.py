@@ -17,7 +17,7 @@ for folder in (TESTS, TESTS.parent):  # the campaigns read registry.py and oracl
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-NAMES: tuple[str, ...] = ("text", "graphs")
+NAMES: tuple[str, ...] = ("text", "graphs", "survivors", "indices", "kills", "containers", "processes")
 """Every campaign: the name of its module."""
 
 

@@ -31,8 +31,8 @@ def main() -> int:
         chosen = campaign(name)
         absent = [package for package in chosen.needs if importlib.util.find_spec(package) is None]
         strange = options.keys() - chosen.options.keys()
-        if absent:
-            print(f"{name}: left out, there is no {absent[0]}")
+        if absent or chosen.missing():
+            print(f"{name}: left out, {f'there is no {absent[0]}' if absent else chosen.missing()}")
             continue
         if strange and len(names) == 1:
             parser.error(f"{name} has no option {min(strange)!r}; it has {', '.join(chosen.options) or 'none'}")

@@ -46,6 +46,7 @@ class Campaign:
     :param ci: how many seeds CI tries, from 0.  :param needs: optional packages without which there is nothing to run.
     :param options: names and defaults of what ``--option NAME=VALUE`` may change.
     :param environment: ``(options) -> variables`` that the child must be *started* with (``LD_PRELOAD``); where there are some it is no fork of the driver.
+    :param missing: why this machine cannot run it (no sanitizer, another system), or "".
     :param shrink: ``(seed, outcome, options) -> Outcome``: a smaller input that fails in the same way; it may call :func:`~.driver.isolated`.
     """
 
@@ -56,4 +57,5 @@ class Campaign:
     needs: tuple[str, ...] = ()
     options: Options = field(default_factory=dict)
     environment: Callable[[Options], Mapping[str, str]] = lambda options: {}
+    missing: Callable[[], str] = lambda: ""
     shrink: Callable[[int, Outcome, Options], Outcome] | None = None

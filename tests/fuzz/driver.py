@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -144,10 +145,12 @@ class _Child:
             self.process.join()
             code = self.process.exitcode or 0
             name = signal.Signals(-code).name if code < 0 else f"status {code}"
-            return 0.0, Outcome("crash", f"the process died: {name}\n{self.said()}", name)
+            said = self.said()
+            kind = re.findall(r"^kind: (.*)$", said, re.MULTILINE)[-1:]  # a campaign may say what it is about to run
+            return 0.0, Outcome("crash", f"the process died: {name}\n{said}", " ".join((name, *kind)))
 
     def said(self) -> str:
-        return self.errors.read_text(errors="replace")[-6000:]
+        return self.errors.read_text(errors="replace")[-12000:]
 
 
 @contextlib.contextmanager
