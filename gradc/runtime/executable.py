@@ -339,6 +339,7 @@ class Executable:
         :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param stream: for accelerators; the CPU has none.
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
+        :raises KeyboardInterrupt: or what else the handler of a signal raised, on the main thread; arrays of ``out`` and ``workspace`` are undefined.
         """
         return self.run_bound({**(inputs or {}), **more}, out, accumulate, stream, workspace, dims)[0]
 
