@@ -347,6 +347,7 @@ class Executable(Shared):
         :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param stream: for accelerators; the CPU has none.
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
+        :raises KeyboardInterrupt: or what else the handler of a signal raised, on the main thread; arrays of ``out`` and ``workspace`` are undefined.
         """
         return self.run_bound(by_name(self.program.name, self.inputs, inputs, extra, more), out, accumulate, stream, workspace, dims)[0]
 
