@@ -158,11 +158,12 @@ class KernelRanges:
         total = Range.of(index.const, index.const)
         for variable, factor in index.terms:
             total += (self.axes[variable] if variable in self.axes else self.value(variable, true)) * factor
-        for s in map(self.k.stmts.__getitem__, true):
+        for name in true:
+            s = self.k.stmts[name]
             if s.op == "inside":
                 test = Range.of(s.attr("lo"), s.attr("hi") - 1)
-                if same_place(s.index[0], index):
-                    total = test & total
+                for factor, rest in apart(index, s.index[0]):
+                    total = (test * factor + self.index(rest, true - {name})) & total
                 for whole, size in self.undivided(index):
                     if same_place(s.index[0], whole):
                         total = test.each(lambda bound, size=size: floordiv(bound, size)) & total  # type: ignore[misc]
@@ -282,6 +283,13 @@ class KernelRanges:
                 true = self.conditions(s.where)
                 for axis, (index, size) in enumerate(zip(s.index, self.types[s.buffer].shape, strict=True)):
                     yield s, axis, self.index(index, true), size
+
+
+def apart(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
+    """(factor, rest) with index = factor * tested + rest, where a variable is gone from the rest."""
+    steps = dict(index.terms)
+    for factor in dict.fromkeys(steps[v] * c for v, c in tested.terms if v in steps and c in (1, -1)):
+        yield factor, index + tested * (factor * -1)
 
 
 def same_place(a: Index, b: Index) -> bool:

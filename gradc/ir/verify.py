@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses
-from .dims import Size, assuming, evaluate, known_nonnegative, same
+from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name
 from .kernel import COMBINES, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
@@ -201,6 +201,10 @@ def _verify_select(step: Select, program: Program) -> None:
         _demand(roots[0] == roots[1], f"select {step.name}: the cases write {sorted(roots[0])} and {sorted(roots[1])}", line, "select")
 
 
+_SIZES = {"inside": ("hi", "lo"), "check": ("bound",), "size": ("size",), "bounded": ("size",)}
+"""The attributes of statements that are sizes."""
+
+
 def _demand(holds: bool, message: str, line: str, part: str, start: int = 0) -> None:
     if not holds:
         raise _pointing(TypeRuleError(message), line, part, start)
@@ -355,6 +359,9 @@ class _KernelCheck(_StepCheck):
         for needed in {"const": ("value",), "size": ("size",), "inside": ("hi", "lo"), "check": ("bound", "op", "source")}.get(s.op, ()):
             if needed not in dict(s.attrs):
                 self.wrong(f"{s.op}: the attribute {needed} is missing", s.op)
+        for name, value in s.attrs:
+            if name in _SIZES.get(s.op, ()) and (isinstance(value, bool) or not isinstance(value, int | Dim)):
+                self.wrong(f"{s.op}: {name}={value} is no size", f"{name}=")
         if s.op in ("index", "inside") and len(s.index) != 1:
             self.wrong(f"{s.op} takes one index, got {len(s.index)}", s.op)
         for value, dtype in zip(s.args, args, strict=True):
