@@ -133,7 +133,7 @@ SHAPES = ("", "N", "3,N", "2,N,3", "2,1,N,3")
 
 def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which NumPy adds up: a wider one, so that the oracle's own sums are right to the last bit."""
-    wider = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.float64): np.dtype(np.longdouble)}
+    wider: dict[np.dtype[Any], np.dtype[Any]] = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.float64): np.dtype(np.longdouble)}
     return wider.get(dtype, dtype)
 
 
