@@ -125,7 +125,9 @@ class Backward(Executable):
     def inputs_of(self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """What the program reads, by name: residuals, and cotangents in order or by name."""
         if residuals.module is not self.module and not residuals.module.equals(self.module):
-            raise InvalidProblem(f"these residuals are of another module: {residuals.module.described} kept them, and this is the backward of {self.module.described}")
+            theirs, mine = residuals.module.options, self.module.options
+            options = ", ".join(f"{name}={theirs.get(name)!r} there and {mine[name]!r} here" for name in mine if theirs.get(name) != mine[name])
+            raise InvalidProblem(f"these residuals are of another module: {residuals.module.described} kept them, and this is the backward of {self.module.described}{f' ({options})' if options else ''}")
         residuals.unchanged()
         cotangent_names = self.module.joint_names[0]
         names = list(residuals.cotangent_types)

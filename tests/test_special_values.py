@@ -198,3 +198,50 @@ def test_exact_algebra_sees_a_division_moved_past_a_mask() -> None:
     prepared = decompose(graph)
     assert values(sink_dequant(prepared)) == values(graph)
     assert values(moved) != values(graph)
+
+
+# -- ties of quantized values ------------------------------------------------------------------------------------------
+
+
+class _FakeQuantized(torch.autograd.Function):
+    """The learnable rule of one scale (Esser et al. 2020), in which equal codes are equal values."""
+
+    @staticmethod
+    def forward(context: Any, x: Any, s: Any) -> Any:  # type: ignore[override]
+        q = (x / s).float().to(torch.float8_e5m2).to(x.dtype)
+        context.save_for_backward(x, s, q)
+        return q * s
+
+    @staticmethod
+    def backward(context: Any, g: Any) -> Any:  # type: ignore[override]
+        x, s, q = context.saved_tensors
+        inside = ((x / s).abs() <= 57344).to(x.dtype)
+        return g * inside, 0.25 * (g * (q - inside * x / s)).sum()
+
+
+@every_target
+def test_ties_of_quantized_values_share_the_gradient(target: str) -> None:
+    """Numbers that share a code tie, in the scatter and in maximum, whatever they were before."""
+    graph = gradc.trace(
+        lambda x, s, i, z: ops.maximum(ops.scatter_amax(i, ops.fake_quantize(x, s, dtype="f8e5m2", grad_factor=0.25), axis=0, size=3), z),
+        x="f32[12]", s="f32[]", i="i64[12]", z="f32[3]",
+    )  # fmt: skip
+    module = gradc.compile(graph, wrt=["x", "s", "z"], target=target)
+    tied = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        s = np.float32(rng.uniform(0.05, 0.5))
+        given = {"x": rng.choice([1.0, 1.02, 0.97, -0.5, 0.5, 0.52], 12).astype(np.float32), "s": np.asarray(s), "i": rng.integers(0, 3, 12), "z": (rng.integers(-2, 3, 3) * s).astype(np.float32)}
+        g = rng.standard_normal(3).astype(np.float32)
+
+        def reference(x: Any, s: Any, i: Any, z: Any) -> Any:
+            start = torch.full((3,), -float("inf"), dtype=x.dtype)
+            return torch.maximum(start.scatter_reduce(0, i, _FakeQuantized.apply(x, s), "amax"), z)
+
+        _, want = torchs(reference, g, **given)
+        _, residuals = module.forward(given)
+        got = module.backward(residuals, g)
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        tied += int(np.count_nonzero(want["x"]) > 3)
+    assert tied > 5

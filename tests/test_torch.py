@@ -377,6 +377,9 @@ def test_residuals_of_another_module_are_refused(module: gradc.Module) -> None:
     again = gradc.compile(module.graph, wrt=module.wrt)
     for name, grad in again.backward(residuals, torch.ones_like(y)).items():
         torch.testing.assert_close(grad, module.backward(residuals, torch.ones_like(y))[name])
+    strict = gradc.compile(module.graph, wrt=module.wrt, fuse=False)
+    with pytest.raises(InvalidProblem, match=r"another module: .*\(fuse=True there and False here\)"):
+        strict.backward(residuals, torch.ones_like(y))
     fewer = gradc.compile(module.graph, wrt=["w"])
     with pytest.raises(InvalidProblem, match="another module"):
         fewer.backward(residuals, torch.ones_like(y))

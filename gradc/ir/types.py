@@ -136,12 +136,12 @@ def dtype(what: Any) -> DType:
 
 def read(array: Any, dtype: DType) -> np.ndarray[Any, Any]:
     """An array as a kernel reads it: bytes that hold fewer bits (a view may have brought any) as those that this package writes."""
-    plain: np.ndarray[Any, Any] = np.asarray(array)
-    if dtype.bits >= 8 or plain.dtype != dtype.np:
-        return plain
-    raw = plain.view(np.uint8)
+    given: np.ndarray[Any, Any] = np.asarray(array)
+    if dtype.bits >= 8 or given.dtype != dtype.np:
+        return given
+    raw = given.view(np.uint8)
     if not raw.size or int(raw.max()) < 2**dtype.bits:
-        return plain
+        return given
     return np.asarray(raw != 0 if dtype is BOOL else (raw & (2**dtype.bits - 1)).view(dtype.np))
 
 

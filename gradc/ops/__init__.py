@@ -9,6 +9,7 @@ from ..ir.op import Composite, Library, Op, Primitive
 
 _MODULES = (
     "pointwise",
+    "activations",
     "movement",
     "reduce",
     "indexing",

@@ -21,6 +21,7 @@ from ..ir.op import Library, Reduction, Scatter
 from ..ir.scan import LONGEST_NAME, suffixed
 from .cost import nominal
 from .residual import Residual
+from .resize import moves
 
 _FREE = 0
 _NEVER = float("inf")
@@ -39,7 +40,7 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
     """joint  ->  forward + residuals and backward
 
     :param values: the joint graph's outputs that belong to the forward.
-    :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads), ``"none"`` (only what must not be computed twice), or names of values.
+    :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads, as it is before it is only moved or repeated), ``"none"`` (only what must not be computed twice), or names of values.
     :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible (0.0) and what ``save`` keeps (1.0).
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that there are not.
@@ -111,7 +112,7 @@ def bytes_of(node: Node, dims: Mapping[str, int] | None) -> int:
 
 def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Mapping[str, int] | None) -> set[Node]:
     if save == "all":
-        return {n for n in boundary if not _constant(n)}
+        return _unmoved({n for n in boundary if not _constant(n)}, dims)
     names = set() if isinstance(save, str) else set(save)
     if isinstance(save, str) and save not in ("min-cut", "none"):
         raise InvalidProblem(f"save={save!r}; there are 'min-cut', 'all', 'none' and a list of names")
@@ -126,6 +127,26 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Map
         return _NEVER if save == "none" and not _never_twice(node) else bytes_of(node, dims)
 
     return _minimum(joint, boundary, cost, _never_twice)
+
+
+def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
+    """What is kept so that all of ``read`` is: of a broadcast, a reshape or a transpose what it is made from; nothing that an input or a kept value holds."""
+
+    def source(node: Node) -> Node:
+        while moves(node) and not _constant(node) and bytes_of(node.operands[0], dims) <= bytes_of(node, dims):
+            (node,) = node.operands
+        return node
+
+    kept = {source(node) for node in read}
+    held = set(kept)
+    for node in kept:  # a part of what is kept as a whole
+        below = node
+        while moves(below):
+            (below,) = below.operands
+            if below in held or below.op.name == "input":
+                kept = (kept - {node}) | {below}
+                break
+    return {node for node in kept if not _constant(node)}
 
 
 def _minimum(joint: Graph, boundary: set[Node], cost: Callable[[Node], float], once: Callable[[Node], bool]) -> set[Node]:
