@@ -12,6 +12,7 @@ from .autodiff import differentiate, joint_names
 from .errors import InvalidProblem
 from .ir.graph import Graph
 from .ir.kernel import Program
+from .passes.check_indices import name_readers
 from .passes.choose_reduction import STRATEGIES, choose_reduction
 from .passes.decompose import decompose
 from .passes.devices import gpu_of
@@ -56,13 +57,13 @@ def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: 
 def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
-    ready = pipeline.run(prepare, pipeline.start("forward", graph), numerics=options["numerics"])
+    ready = pipeline.run(prepare, name_readers(pipeline.start("forward", graph)), numerics=options["numerics"])
     return kernels(optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint")
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
     """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
-    graph = pipeline.start("forward", graph)
+    graph = name_readers(pipeline.start("forward", graph))
     graph = pipeline.run(prepare, graph, numerics=options["numerics"])
     joint = _joint(graph, wrt, options, pipeline) if wrt else graph
     joint = optimise(joint, options, pipeline)

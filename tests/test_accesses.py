@@ -176,3 +176,33 @@ def test_the_pass_changes_no_value_and_is_its_own_square() -> None:
     assert once != graph and check_indices(once) == once
     t, x = rng.integers(0, ROWS, 6), rng.standard_normal((ROWS, 3)).astype(np.float32)
     np.testing.assert_array_equal(interp.run(once, {"t": t, "x": x})["y"], interp.run(graph, {"t": t, "x": x})["y"])
+
+
+READERS = {
+    "embedding": (lambda tokens, w: ops.embedding(tokens, w), "tokens"),
+    "index_select": (lambda tokens, w: ops.index_select(w, ops.reshape(tokens, (-1,)), dim=0), "tokens"),
+    "cross_entropy": (lambda tokens, w: ops.cross_entropy(ops.transpose(w), tokens), "tokens"),
+    "gather": (lambda tokens, w: ops.gather(w * 2.0, tokens + 0), "tokens"),
+}
+
+
+@pytest.mark.parametrize("op", READERS)
+def test_an_error_names_the_users_op_and_input(op: str) -> None:
+    fn, source = READERS[op]
+    module = gradc.compile(gradc.trace(fn, tokens="i64[3]", w="f32[5,3]"), wrt=["w"], target="cpu")
+    tokens, w = np.array([0, 9, 1]), np.ones((5, 3), np.float32)
+    for call in (lambda: module.forward(tokens=tokens, w=w), lambda: module(tokens=tokens, w=w)):
+        with pytest.raises(IndexOutOfRange) as caught:
+            call()
+        assert (caught.value.op, caught.value.input, caught.value.position) == (op, source, 1)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_test_of_another_place_bounds_a_place(step: int) -> None:
+    """The gradient of a slice that is read backwards: 4 - i where 0 <= i - 2 < 3."""
+    graph = gradc.trace(lambda x: ops.flip(x[2:, ::step], axis=0), x="f32[5,2]")
+    module = gradc.compile(graph, wrt=["x"], target="cpu")
+    y, residuals = module.forward(x=np.ones((5, 2), np.float32))
+    expected = np.zeros((5, 2), np.float32)
+    expected[2:, ::step] = 1
+    np.testing.assert_array_equal(module.backward(residuals, np.ones_like(y))["x"], expected)

@@ -211,6 +211,7 @@ WRONG_PROGRAMS = {
     "input written": (body(7, replace(BODY[7], buffer="dy", index=at("n", "d"))), "writes dy, which is an input", "dy["),
     "const written": (body(7, replace(BODY[7], buffer="c0")), "writes c0, which is a constant", "c0["),
     "check attrs": (body(1, replace(BODY[1], attrs=())), "the attribute bound is missing", "check"),
+    "a bound that is no size": (body(2, replace(BODY[2], attrs=(("hi", D), ("lo", float("nan"))))), "inside: lo=nan is no size", "lo="),
     "inside attrs": (body(2, replace(BODY[2], attrs=(("hi", D),))), "the attribute lo is missing", "inside"),
     "axis twice": (kernel(cols=(("n", D),)), "the axis n is named twice", "n:"),
     "negative axis": (kernel(cols=(("d", -1),)), "the axis d has the size -1", "d:"),

@@ -30,11 +30,13 @@ class Note:
     """Where a value comes from; never part of a node's identity.
 
     :param name: the user's name of it.  :param where: ``file:line``.  :param scope: the ops.scope(...) it was made in.
+    :param reader: of positions: the op that the user gave them to.
     """
 
     name: str = ""
     where: str = ""
     scope: str = ""
+    reader: str = ""
 
     def __str__(self) -> str:
         return "  ".join(part for part in (f"{self.scope}/{self.name}" if self.scope else self.name, self.where) if part)

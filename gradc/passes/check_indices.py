@@ -5,12 +5,25 @@ The check is a value of the graph, so no kernel that reads through the positions
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.dims import Size, known_nonnegative
 from ..ir.graph import Graph, again
-from ..ir.node import Node, call
-from ..ir.op import Alias, Checked, Expr, Movement
+from ..ir.node import Node, Note, call, topological
+from ..ir.op import Alias, Checked, Composite, Expr, Movement
 from ..ir.ranges import constant, inside, of_type
 from .manager import graph_pass
+
+
+def name_readers(graph: Graph) -> Graph:
+    """The user's graph with a note on all positions: the op that takes them, which an error names, whatever passes make of that op."""
+    notes = dict(graph.notes)
+    for node in graph.nodes:
+        for k, operand in enumerate(node.operands):
+            if k in node.op.indices or (isinstance(node.op, Composite) and operand.dtype.is_integer):
+                note = notes.get(operand, Note())
+                notes[operand] = note if note.reader else replace(note, reader=node.op.name)
+    return replace(graph, notes=notes)
 
 
 @graph_pass("BITS")
@@ -36,8 +49,12 @@ def check_indices(graph: Graph) -> Graph:
         if node.attrs.get("oob") != "error" or not node.op.indices:
             return None
         bounds = {k: bound(node) for k, bound in node.op.indices.items()}
-        new = tuple(checked(o, bounds[k], k in node.op.ascending, node.op.name) if k in bounds else o for k, o in enumerate(operands))
+        new = tuple(checked(o, bounds[k], k in node.op.ascending, reader(node, k)) if k in bounds else o for k, o in enumerate(operands))
         return again(node, new)
+
+    def reader(node: Node, operand: int) -> str:
+        noted = (note.reader for n in reversed(topological([node.operands[operand]])) if (note := graph.notes.get(n)))
+        return next(filter(None, noted), node.op.name)
 
     return graph.rewrite(rule)
 
@@ -64,4 +81,4 @@ def keeps_elements(node: Node) -> bool:
     return isinstance(lower, Movement) and node.op.linear is not None and not node.op.indices and None not in node.op.linear(node).get(0, (None,))
 
 
-__all__ = ["certain", "check_indices", "keeps_elements"]
+__all__ = ["certain", "check_indices", "keeps_elements", "name_readers"]
