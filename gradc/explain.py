@@ -119,6 +119,8 @@ def memory_lines(module: Module, dims: Mapping[str, int]) -> list[str]:
     lines = ["", f"memory beyond inputs and cotangents: {_human(m.peak)}", f"  forward  {_human(m.forward):>9}  {kept}, workspace {_human(m.forward_workspace)}"]
     if "backward" in module.executables:
         lines.append(f"  backward {_human(m.backward):>9}  {kept}, gradients {_human(m.gradients)}, workspace {_human(m.backward_workspace)}")
+    if m.threads:
+        lines.append(f"  threads  {_human(m.threads):>9}  kept from call to call")
     return lines
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import gradc
 from gradc import ops, samples
 from gradc.errors import InvalidProblem
-from gradc.runtime import arrays
+from gradc.runtime import arrays, pool
 
 f32 = np.float32
 
@@ -141,3 +143,52 @@ def test_one_workspace_serves_calls_of_several_sizes() -> None:
     assert pool.fresh == 3 and pool.retained >= 9 << 20, "a result takes no block three times its size"
     working = pool.empty((2 << 20,), np.uint8, brief=True)
     assert pool.fresh == 3 and not np.shares_memory(working, kept)
+
+
+HELD = {
+    "rows held between passes": (lambda x: ops.softmax(ops.tanh(x)), {"x": "f32[N,D]"}, {"N": 40, "D": 30_000}),
+    "a product": (lambda x: x @ ops.transpose(x), {"x": "f64[N,D]"}, {"N": 300, "D": 200}),
+    "nothing": (lambda x: ops.max(x, axis=1), {"x": "f32[N,D]"}, {"N": 40, "D": 50}),
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library's own count of what it gave out")
+@pytest.mark.parametrize("case", HELD)
+def test_threads_keep_what_is_said(case: str) -> None:
+    """What malloc gave to a thread of its own, whose memory begins empty."""
+    fn, types, dims = HELD[case]
+    module = gradc.compile(gradc.trace(fn, **types), target="cpu")
+    said = module.memory(**dims)
+    assert (said.threads > 0) == (case != "nothing") and said.peak == said.forward + said.threads
+    before = pool.num_threads()
+    try:
+        pool.set_num_threads(1)
+        one = module.memory(**dims).threads
+        assert said.threads == one * before
+        dtype = module.graph.input("x").dtype.np
+        x = np.ones([dims[d] for d in "ND"], dtype)
+        out = {"y": np.empty(module.graph.outputs[0][1].type.concrete(dims), dtype)}
+        workspace = np.empty(module.forward.workspace_size(**dims) + 64, np.uint8)
+        module.forward(x=x)
+        held: list[int] = []
+
+        def run() -> None:
+            usage = ctypes.CDLL(None).mallinfo2
+            usage.restype = Mallinfo
+            start = usage()
+            module.forward.run(x=x, out=out, workspace=workspace[-workspace.ctypes.data % 64 :])
+            end = usage()
+            held.append(end.uordblks + end.hblkhd - start.uordblks - start.hblkhd)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        pool.set_num_threads(before)
+    assert one <= held[0] <= one + (64 << 10), (one, held)
+
+
+class Mallinfo(ctypes.Structure):
+    """struct mallinfo2 of the C library."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]

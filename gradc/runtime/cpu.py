@@ -14,7 +14,7 @@ import numpy as np
 from ..codegen.render import Source, render_program
 from ..errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory, Unsupported
 from ..ir.dims import evaluate, product
-from ..ir.kernel import Kernel, Program, taken
+from ..ir.kernel import Call, Kernel, Program, taken
 from ..passes.cost import combines
 from ..passes.plan_buffers import slot_sizes
 from . import pool
@@ -37,6 +37,7 @@ class Binding:
     """What a call needs to know once its sizes are numbers.
 
     :param workspace: bytes of the one workspace: slots of temps, then the scratch of the widest kernel.
+    :param local: bytes that each thread keeps: rows held from pass to pass, packed parts of a product's operands.
     :param large: whether something is written that may be too large for the caches.
     """
 
@@ -44,6 +45,7 @@ class Binding:
     offsets: tuple[tuple[int, int], ...]  # (place in the pointer table, byte offset) of each temp
     scratch: int
     workspace: int
+    local: int
     large: bool
 
 
@@ -62,8 +64,8 @@ class CpuProgram:
         self.sites = dict(sites) if sites is not None else dict(self.source.sites)
         self.library = load_library(payload, program.name)
         self.entry = ctypes.cast(self.library.gradc_run, ctypes.c_void_p).value
-        self.library.gradc_scratch.restype = ctypes.c_int64
-        self.library.gradc_scratch.argtypes = [ctypes.c_void_p]
+        for size in (self.library.gradc_scratch, self.library.gradc_local_bytes):
+            size.restype, size.argtypes = ctypes.c_int64, [ctypes.c_void_p]
         self.roots = [b for b in program.buffers if not b.alias]
         self.place = {b.name: i for i, b in enumerate(self.roots)}
         self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
@@ -92,7 +94,10 @@ class CpuProgram:
             offsets = tuple((self.place[b.name], starts[b.slot]) for b in self.roots if b.slot >= 0)
             scratch = int(self.library.gradc_scratch(values))
             largest = max((evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0)
-            found = Binding(values, offsets, total, total + scratch, largest >= pool.least_past())
+            products = [self.program.buffer[step.out.buffer].type.dtype for step in self.program.steps if isinstance(step, Call)]
+            packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
+            local = int(self.library.gradc_local_bytes(values)) + packs
+            found = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_past())
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = found

@@ -34,6 +34,7 @@ from .adopt import adopt
 from .arrays import Host, Kind, overlap, worth_asking
 from .memory import check_sizes
 from .pending import Pending
+from .pool import num_threads
 from .precision import Precision, precision_of
 from .shared import Shared
 from .tensors import written
@@ -304,7 +305,7 @@ class Executable(Shared):
             if name not in given:
                 needed += prod(shape) * self.outputs[name].dtype.itemsize
         if self.target != "numpy":
-            needed += self.native.bind(bound).workspace
+            needed += self.native.bind(bound).workspace + self.thread_bytes(bound)
         if needed > worth_asking():
             limit = self.place.left()
             if needed > limit.left:
@@ -402,6 +403,13 @@ class Executable(Shared):
             self._native.device.synchronize()
 
     # -- looking -------------------------------------------------------------------------------------------------------
+
+    def thread_bytes(self, bound: Mapping[str, int]) -> int:
+        """Bytes that the threads of the CPU keep for such calls, all together: rows held from pass to pass, packed parts of a product's operands."""
+        if self.target != "cpu":
+            return 0
+        local = int(self.native.bind(bound).local)
+        return local * num_threads() if local else 0
 
     def workspace_size(self, **dims: int) -> int:
         """Bytes of workspace for these dims (those given to compile need not be repeated)."""

@@ -217,6 +217,13 @@ def num_threads() -> int:
     return int(_library().gradc_threads())
 
 
+def pack_bytes(bits: int) -> int:
+    """Bytes that each thread keeps for matrix products of f32 (32 bits) or f64 (64)."""
+    library = _library()
+    library.gradc_pack_bytes.restype = ctypes.c_int64
+    return int(library.gradc_pack_bytes(bits))
+
+
 def vector_bytes() -> int:
     """Bytes of the matrix product's vectors: the bits of a product depend on its values, its shape and this."""
     return int(_library().gradc_vector_bytes())

@@ -445,6 +445,8 @@ typedef struct {
   int dtype, size, accumulate;
 } product;
 
+static int64_t pack_bytes(int size) { return (GEMM_MC + GEMM_MR) * GEMM_KC * size + GEMM_KC * 2 * GEMM_BYTES; }
+
 static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, int64_t j) {
   const int64_t rows = p->m - i < p->tile_m ? p->m - i : p->tile_m, cols = p->n - j < p->tile_n ? p->n - j : p->tile_n;
   const int64_t from = split * p->step, steps = p->k - from < p->step ? p->k - from : p->step;
@@ -460,7 +462,7 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
   char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
   c += (batch * p->m * p->n + i * p->c_row + j * p->c_col) * p->size;
   const int add = p->accumulate && p->splits == 1;
-  const int64_t bytes = (GEMM_MC + GEMM_MR) * GEMM_KC * p->size + GEMM_KC * 2 * GEMM_BYTES;
+  const int64_t bytes = pack_bytes(p->size);
   void *packs = scratch(PACKS, (size_t)bytes);
   if (!packs) {
     gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
@@ -521,6 +523,9 @@ static gradc_matrix transpose(const gradc_matrix *in) {
 }
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
+
+/* Bytes that each thread keeps for products of f32 or f64. */
+EXPORT int64_t gradc_pack_bytes(int dtype) { return pack_bytes(dtype / 8); }
 
 EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
                          const gradc_matrix *b, void *c, int accumulate) {

@@ -1,11 +1,11 @@
 /*
- * kernel @check_08ebf3 rows() cols(i0: n0) {
+ * kernel @check_67ca52 rows() cols(i0: n0) {
  *   phase
  *   %0 = load b0[i0] : i64
- *   check %0 {bound=n1, op="gather", source=""}
+ *   check %0 {bound=n1, op="embedding", source=""}
  * }
  */
-static void check_08ebf3_rows(const void *args, i64 task) {
+static void check_67ca52_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -31,7 +31,7 @@ static void check_08ebf3_rows(const void *args, i64 task) {
       }
   }
 }
-static i64 check_08ebf3_chunk(const i64 *n_) {
+static i64 check_67ca52_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -39,8 +39,8 @@ static i64 check_08ebf3_chunk(const i64 *n_) {
   (void)n_;
   return gradc_chunk(1, n0);
 }
-GRADC_SHARED i64 check_08ebf3_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, check_08ebf3_chunk(n_)};
+GRADC_SHARED i64 check_67ca52_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, check_67ca52_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -53,8 +53,13 @@ GRADC_SHARED i64 check_08ebf3_scratch(const i64 *n_) {
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
-GRADC_SHARED int check_08ebf3(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, check_08ebf3_chunk(dims)};
+/* Bytes that each thread keeps for it. */
+GRADC_SHARED i64 check_67ca52_local(const i64 *n_) {
+  (void)n_;
+  return 0;
+}
+GRADC_SHARED int check_67ca52(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, check_67ca52_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -68,7 +73,7 @@ GRADC_SHARED int check_08ebf3(const gradc_ctx *ctx, void *const *buffers, const 
   char *scratch = A->scratch;
   (void)scratch;
   (void)b0;
-  ctx->parallel_for(ctx, gradc_chunks(R, CH) * gradc_chunks(C, GRADC_STRIP), check_08ebf3_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, CH) * gradc_chunks(C, GRADC_STRIP), check_67ca52_rows, args);
   return gradc_failed(ctx);
 }
 
@@ -259,6 +264,26 @@ GRADC_SHARED i64 sum_5db000_scratch(const i64 *n_) {
   char *scratch = A->scratch;
   (void)scratch;
   return (i64)(scratch - A->scratch);
+}
+/* Bytes that each thread keeps for it. */
+GRADC_SHARED i64 sum_5db000_local(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_5db000_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  (void)scratch;
+  i64 local_bytes = 0;
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
+  return local_bytes;
 }
 GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
   const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_5db000_chunk(dims)};
@@ -707,6 +732,37 @@ GRADC_SHARED i64 sum_8ffb11_scratch(const i64 *n_) {
   (void)scratch;
   return (i64)(scratch - A->scratch);
 }
+/* Bytes that each thread keeps for it. */
+GRADC_SHARED i64 sum_8ffb11_local(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_8ffb11_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  const i64 V = n1;
+  i32 *const key = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const perm = (i32 *)scratch;
+  scratch += gradc_align(R * 4);
+  i32 *const start = (i32 *)scratch;
+  scratch += gradc_align((V + 2) * 4);
+  f32 *const s0 = (f32 *)scratch;
+  scratch += gradc_align(2 * chunks * (1) * (i64)sizeof(f32));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  i64 local_bytes = 0;
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((16) * (i64)sizeof(f32));
+  local_bytes += gradc_align((1) * (i64)sizeof(f32));
+  return local_bytes;
+}
 GRADC_SHARED int sum_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
   const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_8ffb11_chunk(dims)};
   const void *const args = &all;
@@ -1058,6 +1114,29 @@ GRADC_SHARED i64 sum_45cc9e_scratch(const i64 *n_) {
   scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
   return (i64)(scratch - A->scratch);
+}
+/* Bytes that each thread keeps for it. */
+GRADC_SHARED i64 sum_45cc9e_local(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, sum_45cc9e_chunk(n_)};
+  const gradc_args *const A = &all;
+  const i64 n0 = n_[0];
+  (void)n0;
+  const i64 n1 = n_[1];
+  (void)n1;
+  const i64 R = n0, C = 16;
+  const i64 CH = A->chunk, chunks = gradc_chunks(R, CH);
+  (void)R, (void)C, (void)CH, (void)chunks;
+  char *scratch = A->scratch;
+  f64 *const s0 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (n1) * (i64)sizeof(f64));
+  f64 *const s1 = (f64 *)scratch;
+  scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
+  (void)scratch;
+  i64 local_bytes = 0;
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((C) * (i64)sizeof(f32));
+  local_bytes += gradc_align((16) * (i64)sizeof(f32));
+  return local_bytes;
 }
 GRADC_SHARED int sum_45cc9e(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
   const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_45cc9e_chunk(dims)};
