@@ -223,7 +223,7 @@ class DType:
 class Tensor:
     """As torch's on CUDA, as far as gradc looks."""
 
-    layout, is_quantized = "strided", False
+    layout, is_quantized, requires_grad = "strided", False, False
 
     def __init__(self, array: ndarray, device: str = "cuda"):
         self.array, self.shape = array, array.shape

@@ -127,6 +127,8 @@ ERRORS = [
     errors.RegistersSpilled("sm_90", {"k": (1, 2)}, "log", "s"),
     errors.SimulationFault("race", "k", "k.cu:1", (0, 0, 0), (1, 0, 0), "text"),
     errors.TypeRuleError("x"),
+    errors.FileError("m.gradc", "written", OSError(28, "No space left on device")),
+    errors.InvalidSetting("GRADC_CACHE", "maybe", "not a yes or no"),
 ]
 
 

@@ -22,6 +22,7 @@ from gradc.codegen.cuda import render_cuda
 from gradc.codegen.launch import ONE_BLOCK, sizes_of
 from gradc.errors import GradcError, InvalidProblem, Unsupported
 from gradc.explain import reduction_table
+from gradc.ir.accesses import check_of
 from gradc.ir.kernel import Kernel, Program, Select, taken
 from gradc.ir.text import parse_program
 from gradc.ir.verify import verify_program
@@ -389,7 +390,8 @@ def test_a_second_index_goes_without_an_order() -> None:
     assert picks(program, {"N": 10**5}, available=("segmented", "privatized", "atomic"), determinism="none") == ["atomic", "atomic"]
     with pytest.raises(Unsupported, match="adds into h in another order"):
         picks(program, {"N": 10**5}, available=("segmented",))
-    verify_program(choose_reduction(program, device=H100, available=ALL))
+    checks = [check_of(name, program.buffer[name].type, size, "scatter_add", name) for name, size in (("t", 50000), ("u", 60000))]
+    verify_program(choose_reduction(replace(program, steps=(*checks, *program.steps)), device=H100, available=ALL))
 
 
 def test_results_with_the_same_keys_are_segmented_together() -> None:

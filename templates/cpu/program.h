@@ -1,4 +1,7 @@
 /* What every generated module shares: the arguments of a stage, chunking by shape alone, the stable counting sort, library calls. */
+#ifndef GRADC_PROGRAM_H
+#define GRADC_PROGRAM_H
+
 #include "past.h"
 #include "runtime.h"
 
@@ -97,3 +100,5 @@ static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtyp
     ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * bytes, 0);
   }
 }
+
+#endif
