@@ -373,7 +373,8 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 64 };
+enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 32 };
+/* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time. */
 
 #define T float
 #define GEMM_SIZE 4
