@@ -226,14 +226,14 @@ class Tensor:
     layout, is_quantized, requires_grad = "strided", False, False
 
     def __init__(self, array: ndarray, device: str = "cuda"):
-        self.array, self.shape = array, array.shape
+        self.array, self.shape, self._version = array, array.shape, 0
         self.device = SimpleNamespace(type=device, index=0)
         self.dtype = next(d for d in DTYPES if d.np == array.dtype)
 
     def is_conj(self) -> bool:
         return False
 
-    is_neg = is_conj
+    is_neg = is_inference = is_conj
 
     def data_ptr(self) -> int:
         return self.array.data.ptr
@@ -286,7 +286,11 @@ def torch_module() -> ModuleType:
         assert device == "cuda:0"
         return Tensor(ndarray(shape, dtype.np, InMemory().memory(int(np.prod(shape)) * dtype.np.itemsize, torch.streams[-1])))
 
+    def increment_version(x: Tensor) -> None:
+        x._version += 1
+
     torch.empty = empty
+    torch.autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=increment_version))
     torch.cuda = SimpleNamespace(
         current_stream=lambda: ExternalStream(torch.streams[-1]), stream=along, ExternalStream=ExternalStream, is_initialized=lambda: True, memory_reserved=lambda: 0, memory_allocated=lambda: 0
     )
