@@ -127,7 +127,8 @@ def verify_accesses(program: Program) -> list[Kernel | Call]:
         for step in program.steps:
             for kernel in alternatives(step):
                 if isinstance(kernel, Call):
-                    undecided |= {kernel: None for _ in unsafe_operands(kernel, types)}
+                    if any(True for _ in unsafe_operands(kernel, types)):
+                        undecided[kernel] = None
                     continue
                 for s, axis, size in unsafe_accesses(kernel, elements):
                     index = s.index[axis]
