@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
-from .dims import Assumption, Size, assuming, same
-from .kernel import Index, Kernel, Program, Step, Stmt, alternatives
+from .dims import Assumption, Size, assuming, floordiv, known_nonnegative, same
+from .kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Step, Stmt, alternatives
 from .ranges import KernelRanges, Range, constant, inside, of_type, sources
 from .types import I64, Type
 
@@ -17,54 +18,69 @@ class Elements:
         self.program = program
         self.types = {b.name: b.type for b in program.buffers}
         self.roots = {b.name: (program.root(b.name), b.type.dtype.name) for b in program.buffers}  # bytes seen as another type are other numbers
-        self.ranges = {self.roots[b.name]: constant(b.value) for b in program.buffers if b.kind == "const" and not b.alias}
-        self.written: set[str] = set()
+        self.ranges = {self.roots[b.name]: constant(b.value, b.type.dtype) for b in program.buffers if b.kind == "const" and not b.alias}
 
     def known(self, buffer: str) -> Range:
         return self.ranges.get(self.roots[buffer], Range())
 
+    def memory(self, buffer: str) -> str | int:
+        """What buffers share where to write one changes another: the bytes of one of them, or a slot."""
+        root = self.program.buffer[self.roots[buffer][0]]
+        return root.slot if root.slot >= 0 else root.name
+
     def kernel(self, kernel: Kernel) -> KernelRanges:
-        return KernelRanges(kernel, self.types, self.known)
+        changing = {self.memory(b) for b in kernel.writes}
+        return KernelRanges(kernel, self.types, lambda buffer: Range() if self.memory(buffer) in changing else self.known(buffer))
 
     def after(self, step: Step) -> None:
-        """Learn from a step: elements that were checked, and what was stored."""
-        learned: dict[tuple[str, str], Range] = {}
-        for kernel in alternatives(step):
-            for where, found in (_learned(kernel, self.kernel(kernel), self) if isinstance(kernel, Kernel) else ()):
-                learned[where] = learned[where] | found if where in learned else found
-        for root in {self.program.root(b) for b in step.writes}:
-            fresh = root not in self.written
-            self.written.add(root)
-            for key in [k for k in {*self.ranges, *learned} if k[0] == root]:
-                now = learned.get(key, Range())
-                self.ranges[key] = now if fresh else self.ranges.get(key, Range()) | now
-        for kernel in alternatives(step):
-            if isinstance(kernel, Kernel) and kernel is step:  # not one of several
-                for buffer, bound in checked_buffers(kernel, self.types):
+        """Learn from a step: elements that were checked, and what was stored; what it may have overwritten is forgotten."""
+        changed = {self.memory(b) for b in step.writes}
+        left = {key: found for memory in changed for key, found in self.stored(step, memory)}
+        self.ranges = {key: found for key, found in self.ranges.items() if self.memory(key[0]) not in changed} | left
+        if isinstance(step, Kernel):  # not one of several
+            for buffer, bound in checked_buffers(step, self.types):
+                if self.memory(buffer) not in changed:
                     self.ranges[self.roots[buffer]] = self.known(buffer) & inside(bound)
 
+    def stored(self, step: Step, memory: str | int) -> Iterator[tuple[tuple[str, str], Range]]:
+        """What a step leaves in memory to which it only stores integers of one type, whichever of its kernels runs."""
+        keys: set[tuple[str, str]] = set()
+        found: list[Range] = []
+        whole = True
+        for kernel in alternatives(step):
+            writes = [s for s in kernel.body if s.op in ("store", "accum") and self.memory(s.buffer) == memory] if isinstance(kernel, Kernel) else []
+            if not writes or any(s.op != "store" or not self.types[s.buffer].dtype.is_integer for s in writes):
+                return
+            assert isinstance(kernel, Kernel)
+            ranges = self.kernel(kernel)
+            keys |= {self.roots[s.buffer] for s in writes}
+            found += [ranges.value(s.args[0], frozenset()) for s in writes]
+            whole &= any(everywhere(kernel, s, s.index, self.types[s.buffer]) for s in writes)
+        if len(keys) == 1:
+            (key,) = keys
+            yield key, functools.reduce(Range.__or__, found if whole else [*found, self.ranges.get(key, Range())])
 
-def _learned(kernel: Kernel, ranges: KernelRanges, elements: Elements) -> Iterator[tuple[tuple[str, str], Range]]:
-    for s in kernel.body:
-        if s.op == "store" and elements.types[s.buffer].dtype.is_integer:
-            yield elements.roots[s.buffer], ranges.value(s.args[0], frozenset())
+
+def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) -> bool:
+    """Whether a statement gets to every element of a buffer: by an axis of its own along each axis there, for certain along none of size 0 besides."""
+    axes = dict((*kernel.rows, *kernel.cols))
+    named = [(i.variable, size) for i, size in zip(index, type.shape, strict=True) if size != 1]
+    own = {name for name, _ in named if name in axes}
+    if len(own) < len(named) or not all(same(axes[str(name)], size) for name, size in named):
+        return False
+    by_row = any(other.op in REDUCTIONS for other in kernel.body) and not kernel.is_column(s)  # rows without columns run; without reductions they may be cut along columns
+    return all(known_nonnegative(size - 1) for name, size in (kernel.rows if by_row else axes.items()) if name not in own)
 
 
 def checked_buffers(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[tuple[str, Size]]:
     """The buffers every element of which a kernel checks, and the bound."""
-    axes = dict((*kernel.rows, *kernel.cols))
     for s in kernel.body:
         if s.op != "check":
             continue
         source = kernel.stmts[s.args[0]]
         while source.op == "cast" and of_type(kernel.stmts[source.args[0]].dtype).within(of_type(source.dtype)):
             source = kernel.stmts[source.args[0]]
-        if source.op != "load" or source.where:
-            continue
-        shape = types[source.buffer].shape
-        names = [i.variable for i, size in zip(source.index, shape, strict=True) if size != 1]
-        whole = len(set(names)) == len(names) and all(n in axes for n in names)
-        if whole and all(same(axes[str(n)], size) for n, size in zip(names, (size for size in shape if size != 1), strict=True)):
+        if source.op == "load" and not source.where and not s.where and everywhere(kernel, s, source.index, types[source.buffer]):
             yield source.buffer, s.attr("bound")
 
 
@@ -80,6 +96,23 @@ def unsafe_accesses(kernel: Kernel, elements: Elements) -> Iterator[tuple[Stmt, 
         for s, axis, found, size in elements.kernel(kernel).accesses():
             if not found.within(inside(size)):
                 yield s, axis, size
+
+
+def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Operand, int, Size]]:
+    """The operands of a library call that its axes are not known to keep in their buffer: (operand, axis of the buffer, the axis' size)."""
+    sizes = dict(call.axes)
+    for operand in (*call.operands, call.out):
+        run = {v for i in operand.index for v, _ in i.terms} if operand is call.out else set(sizes)
+        with assuming([Assumption(sizes[v], ">=", 1) for v in run if not isinstance(sizes[v], int)]):  # of no element nothing is touched
+            if any(sizes[v] == 0 for v in run):
+                continue
+            for axis, (index, size) in enumerate(zip(operand.index, types[operand.buffer].shape, strict=True)):
+                found = Range.of(index.const, index.const)
+                for v, factor in index.terms:
+                    last = floordiv(sizes[v] - 1, dict(operand.per).get(v, 1))
+                    found += Range.of(0, last) * factor
+                if not found.within(inside(size)):
+                    yield operand, axis, size
 
 
 def assumed(kernel: Kernel, program: Program) -> list[tuple[str, Size]]:

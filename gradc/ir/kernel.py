@@ -70,6 +70,8 @@ def _factor(size: Size) -> str:
 REDUCTIONS = {"sum_cols": "sum", "prod_cols": "prod", "max_cols": "max", "min_cols": "min", "argmax_cols": "argmax", "argmin_cols": "argmin"}
 """Statements that end a pass: their result is a row scalar."""
 EFFECTS = ("store", "accum", "check")
+MASKED = ("load", "accum")
+"""Statements that a ``where`` keeps from touching memory."""
 COMBINES = ("sum", "prod", "max", "min")
 """How an ``accum`` combines; ``sum`` goes without saying."""
 
@@ -327,6 +329,15 @@ class Call:
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.out.buffer,)
+
+    def substitute(self, values: Mapping[str, Size]) -> Call:
+        def of(operand: Operand) -> Operand:
+            index = tuple(Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms)) for i in operand.index)
+            per = tuple((axis, substitute(size, values)) for axis, size in operand.per)
+            return replace(operand, index=index, scale=of(operand.scale) if operand.scale else None, per=per)
+
+        axes = tuple((axis, substitute(size, values)) for axis, size in self.axes)
+        return replace(self, axes=axes, out=of(self.out), args=tuple(map(of, self.args)))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from .dims import Dim, Size, floordiv, known_nonnegative, maximum
-from .kernel import Index, Kernel, Stmt
-from .types import F64, DType, Type
+from .kernel import MASKED, Index, Kernel, Stmt
+from .types import F64, I64, DType, Type
 
 EXACT = 2**53
 """Whole numbers to here are exact in f64."""
@@ -147,9 +149,7 @@ class KernelRanges:
         if s.op == "size":
             size: Size = s.attr("size")
             return size
-        number = s.attr("value") if s.op == "const" else None
-        whole = isinstance(number, int | float) and number == number and abs(number) < EXACT and number == int(number)
-        return int(number) if whole else None  # type: ignore[arg-type]
+        return exact(s.attr("value"), self._dtype(s.name)) if s.op == "const" else None
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,9 @@ class KernelRanges:
             places = self.number(s.args[1])
             if isinstance(places, int) and 0 <= places < 63:
                 rest = Index(index.const, tuple(t for t in index.terms if t[0] != variable))
-                yield rest * 2**places + self.k.stmts[s.args[0]].index[0], 2**places
+                whole = rest * 2**places + self.k.stmts[s.args[0]].index[0]
+                if fits(self.index(whole, frozenset()), I64):  # of a place that wraps nothing is said of its quotient
+                    yield whole, 2**places
 
     def value(self, name: str, true: frozenset[str]) -> Range:
         key = name, true
@@ -198,19 +200,21 @@ class KernelRanges:
         if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
             return Range()
         found: Range = rule(s, true)
-        if s.op not in ("add", "sub", "mul", "cast") or s.dtype is None or s.dtype.is_float or fits(found, s.dtype):
-            return found
-        return Range()
+        may_wrap = s.op in ("add", "sub", "mul", "cast", "index") and s.dtype is not None and not s.dtype.is_float
+        return Range() if may_wrap and not fits(found, self._dtype(s.name)) else found
 
     def _of_load(self, s: Stmt, true: frozenset[str]) -> Range:
         found = self.known(s.buffer)
         if s.where and not self.conditions(s.where) <= true:
-            other = dict(s.attrs).get("other", 0)
-            found |= Range.of(other, other) if isinstance(other, int) else Range()
+            found |= self._number(s, dict(s.attrs).get("other", 0))
         return found
 
     def _of_const(self, s: Stmt, true: frozenset[str]) -> Range:
-        return Range.of(int(s.attr("value")), int(s.attr("value")))
+        return self._number(s, s.attr("value"))
+
+    def _number(self, s: Stmt, value: object) -> Range:
+        number = exact(value, self._dtype(s.name))
+        return Range() if number is None else Range.of(number, number)
 
     def _of_size(self, s: Stmt, true: frozenset[str]) -> Range:
         return Range.of(s.attr("size"), s.attr("size"))
@@ -238,8 +242,12 @@ class KernelRanges:
         return self.value(a, true | chosen) | self.value(b, true)
 
     def _of_cast(self, s: Stmt, true: frozenset[str]) -> Range:
-        """Truncation stays between whole bounds."""
-        return self.value(s.args[0], true)
+        """Truncation stays between whole bounds, rounding between those that the type has."""
+        found, dtype = self.value(s.args[0], true), self._dtype(s.name)
+        if not dtype.is_float:
+            return found
+        lows, highs = (tuple(b for b in bounds if (dtype is F64 if isinstance(b, Dim) else exact(b, dtype) is not None)) for bounds in (found.lows, found.highs))
+        return Range(lows, highs) if lows and highs else Range()  # beyond them there may be NaN
 
     def _of_add(self, s: Stmt, true: frozenset[str]) -> Range:
         return self.value(s.args[0], true) + self.value(s.args[1], true)
@@ -280,7 +288,7 @@ class KernelRanges:
         """Each entry of an access: (statement, axis of the buffer, what it can be, the axis' size)."""
         for s in self.k.body:
             if s.op in ("load", "store", "accum"):
-                true = self.conditions(s.where)
+                true = self.conditions(s.where) if s.op in MASKED else frozenset[str]()
                 for axis, (index, size) in enumerate(zip(s.index, self.types[s.buffer].shape, strict=True)):
                     yield s, axis, self.index(index, true), size
 
@@ -309,10 +317,22 @@ def sources(kernel: Kernel, index: Index) -> Iterator[str]:
         yield s.buffer
 
 
-def constant(values: tuple[int | float | bool, ...]) -> Range:
+def exact(value: object, dtype: DType) -> int | None:
+    """The whole number that a constant of a type is; None where it is another, or the type would round or wrap it."""
+    if not isinstance(value, bool | int | float) or not abs(value) < (EXACT if dtype.is_float else 2**64) or value != int(value):
+        return None
+    if dtype.is_float:
+        with np.errstate(over="ignore"):
+            return int(value) if float(np.asarray(value).astype(dtype.np)) == value else None
+    low, high = dtype.range if dtype.is_integer else (0, 1)
+    return int(value) if low <= value <= high else None
+
+
+def constant(values: tuple[int | float | bool, ...], dtype: DType) -> Range:
     """The elements of a constant."""
-    whole = [int(v) for v in values if isinstance(v, bool | int)]
-    return Range.of(min(whole), max(whole)) if whole and len(whole) == len(values) else Range()
+    whole = [exact(v, dtype) for v in values]
+    known = [v for v in whole if v is not None]
+    return Range.of(min(known), max(known)) if known and len(known) == len(whole) else Range()
 
 
 __all__ = ["KernelRanges", "Range", "constant", "inside", "of_type", "same_place", "sources"]

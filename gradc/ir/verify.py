@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..errors import TypeRuleError
-from .accesses import Elements, by_data, unsafe_accesses
+from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name
-from .kernel import COMBINES, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
+from .kernel import COMBINES, MASKED, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
 from .op import Library
 from .program_text import KINDS, format_buffer, format_stmt, print_step
@@ -91,8 +91,11 @@ def _goes_along(kernel: Kernel, buffer: str) -> bool:
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
-def verify_program(program: Program) -> None:
-    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read, strategies; see also :func:`verify_accesses`."""
+def verify_program(program: Program) -> list[Kernel | Call]:
+    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read, strategies, one kernel of a name.
+
+    :returns: see :func:`verify_accesses`.
+    """
     with assuming(program.assumptions):
         _verify_buffers(program)
         written = {b.name for b in program.buffers if b.kind in ("input", "const") and not b.alias}
@@ -105,37 +108,50 @@ def verify_program(program: Program) -> None:
             written |= {program.root(b) for b in step.writes}
         for name, buffer in program.outputs:
             _verify_output(name, buffer, program, written)
-        verify_accesses(program)
+        undecided = verify_accesses(program)
+        _verify_names(program)
+        return undecided
 
 
-def verify_accesses(program: Program) -> list[Kernel]:
+def verify_accesses(program: Program) -> list[Kernel | Call]:
     """Every access stays inside its buffer: a position that data decides has been checked by a step before, is inside by how it was computed,
     or is masked.
 
-    :returns: the kernels with other places, which sizes alone decide, of which this cannot be said for all sizes: see :func:`verify_sizes`.
+    :returns: the kernels and calls with other places, which sizes alone decide, of which this cannot be said for all sizes: see :func:`verify_sizes`.
     :raises TypeRuleError: an access through data of which it cannot be shown.
     """
-    undecided: dict[str, Kernel] = {}
+    undecided: dict[Kernel | Call, None] = {}
+    types = {b.name: b.type for b in program.buffers}
     with assuming(program.assumptions):
         elements = Elements(program)
         for step in program.steps:
-            for kernel in (k for k in alternatives(step) if isinstance(k, Kernel)):
+            for kernel in alternatives(step):
+                if isinstance(kernel, Call):
+                    if any(True for _ in unsafe_operands(kernel, types)):
+                        undecided[kernel] = None
+                    continue
                 for s, axis, size in unsafe_accesses(kernel, elements):
                     index = s.index[axis]
                     if not by_data(index):
-                        undecided[kernel.name] = kernel
+                        undecided[kernel] = None
                         continue
                     named = ", ".join(dict.fromkeys(sources(kernel, index))) or f"what {index} is computed from"
                     _outside(kernel, s, axis, size, f"nothing before says that {index} is inside: no step checks {named}")
             elements.after(step)
-    return list(undecided.values())
+    return list(undecided)
 
 
-def verify_sizes(kernel: Kernel, program: Program, dims: Mapping[str, int]) -> None:
+def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int]) -> None:
     """The places that data does not decide are inside at these sizes.
 
     :raises TypeRuleError: one is not.
     """
+    if isinstance(kernel, Call):
+        types = {b: program.buffer[b].type.substitute(dims) for b in (*kernel.reads, *kernel.writes)}
+        for operand, axis, size in unsafe_operands(kernel.substitute(dims), types):
+            message = f"call {kernel.name}: axis {axis} of {operand.buffer} has {size}, and {operand.index[axis]} is not inside"
+            raise _pointing(TypeRuleError(message), print_step(kernel).strip(), f"{operand.buffer}[")
+        return
     if any(evaluate(size, dims) == 0 for _, size in kernel.rows):
         return
     at = {b: program.buffer[b].type.substitute(dims) for b in kernel.buffers}
@@ -181,6 +197,16 @@ def _verify_slots(program: Program) -> None:
         _demand(slot == number, f"{buffers[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
         held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in buffers) for large in buffers)
         _demand(held, f"none of {', '.join(b.name for b in buffers)} is known to be the largest, and they share the slot {slot}", line, "slot")
+
+
+def _verify_names(program: Program) -> None:
+    """Kernels of one name are one in structure: they share a binary."""
+    types = {b.name: b.type for b in program.buffers}
+    named: dict[str, Kernel] = {}
+    for kernel in program.kernels:
+        other = named.setdefault(kernel.name, kernel)
+        equal = other is kernel or other.canonical(types) == kernel.canonical(types)
+        _demand(equal, f"two kernels are called {kernel.name}, and they differ", print_step(kernel).strip().partition("\n")[0], kernel.name)
 
 
 def _verify_output(name: str, buffer: str, program: Program, written: set[str]) -> None:
@@ -318,6 +344,8 @@ class _KernelCheck(_StepCheck):
         for value in s.uses:
             if value not in known:
                 self.wrong(f"{value} is used before its definition", value, len(s.name))
+        if s.where and s.op not in MASKED:
+            self.wrong(f"a {s.op} has no mask", f"where {s.where}")
         if s.where and known[s.where] is not BOOL:
             self.wrong(f"{s.where} is a mask, but {known[s.where]} is not bool", f"where {s.where}")
         if s.op in ("load", "search", "store", "accum"):

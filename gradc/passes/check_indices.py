@@ -61,7 +61,7 @@ def check_indices(graph: Graph) -> Graph:
 
 def certain(index: Node, bound: Size) -> bool:
     """Whether each of the positions is in [0, bound) by what they are."""
-    if index.op.name == "constant" and constant(tuple(index.attrs["value"])).within(inside(bound)):
+    if index.op.name == "constant" and constant(tuple(index.attrs["value"]), index.dtype).within(inside(bound)):
         return True
     if of_type(index.dtype).within(inside(bound)) or (index.op.below is not None and known_nonnegative(bound - index.op.below(index))):
         return True

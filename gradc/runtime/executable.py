@@ -24,7 +24,7 @@ from ..errors import (
 from ..interp import bind_dims, by_name, check_nonempty, run_program, sizes_given
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
-from ..ir.verify import verify_accesses, verify_sizes
+from ..ir.verify import verify_program, verify_sizes
 from ..knobs import TARGETS
 from ..passes.cost import floor_bytes, sort_limit
 from ..passes.plan_buffers import donations
@@ -76,7 +76,7 @@ class Executable(Shared):
     def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = "", errors: str = "sync"):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
-        self._undecided = verify_accesses(program) if payload is None else []
+        self._undecided = verify_program(program) if payload is None else []
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
         self.pending = Pending()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
