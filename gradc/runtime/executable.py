@@ -109,6 +109,7 @@ class Executable(Shared):
     def native(self, made: Any) -> None:
         self._native = made
 
+    @plain()
     def _made(self) -> Any:
         if self.target == "cpu":
             with held_off:
@@ -424,6 +425,7 @@ class Executable(Shared):
         return precision_of(self.program, self.target)
 
     @property
+    @plain()
     def source(self) -> str:
         """The C or CUDA text."""
         if self.target.startswith("cuda"):
