@@ -224,6 +224,7 @@ def _toolchain(target: str) -> tuple[str, ...]:
     return find_compiler().identity, cpu_identity(), str(knobs.BOUNDS.get())
 
 
+@plain()
 def _built(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
     _load_the_passes()
     from .pipeline import build
@@ -239,6 +240,7 @@ def _load_the_passes() -> None:
         importlib.import_module("gradc.codegen.jinja").environment()
 
 
+@plain()
 def _joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
     _load_the_passes()
     from .pipeline import joint_program
@@ -352,6 +354,7 @@ def module_bytes(module: Module) -> bytes:
     return b"".join(sealed_module(module, _parts(module, whole=True), _identity(module.target)))
 
 
+@plain()
 def load_module(path: Any, *, native: bool = True) -> Module:
     """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
 
@@ -367,6 +370,7 @@ def load_module(path: Any, *, native: bool = True) -> Module:
     return _restored(read_module(file), native, str(file))
 
 
+@plain()
 def module_from_bytes(data: bytes, *, native: bool = True) -> Module:
     """What :func:`module_bytes` made; as :func:`load_module`, whose warning holds here too."""
     return _restored(unsealed_module(data, "these bytes"), native, "these bytes")

@@ -11,7 +11,8 @@ from typing import Any
 
 def _again(kind: type[GradcError], args: tuple[Any, ...]) -> GradcError:
     """An error as it was, its parts in its state: its constructor would make the message anew from them."""
-    error = kind.__new__(kind)
+    base: Any = kind.__base__  # of several, the one that an error of this kind lies in memory as
+    error: GradcError = base.__new__(kind)
     error.args = args
     return error
 
@@ -130,6 +131,10 @@ class FileError(GradcError, OSError):
 
     def __str__(self) -> str:
         return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again, args, state = super().__reduce__()
+        return again, args, {**state, "errno": self.errno, "strerror": self.strerror, "filename": self.filename}
 
 
 class CompilerMissing(GradcError):

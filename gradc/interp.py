@@ -52,6 +52,8 @@ def by_name(what: str, names: Collection[str], inputs: Any, extra: Sequence[Any]
     :param what: who is called.  :param names: of its inputs.  :param extra: what else was given without a name: nothing may be.
     :raises InvalidProblem: something has no name, or one that is no text.
     """
+    if inputs is None and not extra:
+        return dict(more)
     if extra or not (inputs is None or isinstance(inputs, Mapping)):
         given = ", ".join(type(x).__name__ for x in ((inputs, *extra) if inputs is not None or extra else ()))
         example = ", ".join(f"{name}=..." if name.isidentifier() else f"**{{{name!r}: ...}}" for name in names)

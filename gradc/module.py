@@ -82,10 +82,11 @@ class Backward(Executable):
     def __call__(self, residuals: Residuals | None = None, /, *cotangents: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **named: Any) -> Gradients:  # type: ignore[override]
         if not isinstance(residuals, Residuals):
             raise InvalidProblem(f"backward begins with the residuals that forward gave, backward(residuals, cotangent), not with {'nothing' if residuals is None else f'a {type(residuals).__name__}'}")
-        if residuals.module is not self.module and residuals.module in self.module.variants.values():
+        variant = self.module.variant_of(residuals)
+        if variant is not None:
             read = {**residuals.arrays, **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None}, **{n: v for n, v in named.items() if v is not None}}
             targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
-            gradients = residuals.module.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
+            gradients = variant.backward(residuals, *cotangents, out=targets.given, accumulate=targets.accumulate, stream=stream, workspace=workspace, dims=dims, **named)
             return Gradients(targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure)
         inputs = self.inputs_of(residuals, cotangents, named, stream)
         gradient_names = self.module.joint_names[1]
@@ -106,7 +107,7 @@ class Backward(Executable):
                 raise InvalidProblem(f"dims= says {name}={size}, and these residuals are of a call with {name}={residuals.dims[name]}")
         own = {d: v for d, v in {**residuals.dims, **sizes}.items() if d in self.program.dims}
         try:
-            results = self.run(inputs, out=out, accumulate=adding, stream=stream, workspace=workspace, dims=own)
+            results, _ = self.run_bound(inputs, out, adding, stream, workspace, own)
         except InvalidProblem:
             self._check_cotangents(residuals, inputs)
             raise
@@ -220,6 +221,8 @@ class Module(Shared):
 
     def equals(self, other: Module) -> bool:
         """Whether both were compiled from one graph to the same programs, so that each takes the residuals of the other: a copy, or a module loaded twice."""
+        if self is other:
+            return True
         mine, theirs = self.executables, other.executables
         return self.graph == other.graph and mine.keys() == theirs.keys() and all(mine[k].program == theirs[k].program for k in mine)
 
@@ -252,8 +255,12 @@ class Module(Shared):
         sizes = dims if isinstance(dims, Mapping) else {}
         orders = orders_of({**self.forward.defaults, **inputs}, self.forward.inputs, {**self.forward.fixed_dims, **sizes})
         orders = {name: order for name, order in orders.items() if name in inputs and name not in (self.options.get("donate") or ())}
+        return (self._ordered(orders) if orders else None), orders
+
+    def _ordered(self, orders: Orders) -> Module | None:
+        """The variant for these orders; None where there can be none."""
         key = tuple(sorted(orders.items()))
-        if orders and key not in self.variants and len(self.variants) < MOST:
+        if key not in self.variants and len(self.variants) < MOST:
             try:
                 made: Module | None = self.recipe.variant(orders)
             except GradcError:  # a forced reduction or a sparse gradient that this order does not have: copying is right, too
@@ -262,7 +269,17 @@ class Module(Shared):
                 made.structure = self.structure
                 made.share(self.pending)
             self.variants[key] = made
-        return self.variants.get(key) if orders else None, orders
+        return self.variants.get(key)
+
+    def variant_of(self, residuals: Residuals) -> Module | None:
+        """The variant whose backward reads these residuals, also those that a copy of it kept; None where that is this module's own, or nobody's."""
+        theirs = residuals.module
+        if any(theirs is variant for variant in self.variants.values()):
+            return theirs
+        if theirs is self or not residuals.orders or theirs.equals(self):
+            return None
+        found = self._ordered(residuals.orders)
+        return found if found is not None and found.equals(theirs) else None
 
     @cached_property
     def joint_names(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -288,7 +305,7 @@ class Module(Shared):
         variant, orders = self.variant(flat, dims)
         if variant is not None:
             return variant(laid(flat, orders), out=out, stream=stream, dims=dims)
-        results = self.forward.run(flat, out=out, stream=stream, dims=self.sizes(dims))
+        results, _ = self.forward.run_bound(flat, out, False, stream, None, self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
     def value_and_grad(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> tuple[Any, Gradients]:

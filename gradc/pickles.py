@@ -17,6 +17,7 @@ from .ir.graph import Graph
 from .ir.node import Node, Note, topological
 from .ir.op import Composite, Library, Op, Primitive
 from .ir.text import parse
+from .process.ieee import plain
 
 
 def op_named(name: str) -> Op:
@@ -27,6 +28,7 @@ def op_named(name: str) -> Op:
     return found
 
 
+@plain()
 def graph_from(text: str, defaults: Mapping[str, np.ndarray[Any, Any]], notes: Sequence[tuple[int, Note]]) -> Graph:
     """A graph from its text, the arrays bound to inputs, and notes by the place of their node."""
     graph = parse(text)
@@ -35,6 +37,7 @@ def graph_from(text: str, defaults: Mapping[str, np.ndarray[Any, Any]], notes: S
     return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, {graph.nodes[at]: note for at, note in notes}, dict(defaults))
 
 
+@plain()
 def node_from(text: str) -> Node:
     """A node from the text of the graph that computes it."""
     return parse(text).output("y")

@@ -10,9 +10,11 @@ import numpy as np
 from .errors import GradcError, OverlappingOperands
 from .interp import bind_dims
 from .ir.types import Type
+from .process.ieee import plain
 from .runtime.arrays import located, overlap, permuted, unordered
 from .runtime.executable import Executable
 from .runtime.on_device import Remote
+from .runtime.tensors import written
 
 if TYPE_CHECKING:
     from .residuals import Residuals
@@ -99,9 +101,11 @@ class Targets:
             if isinstance(target, Remote):
                 value[...] = value + gradients[name] if name in self.adding else gradients[name]
             elif name in self.adding:
-                np.add(target, source, out=target)
+                with plain():
+                    np.add(target, source, out=target)
             else:
                 np.copyto(target, source)
+            written(value)
             gradients[name] = value
         if self.later and asked != own:
             place.device.follow(asked, own)

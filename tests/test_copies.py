@@ -94,6 +94,24 @@ def test_residuals_serve_a_later_backward(module: gradc.Module, how: str) -> Non
     assert np.array_equal(gradient(module, COPIES[how](residuals)), expected)
 
 
+def test_residuals_of_arrays_in_another_order_serve_a_later_backward(tmp_path: Path) -> None:
+    module = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.tanh(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"])
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((700, 512)).astype(np.float32)
+    x = rng.standard_normal((512, 700)).astype(np.float32).T
+    _, residuals = module.forward(x=x, w=w)
+    assert residuals.module is not module
+    expected = module.backward(residuals, np.float32(1))
+    module.save(tmp_path / "m.gradc")
+    both = pickle.loads(pickle.dumps((module, residuals)))
+    for backward, kept in ((module.backward, both[1]), (both[0].backward, both[1]), (gradc.load_module(tmp_path / "m.gradc").backward, residuals)):
+        found = backward(kept, np.float32(1))
+        assert all(np.array_equal(found[name], expected[name]) for name in ("x", "w"))
+    other = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.exp(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"])
+    with pytest.raises(InvalidProblem, match="of another module"):
+        other.backward(residuals, np.float32(1))
+
+
 @pytest.mark.parametrize("how", COPIES)
 def test_what_else_a_user_holds(module: gradc.Module, how: str) -> None:
     make = COPIES[how]
@@ -124,6 +142,9 @@ ERRORS = [
     errors.WorkspaceTooSmall(4, 3),
     errors.IRFormatError("bad", 3, 4),
     errors.CompilerError("m", "log", "a\nb"),
+    errors.OutOfMemory("x"),
+    errors.FileError("a.gir", "read", FileNotFoundError(2, "No such file or directory")),
+    errors.InvalidSetting("GRADC_CACHE", "maybe", "neither 0 nor 1"),
     errors.RegistersSpilled("sm_90", {"k": (1, 2)}, "log", "s"),
     errors.SimulationFault("race", "k", "k.cu:1", (0, 0, 0), (1, 0, 0), "text"),
     errors.TypeRuleError("x"),
@@ -145,6 +166,7 @@ def test_an_error_comes_out_of_another_process_as_it_was(error: GradcError, how:
     error.add_note("where it was")
     again = COPIES[how](error)
     assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+    assert all(getattr(again, name, None) == getattr(error, name, None) for name in ("errno", "strerror", "filename"))
 
 
 def test_another_process_reads_the_pickle_of_a_module(module: gradc.Module, tmp_path: Path) -> None:

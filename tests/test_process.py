@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 
 import gradc
 from gradc import knobs, ops
-from gradc.errors import CompilerError, GradcError, InvalidSetting, OutOfMemory
-from gradc.process import limits
-from gradc.runtime import arrays, toolchain
+from gradc.errors import CompilerError, GradcError, IndexOutOfRange, InvalidSetting, OutOfMemory
+from gradc.process import forks, limits
+from gradc.runtime import arrays, cpu, toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 240  # seconds after which a child counts as one that hangs
@@ -174,6 +175,36 @@ def test_torchs_flush_to_zero_changes_no_bits() -> None:
     print(found, kept)
     """
     assert child(code).strip() == "{True} True"
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+def test_what_is_made_at_its_first_use_is_the_same_under_flush_to_zero(target: str, tmp_path: Path) -> None:
+    """Constants that are no normal numbers: of a module from the cache or a file, of value and gradients in one program, of a pickle."""
+    pytest.importorskip("torch")
+    code = """
+    import pickle, sys
+    import numpy as np, torch, gradc
+    from gradc import ops
+    target, path = sys.argv[1:]
+    def model(x):
+        return ops.sum(x * ops.constant([1e-40, 3e-30, 5e-41, 1.0], shape=(4,), dtype="f32"))
+    graph = gradc.trace(model, x="f32[N,4]")
+    x = np.ones((2, 4), np.float32)
+    def bits(module, joint=True):
+        value, residuals = module.forward(x=x)
+        gradients = [module.backward(residuals, np.float32(1))["x"]]
+        if joint:
+            gradients.append(module.value_and_grad(x=x)[1]["x"])
+        return {gradient.tobytes() for gradient in gradients}
+    module = gradc.compile(graph, wrt=["x"], target=target)
+    wanted = bits(module)
+    module.save(path)
+    kept = pickle.dumps((module, graph))
+    torch.set_flush_denormal(True)
+    made = [gradc.compile(graph, wrt=["x"], target=target), gradc.load_module(path), gradc.load_module(path, native=False), pickle.loads(kept)[0]]
+    print(len(wanted), [bits(each) == wanted for each in made], pickle.loads(kept)[1] == graph, str(made[0].stages["joint"].result) == str(module.stages["joint"].result))
+    """
+    assert child(code, target, str(tmp_path / "m.gradc"), GRADC_CACHE_DIR=str(tmp_path / "cache")).strip() == "1 [True, True, True, True] True True"
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -585,6 +616,87 @@ print("forked", len(ends))
 
 def test_fork_during_calls_of_other_threads() -> None:
     assert "forked 40" in child(DURING_CALLS)
+
+
+def interrupted(work, within, each):
+    """``work()`` with ``each(frame, event)`` wherever a signal's handler could run in the lines of a file; in a thread, so that what hangs fails."""
+    found = []
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != within:
+            return None
+        each(frame, event)
+        return trace
+
+    def run():
+        sys.settrace(trace)
+        try:
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found, "hangs"
+    return found[0]
+
+
+def test_an_interrupt_does_not_keep_forks_off() -> None:
+    def interrupt(frame, event):
+        if event == "return":
+            raise KeyboardInterrupt
+
+    def work():
+        with forks.held_off:
+            pass
+
+    interrupted(work, forks.__file__, interrupt)
+    assert interrupted(work, "", lambda *_: None) is None
+
+
+def test_the_pool_serves_a_handler_in_the_middle_of_a_request() -> None:
+    pool, size = arrays.OutputPool(limit=1 << 30), 1 << 18
+    kept: list[np.ndarray] = []
+    seen: set[int] = set()
+
+    def each(frame, event):
+        if event == "line" and frame.f_lineno not in seen:  # once each: what is counted meanwhile is counted there too
+            seen.add(frame.f_lineno)
+            kept.append(pool.empty((size,), np.uint8))
+            kept[-1][:] = len(kept) % 251
+
+    for brief in (False, True):
+        for _ in range(3):  # with nothing to reuse, then with something
+            seen.clear()
+            array = interrupted(lambda brief=brief: pool.empty((size,), np.uint8, brief), arrays.__file__, each)
+            array[:] = 255
+            assert len(kept) > 10 and all((other == i % 251).all() for i, other in enumerate(kept, 1))
+            assert pool.reset_peak() == size * (len(kept) + 1)
+            del array
+            while kept:
+                kept.pop()
+            assert pool.reset_peak() == 0
+
+
+def test_a_call_in_the_middle_of_a_call_keeps_its_error_to_itself() -> None:
+    module = gradc.compile(gradc.trace(lambda t, i: ops.gather(t, i, axis=0), t="f32[V]", i="i64[N]"), target="cpu")
+    table, right, wrong = np.arange(5, dtype=np.float32), np.array([4, 1]), np.array([0, 9])
+    wanted = module(t=table, i=right)
+
+    def failing(frame, event):
+        with pytest.raises(IndexOutOfRange):
+            module(t=table, i=wrong)
+
+    def fine(frame, event):
+        assert np.array_equal(module(t=table, i=right), wanted)
+
+    for _ in range(2):
+        assert np.array_equal(interrupted(lambda: module(t=table, i=right), cpu.__file__, failing), wanted)
+        error = interrupted(lambda: module(t=table, i=wrong), cpu.__file__, fine)
+        assert isinstance(error, IndexOutOfRange) and (error.position, error.value) == (1, 9)
 
 
 LOCKS = (

@@ -392,3 +392,22 @@ def test_residuals_of_other_sizes_are_refused(module: gradc.Module) -> None:
     with pytest.raises(InvalidProblem, match="dims= says N=5, and these residuals are of a call with N=3"):
         module.backward(residuals, torch.ones(5, 4), dims={"N": 5})
     assert isinstance(copy.copy(residuals), type(residuals)) and issubclass(InvalidProblem, GradcError)
+
+
+def test_out_of_a_backward_whose_arrays_lie_in_another_order() -> None:
+    """What is not written by the kernels: torch counts the change, and flush-to-zero changes no bits."""
+    module = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.tanh(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"], target="cpu")
+    x, w, one = torch.zeros(512, 700).t(), torch.full((700, 512), 1e-41), torch.ones(())
+    _, residuals = module.forward(x=x, w=w)
+    assert residuals.module is not module
+    found = []
+    for flush in (False, True):
+        total = torch.full((700, 512), 3e-41)
+        torch.set_flush_denormal(flush)
+        try:
+            module.backward(residuals, one, out={"x": total}, accumulate=True)
+        finally:
+            torch.set_flush_denormal(False)
+        assert total._version == 1
+        found.append(total.view(torch.int32))
+    assert torch.equal(*found) and bool((found[0] > 0).all())

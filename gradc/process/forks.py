@@ -30,40 +30,32 @@ def lock(reentrant: bool = False) -> Any:
     return made
 
 
-class _HeldOff:
-    """Reentrant; threads exclude one another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._forking = threading.local()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def before(self) -> None:
-        self._forking.has_it = self._lock.acquire(timeout=PATIENCE)
-
-    def in_parent(self) -> None:
-        if self._forking.has_it:
-            self._lock.release()
-
-    def in_child(self) -> None:
-        if self._forking.has_it:
-            self._lock.release()
-        else:
-            self._lock = threading.RLock()
-        for each in list(_locks):  # as threading and logging do with theirs; what the forking thread itself holds it will give back
-            if not (hasattr(each, "_is_owned") and each._is_owned()):
-                each._at_fork_reinit()
+held_off = threading.RLock()
+"""``with held_off:`` no other thread forks meanwhile.  A lock itself, not an object around one: Ctrl-C between two lines of Python's would keep it locked."""
+_forking = threading.local()
 
 
-held_off = _HeldOff()
-"""``with held_off:`` no other thread forks meanwhile."""
+def _before() -> None:
+    _forking.has_it = held_off.acquire(timeout=PATIENCE)
+
+
+def _in_parent() -> None:
+    if _forking.has_it:
+        held_off.release()
+
+
+def _in_child() -> None:
+    if _forking.has_it:
+        held_off.release()
+    else:
+        held_off._at_fork_reinit()  # type: ignore[attr-defined]
+    for each in list(_locks):  # as threading and logging do with theirs; what the forking thread itself holds it will give back
+        if not (hasattr(each, "_is_owned") and each._is_owned()):
+            each._at_fork_reinit()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=held_off.before, after_in_parent=held_off.in_parent, after_in_child=held_off.in_child)
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 class cached_property(Generic[T]):

@@ -11,10 +11,11 @@ import functools
 import math
 import mmap
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from gradc.process.limits import Limit, tightest, tightest_total
 from .tensors import check_unrecorded, from_tensor, to_tensor
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 SMALL = 128 << 10  # bytes; below, the C library's own allocator reuses memory well
 _HUGE = 2 << 20
@@ -81,22 +83,36 @@ class OutputPool:
         self._brief: set[int] = set()  # where blocks lie that were made for one call's use
         self._retained = 0
         self.peak = self._in_use = 0
-        self._returned: deque[tuple[Array, int]] = deque()
-        self._lock = lock()
+        self._changes: deque[tuple[Array | None, int]] = deque()  # blocks that came back, and by how much the bytes in use went down; not yet counted
+        self._lock = lock(reentrant=True)
+        self._at_work = 0
+
+    def _alone(self, work: Callable[[], T], otherwise: T) -> T:
+        """What ``work`` gives, under the lock; ``otherwise`` where this very thread is at such work: the handler of a signal came in between, or a collection."""
+        with self._lock:
+            me = threading.get_ident()
+            if self._at_work == me:
+                return otherwise
+            try:
+                self._at_work = me
+                self._drain()
+                return work()
+            finally:
+                self._at_work = 0
 
     @property
     def retained(self) -> int:
         """Bytes kept that no array uses."""
-        with self._lock:
-            self._drain()
-            return self._retained
+        return self._alone(lambda: self._retained, 0)
 
     def reset_peak(self) -> int:
         """The bytes of large arrays that live now, as they were asked for; ``peak``, the most at once, counts from here."""
-        with self._lock:
-            self._drain()
+
+        def reset() -> int:
             self.peak = self._in_use
             return self._in_use
+
+        return self._alone(reset, 0)
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
         """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
@@ -109,33 +125,33 @@ class OutputPool:
         if size < SMALL:
             return np.empty(tuple(shape), wanted)
         rounded = _size_class(size)
-        block = None
-        with self._lock:
-            self._drain()
-            fitting = [i for i, free in enumerate(self._free) if free.size == rounded or (brief and free.size > rounded)]
-            if fitting:  # the shortest; the one used last is the one most likely still in cache
-                block = self._free.pop(min(fitting, key=lambda i: (self._free[i].size, -i)))
-                self._retained -= block.size
-                self.reused += 1
-            elif brief:
-                self._retained -= sum(free.size for free in self._free if free.ctypes.data in self._brief)
-                self._free = [free for free in self._free if free.ctypes.data not in self._brief]
-                self._brief.clear()
+        block = self._alone(lambda: self._taken(rounded, brief), None)
         if block is None:
             block = self._allocate(rounded, size)
             if brief:
                 self._brief.add(block.ctypes.data)
-        with self._lock:
-            self._in_use += size
-            self.peak = max(self.peak, self._in_use)
+        self._changes.append((None, -size))
+        self._alone(lambda: None, None)
         whole: Array = np.asarray(_Lease(self, block, size))
         return whole[:size].view(wanted).reshape(tuple(shape))
 
+    def _taken(self, size: int, brief: bool) -> Array | None:
+        """A block that is kept, for :meth:`empty`."""
+        fitting = [i for i, free in enumerate(self._free) if free.size == size or (brief and free.size > size)]
+        if fitting:  # the shortest; the one used last is the one most likely still in cache
+            block = self._free.pop(min(fitting, key=lambda i: (self._free[i].size, -i)))
+            self._retained -= block.size
+            self.reused += 1
+            return block
+        if brief:
+            self._retained -= sum(free.size for free in self._free if free.ctypes.data in self._brief)
+            self._free = [free for free in self._free if free.ctypes.data not in self._brief]
+            self._brief.clear()
+        return None
+
     def trim(self, limit: int = 0) -> None:
         """Give all but ``limit`` bytes of what is kept back to the system."""
-        with self._lock:
-            self._drain()
-            self._shrink(limit)
+        self._alone(lambda: self._shrink(limit), None)
 
     def _allocate(self, size: int, asked: int) -> Array:
         for attempt in range(2):
@@ -152,19 +168,21 @@ class OutputPool:
 
     def _give_back(self, block: Array, asked: int) -> None:
         # Arrays die anywhere, also in a collection that starts while this thread holds the lock: so never wait for it.
-        self._returned.append((block, asked))
+        self._changes.append((block, asked))
         if self._lock.acquire(blocking=False):
             try:
-                self._drain()
+                self._alone(lambda: None, None)
             finally:
                 self._lock.release()
 
     def _drain(self) -> None:
-        while self._returned:
-            block, asked = self._returned.popleft()
+        while self._changes:
+            block, asked = self._changes.popleft()
             self._in_use -= asked
-            self._free.append(block)
-            self._retained += block.size
+            self.peak = max(self.peak, self._in_use)
+            if block is not None:
+                self._free.append(block)
+                self._retained += block.size
         self._shrink(self.limit)
 
     def _shrink(self, limit: int) -> None:

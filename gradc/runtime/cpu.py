@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +70,7 @@ class CpuProgram:
         self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
         self._table = ctypes.c_void_p * max(len(self.roots), 1)
         self._bindings: dict[tuple[int, ...], Binding] = {}
-        self._local = threading.local()
+        self._contexts: list[pool.Context] = []  # that no call has; the handler of a signal may call in the middle of a call
         self._call: Any = None
 
     @property
@@ -131,15 +130,18 @@ class CpuProgram:
             table[place[name]] = array.ctypes.data
         for at, offset in binding.offsets:
             table[at] = base + offset
-        context = getattr(self._local, "context", None)
-        if context is None:
-            context = self._local.context = pool.new_context()
+        try:
+            context = self._contexts.pop()
+        except IndexError:
+            context = pool.new_context()
             self._call = pool.call_entry()
         if binding.large and context.past == pool.NEVER:
             context.past = pool.past_from()
         code = self._call(self.entry, context.pointer, table, binding.dims, base + binding.scratch, only)
-        if code or context.code:
-            self._raise(context.error)
+        error = context.error if code or context.code else None
+        self._contexts.append(context)
+        if error is not None:
+            self._raise(error)
 
     def _raise(self, error: tuple[int, int, int, int, int]) -> None:
         code, site, position, value, bound = error

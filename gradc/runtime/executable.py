@@ -110,6 +110,7 @@ class Executable(Shared):
     def native(self, made: Any) -> None:
         self._native = made
 
+    @plain()
     def _made(self) -> Any:
         if self.target == "cpu":
             with held_off:
@@ -432,6 +433,7 @@ class Executable(Shared):
         return precision_of(self.program, self.target)
 
     @property
+    @plain()
     def source(self) -> str:
         """The C or CUDA text."""
         if self.target.startswith("cuda"):

@@ -56,7 +56,7 @@ class Context:
 
     @property
     def code(self) -> int:
-        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3), GRADC_FORKED (4)."""
+        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3), GRADC_OUTSIDE (4), GRADC_FORKED (5)."""
         return int(self._struct.slots[0])
 
     @property
