@@ -1,2 +1,55 @@
-"""x"""
-MUTANTS = ()
+"""Faults in templates and in what writes C and CUDA text."""
+
+from __future__ import annotations
+
+from . import Mutant
+
+MUTANTS = (
+    Mutant("rows-c.settle", "templates/cpu/rows.c.j2", "{{ settle() }}\n{{ past_done() }}\n}\n", "{{ past_done() }}\n}\n", "sums of the last few rows are dropped",
+           ("test_cpu", "test_embedding_family", "test_fusions")),
+    Mutant("rows-c.masked-scatter", "templates/cpu/rows.c.j2", '{{ "if (at%s[i] >= 0) "|format(x.number) if x.masked }}{{ x.add }}', "{{ x.add }}",
+           "missing mask: an update outside is added in front of the array", ("test_grid_sample", "test_cpu", "test_ops -k 'scatter_2d and cpu'")),
+    Mutant("rows-c.carry", "templates/cpu/rows.c.j2", "start[at + 1] > from + CH ? 2 * task + 1 : -1", "start[at + 1] >= from + CH ? 2 * task + 1 : -1",
+           "off by one: a segment that ends with its chunk goes to a carry row that nobody reads", ("test_cpu", "test_determinism", "test_embedding_family", "test_plans")),
+    Mutant("rows-c.whole-segment", "templates/cpu/rows.c.j2", "if (to > from && from / CH == (to - 1) / CH) continue;", "if (to > from && from / CH == to / CH) continue;",
+           "off by one: a whole segment at a chunk's end is written again", ("test_cpu", "test_determinism", "test_embedding_family", "test_plans")),
+    Mutant("rows-c.last-carry", "templates/cpu/rows.c.j2", "c <= (to - 1) / CH; c++)", "c < (to - 1) / CH; c++)", "the last piece of a long segment is dropped",
+           ("test_cpu", "test_determinism", "test_embedding_family", "test_plans")),
+    Mutant("program-h.infinite-sum", "templates/cpu/program.h", "return sum - sum == 0 ? sum + lost : sum; }", "return sum + lost; }", "a sum with an infinity is NaN",
+           ("test_special_values", "test_extremes", "test_cpu")),
+    Mutant("program-h.lost-digits", "templates/cpu/program.h", "*lost += (*sum - (s - added)) + (x - added);", "*lost += x - added;", "wrong compensation of a sum",
+           ("test_cpu", "test_extremes", "test_ops -k 'error_is_torchs and sum'")),
+    Mutant("past-h.tail", "templates/cpu/past.h", "(unsigned long)(bytes - head - lines * GRADC_LINE));", "0);", "the last bytes of a row are not written", ("test_past",)),
+    Mutant("ieee-h.enter", "templates/common/ieee.h", '__asm__ volatile("ldmxcsr %0" : : "m"(plain) : "memory");', "(void)plain;", "the caller's rounding mode decides bits",
+           ("test_process -k environment", "test_process -k flush", "test_determinism")),
+    Mutant("runtime-c.leave", "templates/cpu/runtime.c", "  gradc_ieee_leave(c.before);\n  python.acquire(c.thread);\n  memcpy", "  python.acquire(c.thread);\n  memcpy",
+           "the caller's floating-point environment is not restored", ("test_process -k environment", "test_process -k flush", "test_determinism")),
+    Mutant("runtime-c.worker-environment", "templates/cpu/runtime.c", "gradc_ieee_enter(); /* a thread is born", "/* a thread is born", "a worker computes in its maker's environment",
+           ("test_process -k environment", "test_process -k flush", "test_determinism")),
+    Mutant("runtime-c.stop", "templates/cpu/runtime.c", "&& c->shares ? LOST : raised ? STOP : GO_ON;", "&& c->shares ? LOST : GO_ON;", "missing stop test: Ctrl-C does not end a call",
+           ("test_process -k 'ctrl or interrupt or handler'",)),
+    Mutant("runtime-c.fork", "templates/cpu/runtime.c", "  pool.workers = 0;\n  atomic_store(&pool.sleepers, 0);", "  atomic_store(&pool.sleepers, 0);", "a child takes its parent's workers for its own",
+           ("test_runtime_cpu -k fork", "test_process -k fork")),
+    Mutant("gemm-h.row-blocks", "templates/cpu/gemm.h", "*to = add || p > 0 ? *to + found[i] : found[i];", "*to = add ? *to + found[i] : found[i];", "of a long row's product the last block alone",
+           ("test_products", "test_runtime_cpu -k 'matmul or product'")),
+    Mutant("gemm-h.scale-group", "templates/cpu/gemm.h", "(p + q) / along_per * along];", "q / along_per * along];", "groups of scales are counted from the tile", ("test_products", "test_fusions -k product",
+           "test_runtime_cpu -k 'matmul or product'")),
+    Mutant("math-h.bf16-ties", "templates/common/math.h", "return x == x ? b + 0x7fffu + ((b >> 16) & 1u) : nan;", "return x == x ? b + 0x8000u : nan;", "wrong rounding: ties away from 0",
+           ("test_cpu_math", "test_cuda_math")),
+    Mutant("math-h.odd", "templates/common/math.h", "return back == x || x != x ? y : f32_of_bits(inward | 1u);", "return y;", "f64 is rounded twice on its way to 16 bits", ("test_cpu_math", "test_cuda_math",
+           "test_special_values")),
+    Mutant("rows-cu.skipped-segment", "templates/cuda/rows.cu.j2", "        if (now >= 0 && now < V) {\n          const ix carry", "        if (now >= 0) {\n          const ix carry",
+           "missing mask: rows that go nowhere are written behind the array", ("test_cuda_sim", "test_cuda_kernels")),
+    Mutant("rows-cu.scan-carry", "templates/cuda/rows.cu.j2", "    if (at == now) {{ a.join(", "    if (false) {{ a.join(", "of a segment of more than 32 rows the last ones alone", ("test_cuda_sim", "test_cuda_kernels")),
+    Mutant("rows-cu.barrier", "templates/cuda/rows.cu.j2", "    __syncthreads(); /* the other half is read until here, this one from here on */\n", "", "missing barrier between staging and adding",
+           ("test_cuda_shared", "test_cuda_sim")),
+    Mutant("program-h-cuda.barrier", "templates/cuda/program.h", "for (int i = 1; i < W / 32; i++) F::join(v, each[i]);\n    __syncthreads();", "for (int i = 1; i < W / 32; i++) F::join(v, each[i]);",
+           "missing barrier: shared memory is written again while others read it", ("test_cuda_sim", "test_cuda_kernels")),
+    Mutant("program-h-cuda.get-mask", "templates/cuda/program.h", "if (near + j * step < last) to[j] = from[near + j * step];", "to[j] = from[near + j * step];", "missing mask: columns behind a row are read",
+           ("test_cuda_sim", "test_cuda_kernels")),
+    Mutant("program-h-cuda.stopped", "templates/cuda/program.h", "for (i64 s = 0; s < site; s++) stopped |=", "for (i64 s = 1; s < site; s++) stopped |=", "a kernel runs although the first check has failed",
+           ("test_cuda_sim", "test_faults", "test_accesses")),
+    Mutant("sort-cu.stable", "templates/cuda/sort.cu", "rank = __popc(alike & ((1u << lane) - 1))", "rank = __popc(alike & ~((2u << lane) - 1))", "wrong order of equal keys",
+           ("test_cuda_sim -k sort", "test_cuda_kernels -k sort", "test_cuda_sim")),
+    Mutant("expr.inside", "gradc/codegen/expr.py", 'f"(u32){variable(value)} < {hi}u"', 'f"(u32){variable(value)} <= {hi}u"', "off by one in a mask", ("test_grid_sample", "test_ops -k 'gather_2d and cpu'")),
+)

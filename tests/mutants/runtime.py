@@ -1,2 +1,30 @@
-"""x"""
-MUTANTS = ()
+"""Faults in what runs modules, keeps them, and looks at what is given."""
+
+from __future__ import annotations
+
+from . import Mutant
+
+MUTANTS = (
+    Mutant("files.fsync", "gradc/files.py", "                os.fsync(file.fileno())\n", "", "a file is renamed before its bytes are on the disk", ("test_files",)),
+    Mutant("files.fsync-folder", "gradc/files.py", "        _sync_folder(path.parent)\n", "", "the rename is not brought to the disk", ("test_files",)),
+    Mutant("files.in-place", "gradc/files.py", "            os.replace(temporary, path)\n", "            path.write_bytes(temporary.read_bytes())\n            os.unlink(temporary)\n",
+           "missing rename: the old file is torn by a kill", ("test_files", "test_fuzz -k kills")),
+    Mutant("envelope.digest", "gradc/ir/envelope.py", "if found.hexdigest() != digest:", "if len(digest) != 64:", "a damaged file is taken", ("test_files", "test_fuzz -k containers")),
+    Mutant("cache.key", "gradc/runtime/cache.py", 'or found["key"] != _encoded(key):', "or not key:", "an entry of another key is taken", ("test_files", "test_runtime_cpu -k cache", "test_fuzz -k containers")),
+    Mutant("api.cache-key", "gradc/api.py", "fingerprint(), *_toolchain(target))", "fingerprint())", "stale cache key: another compiler's machine code", ("test_module", "test_files", "test_runtime_cpu -k cache",
+           "test_cli", "test_processors")),
+    Mutant("api.cache-options", "gradc/api.py", "json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}])", "json.dumps([list(wrt), target])", "stale cache key: other options' module",
+           ("test_module", "test_layouts", "test_files")),
+    Mutant("residuals.versions", "gradc/residuals.py", "            if now != before:\n", "            if now < before:\n", "an input that was changed between forward and backward", ("test_torch", "test_module")),
+    Mutant("residuals.module", "gradc/module.py", "if residuals.module is not self.module and not residuals.module.equals(self.module):", "if residuals is None:",
+           "residuals of another module are taken", ("test_module", "test_torch", "test_bad_arguments")),
+    Mutant("executable.aliasing", "gradc/runtime/executable.py", "if overlap(array, source) and not own:", "if array is source and not own:", "an output over an input's memory", ("test_module", "test_bad_arguments",
+           "test_runtime_cpu")),
+    Mutant("executable.donor", "gradc/runtime/executable.py", 'return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor', "return donor",
+           "an output takes the memory of an input that another looks at", ("test_module", "test_memory", "test_bad_arguments")),
+    Mutant("executable.dims-key", "gradc/runtime/executable.py", "key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple(", "key = (shapes, (), tuple(", "stale key: sizes of an earlier call",
+           ("test_module", "test_bad_arguments", "test_plans", "test_embedding_family")),
+    Mutant("executable.memory", "gradc/runtime/executable.py", "            if needed > limit.left:", "            if needed > limit.total:", "memory that others have taken is asked for", ("test_memory", "test_process -k 'may_have or fit'")),
+    Mutant("forks.locks", "gradc/process/forks.py", "                each._at_fork_reinit()", "                pass", "a lock that another thread held at a fork is never free in the child", ("test_process -k fork",)),
+    Mutant("ieee.restore", "gradc/process/ieee.py", "            _found[1](self._before)", "            pass", "NumPy of the caller computes in our environment", ("test_process -k environment", "test_determinism")),
+)
