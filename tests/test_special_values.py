@@ -145,6 +145,42 @@ def test_long_rows_of_f64_are_added_up_as_exactly_as_torch_does(name: str, targe
             assert error(module.forward.run(x=x)["y"]) <= max(4, error(reference(torch.from_numpy(x)))), (columns, k)
 
 
+# -- ties, zeros and bounds --------------------------------------------------------------------------------------------
+
+KINKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "maximum": (lambda a, b: ops.maximum(a, b), lambda a, b: torch.maximum(a, b)),
+    "minimum": (lambda a, b: ops.minimum(a, b), lambda a, b: torch.minimum(a, b)),
+    "clamp": (lambda a, b: ops.clamp(a, min=-1.0, max=1.0) * b, lambda a, b: a.clamp(-1, 1) * b),
+    "relu": (lambda a, b: ops.relu(a) * b, lambda a, b: F.relu(a) * b),
+    "abs": (lambda a, b: ops.abs(a) * b, lambda a, b: a.abs() * b),
+    "pow": (lambda a, b: ops.pow(ops.abs(a), ops.abs(b)), lambda a, b: a.abs() ** b.abs()),
+    "mod": (lambda a, b: ops.mod(a, b * 2.0 + 5.0), lambda a, b: a.remainder(b * 2 + 5)),
+    "prod": (lambda a, b: ops.prod(a, axis=1) * ops.sum(b, axis=1), lambda a, b: a.prod(1) * b.sum(1)),
+    "amax": (lambda a, b: ops.amax(a, axis=1) * ops.amax(b, axis=0), lambda a, b: a.amax(1) * b.amax(0)),
+    "amin": (lambda a, b: ops.amin(a, axis=0) * ops.amin(b, axis=1), lambda a, b: a.amin(0) * b.amin(1)),
+    "max": (lambda a, b: ops.max(a, axis=1) * ops.max(b, axis=0), lambda a, b: a.max(1).values * b.max(0).values),
+    "min": (lambda a, b: ops.min(a, axis=0) * ops.min(b, axis=1), lambda a, b: a.min(0).values * b.min(1).values),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", KINKS)
+def test_gradients_where_functions_have_kinks(name: str, target: str) -> None:
+    """Every pair of small whole numbers, so every tie, zero and bound: each op's choice is torch's."""
+    function, reference = KINKS[name]
+    line = np.arange(-2.0, 3.0)
+    a, b = (np.ascontiguousarray(x) for x in np.meshgrid(line, line))
+    for seed in range(3):  # in other orders: who is the first of equals, and how many zeros a row has
+        rng = np.random.default_rng(seed)
+        if seed:
+            a, b = (rng.permutation(x.ravel()).reshape(5, 5) for x in (a, b))
+        g = rng.standard_normal(reference(torch.from_numpy(a), torch.from_numpy(b)).shape)
+        (y, got), (want, peer) = ours(function, target, g, a=a, b=b), torchs(reference, g, a=a, b=b)
+        np.testing.assert_allclose(y, want, rtol=1e-14)
+        for operand in ("a", "b"):
+            np.testing.assert_allclose(got[operand], peer[operand], rtol=1e-13, atol=1e-13, err_msg=f"d {operand}")
+
+
 # -- what a mask keeps out ---------------------------------------------------------------------------------------------
 
 MASKED: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {

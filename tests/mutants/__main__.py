@@ -6,9 +6,8 @@ Each mutant is tried on a copy of the tree's files, in up to three steps, the ne
 - ``quick``: the quick suite, which is every test that ``pytest -m "not slow and not gpu"`` finds under ``tests/``;
 - ``whole``: the slow ones too, ``-m "not gpu"``, as ``make test`` runs them on a machine without a GPU.
 
-A mutant is caught where a test fails that passes on the tree as it is: the tests that failed are run there once more, all together, at the end.
-One whose tests do not end within ``--seconds`` is reported as a hang, by itself.  What is not caught has survived.  The status is 0 where nothing
-survived and nothing was left out.
+A mutant is caught where a test fails that passes on a copy of the tree as it is; one that fails there too is left out.  A mutant whose tests do not
+end within ``--seconds`` is reported as a hang, by itself.  What is not caught has survived.  The status is 0 where all were caught.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -38,7 +38,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?|\S+\.py)(?: - .*)?$", re.MULTI
 
 @dataclass(frozen=True)
 class Verdict:
-    """:param step: of :data:`STEPS`, the last one tried.  :param verdict: caught, hang, survived, or failing: the test fails without the mutant too."""
+    """:param step: of :data:`STEPS`, the last one tried.  :param verdict: caught, hang, survived, or error: pytest could not run."""
 
     name: str
     step: str
@@ -76,23 +76,50 @@ class Tree:
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir(exist_ok=True)
 
-    def tried(self, mutant: Mutant, stop_at: str, seconds: float) -> Verdict:
+    def tried(self, mutant: Mutant, clean: Clean, stop_at: str, seconds: float) -> Verdict:
         path, began = self.root / mutant.file, time.monotonic()
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         try:
             for step in STEPS[: STEPS.index(stop_at) + 1]:
                 for arguments in _selections(mutant, step):
-                    status, said = self.pytest(arguments, seconds)
-                    if status == 0:
-                        continue
-                    failed = FAILED.findall(said)
-                    test = failed[0] if failed else f"status {status}: {said.strip().splitlines()[-1][:200] if said.strip() else ''}"
-                    verdict = "hang" if status is None else "caught" if failed or status < 0 else "failing"
-                    return Verdict(mutant.name, step, verdict, test, time.monotonic() - began)
+                    verdict, test = self.seen(arguments, clean, seconds)
+                    if verdict:
+                        return Verdict(mutant.name, step, verdict, test, time.monotonic() - began)
             return Verdict(mutant.name, stop_at, "survived", "", time.monotonic() - began)
         finally:
             path.write_text(text, encoding="utf-8")
+
+    def seen(self, arguments: list[str], clean: Clean, seconds: float) -> tuple[str, str]:
+        """(verdict, test) of a selection, or ("", "") if nothing is wrong with it but what is wrong with the tree as it is."""
+        left_out: list[str] = []
+        while True:
+            status, said = self.pytest([*arguments, *(f"--deselect={test}" for test in left_out)], seconds)
+            failed = FAILED.findall(said)
+            if status == 0:
+                return "", ""
+            if failed and failed[0] not in left_out and clean.fails(failed[0], seconds):
+                left_out.append(failed[0])
+                continue
+            last = said.strip().splitlines()[-1][:200] if said.strip() else ""
+            return "hang" if status is None else "caught" if failed or status < 0 else "error", failed[0] if failed else f"status {status}: {last}"
+
+
+class Clean:
+    """The tree as it is: which tests fail there too."""
+
+    def __init__(self, folder: Path):
+        self.tree = Tree(folder)
+        self.known: dict[str, bool] = {}
+        self.lock = threading.Lock()
+
+    def fails(self, test: str, seconds: float) -> bool:
+        with self.lock:
+            if test not in self.known:
+                self.known[test] = self.tree.pytest([test], seconds)[0] != 0
+                if self.known[test]:
+                    print(f"fails without a fault too, and is left out: {test}", flush=True)
+            return self.known[test]
 
 
 def _selections(mutant: Mutant, step: str) -> list[list[str]]:
@@ -102,30 +129,18 @@ def _selections(mutant: Mutant, step: str) -> list[list[str]]:
     return [["-m", QUICK if step == "quick" else WHOLE]]
 
 
-def confirmed(verdicts: list[Verdict], seconds: float) -> list[Verdict]:
-    """The verdicts, with those changed whose test fails on the tree as it is."""
-    tests = sorted({v.test for v in verdicts if v.verdict == "caught" and "::" in v.test})
-    if not tests:
-        return verdicts
-    with tempfile.TemporaryDirectory(prefix="gradc-mutants-") as folder:
-        status, said = Tree(Path(folder)).pytest(["-m", WHOLE, "--maxfail=1000", *tests], seconds)
-    failing = set(FAILED.findall(said))
-    if status not in (0, 1):
-        raise RuntimeError(f"the tests that caught mutants cannot be run on the tree as it is: status {status}\n{said[-2000:]}")
-    return [replace(v, verdict="failing") if v.test in failing else v for v in verdicts]
-
-
 def run(chosen: list[Mutant], jobs: int, stop_at: str, seconds: float, out: Path) -> list[Verdict]:
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="gradc-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for job in range(jobs):
             trees.put(Tree(Path(folder) / str(job)))
+        clean = Clean(Path(folder) / "clean")
 
         def tried(mutant: Mutant) -> Verdict:
             tree = trees.get()
             try:
-                return tree.tried(mutant, stop_at, seconds)
+                return tree.tried(mutant, clean, stop_at, seconds)
             finally:
                 trees.put(tree)
 
@@ -135,8 +150,6 @@ def run(chosen: list[Mutant], jobs: int, stop_at: str, seconds: float, out: Path
             print(f"{len(verdicts):3}/{len(chosen)}  {v.verdict:8} {v.step:6} {v.seconds:6.0f} s  {v.name}  {v.test}", flush=True)
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps([asdict(v) for v in verdicts], indent=1), encoding="utf-8")
-    verdicts = confirmed(verdicts, 3600.0)
-    out.write_text(json.dumps([asdict(v) for v in verdicts], indent=1), encoding="utf-8")
     return verdicts
 
 
@@ -155,10 +168,10 @@ def main() -> int:
         print("\n".join(problems) or f"no mutant is called {' '.join(given.names)}")
         return 2
     verdicts = run(chosen, given.jobs, given.stop_at, given.seconds, given.out)
-    for kind in ("failing", "hang", "survived"):
+    for kind in ("error", "hang", "survived"):
         for v in (v for v in verdicts if v.verdict == kind):
             print(f"{kind}: {v.name} {v.test}: {next(m.breaks for m in table if m.name == v.name)}")
-    counts = {(step, kind): sum(v.step == step and v.verdict == kind for v in verdicts) for step in STEPS for kind in ("caught", "hang", "survived", "failing")}
+    counts = {(step, kind): sum(v.step == step and v.verdict == kind for v in verdicts) for step in STEPS for kind in ("caught", "hang", "survived", "error")}
     print(f"{len(verdicts)} mutants: " + ", ".join(f"{n} {kind} ({step})" for (step, kind), n in counts.items() if n))
     return int(any(v.verdict != "caught" for v in verdicts))
 
