@@ -92,7 +92,7 @@ class Tree:
 
     def seen(self, arguments: list[str], clean: Clean, seconds: float) -> tuple[str, str]:
         """(verdict, test) of a selection, or ("", "") if nothing is wrong with it but what is wrong with the tree as it is."""
-        left_out: list[str] = []
+        left_out = [test for test, fails in list(clean.known.items()) if fails]
         while True:
             status, said = self.pytest([*arguments, *(f"--deselect={test}" for test in left_out)], seconds)
             failed = FAILED.findall(said)
@@ -101,6 +101,8 @@ class Tree:
             if failed and failed[0] not in left_out and clean.fails(failed[0], seconds):
                 left_out.append(failed[0])
                 continue
+            if failed and failed[0] in left_out:
+                return "error", f"cannot be left out: {failed[0]}"
             last = said.strip().splitlines()[-1][:200] if said.strip() else ""
             return "hang" if status is None else "caught" if failed or status < 0 else "error", failed[0] if failed else f"status {status}: {last}"
 
