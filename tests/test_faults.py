@@ -771,7 +771,8 @@ def test_damaged_entries_are_rebuilt(private_cache: Path) -> None:
 
 
 def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradc import api
+    from gradc import api, knobs
+    from gradc.runtime import toolchain
 
     graph = fresh_graph(4.5)
 
@@ -790,6 +791,17 @@ def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(api, "fingerprint", lambda: real[::-1])  # another byte in a template
     gradc.compile(graph)
     assert count() == first + 4
+    with knobs.BOUNDS.set(True):
+        gradc.compile(graph)
+    assert count() == first + 5
+    monkeypatch.setattr(toolchain, "cpu_identity", lambda: "another processor")
+    gradc.compile(graph)
+    assert count() == first + 6
+    monkeypatch.setenv("CC", f"{toolchain.find_compiler().argv[0]} -DANOTHER=1")
+    toolchain.find_compiler()  # what a compiler says of itself has an entry too
+    before = count()
+    gradc.compile(graph)
+    assert count() == before + 1
 
 
 def test_the_fingerprint_is_of_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.exact.evaluate import evaluate
-from gradc.ir.types import parse_type
+from gradc.ir.types import DTYPES, parse_type
+from gradc.ops.pointwise import convert
 from gradc.passes.decompose import decompose
+from gradc.passes.simplify import simplify
 from gradc.passes.sink_dequant import sink_dequant
 
 torch = pytest.importorskip("torch")
@@ -179,6 +181,52 @@ def test_gradients_where_functions_have_kinks(name: str, target: str) -> None:
         np.testing.assert_allclose(y, want, rtol=1e-14)
         for operand in ("a", "b"):
             np.testing.assert_allclose(got[operand], peer[operand], rtol=1e-13, atol=1e-13, err_msg=f"d {operand}")
+
+
+# -- rewrites that keep bits -------------------------------------------------------------------------------------------
+
+FLOATS, INTEGERS = ("f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64"), ("i8", "u8", "i16", "i32", "i64")
+REWRITTEN: dict[str, Callable[..., Any]] = {
+    "x * 1": lambda x, m: x * 1.0, "1 * x": lambda x, m: 1.0 * x, "x / 1": lambda x, m: x / 1.0, "-(-x)": lambda x, m: ops.neg(ops.neg(x)),
+    "x + 0": lambda x, m: x + 0.0, "0 + x": lambda x, m: 0.0 + x, "x - 0": lambda x, m: x - 0.0, "x + -0": lambda x, m: x + -0.0, "x - -0": lambda x, m: x - -0.0,
+    "one of the same": lambda x, m: ops.where(m, x, x), "under a mask twice": lambda x, m: ops.where(m, ops.where(m, x, x * 2.0), x * 3.0),
+    "a mask of a constant": lambda x, m: ops.where(ops.constant(value=(True,), dtype="bool"), x, x * 2.0) + ops.where(ops.constant(value=(False,), dtype="bool"), x * 2.0, x),
+}  # fmt: skip
+
+
+def _extreme(dtype: str) -> Array:
+    """Zeros of both signs, subnormals, halves and neighbours of 1, the largest of every narrower type and what is beyond, infinities, NaN."""
+    if dtype in INTEGERS:
+        return np.array([-(2**40), -(2**31), -(2**15), -129, -128, -1, 0, 1, 127, 128, 255, 256, 2**24 + 1, 2**31, 2**40]).astype(DTYPES[dtype].np)
+    positive = [0.0, 2.0**-149, 2.0**-133, 2.0**-24, 2.0**-14, 1 / 3, 1.0, 1 + 2.0**-8, 1 + 2.0**-23, 448.0, 464.0, 57344.0, 65504.0, 65520.0, 1e5, 3e38, 1e300, np.inf]
+    return convert(np.array([*positive, *(-x for x in positive), np.nan]), DTYPES[dtype])
+
+
+def _assert_keeps_bits(graph: gradc.Graph, given: dict[str, Array]) -> None:
+    want, got = (interp.run(g, given)["y"] for g in (graph, simplify(graph, numerics="strict")))
+    assert got.dtype == want.dtype
+    number = want == want
+    assert np.array_equal(number, got == got) and got[number].tobytes() == want[number].tobytes()
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_strict_rewrites_keep_every_bit(name: str) -> None:
+    for dtype in ("f16", "bf16", "f32", "f64"):
+        x = _extreme(dtype)
+        graph = gradc.trace(REWRITTEN[name], x=f"{dtype}[{x.size}]", m=f"bool[{x.size}]")
+        for mask in (np.arange(x.size) % 2 == 0, np.arange(x.size) % 2 == 1):
+            _assert_keeps_bits(graph, {"x": x, "m": mask})
+
+
+@pytest.mark.parametrize("inner", [*FLOATS, *INTEGERS])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_casts_that_are_dropped_lose_nothing(inner: str) -> None:
+    """source -> inner -> outer, for every three types: only a cast through a type that holds all of the source's values may go."""
+    for source in (*FLOATS, *INTEGERS):
+        x = _extreme(source)
+        for outer in (*FLOATS, *INTEGERS):
+            graph = gradc.trace(lambda x, outer=outer: ops.cast(ops.cast(x, inner), outer), x=f"{source}[{x.size}]")
+            _assert_keeps_bits(graph, {"x": x})
 
 
 # -- what a mask keeps out ---------------------------------------------------------------------------------------------
