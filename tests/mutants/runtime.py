@@ -20,7 +20,7 @@ MUTANTS = (
            ("test_torch -k 'changed or place'", "test_torch", "test_faults -k changes_between")),
     Mutant("residuals.module", "gradc/module.py", "if residuals.module is not self.module and not residuals.module.equals(self.module):", "if residuals is None:",
            "residuals of another module are taken",
-           ("test_faults -k wrong_cotangents", "test_torch -k another")),
+           ("test_faults -k wrong_cotangents", "test_torch -k of_another_module")),
     Mutant("executable.aliasing", "gradc/runtime/executable.py", "if overlap(array, source) and not own:", "if array is source and not own:", "an output over an input's memory",
            ("test_faults -k 'out_is_written or accumulate'", "test_module")),
     Mutant("executable.donor", "gradc/runtime/executable.py", 'return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor', "return donor",
