@@ -86,6 +86,18 @@ def test_no_finite_cotangent_of_softmax_overflows(name: str, target: str) -> Non
 
 
 @every_target
+@pytest.mark.parametrize("top", [2, 5, 10, 15, 20])
+def test_gradient_of_a_softmax_that_is_nearly_one(top: int, target: str) -> None:
+    """The gradient of such a row is small, a difference of cotangents that are not: torch's, in f32, has no right digit from 15 on."""
+    rng = np.random.default_rng(top)
+    x, g = (rng.standard_normal((64, 9)).astype(np.float32) for _ in range(2))
+    x[:, 3] += top
+    (_, got), (_, exact) = ours(LARGEST["softmax"][0], target, g, x=x), torchs(LARGEST["softmax"][1], g, torch.float64, x=x)
+    error = np.abs(got["x"] - exact["x"]).max(1) / np.abs(exact["x"]).max(1)
+    assert error.max() <= 64 * UNIT["float32"]
+
+
+@every_target
 @pytest.mark.parametrize("approximate", ["silu", "none", "tanh"])
 def test_slopes_far_out(approximate: str, target: str) -> None:
     """The slope of silu and gelu is 0 or 1 there, whatever x squared, cubed or times a cotangent is."""

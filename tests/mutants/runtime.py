@@ -22,7 +22,7 @@ MUTANTS = (
            "residuals of another module are taken",
            ("test_faults -k wrong_cotangents", "test_torch -k of_another_module")),
     Mutant("executable.aliasing", "gradc/runtime/executable.py", "if overlap(array, source) and not own:", "if array is source and not own:", "an output over an input's memory",
-           ("test_faults -k 'out_is_written or accumulate'", "test_module")),
+           ("test_plans -k over", "test_faults -k 'out_is_written or accumulate'")),
     Mutant("executable.donor", "gradc/runtime/executable.py", 'return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor', "return donor",
            "an output takes the memory of an input that another looks at",
            ("test_faults -k donat",)),
