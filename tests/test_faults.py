@@ -194,6 +194,7 @@ def test_dims_that_nothing_binds(table: gradc.Module) -> None:
     with pytest.raises(InvalidProblem, match=re.escape("nothing binds the dim K; give dims={'K': ...} to compile or to the call")):
         free(x=ones(2))
     np.testing.assert_array_equal(free(x=ones(2), dims={"K": np.int64(3)}), [0, 2, 4])
+    np.testing.assert_array_equal(free(x=ones(2), dims={"K": 2}), [0, 2])  # the last call's sizes are not this one's
     np.testing.assert_array_equal(free(x=ones(2), out={"y": ones(3)}), [0, 2, 4])  # out= binds it
     np.testing.assert_array_equal(gradc.compile(graph, dims={"K": 2})(x=ones(2)), [0, 2])
     with pytest.raises(InvalidProblem, match=re.escape("out['y'] has the shape (4,), the output f32[K] (3,)")):
