@@ -86,6 +86,17 @@ def test_no_finite_cotangent_of_softmax_overflows(name: str, target: str) -> Non
 
 
 @every_target
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_an_infinite_sum_stays_infinite(dtype: str, target: str) -> None:
+    """What an addition rounds away is kept beside a sum; beside infinity that is NaN."""
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axis=1), x=f"{dtype}[N,D]"), target=target)
+    for columns in (5, 3000, 20_000):
+        x = np.ones((4, columns), DTYPES[dtype].np)
+        x[0, columns // 2], x[1, -1], x[2, 0], x[3, 0], x[3, -1] = np.inf, -np.inf, np.inf, np.inf, -np.inf
+        np.testing.assert_array_equal(module(x=x), [np.inf, -np.inf, np.inf, np.nan])
+
+
+@every_target
 @pytest.mark.parametrize("top", [2, 5, 10, 15, 20])
 def test_gradient_of_a_softmax_that_is_nearly_one(top: int, target: str) -> None:
     """The gradient of such a row is small, a difference of cotangents that are not: torch's, in f32, has no right digit from 15 on."""
