@@ -6,6 +6,7 @@
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
+#   make mutants                      one hundred seeded faults, each of which the tests must see; ARGS="--stop-at likely vjp." for a part
 #   make lint | bench | clean         (python -m benchmarks.scaling draws time against sizes)
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
@@ -35,7 +36,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test fuzz lint bench conformance gpu docs extras clean
+.PHONY: demo test fuzz mutants lint bench conformance gpu docs extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -46,6 +47,9 @@ test: $(TEST)
 
 fuzz: $(call with,test torch)
 	$(VENV)/bin/python -W ignore -m tests.fuzz $(CAMPAIGN) --seconds $$(( $(MINUTES) * 60 )) $(ARGS)
+
+mutants: $(call with,test torch)
+	$(VENV)/bin/python -m tests.mutants $(ARGS)
 
 lint: $(LINT)
 	$(VENV)/bin/ruff check .

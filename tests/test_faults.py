@@ -194,6 +194,7 @@ def test_dims_that_nothing_binds(table: gradc.Module) -> None:
     with pytest.raises(InvalidProblem, match=re.escape("nothing binds the dim K; give dims={'K': ...} to compile or to the call")):
         free(x=ones(2))
     np.testing.assert_array_equal(free(x=ones(2), dims={"K": np.int64(3)}), [0, 2, 4])
+    np.testing.assert_array_equal(free(x=ones(2), dims={"K": 2}), [0, 2])  # the last call's sizes are not this one's
     np.testing.assert_array_equal(free(x=ones(2), out={"y": ones(3)}), [0, 2, 4])  # out= binds it
     np.testing.assert_array_equal(gradc.compile(graph, dims={"K": 2})(x=ones(2)), [0, 2])
     with pytest.raises(InvalidProblem, match=re.escape("out['y'] has the shape (4,), the output f32[K] (3,)")):
@@ -771,7 +772,8 @@ def test_damaged_entries_are_rebuilt(private_cache: Path) -> None:
 
 
 def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradc import api
+    from gradc import api, knobs
+    from gradc.runtime import toolchain
 
     graph = fresh_graph(4.5)
 
@@ -790,6 +792,17 @@ def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(api, "fingerprint", lambda: real[::-1])  # another byte in a template
     gradc.compile(graph)
     assert count() == first + 4
+    with knobs.BOUNDS.set(True):
+        gradc.compile(graph)
+    assert count() == first + 5
+    monkeypatch.setattr(toolchain, "cpu_identity", lambda: "another processor")
+    gradc.compile(graph)
+    assert count() == first + 6
+    monkeypatch.setenv("CC", f"{toolchain.find_compiler().argv[0]} -DANOTHER=1")
+    toolchain.find_compiler()  # what a compiler says of itself has an entry too
+    before = count()
+    gradc.compile(graph)
+    assert count() == before + 1
 
 
 def test_the_fingerprint_is_of_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

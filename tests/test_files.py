@@ -86,6 +86,22 @@ def test_an_old_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["f"]
 
 
+def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power there is the old file or the whole new one, and the new one once writing has returned."""
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        about = os.fstat(descriptor)
+        done.append("folder" if stat.S_ISDIR(about.st_mode) else f"{about.st_size} bytes")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
+    files.write(tmp_path / "f", b"x" * 100_000)
+    assert done == ["100000 bytes", "rename", *(["folder"] if hasattr(os, "O_DIRECTORY") else [])]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
 def test_a_full_disk_names_the_path() -> None:
     with pytest.raises(FileError, match="/dev/full cannot be written: No space left on device"):

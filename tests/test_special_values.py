@@ -11,8 +11,10 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.exact.evaluate import evaluate
-from gradc.ir.types import parse_type
+from gradc.ir.types import DTYPES, parse_type
+from gradc.ops.pointwise import convert
 from gradc.passes.decompose import decompose
+from gradc.passes.simplify import simplify
 from gradc.passes.sink_dequant import sink_dequant
 
 torch = pytest.importorskip("torch")
@@ -84,6 +86,29 @@ def test_no_finite_cotangent_of_softmax_overflows(name: str, target: str) -> Non
 
 
 @every_target
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_an_infinite_sum_stays_infinite(dtype: str, target: str) -> None:
+    """What an addition rounds away is kept beside a sum; beside infinity that is NaN."""
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axis=1), x=f"{dtype}[N,D]"), target=target)
+    for columns in (5, 3000, 20_000):
+        x = np.ones((4, columns), DTYPES[dtype].np)
+        x[0, columns // 2], x[1, -1], x[2, 0], x[3, 0], x[3, -1] = np.inf, -np.inf, np.inf, np.inf, -np.inf
+        np.testing.assert_array_equal(module(x=x), [np.inf, -np.inf, np.inf, np.nan])
+
+
+@every_target
+@pytest.mark.parametrize("top", [2, 5, 10, 15, 20])
+def test_gradient_of_a_softmax_that_is_nearly_one(top: int, target: str) -> None:
+    """The gradient of such a row is small, a difference of cotangents that are not: torch's, in f32, has no right digit from 15 on."""
+    rng = np.random.default_rng(top)
+    x, g = (rng.standard_normal((64, 9)).astype(np.float32) for _ in range(2))
+    x[:, 3] += top
+    (_, got), (_, exact) = ours(LARGEST["softmax"][0], target, g, x=x), torchs(LARGEST["softmax"][1], g, torch.float64, x=x)
+    error = np.abs(got["x"] - exact["x"]).max(1) / np.abs(exact["x"]).max(1)
+    assert error.max() <= 64 * UNIT["float32"]
+
+
+@every_target
 @pytest.mark.parametrize("approximate", ["silu", "none", "tanh"])
 def test_slopes_far_out(approximate: str, target: str) -> None:
     """The slope of silu and gelu is 0 or 1 there, whatever x squared, cubed or times a cotangent is."""
@@ -143,6 +168,88 @@ def test_long_rows_of_f64_are_added_up_as_exactly_as_torch_does(name: str, targe
                 return float(np.abs(np.asarray(value).astype(np.longdouble) - exact).max() / np.abs(exact).max()) / UNIT["float64"]
 
             assert error(module.forward.run(x=x)["y"]) <= max(4, error(reference(torch.from_numpy(x)))), (columns, k)
+
+
+# -- ties, zeros and bounds --------------------------------------------------------------------------------------------
+
+KINKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "maximum": (lambda a, b: ops.maximum(a, b), lambda a, b: torch.maximum(a, b)),
+    "minimum": (lambda a, b: ops.minimum(a, b), lambda a, b: torch.minimum(a, b)),
+    "clamp": (lambda a, b: ops.clamp(a, min=-1.0, max=1.0) * b, lambda a, b: a.clamp(-1, 1) * b),
+    "relu": (lambda a, b: ops.relu(a) * b, lambda a, b: F.relu(a) * b),
+    "abs": (lambda a, b: ops.abs(a) * b, lambda a, b: a.abs() * b),
+    "pow": (lambda a, b: ops.pow(ops.abs(a), ops.abs(b)), lambda a, b: a.abs() ** b.abs()),
+    "mod": (lambda a, b: ops.mod(a, b * 2.0 + 5.0), lambda a, b: a.remainder(b * 2 + 5)),
+    "prod": (lambda a, b: ops.prod(a, axis=1) * ops.sum(b, axis=1), lambda a, b: a.prod(1) * b.sum(1)),
+    "amax": (lambda a, b: ops.amax(a, axis=1) * ops.amax(b, axis=0), lambda a, b: a.amax(1) * b.amax(0)),
+    "amin": (lambda a, b: ops.amin(a, axis=0) * ops.amin(b, axis=1), lambda a, b: a.amin(0) * b.amin(1)),
+    "max": (lambda a, b: ops.max(a, axis=1) * ops.max(b, axis=0), lambda a, b: a.max(1).values * b.max(0).values),
+    "min": (lambda a, b: ops.min(a, axis=0) * ops.min(b, axis=1), lambda a, b: a.min(0).values * b.min(1).values),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", KINKS)
+def test_gradients_where_functions_have_kinks(name: str, target: str) -> None:
+    """Every pair of small whole numbers, so every tie, zero and bound: each op's choice is torch's."""
+    function, reference = KINKS[name]
+    line = np.arange(-2.0, 3.0)
+    a, b = (np.ascontiguousarray(x) for x in np.meshgrid(line, line))
+    for seed in range(3):  # in other orders: who is the first of equals, and how many zeros a row has
+        rng = np.random.default_rng(seed)
+        if seed:
+            a, b = (rng.permutation(x.ravel()).reshape(5, 5) for x in (a, b))
+        g = rng.standard_normal(reference(torch.from_numpy(a), torch.from_numpy(b)).shape)
+        (y, got), (want, peer) = ours(function, target, g, a=a, b=b), torchs(reference, g, a=a, b=b)
+        np.testing.assert_allclose(y, want, rtol=1e-14)
+        for operand in ("a", "b"):
+            np.testing.assert_allclose(got[operand], peer[operand], rtol=1e-13, atol=1e-13, err_msg=f"d {operand}")
+
+
+# -- rewrites that keep bits -------------------------------------------------------------------------------------------
+
+FLOATS, INTEGERS = ("f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64"), ("i8", "u8", "i16", "i32", "i64")
+REWRITTEN: dict[str, Callable[..., Any]] = {
+    "x * 1": lambda x, m: x * 1.0, "1 * x": lambda x, m: 1.0 * x, "x / 1": lambda x, m: x / 1.0, "-(-x)": lambda x, m: ops.neg(ops.neg(x)),
+    "x + 0": lambda x, m: x + 0.0, "0 + x": lambda x, m: 0.0 + x, "x - 0": lambda x, m: x - 0.0, "x + -0": lambda x, m: x + -0.0, "x - -0": lambda x, m: x - -0.0,
+    "one of the same": lambda x, m: ops.where(m, x, x), "under a mask twice": lambda x, m: ops.where(m, ops.where(m, x, x * 2.0), x * 3.0),
+    "a mask of a constant": lambda x, m: ops.where(ops.constant(value=(True,), dtype="bool"), x, x * 2.0) + ops.where(ops.constant(value=(False,), dtype="bool"), x * 2.0, x),
+}  # fmt: skip
+
+
+def _extreme(dtype: str) -> Array:
+    """Zeros of both signs, subnormals, halves and neighbours of 1, the largest of every narrower type and what is beyond, infinities, NaN."""
+    if dtype in INTEGERS:
+        return np.array([-(2**40), -(2**31), -(2**15), -129, -128, -1, 0, 1, 127, 128, 255, 256, 2**24 + 1, 2**31, 2**40]).astype(DTYPES[dtype].np)
+    positive = [0.0, 2.0**-149, 2.0**-133, 2.0**-24, 2.0**-14, 1 / 3, 1.0, 1 + 2.0**-8, 1 + 2.0**-23, 448.0, 464.0, 57344.0, 65504.0, 65520.0, 1e5, 3e38, 1e300, np.inf]
+    return convert(np.array([*positive, *(-x for x in positive), np.nan]), DTYPES[dtype])
+
+
+def _assert_keeps_bits(graph: gradc.Graph, given: dict[str, Array]) -> None:
+    want, got = (interp.run(g, given)["y"] for g in (graph, simplify(graph, numerics="strict")))
+    assert got.dtype == want.dtype
+    number = want == want
+    assert np.array_equal(number, got == got) and got[number].tobytes() == want[number].tobytes()
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_strict_rewrites_keep_every_bit(name: str) -> None:
+    for dtype in ("f16", "bf16", "f32", "f64"):
+        x = _extreme(dtype)
+        graph = gradc.trace(REWRITTEN[name], x=f"{dtype}[{x.size}]", m=f"bool[{x.size}]")
+        for mask in (np.arange(x.size) % 2 == 0, np.arange(x.size) % 2 == 1):
+            _assert_keeps_bits(graph, {"x": x, "m": mask})
+
+
+@pytest.mark.parametrize("inner", [*FLOATS, *INTEGERS])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_casts_that_are_dropped_lose_nothing(inner: str) -> None:
+    """source -> inner -> outer, for every three types: only a cast through a type that holds all of the source's values may go."""
+    for source in (*FLOATS, *INTEGERS):
+        x = _extreme(source)
+        for outer in (*FLOATS, *INTEGERS):
+            graph = gradc.trace(lambda x, outer=outer: ops.cast(ops.cast(x, inner), outer), x=f"{source}[{x.size}]")
+            _assert_keeps_bits(graph, {"x": x})
 
 
 # -- what a mask keeps out ---------------------------------------------------------------------------------------------

@@ -37,6 +37,12 @@ def _through(found: Mapping[str, Node]) -> Node:
     return converted(found["x"], found["outer"].dtype)
 
 
+def _keeps_values(found: Mapping[str, Node]) -> bool:
+    """Whether the cast in the middle decides nothing.  An integer on its way through a float to an integer saturates, where a direct cast would wrap."""
+    source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
+    return holds(source, middle) and (not (source.is_integer and middle.is_float and outer.is_integer) or holds(source, outer))
+
+
 def _rounds_only(found: Mapping[str, Node]) -> bool:
     source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
     return source is outer and source.is_float and middle.is_float and not holds(source, middle) and middle.bits >= 16
@@ -57,7 +63,7 @@ BITS = [
     Rule(op("where", Var("c", lambda c: splat(c) is False), x, y), y),
     # where under the same mask twice
     Rule(op("where", z, op("where", z, x, y), Var("w")), lambda m: call("where", m["z"], m["x"], m["w"])),
-    Rule(_cast_twice, _through, lambda m: holds(m["x"].dtype, m["inner"].dtype)),
+    Rule(_cast_twice, _through, _keeps_values),
     Rule(op("cast", x, bind="outer"), lambda m: m["x"], lambda m: m["x"].dtype is m["outer"].dtype),
 ]
 

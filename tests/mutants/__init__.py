@@ -1,0 +1,49 @@
+"""Seeded faults: one hundred small changes of gradc, each of which the tests must see.
+
+``python -m tests.mutants`` (``make mutants``) applies one after another to a copy of the tree and runs the tests there; see :mod:`.__main__`.
+A mutant is the exact text of the tree and what stands there instead; ``tests/test_mutants.py`` holds that each text is found once, so that a
+change of the code cannot leave the table behind.  A mutant that changes no behaviour (an equivalent one) has no place here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault.
+
+    :param name: unique.  :param file: path in the tree.  :param old: text that stands there exactly once.  :param new: the fault.
+    :param breaks: what is wrong then.
+    :param tests: pytest's arguments for those who are likely to see it, each a file of ``tests/`` without ``.py``, with ``-k EXPRESSION`` behind it
+        where the file is long.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+
+    def problem(self, root: Path = ROOT) -> str:
+        """Why it cannot be applied to a tree, or ""."""
+        path = root / self.file
+        if not path.is_file():
+            return f"{self.name}: there is no {self.file}"
+        count = path.read_text(encoding="utf-8").count(self.old)
+        if count != 1 or self.old == self.new:
+            return f"{self.name}: the text {self.old!r} is found {count} times in {self.file}, once is needed"
+        missing = [t.split()[0] for t in self.tests if not (root / "tests" / f"{t.split()[0]}.py").is_file()]
+        return f"{self.name}: there is no tests/{missing[0]}.py" if missing else ""
+
+
+def mutants() -> tuple[Mutant, ...]:
+    """All of them, by part of the compiler."""
+    from . import kernels, passes, runtime, vjps
+
+    return (*vjps.MUTANTS, *passes.MUTANTS, *kernels.MUTANTS, *runtime.MUTANTS)
