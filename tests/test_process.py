@@ -522,7 +522,7 @@ def hook(event, args):
         if frame.f_globals.get("__name__", "").partition(".")[0] == "gradc":
             begun = f"{frame.f_globals['__name__']}:{frame.f_lineno}"
         frame = frame.f_back
-    if begun and not forks.held_off._lock._is_owned():
+    if begun and not forks.held_off._is_owned():
         bare.append((args[0], begun))
 sys.addaudithook(hook)
 for target in ("cpu", "numpy", "cuda-sim"):

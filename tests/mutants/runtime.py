@@ -30,7 +30,7 @@ MUTANTS = (
            ("test_faults -k dims", "test_bad_arguments", "test_module")),
     Mutant("executable.memory", "gradc/runtime/executable.py", "            if needed > limit.left:", "            if needed > limit.total:", "memory that others have taken is asked for",
            ("test_process -k 'may_have or fit'", "test_memory", "test_faults -k beyond")),
-    Mutant("forks.locks", "gradc/process/forks.py", "                each._at_fork_reinit()", "                pass", "a lock that another thread held at a fork is never free in the child",
+    Mutant("forks.locks", "gradc/process/forks.py", "            each._at_fork_reinit()", "            pass", "a lock that another thread held at a fork is never free in the child",
            ("test_process -k locks", "test_process -k fork")),
     Mutant("ieee.restore", "gradc/process/ieee.py", "            _found[1](self._before)", "            pass", "NumPy of the caller computes in our environment", ("test_process -k environment", "test_determinism")),
 )
