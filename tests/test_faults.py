@@ -378,8 +378,8 @@ def test_index_out_of_range_writes_nothing(bad: int, strategy: str) -> None:
     with pytest.raises(IndexOutOfRange) as caught:
         module.forward(tokens=tokens, table=table, out={"y": out})
     error = caught.value
-    assert (error.op, error.input, error.position, error.value, error.bound) == ("gather", "tokens", 2, bad, 5)
-    assert str(error) == f"gather: index {bad} at position 2 of 'tokens' is out of range [0, 5)"
+    assert (error.op, error.input, error.position, error.value, error.bound) == ("embedding", "tokens", 2, bad, 5)
+    assert str(error) == f"embedding: index {bad} at position 2 of 'tokens' is out of range [0, 5)"
     assert (out == 7).all()
     with pytest.raises(IndexOutOfRange, match=f"index {bad} at position 2 of 'tokens'"):
         interp.run(graph, {"tokens": tokens, "table": table})
