@@ -239,7 +239,9 @@ def test_out_of_a_variant_is_checked_before_anything_is_written() -> None:
     big = large.reshape(-1)[: dy.size].reshape(dy.shape)
     with pytest.raises(gradc.errors.OverlappingOperands):
         module.backward(residuals, big, out={"w": large})
-    other = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,K]", w="f32[K,M]"), wrt=["x", "w"])
+    again = gradc.compile(module.graph, wrt=["x", "w"])  # an equal one is the same module
+    np.testing.assert_array_equal(again.backward(residuals, dy)["w"], module.backward(residuals, dy)["w"])
+    other = gradc.compile(gradc.trace(lambda x, w: x @ w + 1.0, x="f32[N,K]", w="f32[K,M]"), wrt=["x", "w"])
     with pytest.raises(InvalidProblem, match="of another module"):
         other.backward(residuals, dy)
 
