@@ -15,7 +15,7 @@ from ..errors import IndexOutOfRange
 from ..ir.dims import assuming
 from ..ir.graph import Graph, again
 from ..ir.node import Node
-from ..ir.op import Alias, Composite, Expr, Movement, Reduction, Scatter
+from ..ir.op import Alias, Checked, Composite, Expr, Movement, Reduction, Scatter
 from ..ir.types import DType
 from ..ops.pointwise import convert
 from .field import Array, P, U, joined, last, matmul, mixed, product, total
@@ -112,6 +112,8 @@ class _Evaluation:
         folded = self.folded(node, operands)
         if folded is not None:
             return folded
+        if isinstance(getattr(op, "lower", None), Checked):  # what is not inside ends a call and changes no value
+            return operands[0]
         if isinstance(getattr(op, "lower", None), Movement | Alias):
             return self.moved(node, operands)
         if not dtype.is_float and not any(x.dtype.is_float for x in operands):
@@ -209,8 +211,6 @@ class _Evaluation:
         try:
             return np.asarray(node.op.reference(*arrays, **attrs)), False
         except IndexOutOfRange:
-            if "oob" not in attrs:  # a check, which lets pass what it looked at
-                return np.asarray(arrays[0]), True
             return np.asarray(node.op.reference(*arrays, **{**attrs, "oob": "skip"})), True
 
     def moved(self, node: Node, operands: list[ExactArray]) -> ExactArray:
