@@ -290,7 +290,8 @@ def torch_module() -> ModuleType:
         x._version += 1
 
     torch.empty = empty
-    torch.autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=increment_version))
+    torch.autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=increment_version), forward_ad=SimpleNamespace(_current_level=-1))
+    torch.jit = SimpleNamespace(is_tracing=lambda: False)
     torch.cuda = SimpleNamespace(
         current_stream=lambda: ExternalStream(torch.streams[-1]), stream=along, ExternalStream=ExternalStream, is_initialized=lambda: True, memory_reserved=lambda: 0, memory_allocated=lambda: 0
     )

@@ -411,3 +411,16 @@ def test_out_of_a_backward_whose_arrays_lie_in_another_order() -> None:
         assert total._version == 1
         found.append(total.view(torch.int32))
     assert torch.equal(*found) and bool((found[0] > 0).all())
+
+
+def test_tangents_and_traces_are_refused() -> None:
+    """Forward mode would lose its tangent, a trace would keep this call's result for every other input."""
+    module = gradc.compile(gradc.trace(lambda x: ops.sin(x), x="f32[N]"), wrt=["x"], target="cpu")
+    x = torch.ones(2)
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(NotDifferentiable, match="the input x has a tangent"):
+            module(x=torch.autograd.forward_ad.make_dual(x, torch.ones(2)))
+        assert torch.equal(module(x=x), torch.sin(x))
+    with pytest.raises(NotDifferentiable, match="the input x is traced"):
+        torch.jit.trace(lambda x: module(x=x), x)
+    assert torch.equal(module(x=x), torch.sin(x))
