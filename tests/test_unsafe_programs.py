@@ -66,3 +66,39 @@ def test_a_product_of_more_rows_than_there_are(rows: str) -> None:
         executable.run(**inputs, c=np.zeros(2000, np.float32))
     if rows == "N":
         assert (executable.run(**inputs, c=np.zeros(2, np.float32))["y"] == 3).all()
+
+
+TWO_TEMPS = """program @p {
+  input x: f32[N]
+  temp a: f32[N]SLOT
+  temp b: f32[N]SLOT
+  output y: f32[N]
+  kernel @k1 rows() cols(i0: N) {
+    phase
+    %0 = load x[i0] : f32
+    store a[i0] <- %0 : f32
+  }
+  kernel @k2 rows() cols(i0: N) {
+    phase
+    %0 = load a[i0] : f32
+    %1 = neg %0 : f32
+    store b[i0] <- %1 : f32
+  }
+  kernel @k3 rows() cols(i0: N) {
+    phase
+    %0 = load a[i0] : f32
+    %1 = load b[i0] : f32
+    %2 = sub %0, %1 : f32
+    store y[i0] <- %2 : f32
+  }
+  return y=y
+}"""
+
+
+@pytest.mark.parametrize("slot", ["", " slot 0"], ids=["no slot", "one slot for both"])
+@pytest.mark.parametrize("target", ["cpu", "numpy"])
+def test_slots_of_a_text_are_not_believed(slot: str, target: str) -> None:
+    """Without a slot a temp has no memory; in one slot two temps that are in use at once overwrite each other."""
+    x = np.arange(5, dtype=np.float32)
+    run = gradc.Executable(parse_program(TWO_TEMPS.replace("SLOT", slot)), target).run
+    np.testing.assert_array_equal(run(x=x)["y"], 2 * x)

@@ -27,7 +27,7 @@ from ..ir.types import Type
 from ..ir.verify import verify_program, verify_sizes
 from ..knobs import TARGETS
 from ..passes.cost import floor_bytes, sort_limit
-from ..passes.plan_buffers import donations
+from ..passes.plan_buffers import donations, plan_buffers
 from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
 from .adopt import adopt
@@ -77,6 +77,8 @@ class Executable(Shared):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
         self._undecided = verify_program(program) if payload is None else []
+        if payload is None:
+            program = plan_buffers(program)  # what a text says of slots is not believed: two that are in use at once may share one
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
         self.pending = Pending()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
