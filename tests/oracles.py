@@ -484,6 +484,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 NUMPY: dict[str, Callable[..., Any]] = {
+    "check_index": lambda indices, bound, **_: indices.astype(np.int64),
     "quantize": _quantize, "fake_quantize": _fake_quantize, "right_shift": _right_shift, "unpack": _unpack, "bitcast": _bitcast,
     "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64), "mx_scale": _mx_scale,
 }  # fmt: skip

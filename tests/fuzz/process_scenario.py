@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.testing  # now: an import that a fork finds half done in another thread never ends in the child, which is Python's affair
 
 X = np.linspace(-1, 1, 1 << 20, dtype=np.float32).reshape(1024, 1024)
 state: dict[str, Any] = {}
