@@ -232,12 +232,18 @@ if what == "kernel":
 elif what == "matmul":
     module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,4096]", w="f32[4096,M]"))
     long, short = ({"x": ones.repeat(n, 0), "w": np.ones((4096, n), np.float32)} for n in (3000, 5))
+elif what == "row":  # one task that runs for long, in memory of its thread
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(ops.tanh(ops.exp(x)) * 1.5, axis=1), x="f32[N,M]"))
+    long, short = ({"x": np.ones((1, n), np.float32)} for n in (20_000_000, 5))
+elif what == "task":  # the same, of many rows
+    module = gradc.compile(gradc.trace(lambda i, x: ops.scatter_add(i, x, axis=0, size=5_000_000), i="i64[N]", x="f32[N]"), reductions={"*": "privatized"})
+    long, short = ({"i": np.arange(n) * 7919 % 5_000_000, "x": np.ones(n, np.float32)} for n in (5_000_000, 5))
 else:  # a sort and its passes, then sums by segment: later stages read what earlier ones wrote
     module = gradc.compile(gradc.trace(lambda i, x: ops.scatter_add(i, ops.exp(ops.tanh(ops.exp(x))), axis=0, size=1000), i="i64[N]", x="f32[N,4096]"), reductions={"*": "segmented"})
     long, short = ({"i": np.arange(n) % 1000, "x": ones.repeat(n, 0)} for n in (20_000, 5))
 wanted = module(**short).tobytes()
 began = time.perf_counter()
-undisturbed = module(**long).tobytes() if what == "kernel" else None
+undisturbed = module(**long).tobytes() if what in ("kernel", "row", "task") else None
 
 def interrupt(after):
     """Ctrl-C in so many seconds: the same handler, by a signal that needs no thread to send it."""
@@ -264,7 +270,7 @@ print("stopped", stopped)
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
-@pytest.mark.parametrize("what", ["kernel", "matmul", "segments"])
+@pytest.mark.parametrize("what", ["kernel", "matmul", "segments", "row", "task"])
 def test_ctrl_c_ends_a_call_and_the_module_goes_on(what: str, threads: str) -> None:
     assert "stopped 3" in child(INTERRUPTED, threads, what)
 
@@ -307,6 +313,46 @@ def test_no_task_runs_after_the_interrupt(threads: str) -> None:
     assert "stopped True" in child(ENDS_EARLY, threads, "kernel")
 
 
+ENDS_WITHIN = (
+    LONG
+    + """
+# Tasks that run until they are told to end, on the thread of the call and on others.
+import ctypes
+from gradc.codegen.text import read_template
+from gradc.runtime import toolchain
+source = '''
+#include <time.h>
+#include "runtime.h"
+static int64_t begun, done;
+__attribute__((visibility("default"))) void body(const void *args, int64_t task) {
+  const gradc_ctx *ctx = args;
+  struct timespec t = {0, 1000000};
+  (void)task;
+  __atomic_fetch_add(&begun, 1, __ATOMIC_RELAXED);
+  while (!ctx->stopped(ctx)) nanosleep(&t, 0);
+  __atomic_fetch_add(&done, 1, __ATOMIC_RELAXED);
+}
+__attribute__((visibility("default"))) int64_t count(int ended) { return ended ? done : begun; }
+'''
+library = toolchain.load_library(toolchain.compile_c(source), "body")
+library.count.restype = ctypes.c_int64
+for turn in (1, 2):
+    context = pool.new_context()
+    try:
+        interrupt(0.3)
+        pool.parallel_for(context, 100, library.body, ctypes.c_void_p(context.address))
+        print("not interrupted")
+    except KeyboardInterrupt:
+        print(0 < library.count(0) == library.count(1) <= turn * int(sys.argv[1]))
+"""
+)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_a_long_task_ends_where_it_asks(threads: str) -> None:
+    assert child(ENDS_WITHIN, threads, "kernel").split() == ["True", "True"]
+
+
 HANDLERS = (
     LONG
     + """
@@ -320,7 +366,8 @@ def handler(number, frame):
     except InvalidProblem:
         seen.append("refused")
 signal.signal(signal.SIGINT, handler)
-while not seen or seen[-1] != ("refused" if sys.argv[1] != "1" else "changed"):  # until it came in the middle of a job
+alone = sys.argv[1] == "1" or what == "row"
+while not seen or seen[-1] != ("changed" if alone else "refused"):  # until it came in the middle of a job
     seen.clear()
     interrupt(0.02)
     assert module(**long).tobytes() == undisturbed
@@ -354,8 +401,9 @@ print("handled")
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_handlers_of_the_users_own(threads: str) -> None:
-    assert child(HANDLERS, threads, "kernel").split() == ["enough", "handled"]
+@pytest.mark.parametrize("what", ["kernel", "row"])
+def test_handlers_of_the_users_own(what: str, threads: str) -> None:
+    assert child(HANDLERS, threads, what).split() == ["enough", "handled"]
 
 
 FORKING_HANDLER = (

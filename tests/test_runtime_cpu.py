@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import itertools
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -139,6 +140,20 @@ def test_damaged_entry_is_dropped_and_rebuilt(tmp_path: Path, how: str) -> None:
     assert (store.counters.dropped, store.counters.misses) == (1, 1)
     store.put("key", b"again")
     assert store.get("key") == b"again"
+
+
+def test_an_entry_outlives_a_read_that_the_system_refused(tmp_path: Path) -> None:
+    """No descriptor is left, which says nothing of the entry."""
+    store = Cache(tmp_path / "c")
+    store.put("key", b"payload")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        assert store.get("key") is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert store.counters.dropped == 0
+    assert store.get("key") == b"payload"
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path) -> None:

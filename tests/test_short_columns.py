@@ -16,7 +16,7 @@ import gradc
 from gradc import knobs
 from gradc.errors import InternalError
 from gradc.ir.dims import symbol
-from gradc.ir.kernel import Buffer, Index, Kernel, Program, Stmt
+from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Stmt
 from gradc.ir.types import F32, parse_type
 from gradc.runtime.cpu import CpuProgram
 
@@ -51,6 +51,33 @@ def test_an_access_outside_is_reported(op: str) -> None:
         compiled = CpuProgram(program)
         with pytest.raises(InternalError, match=r"k touches element [34] of an array of 3"):
             compiled.run({"x": x, "y": y}, compiled.bind({"N": 3}))
+
+
+PRODUCT = {"a": "f32[B,M,K]", "b": "i8[K,4]", "scale": "f32[4]", "out": "f32[B,M,4]"}
+SHORTER = {"": "f32[]", "a": "f32[B,M - 1,K]", "b": "i8[K - 1,4]", "scale": "f32[3]", "out": "f32[B,M - 1,4]"}
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_a_product_that_reaches_outside_is_reported(name: str) -> None:
+    """Operand ``name`` is a row too short; at a size of 0 nothing is touched."""
+    buffers = tuple(Buffer(n, parse_type(SHORTER[n] if n == name else text), "output" if n == "out" else "input") for n, text in PRODUCT.items())
+    e, m, k, n = (Index.of(axis) for axis in "emkn")
+    axes = (("e", symbol("B")), ("m", symbol("M")), ("k", symbol("K")), ("n", 4))
+    call = Call("product", "matmul", axes, Operand("out", (e, m, n)), (Operand("a", (e, m, k)), Operand("b", (k, n), Operand("scale", (n,)))))
+    with knobs.BOUNDS.set(True):
+        compiled = CpuProgram(Program("p", buffers, (call,), (), (("out", "out"),)))
+
+    def out(**sizes: int) -> np.ndarray:
+        arrays = {b.name: np.ones(b.type.concrete(sizes), b.type.dtype.np) for b in buffers}
+        compiled.run(arrays, compiled.bind(sizes))
+        return arrays["out"]
+
+    assert out(B=0, M=1, K=1).size == 0
+    if name:
+        with pytest.raises(InternalError, match=r"product touches element \d+ of an array of \d+"):
+            out(B=2, M=3, K=5)
+    else:
+        assert np.array_equal(out(B=2, M=3, K=5), np.full((2, 3, 4), 5.0))
 
 
 def test_modules_with_and_without_guards_are_two() -> None:

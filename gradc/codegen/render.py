@@ -139,9 +139,19 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
     left, right = call.args
     operands = [seen(left, str(m), k), seen(right, k, str(n)), seen(left.scale, str(m), k), seen(right.scale, k, str(n))]
 
+    def reach(operand: Operand) -> dict[str, Any]:
+        """The first element, how many there are, and the extents and steps of what is read; groups count as one."""
+        type_ = program.buffer[operand.buffer].type
+        flat = flatten(operand.index, type_.shape)
+        per, along = dict(operand.per), dict(flat.terms)
+        over = out_axes if operand is call.out else sizes  # of none of an axis that an operand lacks nothing of it is read
+        axes = [(f"gradc_chunks({c(sizes[str(x)])}, {c(per.get(str(x), 1))})", c(along.get(str(x), 0))) for x in over]
+        return {"from": c(flat.const), "count": c(product(type_.shape)), "sizes": [extent for extent, _ in axes], "steps": [step for _, step in axes]}
+
     return {
         "kind": "call", "name": call.name, "dims": [], "width": dtype.bits, "buffers": [], "operands": operands, "c": place[call.out.buffer],
         "batch": [{"size": c(sizes[str(x)]), "steps": [o["batch"][i] for o in operands]} for i, x in enumerate(batch)], "m": c(sizes[str(m)]), "n": c(sizes[str(n)]), "k": c(sizes[k]),
+        "reaches": [reach(operand) for operand in (*call.operands, call.out)] if knobs.BOUNDS.get() else [],
     }  # fmt: skip
 
 

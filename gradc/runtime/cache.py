@@ -25,6 +25,8 @@ from gradc.ir.envelope import load_opened, sealed, sealed_bytes, unsealed
 from gradc.process.forks import held_off, lock
 
 _FORMAT = 1
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+"""Errors of a read that say nothing of the entry."""
 _lock = lock()  # of every cache's counters
 
 
@@ -93,9 +95,10 @@ class Cache:
             try:
                 payload = _load(path, key)
             except (OSError, ValueError, MemoryError) as error:
-                dropped = not (isinstance(error, FileError) and error.errno == errno.ENOENT)
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                if not isinstance(error, MemoryError) and getattr(error, "errno", None) not in _PASSING:
+                    dropped = not (isinstance(error, FileError) and error.errno == errno.ENOENT)
+                    with contextlib.suppress(OSError):
+                        path.unlink()
         with _lock:
             self.counters.hits += payload is not None
             self.counters.misses += payload is None

@@ -32,6 +32,7 @@ class _Struct(ctypes.Structure):
         ("parallel_for", ctypes.c_void_p),
         ("matmul", ctypes.c_void_p),
         ("local", ctypes.c_void_p),
+        ("stopped", ctypes.c_void_p),
         ("past", ctypes.c_int64),
         ("error", ctypes.c_void_p),
         ("call", ctypes.c_void_p),
@@ -48,8 +49,8 @@ class Context:
 
     __slots__ = ("_struct", "address", "pointer")
 
-    def __init__(self, parallel_for: int, matmul: int, local: int):
-        self._struct = _Struct(parallel_for, matmul, local, NEVER, 0, 0)
+    def __init__(self, parallel_for: int, matmul: int, local: int, stopped: int):
+        self._struct = _Struct(parallel_for, matmul, local, stopped, NEVER, 0, 0)
         self.address = ctypes.addressof(self._struct)
         self._struct.error = self.address + _Struct.slots.offset
         self.pointer = ctypes.byref(self._struct)
@@ -88,9 +89,9 @@ def new_context() -> Context:
 
 
 @functools.cache
-def _entries() -> tuple[int, int, int]:
+def _entries() -> tuple[int, int, int, int]:
     library = _library()
-    return _address(library.gradc_parallel_for), _address(library.gradc_matmul), _address(library.gradc_local)
+    return _address(library.gradc_parallel_for), _address(library.gradc_matmul), _address(library.gradc_local), _address(library.gradc_stopped)
 
 
 def _address(function: Any) -> int:
@@ -101,7 +102,7 @@ def _address(function: Any) -> int:
 def call_entry() -> Callable[..., int]:
     """``gradc_call``: (address of an entry, context, pointers, dims, scratch, step) -> what the entry returned.
 
-    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks, and what one of them raises is
+    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks and in long ones, and what one of them raises is
     raised here.  What the call wrote until then is undefined.
     """
     pointer = ctypes.c_void_p

@@ -362,9 +362,11 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                     )
                     running.append((i, process, time.monotonic() + timeout))
             i, process, deadline = running[0]  # it stays there until it has ended: Ctrl-C may come between any two lines
-            try:
-                codes[i] = process.wait(max(0.0, deadline - time.monotonic()))
+            try:  # in short waits: one that Ctrl-C ends goes on for up to 0.25 s, or its own rest
+                codes[i] = process.wait(max(0.0, min(0.05, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
+                if time.monotonic() < deadline:
+                    continue
                 _kill(process)
             del running[0]
     except OSError as error:

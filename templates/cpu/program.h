@@ -14,8 +14,9 @@ typedef struct {
   i64 chunk;      /* rows, or visited positions, per task */
 } gradc_args;
 
-enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FINE_BLOCK = 128, GRADC_FEW = 16, GRADC_BURST = 512 };
-/* columns per task of a map; columns per partial sum, and of f64; rows added in f32; columns written past the caches at a time: reads wait for no more */
+enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FINE_BLOCK = 128, GRADC_FEW = 16, GRADC_BURST = 512, GRADC_STRETCH = 1 << 18 };
+/* columns per task of a map; columns per partial sum, and of f64; rows added in f32; columns written past the caches at a time: reads wait for no more;
+ * elements, or rows sorted, between two looks for Ctrl-C */
 
 /* GRADC_BOUNDS: the address of an element; of one outside its array, which is reported, a place of the thread's own. */
 static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_args *A, const void *array, i64 at, i64 count, i64 bytes) {
@@ -24,6 +25,18 @@ static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_args *A
   gradc_report(A->ctx, GRADC_OUTSIDE, A->site, at, at, count);
   nowhere[0] = nowhere[1] = 0;
   return nowhere;
+}
+
+/* GRADC_BOUNDS: whether an array of `count` has all elements that a matrix product reads or writes: `steps` apart from element `at` on. */
+static __attribute__((unused)) int gradc_within(const gradc_ctx *ctx, i64 site, i64 at, int axes, const i64 *sizes, const i64 *steps, i64 count) {
+  i64 first = at, last = at;
+  for (int i = 0; i < axes; i++) {
+    if (sizes[i] == 0) return 1;
+    *(steps[i] < 0 ? &first : &last) += (sizes[i] - 1) * steps[i];
+  }
+  if (first >= 0 && last < count) return 1;
+  gradc_report(ctx, GRADC_OUTSIDE, site, 0, first < 0 ? first : last, count);
+  return 0;
 }
 
 /* A sum of f64 partial sums: in `lost`, what its additions round away (Knuth's TwoSum). */
@@ -58,13 +71,22 @@ static inline __attribute__((unused)) i64 gradc_chunk_turned(i64 rows, i64 cols)
   return gradc_max(1, gradc_min(gradc_chunks(4096, gradc_max(cols, 1)), gradc_chunks(rows, 16)));
 }
 
+static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; }
+/* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */
+static inline __attribute__((unused)) void gradc_pause(const gradc_ctx *ctx) { ctx->parallel_for(ctx, 1, gradc_nothing, 0); }
+
+/* Rows between two questions whether the call is to end. */
+static inline __attribute__((unused)) i64 gradc_stretch(i64 cols) { return gradc_max(1, GRADC_STRETCH / gradc_max(cols, 1)); }
+
 /* Stable counting sort of rows by key in [0, keys]; key == keys is nowhere and comes last.
  * start[k] is the first position of key k, start[keys] the number of rows that go somewhere. */
-static __attribute__((unused)) void gradc_sort(const i32 *key, i64 rows, i64 keys, i32 *start, i32 *perm) {
+static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *perm) {
   __builtin_memset(start, 0, sizeof(i32) * (unsigned long)(keys + 2));
-  for (i64 r = 0; r < rows; r++) start[key[r] + 1]++;
+  for (i64 r0 = 0; r0 < rows; r0 += GRADC_STRETCH, gradc_pause(ctx))
+    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_STRETCH); r++) start[key[r] + 1]++;
   for (i64 k = 0; k < keys + 1; k++) start[k + 1] += start[k];
-  for (i64 r = 0; r < rows; r++) perm[start[key[r]]++] = (i32)r;
+  for (i64 r0 = 0; r0 < rows; r0 += GRADC_STRETCH, gradc_pause(ctx))
+    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_STRETCH); r++) perm[start[key[r]]++] = (i32)r;
   for (i64 k = keys + 1; k > 0; k--) start[k] = start[k - 1];
   start[0] = 0;
 }

@@ -18,8 +18,8 @@
  * Everything that Python asks of us comes through gradc_call, which keeps the process's state away from results: it sets
  * the floating-point environment and brings the caller's back, and it looks for signals.  It holds the GIL when it is
  * entered and when it returns, as an extension module's function does, so that it may run the handlers of signals between
- * two tasks: they are the user's own, and only one that raises (KeyboardInterrupt) ends the call.  Nothing below a call
- * that ends so goes on: its thread jumps out, and what it wrote is for nobody to see. */
+ * two tasks, and where a long one asks: they are the user's own, and only one that raises (KeyboardInterrupt) ends the call.
+ * Nothing below a call that ends so goes on: its thread jumps out, and what it wrote is for nobody to see. */
 
 enum { POLL_NS = 100000000 };
 
@@ -30,6 +30,7 @@ typedef struct {
   void *thread;      /* Python's, while we do not hold the GIL */
   int64_t poll_at;   /* when signals are looked for next; 0: by this thread never */
   int shares;        /* its job is given to workers too */
+  int how;           /* to go on, or not */
   jmp_buf out;
 } call;
 
@@ -99,6 +100,7 @@ static struct {
   APART atomic_int_fast64_t next; /* the next task to hand out */
   APART atomic_int state;
   atomic_int caller_sleeps;
+  atomic_int ending; /* what a task of this job still computes is for nobody */
   APART int64_t tasks;
   gradc_body body;
   const void *args;
@@ -106,13 +108,14 @@ static struct {
 
 static _Thread_local int inside; /* a task is running on this thread */
 static _Thread_local int owner;  /* this thread holds pool.caller */
+static _Thread_local call *current; /* whose tasks this thread runs, unless it is a worker */
 
 enum { GO_ON = 0, STOP = 1, LOST = 2 /* the process is a child that a handler made: it has no workers */ };
 
-/* Between two tasks of a call that has run for a while: whether a handler of a signal ended it. */
+/* In a call that has run for a while: whether a handler of a signal ended it. */
 static int look_for_signals(call *c) {
-  if (!c || !c->poll_at || roughly_now() < c->poll_at) {
-    return GO_ON;
+  if (!c || c->how != GO_ON || !c->poll_at || roughly_now() < c->poll_at) {
+    return c ? c->how : GO_ON;
   }
   const int was_inside = inside, was_forks = atomic_load(&forks);
   inside = 0; /* a handler may call a module */
@@ -123,7 +126,12 @@ static int look_for_signals(call *c) {
   c->before = gradc_ieee_enter();
   inside = was_inside;
   c->poll_at = roughly_now() + POLL_NS;
-  return atomic_load(&forks) != was_forks && c->shares ? LOST : raised ? STOP : GO_ON;
+  c->how = atomic_load(&forks) != was_forks && c->shares ? LOST : raised ? STOP : GO_ON;
+  if (c->how != GO_ON && c->shares) { /* nobody gets another task, and who is at a long one hears of it */
+    atomic_store(&pool.next, pool.tasks);
+    atomic_store(&pool.ending, 1);
+  }
+  return c->how;
 }
 
 static inline void pause_briefly(void) {
@@ -147,7 +155,6 @@ static int work(call *c) {
     pool.body(pool.args, task);
     const int how = look_for_signals(c);
     if (how != GO_ON) {
-      atomic_store(&pool.next, pool.tasks); /* nobody gets another */
       return how;
     }
   }
@@ -218,13 +225,15 @@ static void start_workers(void) {
 }
 
 static int run_here(call *c, int64_t tasks, gradc_body body, const void *args) {
-  for (int64_t task = 0; task < tasks; task++) {
+  call *const before = current;
+  current = c ? c : before;
+  int how = GO_ON;
+  for (int64_t task = 0; task < tasks && how == GO_ON; task++) {
     body(args, task);
-    if (look_for_signals(c) != GO_ON) {
-      return STOP;
-    }
+    how = look_for_signals(c);
   }
-  return GO_ON;
+  current = before;
+  return how;
 }
 
 /* Run a job; whether the call has to end, which is the caller's to do. */
@@ -242,6 +251,7 @@ static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const
   pool.body = body;
   pool.args = args;
   atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+  atomic_store_explicit(&pool.ending, 0, memory_order_relaxed);
   atomic_store(&pool.state, 1);
   atomic_fetch_add(&pool.jobs, 1);
   const int sleepers = atomic_load(&pool.sleepers);
@@ -257,9 +267,12 @@ static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const
       }
     }
   }
+  call *const before = current;
+  current = c;
   inside = 1;
   const int how = work(c);
   inside = owner = 0;
+  current = before;
   if (c) {
     c->shares = 0;
   }
@@ -428,6 +441,25 @@ EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
     gradc_report(ctx, GRADC_OUT_OF_MEMORY, 0, 0, bytes, 0);
   }
   return memory;
+}
+
+/* A handler that runs meanwhile may call a module, which has memory of this thread of its own. */
+EXPORT int gradc_stopped(const gradc_ctx *ctx) {
+  (void)ctx;
+  if (!current) {
+    return atomic_load_explicit(&pool.ending, memory_order_relaxed);
+  }
+  if (current->poll_at && roughly_now() >= current->poll_at) {
+    void *const mine = pthread_getspecific(workspace_key);
+    pthread_setspecific(workspace_key, NULL);
+    look_for_signals(current);
+    void *const handlers = pthread_getspecific(workspace_key);
+    if (handlers) {
+      free_workspace(handlers);
+    }
+    pthread_setspecific(workspace_key, mine);
+  }
+  return current->how != GO_ON;
 }
 
 __attribute__((constructor)) static void set_up(void) {

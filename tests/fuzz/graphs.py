@@ -14,11 +14,8 @@ tests, have one symbol each.  This generator draws shapes of any symbols in any 
 
 from __future__ import annotations
 
-import functools
-import os
 import random
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +33,7 @@ from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import Node
 from gradc.samples import sample
 
+from . import sanitize
 from .bits import Expected
 from .campaign import Campaign, Options, Outcome
 from .drawing import Drawing, pruned
@@ -440,17 +438,9 @@ def attempt(seed: int, options: Options) -> Outcome:
         raise
 
 
-@functools.cache
-def _sanitizer() -> str:
-    return subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def environment(options: Options) -> dict[str, str]:
-    """``sanitize=1``: kernels under AddressSanitizer and UBSan, whose runtime must be there before Python; NumPy's arrays get red zones through malloc."""
-    if options["sanitize"] != "1":
-        return {}
-    return {"LD_PRELOAD": _sanitizer(), "CC": "gcc -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer", "GRADC_CACHE": "0",
-            "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:handle_segv=1:allocator_may_return_null=1", "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}  # fmt: skip
+    """``sanitize=1``: kernels and the runtime under ASan and UBSan."""
+    return sanitize.environment() if options["sanitize"] == "1" else {}
 
 
 CAMPAIGN = Campaign("graphs", attempt, limit=120, ci=60, needs=("torch",), options={"target": "mixed", "sanitize": "0"}, environment=environment, shrink=shrink)

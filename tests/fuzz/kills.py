@@ -129,10 +129,8 @@ def _report(path: Path, which: int) -> None:
 
 
 def _calibration(path: Path, which: int) -> None:
-    try:
-        from gradc.files import write
-    except ModuleNotFoundError:
-        from gradc.cli.calibrate import write
+    from gradc.files import write
+
     write(path / "calibration.json", json.dumps({"version": which, "pad": "x" * 20_000}))
 
 
@@ -145,13 +143,8 @@ def _command(*arguments: str) -> Callable[[Path, int], None]:
         model = path.parent / f"model{which}.gir"
         if not model.exists():
             raise FileNotFoundError(model)
-        try:
-            main.main([a.format(model=model, path=path) for a in arguments], standalone_mode=False)  # type: ignore[attr-defined]
-        except AttributeError:
-            main([a.format(model=model, path=path) for a in arguments])  # type: ignore[call-arg]
-        except SystemExit as end:
-            if end.code:
-                raise
+        if status := main([a.format(model=model, path=path) for a in arguments]):
+            raise SystemExit(status)
 
     return write
 

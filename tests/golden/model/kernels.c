@@ -153,7 +153,10 @@ static void sum_5db000_rows(const void *args, i64 task) {
   f32 *restrict const o0 = (f32 *)local;
   local += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
   const int past0 = (16 * n0) * (i64)sizeof(f32) >= A->ctx->past;
-  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
+  const i64 last_row = gradc_min(task * CH + CH, R);
+  for (i64 r0 = task * CH, r1; r0 < last_row; r0 = r1) {
+    r1 = gradc_min(r0 + gradc_stretch(C), last_row);
+    for (i64 r = r0; r < r1; r++) {
       const i64 i0 = r;
       const i64 v0 = b0[i0];
       const f32 v3 = b2[(i64)v0];
@@ -181,6 +184,7 @@ static void sum_5db000_rows(const void *args, i64 task) {
             b_v13 += v12;
           }
           t_v13 += b_v13;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v13 = (f32)t_v13;
@@ -199,6 +203,7 @@ static void sum_5db000_rows(const void *args, i64 task) {
             b_v17 += v16;
           }
           t_v17 += b_v17;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v17 = (f32)t_v17;
@@ -218,6 +223,7 @@ static void sum_5db000_rows(const void *args, i64 task) {
             b_v21 += v20;
           }
           t_v21 += b_v21;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v21 = (f32)t_v21;
@@ -238,8 +244,11 @@ static void sum_5db000_rows(const void *args, i64 task) {
             w0[i1 - c0] = v28;
           }
           if (past0) gradc_past(b7 + (i0 * 16 + c0), o0, (c1 - c0) * (i64)sizeof(f32));
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
+    }
+    if (r1 < last_row && A->ctx->stopped(A->ctx)) return;
   }
   gradc_past_done();
 }
@@ -540,6 +549,7 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
           }
           t_v6 += b_v6;
           t_v35 += b_v35;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v6 = (f32)t_v6;
@@ -575,6 +585,7 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
             b_v49 += v48;
           }
           t_v49 += b_v49;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v49 = (f32)t_v49;
@@ -808,7 +819,7 @@ GRADC_SHARED int sum_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i6
   (void)b8;
   (void)b9;
   ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_8ffb11_key, args);
-  gradc_sort(key, R, V, start, perm);
+  gradc_sort(ctx, key, R, V, start, perm);
   ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_8ffb11_rows, args);
   ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_8ffb11_fold1, args);
   ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_8ffb11_finish, args);
@@ -918,7 +929,10 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
   local += gradc_align((16) * (i64)sizeof(f32));
   for (i64 e = 0; e < 16; e++) q1[e] = 0;
   i64 pending = 0;
-  for (i64 r = task * CH; r < gradc_min(task * CH + CH, R); r++) {
+  const i64 last_row = gradc_min(task * CH + CH, R);
+  for (i64 r0 = task * CH, r1; r0 < last_row; r0 = r1) {
+    r1 = gradc_min(r0 + gradc_stretch(C), last_row);
+    for (i64 r = r0; r < r1; r++) {
       const i64 i0 = r;
       const i64 v0 = b0[i0];
       const i64 v1 = 0;
@@ -972,6 +986,7 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
           }
           t_v6 += b_v6;
           t_v35 += b_v35;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v6 = (f32)t_v6;
@@ -1007,6 +1022,7 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
             b_v49 += v48;
           }
           t_v49 += b_v49;
+          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v49 = (f32)t_v49;
@@ -1016,6 +1032,8 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
         pending = 0;
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
       }
+    }
+    if (r1 < last_row && A->ctx->stopped(A->ctx)) return;
   }
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
 }
