@@ -395,7 +395,9 @@ def _restored(saved: SavedModule, native: bool, what: str) -> Module:
 
 
 def _identity(target: str) -> str:
-    """What the machine code of a saved module is for: this CPU; for a GPU it is for its own architecture, and made by this very gradc."""
+    """What the machine code of a saved module is for: this CPU and what a runtime gives it; for a GPU it is for its own architecture, and made by this very gradc."""
+    from .codegen.text import read_template
+    from .runtime.cache import digest
     from .runtime.toolchain import cpu_identity
 
-    return fingerprint() if target == "cuda" else cpu_identity()
+    return fingerprint() if target == "cuda" else digest(cpu_identity(), *map(read_template, ("common/ieee.h", "cpu/runtime.h")))

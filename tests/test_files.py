@@ -614,3 +614,13 @@ def test_saving_while_python_ends(tmp_path: Path) -> None:
     assert done.stdout == "saved\n" and not done.stderr, done.stderr
     for name in ("m", "n"):
         assert gradc.load_module(tmp_path / name).wrt
+
+
+def test_machine_code_for_another_runtime_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions that the runtime gives a kernel are another structure: their header says so, whatever the version."""
+    from gradc.codegen import text
+
+    before = api._identity("cpu")
+    real = text.read_template
+    monkeypatch.setattr(text, "read_template", lambda name: real(name) + ("\nchanged" if name == "cpu/runtime.h" else ""))
+    assert api._identity("cpu") != before

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,6 +233,9 @@ if what == "kernel":
 elif what == "matmul":
     module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,4096]", w="f32[4096,M]"))
     long, short = ({"x": ones.repeat(n, 0), "w": np.ones((4096, n), np.float32)} for n in (3000, 5))
+elif what == "splits":  # partial results, in memory of the thread that asks for them
+    module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[96,K]", w="f32[K,M]"))
+    long, short = ({"x": np.ones((96, k), np.float32), "w": np.arange(m, dtype=np.float32) + np.zeros((k, 1), np.float32)} for m, k in ((600, 1 << 17), (96, 1 << 16)))
 elif what == "row":  # one task that runs for long, in memory of its thread
     module = gradc.compile(gradc.trace(lambda x: ops.sum(ops.tanh(ops.exp(x)) * 1.5, axis=1), x="f32[N,M]"))
     long, short = ({"x": np.ones((1, n), np.float32)} for n in (20_000_000, 5))
@@ -243,7 +247,7 @@ else:  # a sort and its passes, then sums by segment: later stages read what ear
     long, short = ({"i": np.arange(n) % 1000, "x": ones.repeat(n, 0)} for n in (20_000, 5))
 wanted = module(**short).tobytes()
 began = time.perf_counter()
-undisturbed = module(**long).tobytes() if what in ("kernel", "row", "task") else None
+undisturbed = module(**long).tobytes() if what in ("kernel", "row", "task", "splits") else None
 
 def interrupt(after):
     """Ctrl-C in so many seconds: the same handler, by a signal that needs no thread to send it."""
@@ -316,14 +320,19 @@ def test_no_task_runs_after_the_interrupt(threads: str) -> None:
 ENDS_WITHIN = (
     LONG
     + """
-# Tasks that run until they are told to end, on the thread of the call and on others.
+# Tasks that run until they are told to end, on the thread of the call and on others; then on others alone.
 import ctypes
 from gradc.codegen.text import read_template
 from gradc.runtime import toolchain
 source = '''
+#define _GNU_SOURCE
+#include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 #include "runtime.h"
 static int64_t begun, done;
+static int on_the_thread_of_the_call(void) { return syscall(SYS_gettid) == getpid(); }
 __attribute__((visibility("default"))) void body(const void *args, int64_t task) {
   const gradc_ctx *ctx = args;
   struct timespec t = {0, 1000000};
@@ -331,6 +340,13 @@ __attribute__((visibility("default"))) void body(const void *args, int64_t task)
   __atomic_fetch_add(&begun, 1, __ATOMIC_RELAXED);
   while (!ctx->stopped(ctx)) nanosleep(&t, 0);
   __atomic_fetch_add(&done, 1, __ATOMIC_RELAXED);
+}
+__attribute__((visibility("default"))) void others(const void *args, int64_t task) {
+  if (on_the_thread_of_the_call()) {
+    while (__atomic_load_n(&begun, __ATOMIC_RELAXED) == done) sched_yield();  /* until another has the other task */
+  } else {
+    body(args, task);
+  }
 }
 __attribute__((visibility("default"))) int64_t count(int ended) { return ended ? done : begun; }
 '''
@@ -344,13 +360,36 @@ for turn in (1, 2):
         print("not interrupted")
     except KeyboardInterrupt:
         print(0 < library.count(0) == library.count(1) <= turn * int(sys.argv[1]))
+if sys.argv[1] != "1":
+    context = pool.new_context()
+    try:
+        interrupt(0.3)
+        pool.parallel_for(context, 2, library.others, ctypes.c_void_p(context.address))
+    except KeyboardInterrupt:
+        print(library.count(0) == library.count(1))
 """
 )
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_a_long_task_ends_where_it_asks(threads: str) -> None:
-    assert child(ENDS_WITHIN, threads, "kernel").split() == ["True", "True"]
+    assert child(ENDS_WITHIN, threads, "kernel").split() == ["True"] * (2 if threads == "1" else 3)
+
+
+@pytest.mark.parametrize(
+    "function, types",
+    [
+        (lambda x, y: ops.sum(ops.tanh(x * y), axis=1), {"x": "f32[4,N,1]", "y": "f32[64]"}),
+        (lambda x, y: ops.sum(ops.tanh(x * y), axis=(1, 2)), {"x": "f32[B,N,1]", "y": "f32[M]"}),
+        (lambda x: ops.softmax(x), {"x": "f32[N]"}),
+        (lambda x, y: ops.sum(x * y, axis=0), {"x": "f32[N]", "y": "f32[N]"}),
+        (lambda x, i: ops.scatter_add(i, x, axis=0, size=1 << 23), {"x": "f32[N]", "i": "i32[N]"}),
+    ],
+    ids=["kept rows", "columns of two axes", "one row", "a sum of all", "one task"],
+)
+def test_tasks_that_may_be_long_ask(function: Any, types: dict[str, str]) -> None:
+    source = gradc.compile(gradc.trace(function, **types), target="cpu").source()
+    assert "gradc_ends(A, &since" in source
 
 
 HANDLERS = (
@@ -401,7 +440,7 @@ print("handled")
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("what", ["kernel", "row"])
+@pytest.mark.parametrize("what", ["kernel", "row", "splits"])
 def test_handlers_of_the_users_own(what: str, threads: str) -> None:
     assert child(HANDLERS, threads, what).split() == ["enough", "handled"]
 
@@ -429,6 +468,37 @@ assert status == 0 and result == undisturbed
 print(sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (0, 3) for pid in children))
 """
 )
+
+
+LOST = (
+    LONG
+    + """
+# The child's handler starts a thread that computes while the parent's call ends here: the thread's result is whole.
+children, found = [], []
+def handler(number, frame):
+    children.append(os.fork())
+    if not children[-1]:
+        found.append(threading.Thread(target=lambda: found.append(module(**long).tobytes() == undisturbed)))
+        found[0].start()
+        time.sleep(0.05)
+signal.signal(signal.SIGINT, handler)
+parent = os.getpid()
+interrupt(0.1)
+try:
+    while not children:
+        module(**long)
+except gradc.errors.DeviceError:
+    assert os.getpid() != parent
+if os.getpid() != parent:
+    found[0].join()
+    os._exit(0 if found[1] is True else 5)
+print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+"""
+)
+
+
+def test_a_call_that_a_fork_ends_ends_no_other() -> None:
+    assert child(LOST, "2", "kernel").strip() == "0"
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])

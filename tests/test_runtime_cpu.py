@@ -6,6 +6,7 @@ import ctypes
 import errno
 import gc
 import importlib.util
+import io
 import itertools
 import os
 import resource
@@ -154,6 +155,25 @@ def test_an_entry_outlives_a_read_that_the_system_refused(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert store.counters.dropped == 0
     assert store.get("key") == b"payload"
+
+
+def test_an_entry_outlives_a_shortage_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(io.BytesIO):
+        def read(self, size: int = -1) -> bytes:
+            if size > 1000:
+                raise MemoryError
+            return super().read(size)
+
+    store = Cache(tmp_path / "c")
+    store.put("key", bytes(5000))
+    path = store.path("key")
+    assert path is not None
+    whole = path.read_bytes()
+    load = cache.load_opened
+    monkeypatch.setattr(cache, "load_opened", lambda file, *rest: load(Short(whole), *rest))
+    assert store.get("key") is None and store.counters.dropped == 0
+    monkeypatch.undo()
+    assert store.get("key") == bytes(5000)
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..ir.dims import product
 from ..ir.kernel import Axis, Kernel, Pass, Stmt
@@ -12,6 +13,8 @@ from ..passes.cost import Combine, combines
 from .expr import Scribe
 from .index import size
 
+SHORT = 4096
+"""Columns of a row that no task need ask in the middle of whether it is to end."""
 FEW = 32
 """Rows that are added in f32 where a wider row beside the result would cost as much again."""
 
@@ -29,8 +32,8 @@ class RowWriter:
         self.how = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
         self.order = self.how.get(kernel.order, "")
 
-    def axes(self, axes: Sequence[Axis]) -> list[dict[str, str]]:
-        return [{"name": a, "size": size(s), "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
+    def axes(self, axes: Sequence[Axis]) -> list[dict[str, Any]]:
+        return [{"name": a, "size": size(s), "long": not isinstance(s, int) or s > SHORT, "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
 
     def slice_of(self, values: Sequence[str]) -> list[Stmt]:
         needed = {v for v in values if v}

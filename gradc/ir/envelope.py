@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .. import files
-from ..errors import IRFormatError
+from ..errors import IRFormatError, OutOfMemory
 from .types import DTYPES, dtype
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +96,7 @@ def unsealed(data: bytes | memoryview, kind: str, version: int, what: str = "thi
 def load(path: Any, kind: str, version: int) -> Envelope:
     """The contents of a file that holds an envelope.
 
-    :raises FileError: it cannot be read.  :raises IRFormatError: as :func:`unsealed`.
+    :raises FileError: it cannot be read.  :raises IRFormatError: as :func:`unsealed`.  :raises OutOfMemory: there is no room for it.
     """
     with files.opened(path) as (file, about):
         return load_opened(file, about.st_size, kind, version, str(path))
@@ -109,7 +109,7 @@ def load_opened(file: BinaryIO, size: int, kind: str, version: int, what: str) -
     try:
         data = line + file.read(size - len(line))
     except MemoryError:
-        raise IRFormatError(f"{what} has {size} bytes: there is no memory for as many") from None
+        raise OutOfMemory(f"{what} has {size} bytes: there is no memory for as many") from None
     return unsealed(data, kind, version, what)
 
 

@@ -75,7 +75,13 @@ static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; 
 /* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */
 static inline __attribute__((unused)) void gradc_pause(const gradc_ctx *ctx) { ctx->parallel_for(ctx, 1, gradc_nothing, 0); }
 
-/* Rows between two questions whether the call is to end. */
+/* Asked by a task after so many elements: whether the call is to end, which it finds out now and then. */
+static inline __attribute__((unused)) int gradc_ends(const gradc_args *A, i64 *since, i64 elements) {
+  if ((*since += elements) < GRADC_STRETCH) return 0;
+  *since = 0;
+  return A->ctx->stopped(A->ctx);
+}
+/* Rows between two such questions. */
 static inline __attribute__((unused)) i64 gradc_stretch(i64 cols) { return gradc_max(1, GRADC_STRETCH / gradc_max(cols, 1)); }
 
 /* Stable counting sort of rows by key in [0, keys]; key == keys is nowhere and comes last.

@@ -14,6 +14,45 @@
 #define EXPORT __attribute__((visibility("default")))
 #define APART _Alignas(128) /* on a cache line of its own, and its neighbour's prefetch */
 
+/* ---- Memory of a thread ---------------------------------------------------------------------------------------------- */
+
+enum { PACKS = 0, PARTIALS = 1, ROWS = 2, KINDS = 3 };
+typedef struct {
+  void *memory[KINDS];
+  size_t bytes[KINDS];
+} workspace;
+static pthread_key_t workspace_key;
+
+static void free_workspace(void *mine) {
+  workspace *w = mine;
+  for (int i = 0; i < KINDS; i++) {
+    free(w->memory[i]);
+  }
+  free(w);
+}
+
+/* Memory of this thread, kept until it ends; NULL if there is none. */
+static void *scratch(int which, size_t bytes) {
+  workspace *w = pthread_getspecific(workspace_key);
+  if (!w) {
+    w = calloc(1, sizeof *w);
+    if (!w || pthread_setspecific(workspace_key, w)) {
+      free(w);
+      return NULL;
+    }
+  }
+  if (w->bytes[which] < bytes) {
+    free(w->memory[which]);
+    void *memory = NULL;
+    if (posix_memalign(&memory, 4096, bytes)) {
+      memory = NULL;
+    }
+    w->memory[which] = memory;
+    w->bytes[which] = memory ? bytes : 0;
+  }
+  return w->memory[which];
+}
+
 /* ---- A call ----------------------------------------------------------------------------------------------------------
  * Everything that Python asks of us comes through gradc_call, which keeps the process's state away from results: it sets
  * the floating-point environment and brings the caller's back, and it looks for signals.  It holds the GIL when it is
@@ -42,6 +81,9 @@ static struct {
 } python;
 
 static atomic_int forks; /* how many forks lie between this process and the one that loaded us */
+static _Thread_local int inside;    /* a task is running on this thread */
+static _Thread_local int owner;     /* this thread holds pool.caller */
+static _Thread_local call *current; /* whose tasks this thread runs, unless it is a worker */
 
 /* To within some milliseconds, but in a fifth of the time that the exact one takes. */
 static inline int64_t roughly_now(void) {
@@ -63,7 +105,7 @@ EXPORT void gradc_set_python(void *release, void *acquire, void *run_handlers, u
 
 /* Run an entry.  The error slots lie here and are given out at the end: a handler may call the same module meanwhile. */
 EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *buffers, const int64_t *dims, char *scratch, int64_t only) {
-  call c = {.ctx = *given};
+  call c = {.ctx = *given}, *const before = current;
   c.ctx.error = c.slots;
   c.ctx.call = &c;
   c.poll_at = pthread_equal(pthread_self(), python.main_thread) ? roughly_now() + POLL_NS : 0;
@@ -73,6 +115,7 @@ EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *bu
   if (!_setjmp(c.out)) {
     code = entry(&c.ctx, buffers, dims, scratch, only);
   }
+  current = before;
   gradc_ieee_leave(c.before);
   python.acquire(c.thread);
   memcpy(given->error, c.slots, sizeof c.slots);
@@ -85,7 +128,7 @@ EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *bu
  * inside.  A worker that comes late finds it closed (or a later one open, which is as good), so the caller never waits
  * for a thread that the system has not run yet. */
 
-enum { MAX_THREADS = 1024, SPIN_NS = 30000 };
+enum { MAX_THREADS = 1024, SPIN_NS = 30000, WAIT_NS = 50000000 };
 
 static struct {
   pthread_mutex_t caller; /* held by the thread whose job it is */
@@ -106,10 +149,6 @@ static struct {
   const void *args;
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
-static _Thread_local int inside; /* a task is running on this thread */
-static _Thread_local int owner;  /* this thread holds pool.caller */
-static _Thread_local call *current; /* whose tasks this thread runs, unless it is a worker */
-
 enum { GO_ON = 0, STOP = 1, LOST = 2 /* the process is a child that a handler made: it has no workers */ };
 
 /* In a call that has run for a while: whether a handler of a signal ended it. */
@@ -118,16 +157,24 @@ static int look_for_signals(call *c) {
     return c ? c->how : GO_ON;
   }
   const int was_inside = inside, was_forks = atomic_load(&forks);
-  inside = 0; /* a handler may call a module */
+  void *const mine = pthread_getspecific(workspace_key);
+  inside = 0; /* a handler may call a module, which has memory of its own */
+  pthread_setspecific(workspace_key, NULL);
   gradc_ieee_leave(c->before);
   python.acquire(c->thread);
   const int raised = python.run_handlers();
   c->thread = python.release();
   c->before = gradc_ieee_enter();
+  if (pthread_getspecific(workspace_key)) {
+    free_workspace(pthread_getspecific(workspace_key));
+  }
+  pthread_setspecific(workspace_key, mine);
   inside = was_inside;
   c->poll_at = roughly_now() + POLL_NS;
   c->how = atomic_load(&forks) != was_forks && c->shares ? LOST : raised ? STOP : GO_ON;
-  if (c->how != GO_ON && c->shares) { /* nobody gets another task, and who is at a long one hears of it */
+  if (c->how == LOST) {
+    c->slots[GRADC_LOCK] = 0; /* a worker may have held it */
+  } else if (c->how == STOP && c->shares) { /* nobody gets another task, and who is at a long one hears of it */
     atomic_store(&pool.next, pool.tasks);
     atomic_store(&pool.ending, 1);
   }
@@ -236,6 +283,40 @@ static int run_here(call *c, int64_t tasks, gradc_body body, const void *args) {
   return how;
 }
 
+/* Close the job, and wait until nobody is at a task of it, looking for signals; what became of the call. */
+static int wait_for_workers(call *c, int how) {
+  if (how == LOST) {
+    return how;
+  }
+  atomic_fetch_and(&pool.state, ~1);
+  const int64_t end = now() + SPIN_NS;
+  while (atomic_load_explicit(&pool.state, memory_order_acquire) != 0) {
+    if (pool.spin_ns > 0 && now() < end) {
+      for (int i = 0; i < 32 && atomic_load_explicit(&pool.state, memory_order_acquire) != 0; i++) {
+        pause_briefly();
+      }
+      continue;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WAIT_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.caller_sleeps, 1);
+    int code = 0;
+    while (code == 0 && atomic_load(&pool.state) != 0) {
+      code = pthread_cond_timedwait(&pool.done, &pool.lock, &until);
+    }
+    atomic_store(&pool.caller_sleeps, 0);
+    pthread_mutex_unlock(&pool.lock);
+    if (code != 0 && (how = look_for_signals(c)) == LOST) {
+      return how;
+    }
+  }
+  return how;
+}
+
 /* Run a job; whether the call has to end, which is the caller's to do. */
 static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args) {
   call *c = inside ? NULL : ctx->call;
@@ -270,7 +351,7 @@ static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const
   call *const before = current;
   current = c;
   inside = 1;
-  const int how = work(c);
+  const int how = wait_for_workers(c, work(c));
   inside = owner = 0;
   current = before;
   if (c) {
@@ -278,26 +359,9 @@ static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const
   }
   if (how == LOST) { /* the workers' tasks are the parent's, and the pool is as new */
     gradc_report(ctx, GRADC_FORKED, -1, 0, 0, 0);
-    return how;
+  } else {
+    pthread_mutex_unlock(&pool.caller);
   }
-  atomic_fetch_and(&pool.state, ~1);
-  const int64_t end = now() + SPIN_NS;
-  while (atomic_load_explicit(&pool.state, memory_order_acquire) != 0) {
-    if (pool.spin_ns > 0 && now() < end) {
-      for (int i = 0; i < 32 && atomic_load_explicit(&pool.state, memory_order_acquire) != 0; i++) {
-        pause_briefly();
-      }
-      continue;
-    }
-    pthread_mutex_lock(&pool.lock);
-    atomic_store(&pool.caller_sleeps, 1);
-    while (atomic_load(&pool.state) != 0) {
-      pthread_cond_wait(&pool.done, &pool.lock);
-    }
-    atomic_store(&pool.caller_sleeps, 0);
-    pthread_mutex_unlock(&pool.lock);
-  }
-  pthread_mutex_unlock(&pool.caller);
   return how;
 }
 
@@ -386,8 +450,9 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 32 };
-/* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time. */
+enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 32, GEMM_STRETCH = 64 * GEMM_KC };
+/* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
+ * STRETCH: steps between two looks for signals. */
 
 #define T float
 #define GEMM_SIZE 4
@@ -398,43 +463,6 @@ enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 32 };
 #define GEMM(name) dgemm_##name
 #include "gemm.h"
 
-enum { PACKS = 0, PARTIALS = 1, ROWS = 2, KINDS = 3 };
-typedef struct {
-  void *memory[KINDS];
-  size_t bytes[KINDS];
-} workspace;
-static pthread_key_t workspace_key;
-
-static void free_workspace(void *mine) {
-  workspace *w = mine;
-  for (int i = 0; i < KINDS; i++) {
-    free(w->memory[i]);
-  }
-  free(w);
-}
-
-/* Memory of this thread, kept until it ends; NULL if there is none. */
-static void *scratch(int which, size_t bytes) {
-  workspace *w = pthread_getspecific(workspace_key);
-  if (!w) {
-    w = calloc(1, sizeof *w);
-    if (!w || pthread_setspecific(workspace_key, w)) {
-      free(w);
-      return NULL;
-    }
-  }
-  if (w->bytes[which] < bytes) {
-    free(w->memory[which]);
-    void *memory = NULL;
-    if (posix_memalign(&memory, 4096, bytes)) {
-      memory = NULL;
-    }
-    w->memory[which] = memory;
-    w->bytes[which] = memory ? bytes : 0;
-  }
-  return w->memory[which];
-}
-
 EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
   char *memory = scratch(ROWS, bytes > 0 ? (size_t)bytes : 1);
   if (!memory) {
@@ -443,23 +471,9 @@ EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
   return memory;
 }
 
-/* A handler that runs meanwhile may call a module, which has memory of this thread of its own. */
 EXPORT int gradc_stopped(const gradc_ctx *ctx) {
   (void)ctx;
-  if (!current) {
-    return atomic_load_explicit(&pool.ending, memory_order_relaxed);
-  }
-  if (current->poll_at && roughly_now() >= current->poll_at) {
-    void *const mine = pthread_getspecific(workspace_key);
-    pthread_setspecific(workspace_key, NULL);
-    look_for_signals(current);
-    void *const handlers = pthread_getspecific(workspace_key);
-    if (handlers) {
-      free_workspace(handlers);
-    }
-    pthread_setspecific(workspace_key, mine);
-  }
-  return current->how != GO_ON;
+  return current ? look_for_signals(current) != GO_ON : atomic_load_explicit(&pool.ending, memory_order_relaxed);
 }
 
 __attribute__((constructor)) static void set_up(void) {
@@ -494,21 +508,30 @@ static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, 
   }
   char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
   c += (batch * p->m * p->n + i * p->c_row + j * p->c_col) * p->size;
-  const int add = p->accumulate && p->splits == 1;
+  int add = p->accumulate && p->splits == 1;
   const int64_t bytes = pack_bytes(p->size);
   void *packs = scratch(PACKS, (size_t)bytes);
   if (!packs) {
     gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
     return;
   }
-  if (p->dtype == 32 && p->m == 1) {
-    sgemm_row(cols, steps, from, j, &a, &b, (float *)c, p->c_col, add, packs);
-  } else if (p->m == 1) {
-    dgemm_row(cols, steps, from, j, &a, &b, (double *)c, p->c_col, add, packs);
-  } else if (p->dtype == 32) {
-    sgemm_tile(rows, cols, steps, i, from, j, &a, &b, (float *)c, p->c_row, p->c_col, add, packs);
-  } else {
-    dgemm_tile(rows, cols, steps, i, from, j, &a, &b, (double *)c, p->c_row, p->c_col, add, packs);
+  for (int64_t at = from; at < from + steps; at += GEMM_STRETCH) {
+    const int64_t some = from + steps - at < GEMM_STRETCH ? from + steps - at : GEMM_STRETCH;
+    if (at > from && gradc_stopped(p->ctx)) {
+      return;
+    }
+    if (p->dtype == 32 && p->m == 1) {
+      sgemm_row(cols, some, at, j, &a, &b, (float *)c, p->c_col, add, packs);
+    } else if (p->m == 1) {
+      dgemm_row(cols, some, at, j, &a, &b, (double *)c, p->c_col, add, packs);
+    } else if (p->dtype == 32) {
+      sgemm_tile(rows, cols, some, i, at, j, &a, &b, (float *)c, p->c_row, p->c_col, add, packs);
+    } else {
+      dgemm_tile(rows, cols, some, i, at, j, &a, &b, (double *)c, p->c_row, p->c_col, add, packs);
+    }
+    add = 1;
+    a.data += some * a.col * a.bytes;
+    b.data += some * b.row * b.bytes;
   }
 }
 

@@ -17,6 +17,8 @@ static void check_67ca52_rows(const void *args, i64 task) {
   (void)R, (void)C, (void)CH, (void)chunks;
   char *scratch = A->scratch;
   (void)scratch;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   const i64 strips = gradc_chunks(C, GRADC_STRIP), first_row = task / strips * CH, last_row = gradc_min(first_row + CH, R);
   const i64 first_col = task % strips * GRADC_STRIP, last_col = gradc_min(first_col + GRADC_STRIP, C);
   for (i64 r = first_row; r < last_row; r++) {
@@ -153,6 +155,8 @@ static void sum_5db000_rows(const void *args, i64 task) {
   f32 *restrict const o0 = (f32 *)local;
   local += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
   const int past0 = (16 * n0) * (i64)sizeof(f32) >= A->ctx->past;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   const i64 last_row = gradc_min(task * CH + CH, R);
   for (i64 r0 = task * CH, r1; r0 < last_row; r0 = r1) {
     r1 = gradc_min(r0 + gradc_stretch(C), last_row);
@@ -184,7 +188,6 @@ static void sum_5db000_rows(const void *args, i64 task) {
             b_v13 += v12;
           }
           t_v13 += b_v13;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v13 = (f32)t_v13;
@@ -203,7 +206,6 @@ static void sum_5db000_rows(const void *args, i64 task) {
             b_v17 += v16;
           }
           t_v17 += b_v17;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v17 = (f32)t_v17;
@@ -223,7 +225,6 @@ static void sum_5db000_rows(const void *args, i64 task) {
             b_v21 += v20;
           }
           t_v21 += b_v21;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v21 = (f32)t_v21;
@@ -244,11 +245,10 @@ static void sum_5db000_rows(const void *args, i64 task) {
             w0[i1 - c0] = v28;
           }
           if (past0) gradc_past(b7 + (i0 * 16 + c0), o0, (c1 - c0) * (i64)sizeof(f32));
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
     }
-    if (r1 < last_row && A->ctx->stopped(A->ctx)) return;
+    if (r1 < last_row && gradc_ends(A, &since, GRADC_STRETCH)) return;
   }
   gradc_past_done();
 }
@@ -479,6 +479,8 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
   const int past_a0 = (n1) * (i64)sizeof(f32) >= A->ctx->past && (1) * (i64)sizeof(f32) >= 128;
   for (i64 e = 0; e < 16; e++) q1[e] = 0;
   i64 pending = 0;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   const i64 end = R;
   const i64 from = task * CH, until = gradc_min(from + CH, end);
   i64 now = -1;
@@ -549,7 +551,6 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
           }
           t_v6 += b_v6;
           t_v35 += b_v35;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v6 = (f32)t_v6;
@@ -585,7 +586,6 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
             b_v49 += v48;
           }
           t_v49 += b_v49;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v49 = (f32)t_v49;
@@ -929,6 +929,8 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
   local += gradc_align((16) * (i64)sizeof(f32));
   for (i64 e = 0; e < 16; e++) q1[e] = 0;
   i64 pending = 0;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   const i64 last_row = gradc_min(task * CH + CH, R);
   for (i64 r0 = task * CH, r1; r0 < last_row; r0 = r1) {
     r1 = gradc_min(r0 + gradc_stretch(C), last_row);
@@ -986,7 +988,6 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
           }
           t_v6 += b_v6;
           t_v35 += b_v35;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v6 = (f32)t_v6;
@@ -1022,7 +1023,6 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
             b_v49 += v48;
           }
           t_v49 += b_v49;
-          if (c1 % GRADC_STRETCH == 0 && A->ctx->stopped(A->ctx)) return;
         }
       }
       const f32 v49 = (f32)t_v49;
@@ -1033,7 +1033,7 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
       }
     }
-    if (r1 < last_row && A->ctx->stopped(A->ctx)) return;
+    if (r1 < last_row && gradc_ends(A, &since, GRADC_STRETCH)) return;
   }
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
 }
