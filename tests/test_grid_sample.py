@@ -393,7 +393,7 @@ def runner(graphs: dict[str, Graph], target: str, fuse: bool = True) -> Any:
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "apart"])
 @pytest.mark.parametrize(("rank", "mode"), KINDS)
 def test_compiled_is_interpreted_for_any_number_of_threads(rank: int, mode: str, fuse: bool) -> None:
-    options = OPTIONS if fuse else OPTIONS[::5]
+    options = OPTIONS if fuse else OPTIONS[::10]
     graphs = {f"s{k}": graph_of(rank, mode, *o, "f32") for k, o in enumerate(options)}
     run = runner(graphs, "cpu", fuse)
     rng = np.random.default_rng(9)

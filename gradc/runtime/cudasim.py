@@ -38,6 +38,7 @@ _PLAIN = ("-gdwarf-4", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"
 _CHECK = (
     *_PLAIN,
     "-DGRADC_SIM_CHECK",
+    "-O1",  # it runs for less than it compiles
     "-fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-wrapv",  # or no overflow would be one
     "-fno-tree-vectorize",  # an access is the one that the text says

@@ -12,6 +12,7 @@ import itertools
 import os
 import platform
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -362,12 +363,10 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                     )
                     running.append((i, process, time.monotonic() + timeout))
             i, process, deadline = running[0]  # it stays there until it has ended: Ctrl-C may come between any two lines
-            try:  # in short waits: one that Ctrl-C ends goes on for up to 0.25 s, or its own rest
-                codes[i] = process.wait(max(0.0, min(0.05, deadline - time.monotonic())))
-            except subprocess.TimeoutExpired:
-                if time.monotonic() < deadline:
-                    continue
+            if not _ended(process, deadline - time.monotonic()):
                 _kill(process)
+            else:
+                codes[i] = process.returncode
             del running[0]
     except OSError as error:
         raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
@@ -380,6 +379,24 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
         (code, log if len(log) <= LOG_LIMIT else log[:LOG_LIMIT] + "\n[...]")
         for code, log in zip(codes, logs, strict=True)
     ]
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends in time.  Ctrl-C ends this at once; in the middle of ``Popen.wait`` it would wait for another 0.25 s."""
+    if process.poll() is None and hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # a kernel without, or no descriptor left
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                waiting = select.poll()
+                waiting.register(descriptor, select.POLLIN)
+                waiting.poll(max(0.0, seconds * 1000))
+            finally:
+                os.close(descriptor)
+            return process.poll() is not None
+    end = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.005)
+    return process.returncode is not None
 
 
 @contextlib.contextmanager
