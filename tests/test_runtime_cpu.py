@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gradc
 from gradc import knobs
 from gradc.codegen.text import read_template, template_dirs
 from gradc.errors import CompilerError, CompilerMissing, DeviceError, InternalError, InvalidProblem, OutOfMemory
@@ -462,6 +463,20 @@ def test_every_compiler_of_this_machine_builds_the_runtime(command: str) -> None
     with knobs.CC.set(command):
         library = toolchain.load_library(toolchain.compile_c(read_template("cpu/runtime.c")), "other")
     assert library.gradc_vector_bytes() in (16, 32, 64)
+
+
+def test_the_runtime_and_a_kernel_compile_for_arm(tmp_path: Path) -> None:
+    """Without a warning; what sets the floating-point environment there is assembly of its own."""
+    pytest.importorskip("ziglang")
+    module = gradc.compile(gradc.trace(lambda x: gradc.ops.softmax(gradc.ops.tanh(x)), x="f32[N,M]"), wrt=["x"], target="cpu")
+    for name, text in {"runtime": read_template("cpu/runtime.c"), "kernels": module.forward.source}.items():
+        (tmp_path / f"{name}.c").write_text(text)
+        flags = [flag for flag in toolchain.FLAGS if flag != "-march=native" and not flag.startswith("-fno-t")]  # gcc's alone
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu", *flags, "-Wall", "-Werror", "-Wno-unused-function", "-Wno-pass-failed"]
+        for folder in template_dirs():
+            command += ["-iquote", str(folder / "cpu"), "-iquote", str(folder / "common")]
+        subprocess.run([*command, "-c", "-o", f"{name}.o", f"{name}.c"], cwd=tmp_path, check=True)
+        assert (tmp_path / f"{name}.o").read_bytes()[18:20] == (183).to_bytes(2, "little")  # EM_AARCH64
 
 
 def test_interrupt_stops_the_compiler_and_cleans_up(tmp_path: Path) -> None:
