@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cpu import NAMES, agrees_with_numpy, groups, joint, merged
+from test_cpu import NAMES, OTHERS, agrees_with_numpy, groups, joint, merged
 
 import gradc
 from benchmarks import resources
@@ -30,8 +30,9 @@ def checked() -> Iterator[None]:
 
 
 def dtypes_for(name: str) -> tuple[str, ...]:
-    """f32, and for three ops of four another (not in step with the architectures): every one of each would be most of the suite's time."""
-    return "f32", *(("f64",), ("bf16",), ("f16",), ())[NAMES.index(name) // 3 % 4]
+    """f32, and for every second op another (not in step with the architectures): every one of each would be most of the suite's time."""
+    turn = NAMES.index(name) // 3
+    return "f32", *([OTHERS[turn // 2 % 3]] if turn % 2 else [])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -459,4 +459,4 @@ KINDS: tuple[Callable[[random.Random, Path], Outcome], ...] = (
     a_graph_with_changed_bytes, a_forged_graph, a_module_with_changed_bytes, a_forged_module, a_forged_module, an_entry_of_the_cache, npz, npz, a_forged_entry,
 )  # fmt: skip
 
-CAMPAIGN = Campaign("containers", attempt, limit=120.0, ci=96, environment=sanitize.environment, missing=sanitize.missing)
+CAMPAIGN = Campaign("containers", attempt, limit=120.0, ci=72, environment=sanitize.environment, missing=sanitize.missing)

@@ -443,4 +443,4 @@ def environment(options: Options) -> dict[str, str]:
     return sanitize.environment() if options["sanitize"] == "1" else {}
 
 
-CAMPAIGN = Campaign("graphs", attempt, limit=120, ci=40, needs=("torch",), options={"target": "mixed", "sanitize": "0"}, environment=environment, shrink=shrink)
+CAMPAIGN = Campaign("graphs", attempt, limit=120, ci=32, needs=("torch",), options={"target": "mixed", "sanitize": "0"}, environment=environment, shrink=shrink)

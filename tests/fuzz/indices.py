@@ -370,4 +370,4 @@ def environment(options: Options) -> Mapping[str, str]:
     return sanitize.environment() if options["target"] == "cpu" else {**sanitize.surroundings(), "GRADC_SIM_CHECK": "1"}
 
 
-CAMPAIGN = Campaign("indices", attempt, limit=180.0, ci=14, options={"target": "cpu"}, environment=environment, missing=sanitize.missing)
+CAMPAIGN = Campaign("indices", attempt, limit=180.0, ci=11, options={"target": "cpu"}, environment=environment, missing=sanitize.missing)

@@ -73,4 +73,4 @@ def missing() -> str:
     return "" if hasattr(os, "fork") else "there is no fork here"
 
 
-CAMPAIGN = Campaign("processes", attempt, limit=SECONDS + 60, ci=12, environment=lambda options: sanitize.surroundings(), missing=missing)
+CAMPAIGN = Campaign("processes", attempt, limit=SECONDS + 60, ci=10, environment=lambda options: sanitize.surroundings(), missing=missing)
