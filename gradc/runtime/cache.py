@@ -25,7 +25,7 @@ from gradc.ir.envelope import load_opened, sealed, sealed_bytes, unsealed
 from gradc.process.forks import held_off, lock
 
 _FORMAT = 1
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+_TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 """Errors of a read that say nothing of the entry."""
 _lock = lock()  # of every cache's counters
 
@@ -95,7 +95,7 @@ class Cache:
             try:
                 payload = _load(path, key)
             except (OSError, ValueError, MemoryError) as error:
-                if not isinstance(error, MemoryError) and getattr(error, "errno", None) not in _PASSING:
+                if not isinstance(error, MemoryError) and getattr(error, "errno", None) not in _TRANSIENT:
                     dropped = not (isinstance(error, FileError) and error.errno == errno.ENOENT)
                     with contextlib.suppress(OSError):
                         path.unlink()

@@ -90,10 +90,12 @@ static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *
   __builtin_memset(start, 0, sizeof(i32) * (unsigned long)(keys + 2));
   for (i64 r0 = 0; r0 < rows; r0 += GRADC_STRETCH, gradc_pause(ctx))
     for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_STRETCH); r++) start[key[r] + 1]++;
-  for (i64 k = 0; k < keys + 1; k++) start[k + 1] += start[k];
+  for (i64 k0 = 0; k0 < keys + 1; k0 += GRADC_STRETCH, gradc_pause(ctx))
+    for (i64 k = k0; k < gradc_min(keys + 1, k0 + GRADC_STRETCH); k++) start[k + 1] += start[k];
   for (i64 r0 = 0; r0 < rows; r0 += GRADC_STRETCH, gradc_pause(ctx))
     for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_STRETCH); r++) perm[start[key[r]]++] = (i32)r;
-  for (i64 k = keys + 1; k > 0; k--) start[k] = start[k - 1];
+  for (i64 k1 = keys + 1; k1 > 0; k1 -= GRADC_STRETCH, gradc_pause(ctx))
+    for (i64 k = k1; k > gradc_max(0, k1 - GRADC_STRETCH); k--) start[k] = start[k - 1];
   start[0] = 0;
 }
 

@@ -139,6 +139,8 @@ static void sum_5db000_rows(const void *args, i64 task) {
   (void)R, (void)C, (void)CH, (void)chunks;
   char *scratch = A->scratch;
   (void)scratch;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   i64 local_bytes = 0;
   local_bytes += gradc_align((C) * (i64)sizeof(f32));
   local_bytes += gradc_align((C) * (i64)sizeof(f32));
@@ -155,8 +157,6 @@ static void sum_5db000_rows(const void *args, i64 task) {
   f32 *restrict const o0 = (f32 *)local;
   local += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
   const int past0 = (16 * n0) * (i64)sizeof(f32) >= A->ctx->past;
-  i64 since = 0; /* elements, since it was asked whether the call ends */
-  (void)since;
   const i64 last_row = gradc_min(task * CH + CH, R);
   for (i64 r0 = task * CH, r1; r0 < last_row; r0 = r1) {
     r1 = gradc_min(r0 + gradc_stretch(C), last_row);
@@ -459,8 +459,14 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
   f64 *const s1 = (f64 *)scratch;
   scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   f64 *restrict const p1 = s1 + task * (16);
-  for (i64 e = 0; e < 16; e++) p1[e] = 0x0.0p+0f;
+  for (i64 e0 = 0, e1; e0 < 16; e0 = e1) {
+    e1 = gradc_min(e0 + GRADC_STRETCH, 16);
+    for (i64 e = e0; e < e1; e++) p1[e] = 0x0.0p+0f;
+    if (gradc_ends(A, &since, e1 - e0)) return;
+  }
   i64 local_bytes = 0;
   local_bytes += gradc_align((C) * (i64)sizeof(f32));
   local_bytes += gradc_align((C) * (i64)sizeof(f32));
@@ -479,8 +485,6 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
   const int past_a0 = (n1) * (i64)sizeof(f32) >= A->ctx->past && (1) * (i64)sizeof(f32) >= 128;
   for (i64 e = 0; e < 16; e++) q1[e] = 0;
   i64 pending = 0;
-  i64 since = 0; /* elements, since it was asked whether the call ends */
-  (void)since;
   const i64 end = R;
   const i64 from = task * CH, until = gradc_min(from + CH, end);
   i64 now = -1;
@@ -911,10 +915,20 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
   f64 *const s1 = (f64 *)scratch;
   scratch += gradc_align(chunks * (16) * (i64)sizeof(f64));
   (void)scratch;
+  i64 since = 0; /* elements, since it was asked whether the call ends */
+  (void)since;
   f64 *restrict const p0 = s0 + task * (n1);
-  for (i64 e = 0; e < n1; e++) p0[e] = 0x0.0p+0f;
+  for (i64 e0 = 0, e1; e0 < n1; e0 = e1) {
+    e1 = gradc_min(e0 + GRADC_STRETCH, n1);
+    for (i64 e = e0; e < e1; e++) p0[e] = 0x0.0p+0f;
+    if (gradc_ends(A, &since, e1 - e0)) return;
+  }
   f64 *restrict const p1 = s1 + task * (16);
-  for (i64 e = 0; e < 16; e++) p1[e] = 0x0.0p+0f;
+  for (i64 e0 = 0, e1; e0 < 16; e0 = e1) {
+    e1 = gradc_min(e0 + GRADC_STRETCH, 16);
+    for (i64 e = e0; e < e1; e++) p1[e] = 0x0.0p+0f;
+    if (gradc_ends(A, &since, e1 - e0)) return;
+  }
   i64 local_bytes = 0;
   local_bytes += gradc_align((C) * (i64)sizeof(f32));
   local_bytes += gradc_align((C) * (i64)sizeof(f32));
@@ -929,8 +943,6 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
   local += gradc_align((16) * (i64)sizeof(f32));
   for (i64 e = 0; e < 16; e++) q1[e] = 0;
   i64 pending = 0;
-  i64 since = 0; /* elements, since it was asked whether the call ends */
-  (void)since;
   const i64 last_row = gradc_min(task * CH + CH, R);
   for (i64 r0 = task * CH, r1; r0 < last_row; r0 = r1) {
     r1 = gradc_min(r0 + gradc_stretch(C), last_row);
