@@ -206,3 +206,21 @@ def test_a_test_of_another_place_bounds_a_place(step: int) -> None:
     expected = np.zeros((5, 2), np.float32)
     expected[2:, ::step] = 1
     np.testing.assert_array_equal(module.backward(residuals, np.ones_like(y))["x"], expected)
+
+
+@pytest.mark.parametrize("target", ["cpu", "numpy"])
+def test_a_cast_that_wraps_makes_other_positions(target: str) -> None:
+    """An argmax of 300 columns is inside 300 rows; as a byte it may be negative, which a check has to see."""
+    graph = gradc.trace(lambda x, table: ops.gather(table, ops.cast(ops.argmax(x, axis=1), "i8")), x="f32[N,300]", table="f32[300,2]")
+    module = gradc.compile(graph, target=target)
+    table = np.arange(600, dtype=np.float32).reshape(300, 2)
+    for place in (0, 127, 128, 299):
+        x = np.zeros((3, 300), np.float32)
+        x[1, place] = 1
+        wrapped = int(np.array(place).astype(np.int8))
+        if wrapped >= 0:
+            np.testing.assert_array_equal(module.forward.run(x=x, table=table)["y"], table[[0, wrapped, 0]])
+            continue
+        with pytest.raises(IndexOutOfRange) as caught:
+            module.forward.run(x=x, table=table)
+        assert (caught.value.value, caught.value.bound) == (wrapped, 300)

@@ -9,7 +9,10 @@ import gradc
 from gradc import ops
 from gradc.errors import Unsupported
 from gradc.ir.kernel import Select
-from gradc.passes.choose_reduction import decisions
+from gradc.ir.program_text import parse_program
+from gradc.passes.choose_reduction import choose_reduction, decisions
+from gradc.passes.devices import device_for
+from gradc.pipeline import GPU_STRATEGIES
 
 
 def embedding_gradient(size: str) -> gradc.Module:
@@ -94,3 +97,41 @@ def test_a_sort_beyond_32_bits_is_refused_before_it_runs() -> None:
     assert sort_limit(program, {"N": 2**31 - 3, "V": 2**31 - 3}) == ""
     assert "2^31 - 3 are the most" in sort_limit(program, {"N": 2**31 - 2, "V": 10})
     assert "2^31 - 3 are the most" in sort_limit(program, {"N": 10, "V": 2**31})
+
+
+TWO_KEYS = """program @p {
+  input s: i64[N]
+  input t: i64[N]
+  input x: f32[N,5]
+  output a: f32[9,5]
+  output b: f32[9,5]
+  CHECKS
+  kernel @k rows(n: N) cols(d: 5) {
+    %0 = load s[n] : i64
+    %1 = load t[n] : i64
+    phase
+    %2 = load x[n, d] : f32
+    accum a[%0, d] <- %2 : f32
+    accum b[%1, d] <- %2 : f32
+  }
+  return a=a, b=b
+}"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+@pytest.mark.parametrize("keys", [("s", "t"), ("s", "s")])
+def test_rows_are_visited_in_one_order(keys: tuple[str, str], target: str) -> None:
+    """Two sums by different keys in one kernel: the rows are sorted by one of them, and the other sum does without an order."""
+    checks = "\n".join(f'kernel @c{k} rows() cols(n: N) {{\n %0 = load {k}[n] : i64\n check %0 {{bound=9, op="gather", source="{k}"}}\n}}' for k in "st")
+    text = TWO_KEYS.replace("CHECKS", checks).replace("accum b[%1", "accum b[%1" if keys[1] == "t" else "accum b[%0")
+    on = {"device": device_for("sm_90"), "available": GPU_STRATEGIES} if target == "cuda-sim" else {}
+    program = choose_reduction(parse_program(text), force={"*": "segmented"}, **on)  # type: ignore[arg-type]
+    (kernel,) = (k for k in program.kernels if k.accums)
+    assert sorted(how == "segmented" for how in dict(kernel.strategy).values()) == [keys[0] == keys[1], True]
+    rng = np.random.default_rng(3)
+    s, t, x = rng.integers(0, 9, 200), rng.integers(0, 9, 200), rng.integers(-9, 9, (200, 5)).astype(np.float32)
+    got = gradc.Executable(program, target).run(s=s, t=t, x=x)
+    for name, index in (("a", s), ("b", {"s": s, "t": t}[keys[1]])):
+        want = np.zeros((9, 5), np.float32)
+        np.add.at(want, index, x)
+        np.testing.assert_array_equal(np.asarray(got[name]), want)

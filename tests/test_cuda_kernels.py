@@ -159,13 +159,15 @@ def test_sums_of_16_bits_are_rounded_once(how: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "i8", "i32", "i64"])
 @pytest.mark.parametrize("reduce", ["sum", "amax"])
-def test_single_elements_by_segment(dtype: str, reduce: str) -> None:
-    """A lane has an element: pieces of segments meet in a warp, at a group's end, at a chunk's end."""
+def test_single_elements_by_segment(dtype: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane has an element: pieces of segments meet in a warp, at a group's end, at a chunk's end; with few workers a chunk has several groups."""
     graph = gradc.trace(lambda x, i, u: ops.scatter_reduce(x, 0, i, u, reduce=reduce, include_self=False), x=f"{dtype}[V]", i="i64[N]", u=f"{dtype}[N]")
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "segmented"})
     assert "gradc_raised(x" in module.forward.source
     rng, np_dtype = np.random.default_rng(0), graph.input("u").dtype.np
-    for n, v in ((0, 5), (1, 1), (7, 3), (33, 40), (300, 7), (2000, 900)):
+    for n, v, workers in ((0, 5, 0), (1, 1, 0), (7, 3, 0), (33, 40, 0), (300, 7, 0), (2000, 900, 0), (700, 7, 2), (2000, 900, 3)):
+        if workers:
+            monkeypatch.setattr("gradc.codegen.launch.WORKERS", workers)
         i = np.where(rng.random(n) < 0.5, min(2, v - 1), rng.integers(0, v, n))
         u = rng.integers(-9, 9, n).astype(np_dtype)  # whole numbers: sums are exact
         agree(module, graph, {"x": np.ones(v, np_dtype), "i": i, "u": u}, UNIT.get(dtype, 0.0), (1,))

@@ -331,6 +331,18 @@ def test_the_bag_of_a_position_is_searched_for_not_stored() -> None:
     assert parse_program(str(program)) == program
 
 
+@pytest.mark.parametrize("strategy", ["privatized", "segmented"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_scattered_sums_of_16_bits_are_rounded_once(dtype: str, strategy: str) -> None:
+    """Whole numbers whose sums f32 holds exactly: the result is the sum, rounded, in any order."""
+    module = gradc.compile(gradc.trace(lambda i, x: ops.scatter_add(i, x, axis=0, size=7), i="i64[N]", x=f"{dtype}[N,12]"), target="cpu", reductions={"*": strategy})
+    rng, kind = np.random.default_rng(13), DTYPES[dtype].np
+    i, x = rng.integers(0, 6, 300), rng.integers(-64, 64, (300, 12)).astype(kind)
+    want = np.zeros((7, 12), np.float32)
+    np.add.at(want, i, x.astype(np.float32))
+    np.testing.assert_array_equal(module.forward.run(i=i, x=x)["y"], want.astype(kind))
+
+
 # -- scatters that combine otherwise -----------------------------------------------------------------------------------
 
 
@@ -402,6 +414,16 @@ def test_scatter_reduce_on_any_axis(reduce: str, include_self: bool, dim: int) -
             f"{what} {reduce} {include_self} {dim}",
             compiled=dim == 1 and include_self,
         )
+
+
+def test_ties_of_a_scattered_maximum_share() -> None:
+    """As torch's scatter_reduce has it: winners that are equal get equal parts of the gradient."""
+    arrays = {"x": np.full(4, -1.0), "i": np.array([2, 0, 2, 2, 0]), "s": np.array([3.0, 1, 3, 2, 5])}
+    for name in ("amax", "amin"):
+        same_as_torch(lambda x, i, s, name=name: ops.scatter_reduce(x, 0, i, s, name), lambda x, i, s, name=name: x.scatter_reduce(0, i, s, name), arrays, name)
+    both = differentiate(traced(lambda i, s: ops.scatter_amax(i, s, axis=0, size=4), {k: arrays[k] for k in "is"}), ["s"])
+    got = interp.run(both, {"i": arrays["i"], "s": arrays["s"], "d.y": np.array([6.0, 7, 10, 8])})
+    assert got["d.s"].tolist() == [5, 0, 5, 0, 6]
 
 
 def test_an_element_that_is_left_out_is_no_winner() -> None:

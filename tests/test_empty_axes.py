@@ -113,3 +113,15 @@ def test_no_positions_of_no_classes(reduction: str, classes: str, target: str) -
 def test_a_number_of_positions_that_is_known_refuses_no_classes() -> None:
     with pytest.raises(TypeRuleError, match="0 classes"):
         gradc.trace(lambda x, t: ops.cross_entropy(x, t), x="f32[4,0]", t="i64[4]")
+
+
+@every_target
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3.0])
+def test_a_sum_of_nothing_is_0_whatever_was_repeated(target: str, value: float) -> None:
+    """sum(broadcast_to(x, (N, 3)), 0) is N x for N > 0, and 0 for N = 0: not 0 * inf."""
+    graph = gradc.trace(lambda x, n: ops.sum(ops.broadcast_to(x, (n.shape[0], 3)), axis=0), x="f32[3]", n="f32[N]")
+    module = gradc.compile(graph, target=target)
+    for count in (0, 2):
+        x = np.full(3, value, np.float32)
+        (got,) = module.forward.run(x=x, n=np.zeros(count, np.float32)).values()
+        np.testing.assert_array_equal(np.asarray(got), np.broadcast_to(x, (count, 3)).sum(0))

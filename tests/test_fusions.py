@@ -17,6 +17,7 @@ from gradc.ir.dims import symbol
 from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
+from gradc.passes.split_axes import split_axes
 
 V, D = symbol("V"), 16
 GRANULARITY = {"tensor": ("f32[1,1]", (V, D)), "row": ("f32[V,1]", (1, D)), "column": ("f32[1,16]", (V, 1)), "group": ("f32[V,4]", (1, 4))}
@@ -259,3 +260,26 @@ def test_fake_quantize_then_embedding(granularity: str, golden: Any) -> None:
     got = module.backward(residuals, dy)
     for key in ("w", "s"):
         assert np.abs(got[key] - exact[f"d.{key}"]).max() <= 16 * 2.0**-24 * np.abs(exact[f"d.{key}"]).max()
+
+
+def test_a_value_read_under_a_mask_is_not_the_value_read_without_one() -> None:
+    """Both at one place in one kernel: x behind a slice and a pad is masked at row 0, x itself is not."""
+    graph = gradc.trace(lambda x: ops.pad(ops.exp(x)[1:], ((1, 0), (0, 0))) * 3.0 + ops.exp(x), x="f32[4,5]")
+    module = gradc.compile(graph, target="cpu")
+    x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
+    padded = np.exp(x.astype(np.float64))
+    padded[0] = 0
+    np.testing.assert_allclose(module.forward.run(x=x)["y"], padded * 3 + np.exp(x.astype(np.float64)), rtol=1e-6)
+    assert len(module.forward.program.kernels) == 1
+
+
+@pytest.mark.parametrize("axes", [(1, 2), (0, 1, 2), (1,), (0, 2)])
+def test_sums_over_joined_axes_and_those_behind_them(axes: tuple[int, ...]) -> None:
+    """[N, 4, 3, K] read as [N, 12, K]: a sum over the joined axis is one over both, and the axis behind moves by one."""
+    graph = gradc.trace(lambda x: ops.sum(ops.exp(ops.reshape(ops.exp(x), (-1, 12, x.shape[3]))), axis=axes), x="f64[N,4,3,K]")
+    split = split_axes(graph)
+    x = np.random.default_rng(0).standard_normal((2, 4, 3, 5))
+    want = np.exp(np.exp(x).reshape(2, 12, 5)).sum(axes)
+    np.testing.assert_allclose(interp.run(split, x=x)["y"], want, rtol=1e-12)
+    if 1 in axes:
+        assert not any(node.op.name == "reshape" for node in split.nodes), "the sum runs over the axes as they were"

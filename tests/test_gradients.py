@@ -223,3 +223,15 @@ def test_inner_of_donated_memory() -> None:
     assert np.shares_memory(y, w) and residuals.inner("g") is g
     with pytest.raises(KeyError, match="the input 'w' was donated: its memory is an output's now"):
         residuals.inner("w")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_contributions_of_16_bits_are_rounded_once(dtype: str, target: str) -> None:
+    """Three uses: one contribution as large as 2 / ulp and two of half an ulp, which are lost if each addition is rounded."""
+    large = {"f16": 2.0**11, "bf16": 2.0**8}[dtype]
+    graph = gradc.trace(lambda x, a: ops.sin(x) * a + ops.tanh(x) * a + x * (a * large), x=f"{dtype}[N]", a=f"{dtype}[N]")
+    module = gradc.compile(graph, wrt=["x"], target=target, numerics="strict")  # else no value between is rounded
+    kind = graph.input("x").dtype.np
+    _, residuals = module.forward(x=np.zeros(3, kind), a=np.ones(3, kind))
+    assert module.backward(residuals, np.ones(3, kind))["x"].astype(np.float64).tolist() == [large + 2] * 3

@@ -192,3 +192,16 @@ class Mallinfo(ctypes.Structure):
     """struct mallinfo2 of the C library."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+@pytest.mark.parametrize("read", ["reversed", "at its own place"])
+def test_a_donated_input_is_not_overwritten_before_it_is_read(read: str) -> None:
+    """y may take x's memory only where each element is read at the place that it is written to."""
+    graph = gradc.trace(lambda x, b: ops.exp(ops.flip(x, axis=0) if read == "reversed" else x) * b, x="f32[N]", b="f32[N]")
+    module = gradc.compile(graph, target="cpu", donate=["x"])
+    x, b = np.random.default_rng(0).standard_normal((2, 100_001)).astype(np.float32)
+    want = np.exp((x[::-1] if read == "reversed" else x).astype(np.float64)) * b
+    given = x.copy()
+    (y,) = module.forward.run(x=given, b=b).values()
+    np.testing.assert_allclose(y, want, rtol=1e-6)
+    assert np.shares_memory(y, given) == (read != "reversed")

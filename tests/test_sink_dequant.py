@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.exact import equal
@@ -588,3 +589,20 @@ def trace_sample(op, sample, dims):
     bound = lambda v: tuple(map(bound, v)) if isinstance(v, tuple) else dims.get(v, v) if isinstance(v, str) else v
     result = op(*inputs, **{k: bound(v) for k, v in sample.attrs.items()})
     return Graph("sample", tuple(inputs), (("y", result),)) if result.op is op else None
+
+
+@pytest.mark.parametrize("masked", ["skipped", "padded", "outside the image"])
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 2.0])
+def test_a_scale_stays_before_a_mask_where_it_could_be_infinite(masked: str, scale: float) -> None:
+    """Behind the mask it would multiply the mask's 0."""
+    functions = {
+        "skipped": lambda x, s, i: ops.sum(ops.gather(x * s, i, oob="skip"), axis=1),
+        "padded": lambda x, s, i: ops.sum(ops.pad(x * s, ((1, 0), (0, 0))), axis=1),
+        "outside the image": lambda x, s, i: ops.sum(ops.gather_2d(ops.reshape(x * s, (1, 1, 3, 64)), ops.reshape(i, (1, -1)), ops.reshape(i, (1, -1))), axis=(0, 1)),
+    }
+    graph = trace(functions[masked], x="f32[3,64]", s="f32[1]", i="i64[N]")
+    x, s, i = np.ones((3, 64), np.float32), np.full(1, scale, np.float32), np.array([0, 7, 2])
+    want = interp.run(graph, x=x, s=s, i=i)["y"]
+    assert (want == 0).any()
+    for simple in (sink_dequant(simplify(decompose(graph))), gradc.compile(graph, target="cpu").forward.program):
+        np.testing.assert_array_equal(interp.run(simple, x=x, s=s, i=i)["y"], want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -168,6 +169,15 @@ def test_long_rows_of_f64_are_added_up_as_exactly_as_torch_does(name: str, targe
                 return float(np.abs(np.asarray(value).astype(np.longdouble) - exact).max() / np.abs(exact).max()) / UNIT["float64"]
 
             assert error(module.forward.run(x=x)["y"]) <= max(4, error(reference(torch.from_numpy(x)))), (columns, k)
+
+
+@pytest.mark.parametrize("rest", [1.0, 2.0**-30])
+def test_blocks_of_a_long_row_that_cancel_leave_the_small_ones(rest: float) -> None:
+    """What an addition of f64 block sums rounds away is kept, whichever of the two is the larger (Knuth's TwoSum, not Dekker's)."""
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axis=-1), x="f64[N,D]"), target="cpu")
+    x = np.zeros((2, 8192))
+    x[:, ::2048] = [[rest, 2.0**80, rest, -(2.0**80)], [2.0**80, rest, -(2.0**80), rest]]
+    assert module.forward.run(x=x)["y"].tolist() == [math.fsum(row) for row in x]
 
 
 # -- ties, zeros and bounds --------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ STEPS = {
     "a factor that wraps": (5, "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = const {value=0} : i64\n %2 = ge %0, %1 : bool\n %3 = where %2, %0, %1 : i64\n %4 = index %3*4611686018427387904 : i64\n %5 = const {value=4} : i64\n %6 = le %4, %5 : bool\n %7 = load x[%4] where %6 : f32\n store y[n] <- %7 : f32\n}"),
     "a place that wraps, divided": (5, "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = index n : i64\n %2 = const {value=1} : i64\n %3 = right_shift %1, %2 : i64\n %4 = inside %0*2 + n {lo=0, hi=8} : bool\n %7 = load x[%0 + %3] where %4 : f32\n store y[n] <- %7 : f32\n}"),
     "a constant that its type wraps": (201, "kernel @a rows() cols(n: N) {\n %0 = const {value=200} : i8\n %1 = load x[%0] : f32\n store y[n] <- %1 : f32\n}"),
+    "checked where a mask is": (5, "kernel @c rows() cols(n: N) {\n %1 = inside n {lo=0, hi=1} : bool\n %0 = load t[n] where %1 : i64\n check %0 {bound=5, op=\"gather\", source=\"t\"}\n}\nkernel @r rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = load x[%0] : f32\n store y[n] <- %1 : f32\n}"),
     "a store with a mask": (5, "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = inside %0 {lo=0, hi=5} : bool\n %2 = load x[0] : f32\n store y[n] <- %2 where %1 : f32\n}"),
     "two kernels of one name": (5, "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n store u[n] <- %0 : i64\n}\nkernel @a rows() cols(n: N) {\n %0 = load x[0] : f32\n store y[n] <- %0 : f32\n}"),
 }  # fmt: skip
