@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from gradc.errors import Unsupported
 from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
 from gradc.passes.choose_reduction import choose_reduction, decisions
+from gradc.passes.cost import MOST_SORTED, check_sorts, combines, estimates
 from gradc.passes.devices import device_for
 from gradc.pipeline import GPU_STRATEGIES
 
@@ -91,12 +94,18 @@ def test_explain_shows_the_table() -> None:
 
 
 def test_a_sort_beyond_32_bits_is_refused_before_it_runs() -> None:
-    from gradc.passes.cost import sort_limit
-
+    """The same error from every way to ask, and none where the sizes pick a kernel that sorts nothing."""
     program = embedding_gradient("V").backward.program
-    assert sort_limit(program, {"N": 2**31 - 3, "V": 2**31 - 3}) == ""
-    assert "2^31 - 3 are the most" in sort_limit(program, {"N": 2**31 - 2, "V": 10})
-    assert "2^31 - 3 are the most" in sort_limit(program, {"N": 10, "V": 2**31})
+    check_sorts(program, {"N": MOST_SORTED, "V": MOST_SORTED})
+    check_sorts(program, {"N": MOST_SORTED + 1, "V": 10})  # which is privatized
+    sorting = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table="f32[V,8]")
+    for target in ("cpu", "cuda-sim", "numpy"):
+        backward = gradc.compile(sorting, wrt=["table"], target=target, reductions={"*": "segmented"}).backward
+        for sizes, what in (({"N": MOST_SORTED + 1, "V": 10}, f"{MOST_SORTED + 1} rows;"), ({"N": 10, "V": 2**31}, "2147483648 rows of its result;")):
+            with pytest.raises(Unsupported, match=what):
+                backward.workspace_size(**sizes)
+            with pytest.raises(Unsupported, match=what):
+                check_sorts(backward.program, sizes)
 
 
 TWO_KEYS = """program @p {
@@ -135,3 +144,37 @@ def test_rows_are_visited_in_one_order(keys: tuple[str, str], target: str) -> No
         want = np.zeros((9, 5), np.float32)
         np.add.at(want, index, x)
         np.testing.assert_array_equal(np.asarray(got[name]), want)
+
+
+def test_the_estimate_has_the_partial_results_that_the_c_makes() -> None:
+    """Rows per task are one formula: explain counts what a kernel takes memory for."""
+    graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table="f32[V,D]")
+    backward = gradc.compile(graph, wrt=["table"], target="cpu", reductions={"*": "privatized"}).backward
+    types = {b.name: b.type for b in backward.program.buffers}
+    (kernel,) = (k for k in backward.program.kernels if k.accums)
+    for dims in ({"N": n, "V": v, "D": d} for n in (1, 100, 255, 4096, 65_536, 1_000_000) for v, d in ((3, 1), (25, 16), (1000, 16), (25, 100), (7, 5000), (60_000, 80))):
+        (private,) = (e for e in estimates(kernel, combines(kernel, types)[0], types, dims) if e.strategy == "privatized")
+        chunks = int(private.why.split()[0])
+        values = (ctypes.c_int64 * 3)(*(dims[name] for name in backward.program.dims))
+        partials = chunks * dims["V"] * dims["D"] * 8
+        assert partials <= backward.native.library.gradc_scratch(values) < partials + 4096, dims
+        assert f"{chunks} partials" in gradc.compile(graph, wrt=["table"], target="cpu").explain(**dims)
+        assert dims != {"N": 4096, "V": 25, "D": 16} or chunks == 32
+
+
+@pytest.mark.parametrize(("columns", "enough"), [(16, 25 * 128 + 1), (64, 25 * 64 + 1)])
+def test_sorting_pays_from_where_partial_results_cost_more(columns: int, enough: int) -> None:
+    """10 ns a row at 20 GB/s against 8 bytes per element and chunk: 25 elements per row of a chunk, of which 4096 rows of so many columns have 128 and 64."""
+    for rows, how in (((enough - 1) // columns, "privatized"), (-(-enough // columns), "segmented")):
+        graph = gradc.trace(lambda i, u, rows=rows: ops.scatter_add(i, u, axis=0, size=rows), i="i64[4096]", u=f"f32[4096,{columns}]")
+        assert [picked for _, _, picked, _ in decisions(gradc.compile(graph, target="numpy").forward.program)] == [how]
+
+
+@pytest.mark.parametrize(("dtype", "strategy", "deterministic"), [("f32", "atomic_fixed", True), ("f32", "atomic", False), ("i32", "atomic", True), ("f32", "segmented", True)])
+def test_what_is_deterministic_is_said_alike(dtype: str, strategy: str, deterministic: bool) -> None:
+    """The cost model and the precision of an executable read one record."""
+    graph = gradc.trace(lambda i, u: ops.scatter_add(i, u, axis=0, size=9), i="i64[N]", u=f"{dtype}[N,4]")
+    forward = gradc.compile(graph, target="cuda-sim", reductions={"*": strategy}).forward
+    assert forward.precision.deterministic is deterministic and forward.precision.bit_stable is deterministic
+    (picked,) = (e for _, _, _, table in decisions(forward.program, device=device_for("sm_90")) for e in table if e.strategy == strategy)
+    assert picked.deterministic is deterministic

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Unsupported
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
 from ..passes.gpu_cost import OWN_BLOCKS, OWN_SHORTEST
@@ -39,8 +38,6 @@ LONGEST = 128
 """Positions of a sorted order per task."""
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel."""
-MOST_SORTED = 2**31 - 3
-"""Rows, and places they go to: positions and keys have 32 bits."""
 MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
 WARP = 32
@@ -182,15 +179,8 @@ class LaunchPlan:
         return of_kernel(self.made[item.name], item, self.types)
 
     def sizes(self, kernel: CudaKernel) -> Sizes:
-        """A kernel's.
-
-        :raises Unsupported: more rows or places than a sort counts.
-        """
-        found = sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
-        for what, count in (("rows", found.rows), ("rows of its result", found.keys)):
-            if kernel.keys is not None and count > MOST_SORTED:
-                raise Unsupported(f"{kernel.name}: a segmented sum over {count} {what}; it counts to 2^31, reductions={{'*': 'privatized'}} further")
-        return found
+        """A kernel's."""
+        return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
 
     def part(self, name: str) -> Part:
         """Where a buffer lies."""

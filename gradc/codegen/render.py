@@ -15,6 +15,7 @@ from ..errors import InternalError, Unsupported
 from ..ir.dims import Dim, Size, product, substitute, symbol
 from ..ir.kernel import REDUCTIONS, Axis, Call, Index, Kernel, Operand, Pass, Program, Select, Stmt, alternatives, neutral
 from ..ir.types import F32, F64, DType, Type
+from ..passes.chunks import chunk_rows, interchanged_chunk_rows, private_chunk_rows
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
@@ -184,7 +185,6 @@ class _Writer(RowMemory):
         k = self.k
         kept = self.kept
         rest = sorted((a for a in k.rows if a not in kept), key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
-        private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
         self.past = {s: i for i, s in enumerate(s for j, p in enumerate(k.passes) for s in p.roots if self.writes_past(s, j))}
         passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
         checks = any(s.op == "check" for s in k.body)
@@ -200,7 +200,7 @@ class _Writer(RowMemory):
             "order": self.order, "passes": passes, "accums": [self.accum(s) for s in k.accums], "checks": checks,
             "held": [{"name": f"h{i}", "ctype": carrier(k.stmts[v].dtype or F32)} for i, v in enumerate(self.held)],
             "past": [{"name": f"{i}", "ctype": stored(self.types[s.buffer].dtype), "size": size(self.types[s.buffer].count)} for s, i in self.past.items()],
-            "strips": plain, "turned": self.turned, "visit_all": not only, "private_size": size(self.most(private)) if private and any(s != 1 for s in private) else "",
+            "strips": plain, "turned": self.turned, "visit_all": not only, "chunk": size(self.chunk_rows(product(s for _, s in kept), product(s for _, s in rest))),
         }  # fmt: skip
         if self.order == "segmented":
             part = self.parts[k.order]
@@ -229,13 +229,17 @@ class _Writer(RowMemory):
         gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
         return any(axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered)
 
-    @staticmethod
-    def most(sizes: Sequence[Size]) -> Size:
-        """Something at least as large as each: their sum."""
-        total: Size = 0
-        for s in sizes:
-            total = total + s
-        return total
+    def chunk_rows(self, kept: Size, rest: Size) -> Size:
+        """Rows per task; of those that keep a place, where a result is regular."""
+        rows, cols = self.k.row_count, self.k.col_count
+        private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
+        if self.turned:
+            return interchanged_chunk_rows(kept, cols)
+        if self.order == "regular":
+            return chunk_rows(kept, rest * cols)
+        if any(n != 1 for n in private):
+            return private_chunk_rows(rows, cols, sum(private, start=0))
+        return chunk_rows(rows, cols)
 
     def accum(self, s: Stmt) -> dict[str, Any]:
         part, type_ = self.parts[s.buffer], self.types[s.buffer]

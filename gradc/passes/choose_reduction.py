@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Literal
 
 from ..errors import InvalidProblem, Unsupported
-from ..ir.dims import Assumption, Size, floordiv, known_nonnegative, maximum, minimum, product
+from ..ir.dims import Assumption, Size, known_nonnegative, product
 from ..ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ..ir.types import Type
-from .cost import CHUNK_LEAST, CHUNK_MOST, Combine, combines, estimates, strategies, ways
+from .chunks import FEWEST_ROWS, MOST_PARTIALS, private_chunk_rows
+from .cost import Combine, combines, estimates, strategies, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
 from .gpu_cost import Estimate
@@ -31,9 +32,9 @@ ORDERED = ("segmented", "regular")
 PER_ROW = int(CPU.sort * CPU.bandwidth / 8)
 
 
-def sort_pays(kernel: Kernel) -> Size:
+def sort_pays(kernel: Kernel, size: Size) -> Size:
     """Elements of a result from which sorting rows beats a partial result per chunk: 10 ns per row against 8 bytes x elements per chunk at 20 GB/s."""
-    return PER_ROW * maximum(CHUNK_LEAST, minimum(floordiv(kernel.row_count, 256), CHUNK_MOST)) + 1
+    return PER_ROW * private_chunk_rows(kernel.row_count, kernel.col_count, size) + 1
 
 
 def choose_reduction(
@@ -121,11 +122,12 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         if forced:
             picks[part.buffer] = forced
             continue
-        size, enough = product(types[part.buffer].shape), sort_pays(kernel)
+        size = product(types[part.buffer].shape)
+        enough = sort_pays(kernel, size)
         if allowed == ["privatized", "segmented"]:
-            if known_nonnegative(size - enough) or known_nonnegative(size - PER_ROW * CHUNK_MOST - 1):
+            if known_nonnegative(size - enough) or known_nonnegative(size - MOST_PARTIALS):  # one chunk, and no second task
                 best = "segmented"
-            elif known_nonnegative(enough - 1 - size) or known_nonnegative(PER_ROW * CHUNK_LEAST - size):
+            elif known_nonnegative(enough - 1 - size) or known_nonnegative(PER_ROW * FEWEST_ROWS - size):
                 best = "privatized"
             else:  # a symbol decides: keep both, and let its value pick at the call
                 undecided, best = Assumption(size, ">=", enough), "segmented"

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.dims import Size, evaluate, floordiv, maximum, product, symbols
-from ..ir.kernel import REDUCTIONS, Index, Kernel, Program, Stmt, alternatives
+from ..errors import Unsupported
+from ..ir.dims import Size, ceildiv, evaluate, floordiv, maximum, product, symbols
+from ..ir.kernel import REDUCTIONS, Index, Kernel, Program, Stmt, alternatives, taken
 from ..ir.types import Type
+from .chunks import private_chunk_rows
 from .devices import CPU, Cpu, Device, Gpu
 from .gpu_cost import DETERMINISTIC, OWN_BYTES, Estimate, Scatter, expected_hits, own_bytes, predict
 
-CHUNK_LEAST, CHUNK_MOST = 8, 64
-"""Rows per chunk on the CPU: clamp(N/256, 8, 64)."""
+MOST_SORTED = 2**31 - 3
+"""Rows that a sort takes, and places that they go to."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,6 @@ def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dic
     return {name: (dims or {}).get(name, 1024) for name in sorted(names)}
 
 
-def chunk_rows(rows: int) -> int:
-    return max(CHUNK_LEAST, min(rows // 256, CHUNK_MOST))
-
-
 def estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None = None, device: Device = CPU,
               *, unique: int | None = None, hits: int | None = None) -> list[Estimate]:  # fmt: skip
     """The table of choose_reduction: each right strategy with its predicted bytes and time.
@@ -210,7 +208,7 @@ def _cpu_estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], 
     out, width = evaluate(product(shape), bound), types[combine.buffer].dtype.itemsize
     level = kernel.stmt_level(combine.stmt) & {a for a, _ in kernel.cols}
     read = rows * (cols if level else 1) * width
-    chunks = -(-rows // chunk_rows(rows)) if rows else 0
+    chunks = evaluate(ceildiv(rows, private_chunk_rows(rows, cols, out)), {})
     answer = []
     for strategy in strategies(kernel, combine):
         if strategy == "privatized":
@@ -230,15 +228,21 @@ def _cpu_estimates(kernel: Kernel, combine: Combine, types: Mapping[str, Type], 
     return answer
 
 
-def sort_limit(program: Program, dims: Mapping[str, int]) -> str:
-    """Why a segmented kernel cannot run at these sizes: positions and keys are 32-bit; "" if all can."""
+def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
+    """Positions and keys of a sort have 32 bits.
+
+    :raises Unsupported: a kernel that runs at these sizes would sort more rows, or into more places, than ``MOST_SORTED``.
+    """
     types = {b.name: b.type for b in program.buffers}
-    for kernel in program.kernels:
-        for part in combines(kernel, types) if "segmented" in kernel.strategies.values() else ():
-            rows, keys = evaluate(kernel.row_count, dims), evaluate(product(types[part.buffer].shape[: part.leading]), dims)
-            if kernel.strategies.get(part.buffer) == "segmented" and max(rows, keys) >= 2**31 - 2:
-                return f"{kernel.name} sorts {rows} rows into {keys}: 2^31 - 3 are the most"
-    return ""
+    for step in program.steps:
+        kernel = taken(step, dims)
+        if not isinstance(kernel, Kernel) or kernel.strategies.get(kernel.order) != "segmented":
+            continue
+        part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
+        for what, size in (("rows", kernel.row_count), ("rows of its result", product(types[kernel.order].shape[: part.leading]))):
+            count = evaluate(size, dims)
+            if count > MOST_SORTED:
+                raise Unsupported(f"{kernel.name}: a segmented sum over {count} {what}; it counts to {MOST_SORTED}, reductions={{'*': 'privatized'}} further")
 
 
 def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..codegen.render import Source, render_program
-from ..errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory, Unsupported
-from ..ir.dims import evaluate, product
-from ..ir.kernel import Call, Kernel, Program, taken
-from ..passes.cost import combines
+from ..errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
+from ..ir.dims import evaluate
+from ..ir.kernel import Call, Program
 from ..passes.plan_buffers import slot_sizes
 from . import pool
 from .arrays import empty
@@ -85,7 +84,6 @@ class CpuProgram:
         found = self._bindings.get(key)
         if found is None:
             values = (ctypes.c_int64 * max(len(key), 1))(*key)
-            self._check_sorts(dims)
             starts, total = [], 0
             for size in slot_sizes(self.program):
                 starts.append(total)
@@ -101,18 +99,6 @@ class CpuProgram:
                 self._bindings.clear()
             self._bindings[key] = found
         return found
-
-    def _check_sorts(self, dims: Mapping[str, int]) -> None:
-        """Rows and the numbers they are sorted by are counted in 32 bits."""
-        types = {b.name: b.type for b in self.program.buffers}
-        for step in self.program.steps:
-            kernel = taken(step, dims)
-            if not isinstance(kernel, Kernel) or kernel.strategies.get(kernel.order) != "segmented":
-                continue
-            part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
-            for what, count in (("rows", kernel.row_count), ("rows of its result", product(types[kernel.order].shape[: part.leading]))):
-                if evaluate(count, dims) >= 2**31 - 2:
-                    raise Unsupported(f"{kernel.name}: a segmented sum over {evaluate(count, dims)} {what}; it counts to 2^31, reductions={{'*': 'privatized'}} further")
 
     def run(self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1) -> None:
         """Run every step (or one) on contiguous arrays, by buffer name; outputs are written in place.

@@ -26,7 +26,7 @@ from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_program, verify_sizes
 from ..knobs import TARGETS
-from ..passes.cost import floor_bytes, sort_limit
+from ..passes.cost import check_sorts, floor_bytes
 from ..passes.plan_buffers import donations, plan_buffers
 from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
@@ -260,9 +260,7 @@ class Executable(Shared):
             verify_sizes(kernel, self.program, bound)
         check_sizes(self.program, bound)
         check_nonempty(self.program, bound)
-        refused = sort_limit(self.program, bound)
-        if refused:
-            raise InvalidProblem(refused)
+        check_sorts(self.program, bound)
         if len(self._shapes) > 256:
             self._shapes.clear()
         self._shapes[key] = bound
@@ -421,6 +419,7 @@ class Executable(Shared):
         if missing:
             raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
         check_sizes(self.program, bound)
+        check_sorts(self.program, bound)
         return 0 if self.target == "numpy" else int(self.native.bind(bound).workspace)
 
     def sku(self, **dims: int) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ..ir.kernel import REDUCTIONS, Call, Kernel, Program, Stmt, alternatives
 from ..ir.node import REGISTRY
+from ..passes.cost import combines
+from ..passes.cost import deterministic as is_deterministic
 
-DETERMINISTIC = frozenset({"privatized", "regular", "segmented"})
-"""The strategies that combine in an order that shapes alone decide."""
 _SUMS = ("sum", "prod")
 
 
@@ -32,11 +32,12 @@ def precision_of(program: Program, target: str) -> Precision:
     """The precision of a program on a target."""
     math: set[str] = set()
     sums: set[str] = set()
+    types = {b.name: b.type for b in program.buffers}
     deterministic, calls = True, False
     for step in program.steps:
         for item in alternatives(step):
             if isinstance(item, Kernel):
-                deterministic &= all(how in DETERMINISTIC for _, how in item.strategy)
+                deterministic &= all(is_deterministic(item.strategies[part.buffer], part, types) for part in combines(item, types) if part.buffer in item.strategies)
                 for s in item.body:
                     if s.dtype is not None and s.dtype.is_float and _computes(s):
                         math.add(s.dtype.name)

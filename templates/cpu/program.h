@@ -53,24 +53,6 @@ static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { re
 /* Bytes of a piece of scratch, whole lines; a piece of nothing has a first element too, for sums that add 0 there. */
 static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return bytes ? (bytes + 63) & ~(i64)63 : 64; }
 
-/* Rows per task: the unit of determinism, so a function of the shape and nothing else.  Short rows come by more: a task is some work,
- * but no chain of additions grows long. */
-static inline __attribute__((unused)) i64 gradc_chunk(i64 rows, i64 cols) {
-  const i64 wanted = gradc_max(8, gradc_min(rows / 256, 64));
-  return gradc_max(wanted, gradc_min(128, gradc_chunks(4096, gradc_max(cols, 1))));
-}
-
-/* Rows per task where each task holds a whole partial result of `size` elements: at most 4 Mi elements of partials. */
-static inline __attribute__((unused)) i64 gradc_chunk_private(i64 rows, i64 cols, i64 size) {
-  const i64 most = gradc_max(1, ((i64)1 << 22) / gradc_max(size, 1));
-  return gradc_max(gradc_chunk(rows, cols), gradc_chunks(rows, most));
-}
-
-/* Rows per task where a task's rows share what they gather from: some thousand columns, if that leaves tasks enough. */
-static inline __attribute__((unused)) i64 gradc_chunk_turned(i64 rows, i64 cols) {
-  return gradc_max(1, gradc_min(gradc_chunks(4096, gradc_max(cols, 1)), gradc_chunks(rows, 16)));
-}
-
 static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; }
 /* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */
 static inline __attribute__((unused)) void gradc_pause(const gradc_ctx *ctx) { ctx->parallel_for(ctx, 1, gradc_nothing, 0); }

@@ -39,7 +39,7 @@ static i64 check_67ca52_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return gradc_chunk(1, n0);
+  return maximum_i64((floordiv_i64(4095, maximum_i64(1, n0)) - 1 * maximum_i64((floordiv_i64(4095, maximum_i64(1, n0)) + 1), 128) + 129), 8);
 }
 GRADC_SHARED i64 check_67ca52_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, check_67ca52_chunk(n_)};
@@ -258,7 +258,7 @@ static i64 sum_5db000_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return gradc_chunk(n0, 16);
+  return 128;
 }
 GRADC_SHARED i64 sum_5db000_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, sum_5db000_chunk(n_)};
@@ -720,7 +720,7 @@ static i64 sum_8ffb11_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return gradc_chunk_private(n0, 16, 16);
+  return maximum_i64(floordiv_i64((n0 + 262143), 262144), 128);
 }
 GRADC_SHARED i64 sum_8ffb11_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, sum_8ffb11_chunk(n_)};
@@ -1125,7 +1125,7 @@ static i64 sum_45cc9e_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return gradc_chunk_private(n0, 16, (n1 + 16));
+  return maximum_i64((floordiv_i64((n0 - 1), maximum_i64(floordiv_i64(4194304, (n1 + 16)), 1)) + 1), 128);
 }
 GRADC_SHARED i64 sum_45cc9e_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, sum_45cc9e_chunk(n_)};
