@@ -1,292 +1,21 @@
-"""What torch (or plain NumPy) says each op means: ``TORCH[name](*tensors, **attrs as the user wrote them)``.
-
-Ops that torch lacks stand in ``NUMPY`` with a function of arrays; their gradients are then compared with finite differences.
-"""
+"""What NumPy says of ops that torch lacks: ``NUMPY[name](*arrays, **attrs as the user wrote them)``; torch's part is in tests/torch_oracles.py."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import sampling
-import torch
-import torch.nn.functional as F
 
 from gradc.ir.types import DTYPES, dtype
 from gradc.ops.block_scales import NF4
 
-DTYPE = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "bool": torch.bool}
-DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {
-    f"u{n}": getattr(torch, f"uint{n}") for n in (8, 16, 32)
-}
-
-
-def to_torch(array: np.ndarray) -> torch.Tensor:
-    name = dtype(array.dtype).name
-    if name not in DTYPE:  # narrow ints and f8: by value
-        array = array.astype(np.int8 if name[0] in "iu" else np.float32)
-    if array.dtype == DTYPES["bf16"].np:
-        return torch.from_numpy(np.array(array).view(np.uint16).astype(np.int32)).to(torch.uint16).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array, order="C"))
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.detach()
-    return (
-        tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy(force=True)
-    )
-
-
-def _axes(x: torch.Tensor, axis: Any) -> tuple[int, ...]:
-    return tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-
-
-def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False, **more: Any) -> torch.Tensor:
-        return (
-            function(x, dim=_axes(x, axis), keepdim=keepdims, **more)
-            if x.ndim
-            else function(x.reshape(1), dim=(0,), **more)
-        )
-
-    return oracle
-
-
-def _prod(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
-    for a in sorted((a % x.ndim for a in _axes(x, axis)), reverse=True):
-        x = torch.prod(x, a, keepdim=keepdims)
-    return x
-
-
-def _first(function: Any) -> Callable[..., torch.Tensor]:
-    def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
-        if isinstance(axis, int):
-            return function(x, axis, keepdim=keepdims).values
-        return _reduction(torch.amax if function is torch.max else torch.amin)(x, axis, keepdims)
-
-    return oracle
-
-
-def _arg(function: Any) -> Callable[..., torch.Tensor]:
-    return lambda x, axis=None, keepdims=False: (
-        function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
-    )
-
-
-def _var(x: torch.Tensor, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> torch.Tensor:
-    axes = _axes(x, axis)
-    count = int(np.prod([x.shape[a] for a in axes]))  # by definition: torch.var wants ddof < count and a dim
-    centred = x - x.mean(axes, keepdim=True) if axes else x - x
-    return (
-        (centred * centred).sum(axes, keepdim=keepdims) / torch.tensor(float(count - ddof), dtype=x.dtype)
-        if axes
-        else centred / (1.0 - ddof)
-    )
-
-
-def positions(indices: torch.Tensor, size: int, oob: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where indices point under a rule for bounds, and which count."""
-    raw = indices.long()
-    if oob == "clamp":
-        return raw.clamp(0, size - 1), torch.ones_like(raw, dtype=torch.bool)
-    if oob == "wrap":
-        return raw % size, torch.ones_like(raw, dtype=torch.bool)
-    inside = (raw >= 0) & (raw < size)
-    return torch.where(inside, raw, 0), inside
-
-
-def _gather(
-    x: torch.Tensor,
-    indices: torch.Tensor,
-    axis: int = 0,
-    oob: str = "error",
-    padding_idx: int | None = None,
-    scale_grad_by_freq: bool = False,
-) -> torch.Tensor:
-    where, counts = positions(indices, x.shape[axis], oob)
-    rows = torch.index_select(x, axis, where.reshape(-1)).reshape(
-        (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    )
-    spread = (*(1,) * axis, *indices.shape, *(1,) * (x.ndim - axis - 1))
-    rows = torch.where(counts.reshape(spread), rows, torch.zeros((), dtype=x.dtype)) if oob == "skip" else rows
-    share = torch.ones(indices.shape, dtype=x.dtype)
-    if scale_grad_by_freq:
-        share = 1 / torch.bincount(where.reshape(-1), minlength=x.shape[axis])[where.reshape(-1)].reshape(
-            indices.shape
-        ).to(x.dtype)
-    if padding_idx is not None:
-        share = torch.where(where == padding_idx % x.shape[axis], 0, share)
-    if padding_idx is None and not scale_grad_by_freq:
-        return rows
-    return rows.detach() + share.reshape(spread) * (
-        rows - rows.detach()
-    )  # the value of rows, its derivative times share
-
-
-def _scatter(
-    indices: torch.Tensor,
-    updates: torch.Tensor,
-    size: int,
-    axis: int = 0,
-    oob: str = "error",
-    padding_idx: int | None = None,
-) -> torch.Tensor:
-    where, counts = positions(indices, size, oob)
-    if padding_idx is not None:
-        counts = counts & (where != padding_idx % size)
-    rank = indices.ndim
-    flat = updates.reshape((*updates.shape[:axis], indices.numel(), *updates.shape[axis + rank :]))
-    keep = counts.reshape(-1)
-    out = torch.zeros(*updates.shape[:axis], size, *updates.shape[axis + rank :], dtype=updates.dtype)
-    return out.index_add(axis, where.reshape(-1)[keep], flat.index_select(axis, torch.nonzero(keep)[:, 0]))
-
-
-def _put(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob: str = "error") -> torch.Tensor:
-    shape = [size if a == axis % updates.ndim else n for a, n in enumerate(updates.shape)]
-    return torch.zeros(shape, dtype=updates.dtype).scatter_add(axis, indices.long(), updates)
-
-
-def _scatter_combined(reduce: str) -> Callable[..., torch.Tensor]:
-    def oracle(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob: str = "error") -> torch.Tensor:
-        where, counts = positions(indices, size, oob)
-        if reduce == "prod":  # torch's forward mode says 0 for scatter_reduce's prod
-            line = torch.arange(size).reshape([size if a == axis % updates.ndim else 1 for a in range(updates.ndim + 1)])
-            mine = (where.unsqueeze(axis % updates.ndim) == line) & counts.unsqueeze(axis % updates.ndim)
-            return torch.where(mine, updates.unsqueeze(axis % updates.ndim), 1).prod(axis % updates.ndim + 1).to(updates.dtype)
-        axis, kind = axis % updates.ndim, torch.finfo if updates.dtype.is_floating_point else torch.iinfo
-        limit = {"amax": kind(updates.dtype).min, "amin": kind(updates.dtype).max}[reduce]
-        start = -float("inf") if kind is torch.finfo and reduce == "amax" else float("inf") if kind is torch.finfo and reduce == "amin" else limit
-        shape = [size + 1 if a == axis else n for a, n in enumerate(updates.shape)]  # what counts nowhere goes to one more place
-        out = torch.full(shape, start, dtype=updates.dtype)
-        return out.scatter_reduce(axis, torch.where(counts, where, size), updates, reduce).narrow(axis, 0, size)
-
-    return oracle
-
-
-def _coalesced(indices: torch.Tensor, size: int, oob: str = "error", padding_idx: int | None = None) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(rows with room for all, of each index the place of its row or the room, how many rows)."""
-    where, counts = positions(indices.reshape(-1), size, oob)
-    if padding_idx is not None:
-        counts = counts & (where != padding_idx % size)
-    rows, place = torch.unique(where[counts], return_inverse=True)
-    room = torch.full(where.shape, where.numel())
-    room[counts] = place
-    return torch.cat([rows, torch.full((where.numel() - len(rows),), size)]), room, len(rows)
-
-
-def _coalesced_values(indices: torch.Tensor, updates: torch.Tensor, size: int, **attrs: Any) -> torch.Tensor:
-    _, place, _ = _coalesced(indices, size, **attrs)
-    flat = updates.reshape(indices.numel(), updates.shape[-1])
-    return torch.zeros(len(flat) + 1, flat.shape[1], dtype=flat.dtype).index_add(0, place, flat)[: len(flat)]
-
-
-def _scatter_reduce(x: torch.Tensor, index: torch.Tensor, src: torch.Tensor, dim: int, reduce: str, include_self: bool = True) -> torch.Tensor:
-    src = src[tuple(map(slice, index.shape))]  # torch has no gradient where src is the larger
-    if reduce != "prod" or not x.dtype.is_floating_point:
-        return torch.scatter_reduce(x, dim, index.long(), src, reduce, include_self=include_self)
-    if not x.ndim:
-        return (x if include_self else torch.ones_like(x)) * src
-    product = _scatter_combined("prod")(index, src, dim, x.shape[dim])
-    count = torch.zeros_like(product).scatter_add(dim, index.long(), torch.ones_like(src))
-    widths = [n for a, b in zip(reversed(x.shape), reversed(product.shape), strict=True) for n in (0, a - b)]
-    product, count = F.pad(product, widths, value=1), F.pad(count, widths)
-    return torch.where((count > 0) & (not include_self), torch.ones_like(x), x) * product
-
-
-def _renormed(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    new = torch.embedding_renorm_(weight.detach().clone(), indices.long().reshape(-1), max_norm, norm_type)
-    return weight + (new - weight).detach()
-
-
-def _embedding(indices: torch.Tensor, weight: torch.Tensor, max_norm: float | None = None, norm_type: float = 2.0, **attrs: Any) -> torch.Tensor:
-    return _gather(weight if max_norm is None else _renormed(weight, indices, max_norm, norm_type), indices, **attrs)
-
-
-def _bag(
-    indices: torch.Tensor, weight: torch.Tensor, offsets: Any = None, factors: Any = None, *, mode: str = "mean", include_last_offset: bool = False,
-    padding_idx: int | None = None, scale_grad_by_freq: bool = False, max_norm: float | None = None, oob: str = "error",
-) -> torch.Tensor:  # fmt: skip
-    """By definition, one bag after another; tests/test_embedding_family.py holds it against torch's own."""
-    if indices.ndim == 2 and offsets is not None:
-        offsets, factors = None, offsets
-    if max_norm is not None:
-        weight = _renormed(weight, indices, max_norm)
-    rows = _gather(weight, indices, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq)
-    place, kept = positions(indices, weight.shape[0], oob)
-    if padding_idx is not None:
-        kept = kept & (place != padding_idx % weight.shape[0])
-    if indices.ndim == 2:
-        bags = [(rows[b], kept[b], None if factors is None else factors[b]) for b in range(indices.shape[0])]
-    else:
-        ends = [*offsets.tolist(), indices.numel()]
-        bags = [(rows[i:j], kept[i:j], None if factors is None else factors[i:j]) for i, j in itertools.pairwise(ends)][: len(offsets) - include_last_offset]
-    out = []
-    for x, keep, w in bags:
-        x = x[keep]
-        w = torch.ones(len(x), dtype=x.dtype) if w is None else w[keep]
-        if not len(x):
-            out.append(x.sum(0))
-        elif mode == "max":
-            out.append(x.max(0).values)
-        else:
-            r = {"sum": 1, "mean": w.sum(), "sqrtn": (w * w).sum().sqrt()}[mode]
-            out.append((w[:, None] * x).sum(0) / r)
-    return torch.stack(out) if out else weight[:0].clone()
-
-
-def _slice(x: torch.Tensor, start: Any, limit: Any, step: Any) -> torch.Tensor:
-    return x[tuple(slice(a, b, c) for a, b, c in zip(start, limit, step, strict=True))]
-
-
-def _pad(x: torch.Tensor, pad_width: Any, value: float = 0) -> torch.Tensor:
-    return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
-
-
-def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    name = dtype
-    if x.dtype.is_floating_point and not DTYPE[name].is_floating_point and name != "bool":
-        low, high = DTYPES[name].range  # torch leaves overflow undefined
-        return x.nan_to_num(0.0, float("inf"), -float("inf")).double().trunc().clamp(low, high).to(DTYPE[name])
-    return x.to(DTYPE[name])
-
-
-def _divided(function: Any) -> Any:
-    def oracle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return (
-            function(a, b)
-            if a.dtype.is_floating_point
-            else torch.where(b == 0, 0, function(a, torch.where(b == 0, 1, b)))
-        )
-
-    return oracle
-
 
 def _over_blocks(parameter: Any, shape: Any, block: Any) -> Any:
-    """A parameter repeated over its blocks, in torch or NumPy."""
-    if parameter is None or parameter.ndim == 0:
-        return parameter
-    for axis, (n, b) in enumerate(zip(shape, block or shape, strict=True)):
-        take = np.arange(n) // max(min(b, n), 1)
-        parameter = (
-            parameter[(slice(None),) * axis + (take,)]
-            if isinstance(parameter, np.ndarray)
-            else parameter.index_select(axis, torch.from_numpy(take))
-        )
+    """A parameter repeated over its blocks."""
+    for axis, (n, b) in enumerate(zip(shape, block or shape, strict=True) if parameter is not None and parameter.ndim else ()):
+        parameter = np.take(parameter, np.arange(n) // max(min(b, n), 1), axis)
     return parameter
-
-
-def _dequantize(
-    q: torch.Tensor, scale: torch.Tensor, zero: Any = None, block: Any = None, out_dtype: str = "f32"
-) -> torch.Tensor:
-    wide = (
-        torch.float64
-        if torch.float64 in (scale.dtype, DTYPE[out_dtype], None if zero is None else zero.dtype)
-        else torch.float32
-    )
-    y = q.to(wide) if zero is None else q.to(wide) - _over_blocks(zero.to(wide), q.shape, block)
-    return (y * _over_blocks(scale.to(wide), q.shape, block)).to(DTYPE[out_dtype])
 
 
 def _nearest(name: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -355,70 +84,12 @@ def _fake_quantize(
     return (q - whole) * _over_blocks(scale, x.shape, block)
 
 
-def _cross_entropy(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: Any = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """By definition (torch's own does not differentiate the weight)."""
-    axis, classes = (0, x.shape[0]) if x.ndim == 1 else (1, x.shape[1])
-    log_p = torch.log_softmax(x, axis)
-    line = [classes if a == axis else 1 for a in range(x.ndim)]
-    w = torch.ones(line, dtype=x.dtype) if weight is None else weight.reshape(line)
-    if target.dtype.is_floating_point:
-        soft = target * (1 - label_smoothing) + label_smoothing / classes
-        each, norm = -(soft * w * log_p).sum(axis), torch.tensor(float(x.numel() // classes), dtype=x.dtype)
-    else:
-        target = target.long()
-        kept = target != ignore_index
-        hot = (target.unsqueeze(axis) == torch.arange(classes).reshape(line)).to(x.dtype)
-        own = (hot * w).sum(axis)
-        each = -(1 - label_smoothing) * (hot * w * log_p).sum(axis) - label_smoothing / classes * (w * log_p).sum(axis)
-        each, norm = torch.where(kept, each, 0), torch.where(kept, own, 0).sum()
-    return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / norm
-
-
-def _shape(normalized_shape: Any) -> tuple[int, ...]:
-    return normalized_shape if isinstance(normalized_shape, tuple) else (normalized_shape,)
-
-
-def _mse(x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-    return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
-
-
-def _nf4(packed: torch.Tensor, scale: torch.Tensor, block: Any = None, axis: int = -1, low_nibble_first: bool = True, out_dtype: str = "f32") -> torch.Tensor:
-    wide = torch.float64 if torch.float64 in (scale.dtype, DTYPE[out_dtype]) else torch.float32
-    values = torch.tensor(NF4, dtype=wide)[torch.from_numpy(_unpack(packed.numpy(), "u4", axis, low_nibble_first).astype(np.int64))]
-    return (values * _over_blocks(scale.to(wide), values.shape, block)).to(DTYPE[out_dtype])
-
-
-def _largest(x: torch.Tensor, block: Any) -> torch.Tensor:
-    """max |x| of each block."""
-    view, widths, inner = [], [], []
-    for n, b in zip(x.shape, block or x.shape, strict=True):
-        whole = block is None or (b >= n > 0 and b > 1)
-        count, size = (1, n) if whole else (-(-n // b), b)
-        inner.append(len(view) + 1)
-        view += [count, size]
-        widths = [0, count * size - n, *widths]
-    if not x.numel():
-        return x.new_zeros(view[::2]) + x.sum()
-    return F.pad(x.abs(), widths).reshape(view).amax(inner) if view else x.abs()
-
-
-def _dynamic_scale(x: torch.Tensor, block: Any = None, dtype: str = "i8", differentiable: bool = False) -> torch.Tensor:
-    top = {"f8e4m3": 448, "f8e5m2": 57344, "f4e2m1": 6}.get(dtype) or DTYPES[dtype].range[1]
-    scale = _largest(x if x.dtype is torch.float64 else x.float(), block) / top
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return scale if differentiable else scale.detach() + 0 * x.sum()
-
-
 def _mx_scale(x: np.ndarray, dtype: str, block: Any = None) -> np.ndarray:
     """By definition, from the binary exponents."""
-    most = _largest(torch.from_numpy(np.asarray(x, np.float64)), block).numpy()
+    most = np.asarray(np.abs(x), np.float64)
+    for axis, (n, b) in enumerate(zip(x.shape, block or x.shape, strict=True)):
+        whole = block is None or (b >= n > 0 and b > 1)
+        most = np.maximum.reduceat(most, np.arange(0, n, n if whole else b), axis) if n else np.zeros_like(most, shape=(*most.shape[:axis], int(whole), *most.shape[axis + 1 :]))
     exponent = np.frexp(most)[1] - 1 - {"f4e2m1": 2, "f8e4m3": 8, "f8e5m2": 15}[dtype]
     return np.exp2(np.where(most == 0, -127, np.clip(exponent, -127, 127)).astype(np.float64))
 
@@ -451,37 +122,7 @@ def _bitcast(x: np.ndarray, to: str) -> np.ndarray:
         return _coded(x % 2**wide, to)
     if to == "e8m0":
         return np.where(x == 255, np.nan, np.exp2(x.astype(np.float64) - 127))
-    return torch.from_numpy(x.astype(f"i{x.itemsize}")).view({"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}.get(to) or DTYPE[to]).double().numpy()
-
-
-TORCH: dict[str, Callable[..., Any]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg, "reciprocal": torch.reciprocal, "pow": torch.pow,
-    "floordiv": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")), "mod": _divided(torch.remainder), "maximum": torch.maximum, "minimum": torch.minimum,
-    "clamp": lambda x, min=None, max=None: torch.clamp(x, min, max),
-    **{name: getattr(torch, name) for name in "exp log log1p expm1 sqrt rsqrt tanh sigmoid erf sin cos abs sign floor round relu eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor where".split()},
-    "invert": torch.bitwise_not, "stop_gradient": lambda x: x.detach(), "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype), "cast": _cast,
-    "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate), "silu": F.silu,
-    "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
-    "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),
-    "dim": lambda size: torch.tensor(size), "iota": lambda shape, axis=0, dtype="i64": torch.arange(shape[axis], dtype=DTYPE[dtype]).reshape([-1 if a == axis else 1 for a in range(len(shape))]).expand(*shape),
-    "reshape": lambda x, shape: torch.reshape(x, shape) if x.numel() or -1 not in shape else x.flatten() if shape == (-1,) else x.reshape([0 if s == -1 else s for s in shape]),
-    "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.ndim))) if axes is None else axes),
-    "broadcast_to": lambda x, shape: torch.broadcast_to(x, shape), "slice": _slice, "pad": _pad, "concat": lambda *xs, axis=0: torch.cat(xs, axis),
-    "flip": lambda x, axis=None: torch.flip(x, _axes(x, axis)),
-    "sum": _reduction(torch.sum), "mean": _reduction(torch.mean), "prod": _prod, "amax": _reduction(torch.amax), "amin": _reduction(torch.amin),
-    "argmax": _arg(torch.argmax), "argmin": _arg(torch.argmin), "max": _first(torch.max), "min": _first(torch.min), "var": _var,
-    "logsumexp": _reduction(torch.logsumexp), "softmax": lambda x, axis=-1: torch.softmax(x, axis), "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
-    "gather": _gather, "embedding": _embedding, "embedding_renorm": _renormed, "embedding_bag": _bag, "coalesce_rows": lambda indices, **attrs: _coalesced(indices, **attrs)[0], "coalesce_count": lambda indices, **attrs: torch.tensor(_coalesced(indices, **attrs)[2]), "coalesce_values": _coalesced_values,
-    "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
-    "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()), "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
-    **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")}, "scatter_reduce": _scatter_reduce,
-    "scatter_add": _scatter, "scatter_add_along_axis": _put, "dequantize_nf4": _nf4, "dynamic_scale": _dynamic_scale,
-    "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
-    "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,
-    "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(x, _shape(normalized_shape), weight, bias, eps),
-    **sampling.TORCH,
-    "rms_norm": lambda x, weight=None, *, normalized_shape, eps=None: F.rms_norm(x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps),
-}  # fmt: skip
+    return x.view(DTYPES[to].np).astype(np.float64)
 
 NUMPY: dict[str, Callable[..., Any]] = {
     "check_index": lambda indices, bound, **_: indices.astype(np.int64),

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from oracles import _bag, to_numpy, to_torch  # noqa: E402
+from torch_oracles import _bag, to_numpy, to_torch  # noqa: E402
 
 import gradc  # noqa: E402
 from benchmarks.opinfo import OURS as ALL  # noqa: E402

@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import sampling  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from oracles import to_numpy, to_torch  # noqa: E402
 from test_cpu import merged  # noqa: E402
+from torch_oracles import to_numpy, to_torch  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402

@@ -1,6 +1,6 @@
 """What a graph means in torch: its values and its gradients by autograd, in f64, and how well each of them is known.
 
-The op -> torch function table is ``tests/oracles.py``, which was written from torch's documentation; what has a straight-through gradient (quantize,
+The op -> torch function table is ``tests/torch_oracles.py``, which was written from torch's documentation; what has a straight-through gradient (quantize,
 fake_quantize) is added here, made of torch ops.
 
 **How well a value is known** is found by running again with every rounded result made wrong on purpose, by up to a few units in the last place of its
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import oracles
 import torch
-from oracles import DTYPE, to_torch
+import torch_oracles
+from torch_oracles import DTYPE, to_torch
 
 from gradc.exact.evaluate import opened
 from gradc.ir.dims import Dim, evaluate
@@ -48,12 +49,12 @@ def _straight(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
 
 
 def _levels(x: torch.Tensor, scale: torch.Tensor, zero: Any, block: Any, quant_min: int, quant_max: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
-    s = oracles._over_blocks(scale, x.shape, block)
+    s = torch_oracles._over_blocks(scale, x.shape, block)
     q = _straight(x / s, torch.round(x / s))
     z: Any = 0
     if zero is not None:
         z = zero.to(x.dtype) if not zero.dtype.is_floating_point else torch.clamp(_straight(zero, torch.round(zero)), quant_min, quant_max)
-        z = oracles._over_blocks(z, x.shape, block)
+        z = torch_oracles._over_blocks(z, x.shape, block)
     return torch.clamp(q + z, quant_min, quant_max), z, s
 
 
@@ -85,7 +86,7 @@ def _by_definition(name: str) -> Any:
     return value
 
 
-TORCH = {**oracles.TORCH, "quantize": _quantize, "fake_quantize": _fake_quantize, "right_shift": _right_shift, **{n: _by_definition(n) for n in ("unpack", "nf4_codebook", "mx_scale")}}
+TORCH = {**torch_oracles.TORCH, "quantize": _quantize, "fake_quantize": _fake_quantize, "right_shift": _right_shift, **{n: _by_definition(n) for n in ("unpack", "nf4_codebook", "mx_scale")}}
 TAKES = {name: {p.name for p in inspect.signature(f).parameters.values()} if inspect.isfunction(f) else None for name, f in TORCH.items()}
 
 
