@@ -17,6 +17,7 @@ from .interp import by_name, sizes_given
 from .ir.dims import symbols
 from .ir.graph import Graph
 from .ir.kernel import Program
+from .ir.types import Type
 from .passes.manager import Pipeline, Stage
 from .passes.residual import Residual
 from .process.forks import cached_property, held_off
@@ -67,8 +68,11 @@ class Forward(Executable):
         """What backward reads of a call."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
-        types = {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
-        return Residuals(self.module, kept, given, dims, types, self.donated.values())
+        return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
+
+    @cached_property
+    def _cotangent_types(self) -> dict[str, Type]:
+        return {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
 
 
 class Backward(Executable):

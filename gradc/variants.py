@@ -86,7 +86,8 @@ class Targets:
             for other in arrays.keys() - own.keys():
                 if overlap(array, arrays[other]):
                     raise OverlappingOperands(f"out[{name!r}] shares memory with out[{other!r}]")
-        backward._check_outputs({n: located(v) for n, v in read.items()}, residuals.dims, {names[n]: a for n, a in own.items()})
+        shapes = {name: backward.outputs[name].concrete(residuals.dims) for name in map(names.__getitem__, own)}
+        backward._check_outputs({n: located(v) for n, v in read.items()}, shapes, {names[n]: a for n, a in own.items()})
         self.given = laid({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 

@@ -80,7 +80,7 @@ class CpuProgram:
 
     def bind(self, dims: Mapping[str, int]) -> Binding:
         """Offsets and sizes for these dims, kept for the next call."""
-        key = tuple(dims[name] for name in self.program.dims)
+        key = tuple([dims[name] for name in self.program.dims])
         found = self._bindings.get(key)
         if found is None:
             values = (ctypes.c_int64 * max(len(key), 1))(*key)

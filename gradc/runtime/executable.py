@@ -47,10 +47,23 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass
+class Sizes:
+    """What its sizes decide of a call, worked out once for each shape of its inputs.
+
+    :param shapes: of the outputs, and ``nbytes`` their bytes.  :param plan: of the machine code: offsets, workspace; None until it is asked for.
+    """
+
+    dims: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
+    nbytes: dict[str, int]
+    plan: Any = None
+
+
+@dataclass
 class Prepared:
     """A call whose arguments have been found right.
 
-    :param add_to: arrays that outputs are added to.  :param loose: inputs that were packed.
+    :param add_to: arrays that outputs are added to.  :param loose: inputs that were packed.  :param plan: of :class:`Sizes`.
     """
 
     arrays: dict[str, Array]
@@ -61,6 +74,7 @@ class Prepared:
     add_to: dict[str, Array]
     stream: int = 0
     loose: tuple[str, ...] = ()
+    plan: Any = None
 
 
 class Executable(Shared):
@@ -92,8 +106,7 @@ class Executable(Shared):
         self._payload, self._sites = payload, sites
         self._native: Any = None
         self._lock = lock(reentrant=True)
-        self._shapes: dict[Any, dict[str, int]] = {}
-        self._results: dict[Any, dict[str, tuple[int, ...]]] = {}
+        self._sizes: dict[Any, Sizes] = {}
         self._roots = {key: program.root(b) for key, b in program.outputs}
         self.copied: dict[str, int] = {}  # inputs that lay in no order the kernels read, and in how many calls
 
@@ -181,13 +194,12 @@ class Executable(Shared):
             arrays[key] = array
             shapes.append(array.shape)
             kinds.append(kind)
-        bound = self._bind(tuple(shapes), arrays, outputs, dims)
-        extents = self._extents(bound)
+        sizes = self._sized(tuple(shapes), arrays, outputs, dims)
         adding = self._adding(accumulate, outputs)
         if outputs:
-            self._check_outputs(arrays, bound, outputs)
+            self._check_outputs(arrays, sizes.shapes, outputs)
         loose = [key for key, array in arrays.items() if not ((flags := array.flags).c_contiguous and flags.aligned)]
-        self._fits(bound, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose) if loose else 0)
+        self._fits(sizes, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose) if loose else 0)
         kind = self.place.kind(kinds)
         if allocate:
             for key in loose:
@@ -200,9 +212,9 @@ class Executable(Shared):
                 if key in results:
                     continue
                 donor = "" if key in adding or not self.donated else self._donor(key, inputs, arrays, kind)
-                shape, dtype = extents[key], self.outputs[key].dtype.np
+                shape, dtype = sizes.shapes[key], self.outputs[key].dtype.np
                 results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
-        return Prepared(arrays, results, bound, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose))
+        return Prepared(arrays, results, sizes.dims, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose), sizes.plan)
 
     @cached_property
     def _constants(self) -> set[int]:
@@ -239,9 +251,9 @@ class Executable(Shared):
             return ""
         return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
 
-    def _bind(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, int]:
+    def _sized(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> Sizes:
         key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, a.shape) for n, a in out.items()) if out else ())
-        found = self._shapes.get(key)
+        found = self._sizes.get(key)
         if found is not None:
             return found
         given = {**self.fixed_dims, **dims}
@@ -261,24 +273,18 @@ class Executable(Shared):
         check_sizes(self.program, bound)
         check_nonempty(self.program, bound)
         check_sorts(self.program, bound)
-        if len(self._shapes) > 256:
-            self._shapes.clear()
-        self._shapes[key] = bound
-        return bound
+        if len(self._sizes) > 256:
+            self._sizes.clear()
+        concrete = {name: type_.concrete(bound) for name, type_ in self.outputs.items()}
+        made = self._sizes[key] = Sizes(bound, concrete, {name: prod(shape) * self.outputs[name].dtype.itemsize for name, shape in concrete.items()})
+        return made
 
-    def _extents(self, bound: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The outputs' shapes."""
-        key = tuple(bound.items())
-        if len(self._results) > 256:
-            self._results.clear()
-        return self._results.get(key) or self._results.setdefault(key, {name: type_.concrete(bound) for name, type_ in self.outputs.items()})
-
-    def _check_outputs(self, arrays: Mapping[str, Array], bound: Mapping[str, int], out: Mapping[str, Array]) -> None:
+    def _check_outputs(self, arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], out: Mapping[str, Array]) -> None:
         """The arrays of ``out=`` can be written."""
         taken: list[tuple[str, Array]] = []
         for key, array in out.items():
             type_ = self.outputs[key]
-            shape = self._extents(bound)[key]
+            shape = shapes[key]
             if array.dtype != type_.dtype.np:
                 raise InvalidProblem(f"out[{key!r}] is {array.dtype}, the output is {type_}")
             if array.nbytes < int(np.prod(shape, dtype=np.int64)) * array.itemsize:
@@ -299,14 +305,15 @@ class Executable(Shared):
                     raise OverlappingOperands(f"out[{key!r}] shares memory with out[{other!r}]")
             taken.append((key, array))
 
-    def _fits(self, bound: Mapping[str, int], given: Collection[str], copies: int) -> None:
+    def _fits(self, sizes: Sizes, given: Collection[str], copies: int) -> None:
         """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
-        needed = copies
-        for name, shape in self._extents(bound).items():
-            if name not in given:
-                needed += prod(shape) * self.outputs[name].dtype.itemsize
+        needed = copies + sum(sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given])
         if self.target != "numpy":
-            needed += self.native.bind(bound).workspace + self.thread_bytes(bound)
+            if sizes.plan is None:
+                sizes.plan = self.native.bind(sizes.dims)
+            needed += sizes.plan.workspace
+            if self.target == "cpu" and sizes.plan.local:
+                needed += sizes.plan.local * num_threads()
         if needed > worth_asking():
             limit = self.place.left()
             if needed > limit.left:
@@ -377,7 +384,7 @@ class Executable(Shared):
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
                 prepared.outputs[key][...] = value
         else:
-            self.native.run(self.bound(prepared), self.native.bind(prepared.dims), workspace, only)
+            self.native.run(self.bound(prepared), prepared.plan, workspace, only)
         if prepared.add_to:
             with plain():
                 for key, total in prepared.add_to.items():
