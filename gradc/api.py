@@ -144,9 +144,9 @@ def _settings(graph: Graph, options: Mapping[str, Any], target: str) -> dict[str
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
     if force:
         _load_the_passes()
-        from .pipeline import GPU_STRATEGIES, STRATEGIES
+        from .passes.strategies import ON_GPU, ON_HOST
 
-        strategies = GPU_STRATEGIES if target.startswith("cuda") else STRATEGIES
+        strategies = ON_GPU if target.startswith("cuda") else ON_HOST
         for name, strategy in force.items():
             if strategy not in strategies:
                 raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(strategies)}")

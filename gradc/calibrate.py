@@ -23,7 +23,7 @@ from .errors import DeviceError
 from .ir.dims import symbol
 from .ops import scatter_add
 from .passes.devices import Gpu, calibration_text, listed_device
-from .passes.gpu_cost import passes
+from .passes.strategies import passes
 from .runtime.device import Device, Span
 from .trace import trace
 

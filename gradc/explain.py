@@ -14,9 +14,8 @@ from .ir.dims import evaluate
 from .ir.graph import Graph
 from .ir.kernel import Call, Kernel, Program, Select, alternatives, taken
 from .passes.choose_reduction import decisions
-from .passes.cost import floor_bytes, kernel_bytes, nominal
+from .passes.cost import Estimate, floor_bytes, kernel_bytes, nominal
 from .passes.devices import CPU, ESTIMATE, Device, Gpu, gpu_of
-from .passes.gpu_cost import Estimate
 from .passes.schedule import apart
 from .runtime.kernel import KernelHandle, time_call
 

@@ -13,7 +13,7 @@ from .errors import InvalidProblem
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.check_indices import name_readers
-from .passes.choose_reduction import STRATEGIES, choose_reduction
+from .passes.choose_reduction import choose_reduction
 from .passes.decompose import decompose
 from .passes.devices import gpu_of
 from .passes.element_rows import element_rows
@@ -29,12 +29,11 @@ from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
 from .passes.split_axes import split_axes
+from .passes.strategies import ON_GPU
 from .passes.unroll import unroll
 from .passes.widen import widen
 
-__all__ = ["GPU_STRATEGIES", "PASSES", "STRATEGIES", "build", "joint_program", "kernels", "lower", "optimise"]  # PASSES: all are registered here
-
-GPU_STRATEGIES = (*STRATEGIES, "atomic", "atomic_fixed")
+__all__ = ["PASSES", "build", "joint_program", "kernels", "lower", "optimise"]  # PASSES: all are registered here
 
 
 def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
@@ -96,7 +95,7 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
 def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
     program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
-    how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": GPU_STRATEGIES} if target.startswith("cuda") else {}
+    how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": ON_GPU} if target.startswith("cuda") else {}
     if target.startswith("cuda"):
         program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
         program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))

@@ -16,7 +16,7 @@ from gradc import calibrate, calibration, cli, knobs, ops
 from gradc.calibrate import Sample, fitted
 from gradc.errors import DeviceError, InvalidProblem, Unsupported
 from gradc.passes.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
-from gradc.passes.gpu_cost import passes
+from gradc.passes.strategies import passes
 from gradc.runtime.device import Span
 from gradc.runtime.simulator import Simulator
 

@@ -18,7 +18,7 @@ from gradc.errors import Unsupported
 from gradc.ir.program_text import parse_program
 from gradc.passes.choose_reduction import choose_reduction
 from gradc.passes.devices import device_for
-from gradc.pipeline import GPU_STRATEGIES
+from gradc.passes.strategies import ON_GPU
 from gradc.runtime.executable import Executable
 
 FLOATS = ("f64", "f32", "bf16", "f16")
@@ -167,7 +167,7 @@ def test_single_elements_by_segment(dtype: str, reduce: str, monkeypatch: pytest
     rng, np_dtype = np.random.default_rng(0), graph.input("u").dtype.np
     for n, v, workers in ((0, 5, 0), (1, 1, 0), (7, 3, 0), (33, 40, 0), (300, 7, 0), (2000, 900, 0), (700, 7, 2), (2000, 900, 3)):
         if workers:
-            monkeypatch.setattr("gradc.codegen.launch.WORKERS", workers)
+            monkeypatch.setattr("gradc.codegen.launch.GPU_WORKERS", workers)
         i = np.where(rng.random(n) < 0.5, min(2, v - 1), rng.integers(0, v, n))
         u = rng.integers(-9, 9, n).astype(np_dtype)  # whole numbers: sums are exact
         agree(module, graph, {"x": np.ones(v, np_dtype), "i": i, "u": u}, UNIT.get(dtype, 0.0), (1,))
@@ -243,7 +243,7 @@ DIAGONAL = """program @p {
 
 @pytest.mark.parametrize("rows", [3, 50])
 def test_a_diagonal_is_cleared_beside_itself(rows: int) -> None:
-    program = choose_reduction(parse_program(DIAGONAL.replace("B,N", f"{rows},N").replace("b: B", f"b: {rows}")), device=device_for("sm_90"), force={"*": "regular"}, available=GPU_STRATEGIES)
+    program = choose_reduction(parse_program(DIAGONAL.replace("B,N", f"{rows},N").replace("b: B", f"b: {rows}")), device=device_for("sm_90"), force={"*": "regular"}, available=ON_GPU)
     assert "strategy(g: regular)" in str(program)
     x = np.random.default_rng(0).integers(-9, 9, (rows, 5)).astype(np.float32)
     for target in ("cuda-sim", "cpu"):

@@ -12,7 +12,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
 from gradc.codegen.launch import Launch
-from gradc.passes.gpu_cost import OWN_BYTES
+from gradc.passes.combine import OWN_BYTES
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 

@@ -12,7 +12,7 @@ from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Stmt, neutral
 from ..ir.types import F32, DType, Type
-from ..passes.cost import Combine
+from ..passes.combine import Combine
 from .columns import OFFSETS, Access, access, linear
 from .cuda_tasks import STAGED, UNORDERED, WARPS, TaskWriter
 from .expr import carrier, loaded, stored, to_memory, variable

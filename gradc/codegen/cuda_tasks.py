@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from ..ir.dims import product
 from ..ir.kernel import REDUCTIONS, Index, Kernel, Stmt
 from ..ir.types import Type
-from ..passes.cost import own
+from ..passes.combine import own
 from .columns import OFFSETS, Access, access, columns_at_once, linear
 from .expr import Scribe
 from .rows import RowWriter

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Program, alternatives, taken
-from ..passes.gpu_cost import OWN_BLOCKS, OWN_SHORTEST
+from ..passes.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
+from ..passes.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
 from .cuda import of_kernel
@@ -26,18 +27,8 @@ from .products import launches_of, library_of
 from .reach import HEAD_ROOM, LIMIT
 
 ALIGN = 256
-WORKERS = 1 << 17
-"""Threads that a combine is cut up for, more or less: the unit of determinism comes from shapes alone."""
-MOST_CHUNKS = 1024
-"""Partial results that a warp of a fold goes through an eighth of."""
 MOST_PARTS = 1024
 """Strips of all rows that are cut up."""
-SHORTEST = 8
-"""Rows per task at least; of a block that goes through whole rows one."""
-LONGEST = 128
-"""Positions of a sorted order per task."""
-MOST_PARTIALS = 1 << 22
-"""Elements of all partial results of a kernel."""
 MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
 WARP = 32
@@ -103,14 +94,14 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     tiles = chunks(columns, kernel.tile) if kernel.tile else 1
     chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
     if kernel.keys is not None:
-        chunk = min(LONGEST, max(SHORTEST, chunks(rows * tiles * width, 2 * WORKERS)))
+        chunk = min(GPU_SORTED, max(GPU_SHORTEST, chunks(rows * tiles * width, 2 * GPU_WORKERS)))
         if kernel.lanes:
-            chunk = min(LONGEST, max(1, chunks(rows, 2 * WORKERS))) * WARP
+            chunk = min(GPU_SORTED, max(1, chunks(rows, 2 * GPU_WORKERS))) * WARP
     elif kernel.shared:
         chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
     elif kernel.by_chunk:
-        least = SHORTEST if kernel.tile else min(SHORTEST, max(1, THREADS // width))
-        chunk = max(least, chunks(chunked * tiles * width, WORKERS), chunks(chunked, MOST_CHUNKS))
+        least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // width))
+        chunk = max(least, chunks(chunked * tiles * width, GPU_WORKERS), chunks(chunked, GPU_MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
     parts = 0

@@ -70,6 +70,8 @@ def _factor(size: Size) -> str:
 REDUCTIONS = {"sum_cols": "sum", "prod_cols": "prod", "max_cols": "max", "min_cols": "min", "argmax_cols": "argmax", "argmin_cols": "argmin"}
 """Statements that end a pass: their result is a row scalar."""
 EFFECTS = ("store", "accum", "check")
+STRATEGIES: dict[str, str] = {}
+"""How an accum may be done -> what its kernel's rows are visited in the order of: "by key", "by owner", "".  :mod:`gradc.passes.strategies` fills it."""
 MASKED = ("load", "accum")
 """Statements that a ``where`` keeps from touching memory."""
 COMBINES = ("sum", "prod", "max", "min")

@@ -13,7 +13,7 @@ from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name
-from .kernel import COMBINES, MASKED, REDUCTIONS, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
+from .kernel import COMBINES, MASKED, REDUCTIONS, STRATEGIES, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
 from .node import REGISTRY, Node
 from .op import Library
 from .program_text import KINDS, format_buffer, format_stmt, print_step
@@ -21,9 +21,6 @@ from .ranges import KernelRanges, Range, inside, sources
 from .scan import excerpt
 from .text import format_op, same_attribute, types_agree, value_names
 from .types import BOOL, I64, DType, Type
-
-STRATEGIES = ("atomic", "segmented", "regular", "privatized", "atomic_fixed")
-
 
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
@@ -424,8 +421,8 @@ class _KernelCheck(_StepCheck):
             if buffer not in targets:
                 self.wrong(f"a strategy for {buffer}, which no accum of it writes", f"{buffer}:")
             if strategy not in STRATEGIES:
-                self.wrong(f"{strategy!r} is no strategy; there are {', '.join(STRATEGIES)}", strategy)
-            if strategy == "segmented" and not _goes_along(kernel, buffer):
-                self.wrong(f"{buffer} is segmented, but the rows are in the order of {kernel.order or 'nothing'}", f"{buffer}:")
+                self.wrong(f"{strategy!r} is no strategy; there are {', '.join(sorted(STRATEGIES))}", strategy)
+            if STRATEGIES[strategy] == "by key" and not _goes_along(kernel, buffer):
+                self.wrong(f"{buffer} is {strategy}, but the rows are in the order of {kernel.order or 'nothing'}", f"{buffer}:")
         if kernel.order and kernel.order not in targets:
             self.wrong(f"the order {kernel.order} is the buffer of none of its accums", f"order({kernel.order})")

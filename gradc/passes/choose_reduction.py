@@ -16,25 +16,34 @@ from dataclasses import replace
 from typing import Literal
 
 from ..errors import InvalidProblem, Unsupported
-from ..ir.dims import Assumption, Size, known_nonnegative, product
+from ..ir.dims import Assumption, Size, floordiv, known_nonnegative, product
 from ..ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ..ir.types import Type
-from .chunks import FEWEST_ROWS, MOST_PARTIALS, private_chunk_rows
-from .cost import Combine, combines, estimates, strategies, ways
+from .chunks import MOST_PARTIALS, chunk_rows
+from .combine import Combine, combines
+from .cost import Estimate, estimates, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
-from .gpu_cost import Estimate
+from .strategies import ON_HOST, STRATEGIES
 
-STRATEGIES = ("privatized", "regular", "segmented")
-"""Those of the CPU, and what is available where nothing is said."""
-ORDERED = ("segmented", "regular")
-"""Those that decide in which order rows are visited."""
 PER_ROW = int(CPU.sort * CPU.bandwidth / 8)
 
 
-def sort_pays(kernel: Kernel, size: Size) -> Size:
-    """Elements of a result from which sorting rows beats a partial result per chunk: 10 ns per row against 8 bytes x elements per chunk at 20 GB/s."""
-    return PER_ROW * private_chunk_rows(kernel.row_count, kernel.col_count, size) + 1
+def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
+    """Whether rows are sorted or have a partial result per chunk on the CPU, by the sizes; the first case that holds is meant.
+
+    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s: 25 elements of the result per row of a chunk.  Partial
+    results of many rows are no more than ``MOST_PARTIALS`` elements together; those of a result as large as that would be one task.
+    """
+    enough, many = PER_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // PER_ROW + 1
+    least = MOST_PARTIALS * floordiv(rows, many) + enough
+    if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
+        return ((None, "segmented"),)
+    if known_nonnegative(enough - 1 - size):
+        return ((None, "privatized"),)
+    if isinstance(size, int) and known_nonnegative(size - enough):
+        return (Assumption(rows, ">=", many), "privatized"), (None, "segmented")
+    return (Assumption(size, ">=", least), "segmented"), (None, "privatized")
 
 
 def choose_reduction(
@@ -43,7 +52,7 @@ def choose_reduction(
     force: Mapping[str, str] | None = None,
     device: Device = CPU,
     determinism: Literal["run", "none"] = "run",
-    available: Collection[str] = STRATEGIES,
+    available: Collection[str] = ON_HOST,
 ) -> Program:
     """accum g[%t, d]  ->  order(g) strategy(g: segmented)
 
@@ -80,9 +89,9 @@ def _on_gpu(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     picks: dict[str, str] = {}
     undecided: tuple[Combine, tuple[Case, ...]] | None = None
     for part in parts:
-        allowed = [way for way in ways(kernel, part, types, device) if way in available]
+        allowed = [way for way in ways(part, types, device) if way in available]
         if not allowed:
-            raise Unsupported(f"the combine into {part.buffer} needs one of {', '.join(ways(kernel, part, types, device))}; there are kernels for {', '.join(available) or 'none'}")
+            raise Unsupported(f"the combine into {part.buffer} needs one of {', '.join(ways(part, types, device))}; there are kernels for {', '.join(available) or 'none'}")
         forced = _forced(part, force, allowed, available)
         found: tuple[Case, ...] = ((None, forced),) if forced else cases(kernel, part, types, device, determinism, allowed)
         if len(found) > 1 and undecided is None:
@@ -90,11 +99,11 @@ def _on_gpu(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
         picks[part.buffer] = found[-1][1] if len(found) == 1 else ""
     for part in parts:
         if not picks[part.buffer] and undecided is not None and part is not undecided[0]:  # one select: others go at sizes of 1024
-            allowed = [way for way in ways(kernel, part, types, device) if way in available]
+            allowed = [way for way in ways(part, types, device) if way in available]
             picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed)
 
     def instead(part: Combine) -> str:
-        allowed = [way for way in ways(kernel, part, types, device) if way in available and way not in ("segmented", "regular")]
+        allowed = [way for way in ways(part, types, device) if way in available and not STRATEGIES[way].visits]
         if not allowed:
             raise Unsupported(f"{kernel.name} adds into {part.buffer} in another order than its other results, and no kernel of this target does without an order")
         return fallback(kernel, part, types, device, determinism, allowed)
@@ -115,47 +124,42 @@ def _on_gpu(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
 def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str]) -> Step:
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
-    undecided: Assumption | None = None
+    undecided: tuple[Case, ...] = ()
     for part in parts:
-        allowed = strategies(kernel, part)
-        forced = _forced(part, force, allowed, STRATEGIES)
+        allowed = ways(part, types)
+        forced = _forced(part, force, allowed, ON_HOST)
         if forced:
             picks[part.buffer] = forced
-            continue
-        size = product(types[part.buffer].shape)
-        enough = sort_pays(kernel, size)
-        if allowed == ["privatized", "segmented"]:
-            if known_nonnegative(size - enough) or known_nonnegative(size - MOST_PARTIALS):  # one chunk, and no second task
-                best = "segmented"
-            elif known_nonnegative(enough - 1 - size) or known_nonnegative(PER_ROW * FEWEST_ROWS - size):
-                best = "privatized"
-            else:  # a symbol decides: keep both, and let its value pick at the call
-                undecided, best = Assumption(size, ">=", enough), "segmented"
+        elif allowed == ["privatized", "segmented"]:
+            found = host_cases(kernel.row_count, kernel.col_count, product(types[part.buffer].shape))
+            picks[part.buffer] = found[0][1] if len(found) == 1 else ""
+            undecided = undecided or (found if len(found) > 1 else ())
         else:
-            best = min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
-        picks[part.buffer] = best
-    chosen = _with(kernel, parts, picks, types)
-    if undecided is None:
-        return chosen
-    other = _with(kernel, parts, {b: "privatized" if s == "segmented" else s for b, s in picks.items()}, types)
-    return Select(((undecided, chosen), (None, other)))
+            picks[part.buffer] = min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
+    made = [(when, _with(kernel, parts, {b: how or case for b, how in picks.items()}, types)) for when, case in undecided or ((None, ""),)]
+    return Select(tuple(made)) if undecided else made[0][1]
 
 
 def _with(kernel: Kernel, parts: list[Combine], picks: Mapping[str, str], types: Mapping[str, Type], instead: Callable[[Combine], str] = lambda part: "privatized") -> Kernel:
     """At most one visiting order: a second accum that wants another one goes without."""
     order: Combine | None = None
     final: dict[str, str] = {}
-    for part in sorted(parts, key=lambda p: picks[p.buffer] not in ORDERED):
+    for part in sorted(parts, key=lambda p: not STRATEGIES[picks[p.buffer]].visits):
         how = picks[part.buffer]
-        if how in ORDERED:
+        if STRATEGIES[how].visits:
             if order is None:
                 order = part
-            elif (final[order.buffer], order.kept if how == "regular" else order.key) != (how, part.kept if how == "regular" else part.key):
+            elif (final[order.buffer], _visited(order, how)) != (how, _visited(part, how)):
                 how = instead(part)
         final[part.buffer] = how
     strategy = tuple((p.buffer, final[p.buffer]) for p in parts)
     decided = replace(kernel, order=order.buffer if order else "", strategy=strategy)
     return decided.named_by_structure(kernel.name.rpartition("_")[0], types)  # the strategy is part of the structure
+
+
+def _visited(part: Combine, how: str) -> object:
+    """What the rows are visited in the order of."""
+    return part.key if STRATEGIES[how].visits == "by key" else part.kept
 
 
 def decisions(program: Program, dims: Mapping[str, int] | None = None, device: Device = CPU) -> list[tuple[str, str, str, list[Estimate]]]:

@@ -1,6 +1,6 @@
-"""Rows per task on the CPU: the unit of determinism, so functions of shapes and nothing else.
+"""Rows per task: the unit of determinism, so functions of shapes and nothing else.
 
-Sizes may be numbers or symbols: the cost model evaluates what the emitted C computes.
+On the CPU sizes may be numbers or symbols: the cost model evaluates what the emitted C computes.  A GPU's launches are cut up by these numbers too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,15 @@ WORK = 4096
 SHORT_ROWS = 128
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel together."""
+
+GPU_WORKERS = 1 << 17
+"""Threads that a GPU's kernel is cut up for."""
+GPU_MOST_CHUNKS = 1024
+"""Partial results, of which a warp of a fold goes through an eighth."""
+GPU_SHORTEST = 8
+"""Rows per task at least; of a block that goes through whole rows one."""
+GPU_SORTED = 128
+"""Positions of a sorted order per task at most."""
 
 
 def chunk_rows(rows: Size, cols: Size) -> Size:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..ir.kernel import REDUCTIONS, Kernel, Program, Step
 from ..ir.types import Type
-from .cost import combines
+from .combine import combines
 
 
 def element_rows(program: Program) -> Program:

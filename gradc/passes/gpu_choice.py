@@ -15,9 +15,11 @@ from ..errors import InvalidProblem, Unsupported
 from ..ir.dims import Assumption, Dim, Size, known_nonnegative, symbol, symbols
 from ..ir.kernel import Kernel
 from ..ir.types import Type
-from .cost import Combine, deterministic, nominal, numbers, scatter_of, scatter_sizes
+from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
+from .combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
+from .cost import cheapest, deterministic, nominal
 from .devices import Gpu
-from .gpu_cost import FORMULAS, PARTIALS, ROW, SHORTEST, Scatter, cheapest
+from .strategies import ROW, STRATEGIES
 
 Case = tuple[Assumption | None, str]
 """A strategy and when it is taken; the first that holds is meant, the last has no predicate."""
@@ -27,7 +29,7 @@ _LARGEST = 31
 
 def candidates(part: Combine, types: Mapping[str, Type], determinism: str, allowed: Sequence[str]) -> list[str]:
     """What may be picked where nothing is forced.  Fixed-point sums are not taken for rows that can be sorted: those add up exactly in order."""
-    found = [name for name in FORMULAS if name in allowed and (determinism == "none" or deterministic(name, part, types))]
+    found = [name for name in STRATEGIES if name in allowed and (determinism == "none" or deterministic(name, part, types))]
     if "atomic_fixed" in found and ("segmented" in found or not part.gathered) and len(found) > 1:
         found.remove("atomic_fixed")
     if not found:
@@ -97,7 +99,7 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
         elif "privatized" in names and "atomic" not in names:  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
             pays = device.sort_base + device.launch
             amount = int(min(pays * device.resident, max(pays * device.bandwidth, 2 * device.room)))
-            found += [(((s.rows + (SHORTEST - 1)) * s.width) * (s.keys + SHORTEST) * (2 * s.pair // SHORTEST) - amount, "segmented"), (s.rows - int(pays / ROW) * PARTIALS, "segmented"), (0, "privatized")]
+            found += [(((s.rows + (GPU_SHORTEST - 1)) * s.width) * (s.keys + GPU_SHORTEST) * (2 * s.pair // GPU_SHORTEST) - amount, "segmented"), (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, "segmented"), (0, "privatized")]
         else:
             found.append((0, "segmented"))
     found.append((0, next(name for name in ("atomic", "atomic_fixed", "privatized", "regular") if name in names) if "segmented" not in names else "segmented"))

@@ -15,8 +15,9 @@ from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
-from ..passes.choose_reduction import STRATEGIES, choose_reduction
+from ..passes.choose_reduction import choose_reduction
 from ..passes.cost import kernel_bytes
+from ..passes.strategies import ON_HOST
 from ..process.forks import cached_property, held_off
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ class Kernels(dict[str, "KernelHandle"]):
 
 
 def kernels_of(executable: Executable) -> Kernels:
-    """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``."""
+    """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``.  One that several cases of a step run is one."""
     found = Kernels(item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel))
-    for kernel in executable.program.kernels:
+    for kernel in (item for step in executable.program.steps for item in dict.fromkeys(alternatives(step)) if isinstance(item, Kernel)):
         count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
         found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
     return found
@@ -155,7 +156,7 @@ class KernelHandle:
             from ..passes.devices import gpu_of
 
         gpu = self.owner.target.startswith("cuda")
-        how: dict[str, Any] = {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *STRATEGIES)} if gpu else {}
+        how: dict[str, Any] = {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *ON_HOST)} if gpu else {}
         program = self.executable.program
         if self.kernel.strategies.get(buffer) == strategy:
             return self

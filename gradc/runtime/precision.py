@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..ir.kernel import REDUCTIONS, Call, Kernel, Program, Stmt, alternatives
 from ..ir.node import REGISTRY
-from ..passes.cost import combines
+from ..passes.combine import combines
 from ..passes.cost import deterministic as is_deterministic
 
 _SUMS = ("sum", "prod")
