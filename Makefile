@@ -53,6 +53,7 @@ mutants: $(call with,test torch)
 
 lint: $(LINT)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
 bench: $(BENCH)

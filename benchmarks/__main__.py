@@ -1,9 +1,11 @@
 """``make bench``: every CPU case against torch eager and torch.compile, each in a process of its own, blocks in turn.
 
-    python -m benchmarks [CASE ...] [--peers eager,compile] [--rounds 7] [--check] [--bits] [--default-allocator] [--out FILE]
+    python -m benchmarks [CASE ...] [--peers eager,compile] [--rounds 7] [--check] [--bits] [--default-allocator] [--out
+    FILE]
 
-Prints a table (ms, ratios, share of the floor, kernels), writes JSON and one picture.  The exit status is 1 where a peer beside us was not as fast
-as alone: then the machine was busy, or the contestants disturb each other, and no ratio means anything.
+Prints a table (ms, ratios, share of the floor, kernels), writes JSON and one picture.  The exit status is 1 where a
+peer beside us was not as fast as alone: then the machine was busy, or the contestants disturb each other, and no ratio
+means anything.
 """
 
 from __future__ import annotations
@@ -36,7 +38,13 @@ class Contestant:
     def __init__(self, who: str, case: str, environment: dict[str, str] | None = None):
         self.who = who
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", who, case]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(ENVIRONMENT if environment is None else environment)})
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(ENVIRONMENT if environment is None else environment)},
+        )
         self.times: list[float] = []
         self.facts = self._answer()
 
@@ -89,8 +97,17 @@ def measure(case: str, peers: list[str], rounds: int, check: bool, bits: bool, d
     ours, stream = contestants["ours"], contestants["stream"]
     bandwidth = stream.facts["floor_bytes"] / stream.median
     floor = ours.facts["floor_bytes"] / bandwidth
-    row: dict[str, Any] = {"id": case, "ours_ms": ours.median * 1e3, "floor_share": ours.median / floor, "floor_ms": floor * 1e3, "copy_GB_s": bandwidth / 1e9,
-                           "spread": max(ours.times) / min(ours.times), "compile_s": ours.facts["compile_s"], "peak_MB": ours.facts["peak_MB"], "kernels": ours.facts["kernels"]}  # fmt: skip
+    row: dict[str, Any] = {
+        "id": case,
+        "ours_ms": ours.median * 1e3,
+        "floor_share": ours.median / floor,
+        "floor_ms": floor * 1e3,
+        "copy_GB_s": bandwidth / 1e9,
+        "spread": max(ours.times) / min(ours.times),
+        "compile_s": ours.facts["compile_s"],
+        "peak_MB": ours.facts["peak_MB"],
+        "kernels": ours.facts["kernels"],
+    }
     for peer in peers:
         row[f"{peer}_ms"] = contestants[peer].median * 1e3
         row[f"ratio_{peer}"] = ours.median / contestants[peer].median
@@ -113,7 +130,13 @@ def compile_times(peers: list[str], repeat: int = 3) -> list[dict[str, Any]]:
 
     def seconds(who: str, cache: str) -> float:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", "compile-time", who, COMPILED]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "GRADC_CACHE_DIR": f"{cache}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/theirs"})
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "GRADC_CACHE_DIR": f"{cache}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/theirs"},
+        )
         return float(json.loads(done.stdout.splitlines()[-1])[0])
 
     rows = [{"id": "t-compile-cold"}, {"id": "t-compile-warm"}]
@@ -135,16 +158,29 @@ def machine() -> dict[str, Any]:
 
     name = platform.processor() or platform.machine()
     try:
-        name = next(line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+        name = next(
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         pass
-    return {"cpu": name, "cores": os.cpu_count(), "python": platform.python_version(), "numpy": numpy.__version__, "date": datetime.date.today().isoformat()}
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
     """Ratios to the fastest peer, as bars; 1 is a line."""
     width, height = 760, 24 * len(rows) + 40
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
+        ' font-size="12">'
+    ]
     for i, row in enumerate(rows):
         ratios = [row[k] for k in ("ratio_eager", "ratio_compile") if k in row]
         y = 20 + 24 * i
@@ -152,8 +188,15 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         if ratios:
             worst = max(ratios)
             length = min(worst, 2.0) * 250
-            parts.append(f'<rect x="160" y="{y}" width="{length:.1f}" height="16" fill="{"#3a7" if worst <= 1 else "#c53"}"/><text x="{166 + length:.1f}" y="{y + 12}">{worst:.2f}</text>')
-    parts.append(f'<line x1="410" y1="10" x2="410" y2="{height - 20}" stroke="#555"/><text x="414" y="{height - 8}">1 = the faster peer</text></svg>')
+            parts.append(
+                f'<rect x="160" y="{y}" width="{length:.1f}" height="16"'
+                f' fill="{"#3a7" if worst <= 1 else "#c53"}"/><text x="{166 + length:.1f}"'
+                f' y="{y + 12}">{worst:.2f}</text>'
+            )
+    parts.append(
+        f'<line x1="410" y1="10" x2="410" y2="{height - 20}" stroke="#555"/><text x="414" y="{height - 8}">1 = the'
+        " faster peer</text></svg>"
+    )
     path.write_text("\n".join(parts) + "\n")
 
 
@@ -183,8 +226,12 @@ def main() -> int:
     parser.add_argument("--peers", default="eager,compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--check", action="store_true", help="compare every result with float64")
-    parser.add_argument("--bits", action="store_true", help="look whether 100 runs with 1, 2, 3 and 5 threads give the same bits")
-    parser.add_argument("--default-allocator", action="store_true", help="time everyone with the system's own settings of malloc, too")
+    parser.add_argument(
+        "--bits", action="store_true", help="look whether 100 runs with 1, 2, 3 and 5 threads give the same bits"
+    )
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="time everyone with the system's own settings of malloc, too"
+    )
     parser.add_argument("--out", default="")
     options = parser.parse_args()
     unknown = [c for c in options.cases if c not in known and c not in special]
@@ -192,15 +239,27 @@ def main() -> int:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join([*known, *special])}")
     peers = [p for p in options.peers.split(",") if p]
     rows: list[dict[str, Any]] = []
-    out = Path(options.out) if options.out else Path("benchmarks/results") / f"cpu-{datetime.date.today().isoformat()}.json"
+    out = (
+        Path(options.out)
+        if options.out
+        else Path("benchmarks/results") / f"cpu-{datetime.date.today().isoformat()}.json"
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{'case':<20}{'ours ms':>10}" + "".join(f"{p + ' ms':>12}{'ratio':>8}" for p in peers) + f"{'x floor':>9}{'spread':>8}{'peak MB':>9}{'error':>10}  kernels")
+    print(
+        f"{'case':<20}{'ours ms':>10}"
+        + "".join(f"{p + ' ms':>12}{'ratio':>8}" for p in peers)
+        + f"{'x floor':>9}{'spread':>8}{'peak MB':>9}{'error':>10}  kernels"
+    )
     wanted = options.cases or [*known, *special]
     disturbed = []
     for name in wanted:
         if name in special and name != next(n for n in wanted if n in special):
             continue  # both are measured together
-        found = compile_times(peers) if name in special else [measure(name, peers, options.rounds, options.check, options.bits, options.default_allocator)]
+        found = (
+            compile_times(peers)
+            if name in special
+            else [measure(name, peers, options.rounds, options.check, options.bits, options.default_allocator)]
+        )
         for row in found:
             rows.append(row)
             print(line_of(row, peers), flush=True)
@@ -212,7 +271,10 @@ def main() -> int:
     picture(rows, out.with_suffix(".svg"))
     print(f"written: {out} and {out.with_suffix('.svg')}")
     if disturbed:
-        print(f"a peer was not as fast beside us as alone, by more than {DISTURBED:.0%}: {', '.join(disturbed)}", file=sys.stderr)
+        print(
+            f"a peer was not as fast beside us as alone, by more than {DISTURBED:.0%}: {', '.join(disturbed)}",
+            file=sys.stderr,
+        )
     different = [row["id"] for row in rows if not row.get("same_bits", True)]
     if different:
         print(f"not the same bits in every run: {', '.join(different)}", file=sys.stderr)

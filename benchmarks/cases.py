@@ -1,4 +1,6 @@
-"""The CPU cases: each a model written once with gradc's ops and once with torch's, its arrays, and the bytes that must move."""
+"""The CPU cases: each a model written once with gradc's ops and once with torch's, its arrays, and the bytes that must
+move.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class Case:
     """One benchmark.
 
     :param ours: the forward in gradc's ops.  :param theirs: the same in torch, called with ``(torch, **tensors)``.
-    :param types: of the inputs.  :param wrt: whose gradients are timed; none: the forward is.  :param draw: integer inputs.  :param forward: time forward and backward, else backward alone.
+    :param types: of the inputs.
+    :param wrt: whose gradients are timed; none: the forward is.
+    :param draw: integer inputs.
+    :param forward: time forward and backward, else backward alone.
     """
 
     id: str
@@ -42,7 +47,11 @@ class Case:
             else:
                 type_ = _type(text)
                 values = random.standard_normal(type_.concrete({})) * self.scale
-                out[name] = values.astype(type_.dtype.np) if type_.dtype.is_float else random.integers(-127, 128, type_.concrete({})).astype(type_.dtype.np)
+                out[name] = (
+                    values.astype(type_.dtype.np)
+                    if type_.dtype.is_float
+                    else random.integers(-127, 128, type_.concrete({})).astype(type_.dtype.np)
+                )
         assert gradc
         return out
 
@@ -77,7 +86,21 @@ def _embedding(name: str, rows: int, table: int, width: int, draw: Any) -> Case:
     )
 
 
-def _block(x: Any, g1: Any, b1: Any, wqkv: Any, bqkv: Any, wo: Any, bo: Any, g2: Any, b2: Any, w1: Any, c1: Any, w2: Any, c2: Any) -> Any:
+def _block(
+    x: Any,
+    g1: Any,
+    b1: Any,
+    wqkv: Any,
+    bqkv: Any,
+    wo: Any,
+    bo: Any,
+    g2: Any,
+    b2: Any,
+    w1: Any,
+    c1: Any,
+    w2: Any,
+    c2: Any,
+) -> Any:
     from gradc import ops
 
     batch, length, width = x.shape
@@ -91,7 +114,22 @@ def _block(x: Any, g1: Any, b1: Any, wqkv: Any, bqkv: Any, wo: Any, bo: Any, g2:
     return x + ops.linear(ops.gelu(ops.linear(h, w1, c1)), w2, c2)
 
 
-def _torch_block(torch: Any, x: Any, g1: Any, b1: Any, wqkv: Any, bqkv: Any, wo: Any, bo: Any, g2: Any, b2: Any, w1: Any, c1: Any, w2: Any, c2: Any) -> Any:
+def _torch_block(
+    torch: Any,
+    x: Any,
+    g1: Any,
+    b1: Any,
+    wqkv: Any,
+    bqkv: Any,
+    wo: Any,
+    bo: Any,
+    g2: Any,
+    b2: Any,
+    w1: Any,
+    c1: Any,
+    w2: Any,
+    c2: Any,
+) -> Any:
     f = torch.nn.functional
     batch, length, width = x.shape
     heads, each = 8, width // 8
@@ -103,14 +141,18 @@ def _torch_block(torch: Any, x: Any, g1: Any, b1: Any, wqkv: Any, bqkv: Any, wo:
     return x + f.linear(f.gelu(f.linear(h, w1, c1)), w2, c2)
 
 
-def _language_model(tokens: Any, target: Any, table: Any, w1: Any, b1: Any, gamma: Any, beta: Any, w2: Any, b2: Any) -> Any:
+def _language_model(
+    tokens: Any, target: Any, table: Any, w1: Any, b1: Any, gamma: Any, beta: Any, w2: Any, b2: Any
+) -> Any:
     from gradc import ops
 
     h = ops.linear(ops.reshape(ops.embedding(tokens, table), (tokens.shape[0], -1)), w1, b1)
     return ops.cross_entropy(ops.linear(ops.layer_norm(ops.gelu(h), (128,), gamma, beta), w2, b2), target)
 
 
-def _torch_language_model(torch: Any, tokens: Any, target: Any, table: Any, w1: Any, b1: Any, gamma: Any, beta: Any, w2: Any, b2: Any) -> Any:
+def _torch_language_model(
+    torch: Any, tokens: Any, target: Any, table: Any, w1: Any, b1: Any, gamma: Any, beta: Any, w2: Any, b2: Any
+) -> Any:
     f = torch.nn.functional
     h = f.linear(f.embedding(tokens, table).reshape(tokens.shape[0], -1), w1, b1)
     return f.cross_entropy(f.linear(f.layer_norm(f.gelu(h), (128,), gamma, beta), w2, b2), target)
@@ -135,8 +177,14 @@ def _grid_case(name: str, image: str, grid: str, draw: Callable[[np.random.Gener
     from gradc import ops
 
     shape = _type(grid).concrete({})
-    return Case(name, lambda x, grid: ops.grid_sample(x, grid, padding_mode="zeros", align_corners=False), lambda torch, x, grid: torch.nn.functional.grid_sample(x, grid, padding_mode="zeros", align_corners=False),
-                {"x": image, "grid": grid}, ["x", "grid"], {"grid": lambda random: draw(random, shape)})  # fmt: skip
+    return Case(
+        name,
+        lambda x, grid: ops.grid_sample(x, grid, padding_mode="zeros", align_corners=False),
+        lambda torch, x, grid: torch.nn.functional.grid_sample(x, grid, padding_mode="zeros", align_corners=False),
+        {"x": image, "grid": grid},
+        ["x", "grid"],
+        {"grid": lambda random: draw(random, shape)},
+    )
 
 
 def _transformer(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
@@ -153,9 +201,36 @@ def _torch_transformer(torch: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -
     return f.grid_sample(x, f.affine_grid(theta, x.shape, align_corners=False), align_corners=False)
 
 
-# -- a recommender: the tables of MLPerf's DLRM v2, capped at 1e5 rows ---------------------------------------------------
+# -- a recommender: the tables of MLPerf's DLRM v2, capped at 1e5 rows -------------------------------------------------
 
-_ROWS = (40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36)
+_ROWS = (
+    40_000_000,
+    39060,
+    17295,
+    7424,
+    20265,
+    3,
+    7122,
+    1543,
+    63,
+    40_000_000,
+    3067956,
+    405282,
+    10,
+    2209,
+    11938,
+    155,
+    4,
+    976,
+    14,
+    40_000_000,
+    40_000_000,
+    40_000_000,
+    590152,
+    12973,
+    108,
+    36,
+)
 _HOTS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 _CAP, _BATCH, _WIDTH = 100_000, 2048, 64
 _TABLES = [f"table{i}" for i in range(len(_ROWS))]
@@ -203,7 +278,16 @@ def _recommender_case() -> Case:
             types |= {f"{part}_w{i}": f"f32[{outer},{inner}]", f"{part}_b{i}": f"f32[{outer}]"}
             wrt += [f"{part}_w{i}", f"{part}_b{i}"]
     draw = {f"bag{i}": _uniform(n, _BATCH, hot) for i, (n, hot) in enumerate(zip(rows, _HOTS, strict=True))}
-    return Case("c-dlrm", _recommender, _torch_recommender, types, wrt, {**draw, "below": lambda random: np.array(_BELOW)}, forward=True, scale=0.05)
+    return Case(
+        "c-dlrm",
+        _recommender,
+        _torch_recommender,
+        types,
+        wrt,
+        {**draw, "below": lambda random: np.array(_BELOW)},
+        forward=True,
+        scale=0.05,
+    )
 
 
 def _dequantized_rows(name: str, dtype: str) -> Case:
@@ -216,8 +300,15 @@ def _dequantized_rows(name: str, dtype: str) -> Case:
         wide = ops.dequantize(dy, scale, block=(1, width)) if dtype == "i8" else dy * scale
         return ops.scatter_add(index, wide, size=table)
 
-    return Case(name, ours, lambda torch, index, dy, scale: torch.zeros(table, width, dtype=scale.dtype).index_add_(0, index, dy * scale),
-                {"index": f"i64[{rows}]", "dy": f"{dtype}[{rows},{width}]", "scale": f"f32[{rows},1]"}, [], {"index": _uniform(table, rows)}, forward=True)  # fmt: skip
+    return Case(
+        name,
+        ours,
+        lambda torch, index, dy, scale: torch.zeros(table, width, dtype=scale.dtype).index_add_(0, index, dy * scale),
+        {"index": f"i64[{rows}]", "dy": f"{dtype}[{rows},{width}]", "scale": f"f32[{rows},1]"},
+        [],
+        {"index": _uniform(table, rows)},
+        forward=True,
+    )
 
 
 def all_cases() -> dict[str, Case]:
@@ -226,32 +317,114 @@ def all_cases() -> dict[str, Case]:
 
     d = 512
     found = [
-        Case("demo-step", _language_model, _torch_language_model,
-             {"tokens": "i64[512,6]", "target": "i64[512]", "table": "f32[6697,64]", "w1": "f32[128,384]", "b1": "f32[128]", "gamma": "f32[128]", "beta": "f32[128]", "w2": "f32[6697,128]", "b2": "f32[6697]"},
-             ["table", "w1", "b1", "gamma", "beta", "w2", "b2"], {"tokens": _uniform(6697, 512, 6), "target": _uniform(6697, 512)}, forward=True, scale=0.1),
+        Case(
+            "demo-step",
+            _language_model,
+            _torch_language_model,
+            {
+                "tokens": "i64[512,6]",
+                "target": "i64[512]",
+                "table": "f32[6697,64]",
+                "w1": "f32[128,384]",
+                "b1": "f32[128]",
+                "gamma": "f32[128]",
+                "beta": "f32[128]",
+                "w2": "f32[6697,128]",
+                "b2": "f32[6697]",
+            },
+            ["table", "w1", "b1", "gamma", "beta", "w2", "b2"],
+            {"tokens": _uniform(6697, 512, 6), "target": _uniform(6697, 512)},
+            forward=True,
+            scale=0.1,
+        ),
         _embedding("c-emb-uniform", 8192, 32000, 512, _uniform),
         _embedding("c-emb-zipf", 8192, 32000, 512, _zipf),
         _embedding("c-emb-wide-uniform", 65536, 1000000, 64, _uniform),
         _embedding("c-emb-wide-zipf", 65536, 1000000, 64, _zipf),
-        Case("c-dequant-scale", lambda tokens, table, scale: ops.embedding(tokens, ops.dequantize(table, scale, block=(1, 512))),
-             lambda torch, tokens, table, scale: torch.nn.functional.embedding(tokens, table.float() * scale),
-             {"tokens": "i64[8192]", "table": "i8[32000,512]", "scale": "f32[32000,1]"}, ["scale"], {"tokens": _uniform(32000, 8192)}),
+        Case(
+            "c-dequant-scale",
+            lambda tokens, table, scale: ops.embedding(tokens, ops.dequantize(table, scale, block=(1, 512))),
+            lambda torch, tokens, table, scale: torch.nn.functional.embedding(tokens, table.float() * scale),
+            {"tokens": "i64[8192]", "table": "i8[32000,512]", "scale": "f32[32000,1]"},
+            ["scale"],
+            {"tokens": _uniform(32000, 8192)},
+        ),
         _dequantized_rows("c-dequant-emb", "i8"),
         _dequantized_rows("c-dequant-emb-f32", "f32"),
         _grid_case("c-grid-random", "f32[4,64,128,128]", "f32[4,128,128,2]", _random_grid),
         _grid_case("c-grid-smooth", "f32[4,64,128,128]", "f32[4,128,128,2]", _smooth_grid),
         _grid_case("c-grid-3d", "f32[2,16,32,32,32]", "f32[2,32,32,32,3]", _random_grid),
-        Case("c-layernorm", lambda x, w, b: ops.layer_norm(x, (1024,), w, b), lambda torch, x, w, b: torch.nn.functional.layer_norm(x, (1024,), w, b),
-             {"x": "f32[8192,1024]", "w": "f32[1024]", "b": "f32[1024]"}, ["x", "w", "b"]),
-        Case("c-rmsnorm", lambda x, w: ops.rms_norm(x, (1024,), w), lambda torch, x, w: torch.nn.functional.rms_norm(x, (1024,), w), {"x": "f32[8192,1024]", "w": "f32[1024]"}, ["x", "w"]),
-        Case("c-softmax", lambda x: ops.softmax(x), lambda torch, x: torch.softmax(x, -1), {"x": "f32[4096,4096]"}, ["x"]),
-        Case("c-xent", lambda x, t: ops.cross_entropy(x, t), lambda torch, x, t: torch.nn.functional.cross_entropy(x, t), {"x": "f32[4096,32000]", "t": "i64[4096]"}, ["x"], {"t": _uniform(32000, 4096)}),
-        Case("c-gelu-bias", lambda x, b: ops.gelu(x + b), lambda torch, x, b: torch.nn.functional.gelu(x + b), {"x": "f32[8192,4096]", "b": "f32[4096]"}, ["x", "b"]),
-        Case("c-silu-mul", lambda a, b: ops.silu(a) * b, lambda torch, a, b: torch.nn.functional.silu(a) * b, {"a": "f32[8192,4096]", "b": "f32[8192,4096]"}, ["a", "b"]),
-        Case("c-block", _block, _torch_block,
-             {"x": f"f32[4,512,{d}]", "g1": f"f32[{d}]", "b1": f"f32[{d}]", "wqkv": f"f32[{3 * d},{d}]", "bqkv": f"f32[{3 * d}]", "wo": f"f32[{d},{d}]", "bo": f"f32[{d}]", "g2": f"f32[{d}]", "b2": f"f32[{d}]", "w1": f"f32[{4 * d},{d}]", "c1": f"f32[{4 * d}]", "w2": f"f32[{d},{4 * d}]", "c2": f"f32[{d}]"},
-             ["g1", "b1", "wqkv", "bqkv", "wo", "bo", "g2", "b2", "w1", "c1", "w2", "c2"], forward=True, scale=0.05),
+        Case(
+            "c-layernorm",
+            lambda x, w, b: ops.layer_norm(x, (1024,), w, b),
+            lambda torch, x, w, b: torch.nn.functional.layer_norm(x, (1024,), w, b),
+            {"x": "f32[8192,1024]", "w": "f32[1024]", "b": "f32[1024]"},
+            ["x", "w", "b"],
+        ),
+        Case(
+            "c-rmsnorm",
+            lambda x, w: ops.rms_norm(x, (1024,), w),
+            lambda torch, x, w: torch.nn.functional.rms_norm(x, (1024,), w),
+            {"x": "f32[8192,1024]", "w": "f32[1024]"},
+            ["x", "w"],
+        ),
+        Case(
+            "c-softmax", lambda x: ops.softmax(x), lambda torch, x: torch.softmax(x, -1), {"x": "f32[4096,4096]"}, ["x"]
+        ),
+        Case(
+            "c-xent",
+            lambda x, t: ops.cross_entropy(x, t),
+            lambda torch, x, t: torch.nn.functional.cross_entropy(x, t),
+            {"x": "f32[4096,32000]", "t": "i64[4096]"},
+            ["x"],
+            {"t": _uniform(32000, 4096)},
+        ),
+        Case(
+            "c-gelu-bias",
+            lambda x, b: ops.gelu(x + b),
+            lambda torch, x, b: torch.nn.functional.gelu(x + b),
+            {"x": "f32[8192,4096]", "b": "f32[4096]"},
+            ["x", "b"],
+        ),
+        Case(
+            "c-silu-mul",
+            lambda a, b: ops.silu(a) * b,
+            lambda torch, a, b: torch.nn.functional.silu(a) * b,
+            {"a": "f32[8192,4096]", "b": "f32[8192,4096]"},
+            ["a", "b"],
+        ),
+        Case(
+            "c-block",
+            _block,
+            _torch_block,
+            {
+                "x": f"f32[4,512,{d}]",
+                "g1": f"f32[{d}]",
+                "b1": f"f32[{d}]",
+                "wqkv": f"f32[{3 * d},{d}]",
+                "bqkv": f"f32[{3 * d}]",
+                "wo": f"f32[{d},{d}]",
+                "bo": f"f32[{d}]",
+                "g2": f"f32[{d}]",
+                "b2": f"f32[{d}]",
+                "w1": f"f32[{4 * d},{d}]",
+                "c1": f"f32[{4 * d}]",
+                "w2": f"f32[{d},{4 * d}]",
+                "c2": f"f32[{d}]",
+            },
+            ["g1", "b1", "wqkv", "bqkv", "wo", "bo", "g2", "b2", "w1", "c1", "w2", "c2"],
+            forward=True,
+            scale=0.05,
+        ),
         _recommender_case(),
-        Case("c-stn", _transformer, _torch_transformer, {"x": "f32[256,1,28,28]", "w1": "f32[32,784]", "b1": "f32[32]", "w2": "f32[6,32]", "b2": "f32[6]"}, ["w1", "b1", "w2", "b2"], forward=True, scale=0.1),
-    ]  # fmt: skip
+        Case(
+            "c-stn",
+            _transformer,
+            _torch_transformer,
+            {"x": "f32[256,1,28,28]", "w1": "f32[32,784]", "b1": "f32[32]", "w2": "f32[6,32]", "b2": "f32[6]"},
+            ["w1", "b1", "w2", "b2"],
+            forward=True,
+            scale=0.1,
+        ),
+    ]
     return {case.id: case for case in found}

@@ -1,11 +1,12 @@
 """The GPU cases against torch eager and torch.compile: ``python -m benchmarks.gpu`` where there is a GPU.
 
     python -m benchmarks.gpu [CASE ...] [--seconds 300] [--out FILE]
-    python -m benchmarks.gpu --tiny --target cuda-sim          # every case at a small size on the CPU: is the harness right?
+    python -m benchmarks.gpu --tiny --target cuda-sim   # every case at a small size on the CPU: is the harness right?
 
-For each case: every result against torch in float64, then the device's time for gradc and for torch, the share of the floor (the bytes that must
-move over the copy bandwidth of the same moment), each strategy of a scatter beside the model's choice, and the time of each kernel.  torch.compile
-comes last, as long as there is time.  The JSON is written anew after each case, so that what was measured stays whatever happens.
+For each case: every result against torch in float64, then the device's time for gradc and for torch, the share of the
+floor (the bytes that must move over the copy bandwidth of the same moment), each strategy of a scatter beside the
+model's choice, and the time of each kernel.  torch.compile comes last, as long as there is time.  The JSON is written
+anew after each case, so that what was measured stays whatever happens.
 """
 
 from __future__ import annotations
@@ -82,15 +83,23 @@ class Report:
     def wrong(self) -> list[str]:
         """Cases with a wrong result, or that did not run; of atomics, whose error depends on their order, none."""
         rows = self.content["cases"].items()
-        found = [id for id, row in rows if "failed" in row or any(not r["right"] for r in row.get("results", {}).values())]
-        return found + [f"{id} {name}" for id, row in rows for name, e in row.get("strategies", {}).items() if name != "atomic" and not e.get("right", "notes" not in e)]
+        found = [
+            id for id, row in rows if "failed" in row or any(not r["right"] for r in row.get("results", {}).values())
+        ]
+        return found + [
+            f"{id} {name}"
+            for id, row in rows
+            for name, e in row.get("strategies", {}).items()
+            if name != "atomic" and not e.get("right", "notes" not in e)
+        ]
 
 
 class Benchmark:
     """All cases on one machine.
 
     :param target: of gradc.  :param tiny: small sizes.  :param until: when to stop, by ``time.monotonic``.
-    :param clock: a :class:`~benchmarks.gpu_clock.Clock`; the target cuda has one of its own, without one nothing is timed.
+    :param clock: a :class:`~benchmarks.gpu_clock.Clock`; the target cuda has one of its own, without one nothing is
+        timed.
     """
 
     def __init__(self, torch: Any, target: str, tiny: bool, until: float, report: Report, clock: Any = None):
@@ -104,7 +113,9 @@ class Benchmark:
 
             self.clock = Clock(Gpu(kernels()), int(torch.cuda.current_stream().cuda_stream))
         self.model = _model(target)
-        self._kept: tuple[Round, Any, Any, Any] | None = None  # of the case at hand: its module, what is exact, what torch gives
+        self._kept: tuple[Round, Any, Any, Any] | None = (
+            None  # of the case at hand: its module, what is exact, what torch gives
+        )
 
     def left(self) -> float:
         return self.until - time.monotonic()
@@ -160,7 +171,9 @@ class Benchmark:
             self._times(round_, row, timed, theirs[1] if theirs else None)
         self._kept = round_, module, exact, other
 
-    def _times(self, round_: Round, row: dict[str, Any], timed: Callable[[], Any], theirs: Callable[[], Any] | None) -> None:
+    def _times(
+        self, round_: Round, row: dict[str, Any], timed: Callable[[], Any], theirs: Callable[[], Any] | None
+    ) -> None:
         from .gpu_clock import kernel_times
 
         bandwidth = self.clock.copy_bandwidth()
@@ -171,7 +184,11 @@ class Benchmark:
             row["eager"] = self.clock.seconds(theirs)
             row["over_eager"] = row["eager"]["median"] / row["ours"]["median"]
         if self.device == "cuda":
-            _attempt(row, "kernel times", lambda: row.__setitem__("kernel_s", kernel_times(self.torch, timed, self.clock.wait)))
+            _attempt(
+                row,
+                "kernel times",
+                lambda: row.__setitem__("kernel_s", kernel_times(self.torch, timed, self.clock.wait)),
+            )
 
     def _strategies(self, case: GpuCase, row: dict[str, Any]) -> None:
         """Each strategy forced; the choice against the fastest of those that it may take."""
@@ -181,12 +198,19 @@ class Benchmark:
         from gradc.codegen.launch import MOST_PARTIALS
 
         buffer, pick, predicted = widest_combine(module, vars(round_.sizes), self.model)
-        row["choice"] = {"run": pick, "none": widest_combine(round_.ours(determinism="none")[0], vars(round_.sizes), self.model)[1]}
-        open_ = gradc.compile(case.graph(self.tiny, ("N", "V", "B")), wrt=case.wrt, target=self.target, **case.options)  # what one module for every size takes here
+        row["choice"] = {
+            "run": pick,
+            "none": widest_combine(round_.ours(determinism="none")[0], vars(round_.sizes), self.model)[1],
+        }
+        open_ = gradc.compile(
+            case.graph(self.tiny, ("N", "V", "B")), wrt=case.wrt, target=self.target, **case.options
+        )  # what one module for every size takes here
         row["choice"]["symbols"] = widest_combine(open_, vars(round_.sizes), self.model)[1]
         found: dict[str, Any] = {}
         row["strategies"] = found
-        elements = math.prod(list(module.executables.values())[-1].program.buffer[buffer].type.concrete(vars(round_.sizes)))
+        elements = math.prod(
+            list(module.executables.values())[-1].program.buffer[buffer].type.concrete(vars(round_.sizes))
+        )
         names = [n for n in (*SCATTERS, "regular") if n in predicted]
         try:
             for name in names:
@@ -201,11 +225,15 @@ class Benchmark:
                     entry["skipped"] = "no time left"
                     continue
                 self.report.write()
-                made = _attempt(entry, "run", lambda name=name: round_.ours(determinism="none", reductions={buffer: name}))
+                made = _attempt(
+                    entry, "run", lambda name=name: round_.ours(determinism="none", reductions={buffer: name})
+                )
                 if made is None:
                     continue
                 got = made[1]()
-                entry |= judged(self.torch, {case.scatter: got[case.scatter]}, theirs, {case.scatter: exact[case.scatter]})[case.scatter]
+                entry |= judged(
+                    self.torch, {case.scatter: got[case.scatter]}, theirs, {case.scatter: exact[case.scatter]}
+                )[case.scatter]
                 if self.clock is not None:
                     entry |= self.clock.seconds(made[2], budget=0.1)
                 del made, got
@@ -248,10 +276,16 @@ class Benchmark:
             nvrtc.OPTIONS = tuple(flag if o.startswith("--fmad") else o for o in own)
             try:
                 with knobs.CACHE.set(False):  # a module of the other flag may be there
-                    found[flag] = self.clock.seconds(Round(chosen, self.torch, self.device, self.target, self.tiny).ours()[2])["median"]
+                    found[flag] = self.clock.seconds(
+                        Round(chosen, self.torch, self.device, self.target, self.tiny).ours()[2]
+                    )["median"]
             finally:
                 nvrtc.OPTIONS = own
-        self.report.content["fmad"] = {"case": chosen.id, **found, "price": found["--fmad=false"] / found["--fmad=true"]}
+        self.report.content["fmad"] = {
+            "case": chosen.id,
+            **found,
+            "price": found["--fmad=false"] / found["--fmad=true"],
+        }
 
 
 def _attempt(row: dict[str, Any], what: str, work: Callable[[], Any]) -> Any:
@@ -294,7 +328,13 @@ def machine(torch: Any, target: str) -> dict[str, Any]:
     """What it ran on, and with what."""
     import numpy
 
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "target": target, "python": platform.python_version(), "numpy": numpy.__version__, "torch": torch.__version__}
+    found: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "target": target,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+    }
     if target == "cuda":
         from gradc.runtime.gpu import current_device
         from gradc.runtime.nvrtc import find_nvrtc
@@ -328,7 +368,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     before = json.loads(options.onto.read_text()) if options.onto and options.onto.exists() else {}
     report = Report(options.out, before | machine(torch, options.target))
-    Benchmark(torch, options.target, options.tiny, until, report).run([known[c] for c in options.cases or known], not options.no_compile, not options.no_strategies)
+    Benchmark(torch, options.target, options.tiny, until, report).run(
+        [known[c] for c in options.cases or known], not options.no_compile, not options.no_strategies
+    )
     report.write()
     table = markdown(report.content)
     if options.out:

@@ -1,7 +1,8 @@
-"""How long a device takes for what a call starts: CUDA events, behind a kernel that waits until the host has queued everything.
+"""How long a device takes for what a call starts: CUDA events, behind a kernel that waits until the host has queued
+everything.
 
-Every contestant is timed alike.  Before each run a buffer larger than L2 is read, so that nothing is left there and nothing waits to be
-written back; between a run's two events stands nothing but what the run starts.
+Every contestant is timed alike.  Before each run a buffer larger than L2 is read, so that nothing is left there and
+nothing waits to be written back; between a run's two events stands nothing but what the run starts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def kernels() -> str:
 class Clock:
     """Times what is asked of one stream.
 
-    :param device: made of :func:`kernels`.  :param stream: on which the contestants run.  :param rate: steps a second of the waiting kernel.
+    :param device: made of :func:`kernels`.
+    :param stream: on which the contestants run.
+    :param rate: steps a second of the waiting kernel.
     """
 
     def __init__(self, device: Device, stream: int = 0, rate: float = SPIN):
@@ -47,7 +50,14 @@ class Clock:
             device.fill(span.address, 0, span.nbytes, stream)
 
     def flush(self) -> None:
-        self.device.launch("gradc_calibrate_read", self.blocks, 256, [self._buffer, self._word, self._buffer.nbytes // 16], (1,), self.stream)
+        self.device.launch(
+            "gradc_calibrate_read",
+            self.blocks,
+            256,
+            [self._buffer, self._word, self._buffer.nbytes // 16],
+            (1,),
+            self.stream,
+        )
 
     def spin(self, seconds: float) -> None:
         self.device.launch("gradc_calibrate_spin", 1, 32, [self._word, int(self.rate * seconds)], (0,), self.stream)
@@ -67,7 +77,9 @@ class Clock:
         return min(times)
 
     def seconds(self, run: Callable[[], Any], budget: float = 0.25, least: int = 5) -> dict[str, float]:
-        """``median``, ``least``, ``most`` of the device's seconds, ``host`` of the host's, and how many ``runs``; a run of more than SLOW seconds is timed once."""
+        """``median``, ``least``, ``most`` of the device's seconds, ``host`` of the host's, and how many ``runs``; a run
+        of more than SLOW seconds is timed once.
+        """
         run()
         self.wait()
         began = time.perf_counter()
@@ -78,7 +90,13 @@ class Clock:
         once = self._queued(run, 2, host)[-1]
         count = max(least, min(MOST, int(budget / max(once + host, 1e-6))))
         times = self._queued(run, count, host)
-        return {"median": statistics.median(times), "least": min(times), "most": max(times), "host": host, "runs": count}
+        return {
+            "median": statistics.median(times),
+            "least": min(times),
+            "most": max(times),
+            "host": host,
+            "runs": count,
+        }
 
     def _queued(self, run: Callable[[], Any], count: int, host: float) -> list[float]:
         events = [(self.device.event(), self.device.event()) for _ in range(count)]
@@ -92,14 +110,21 @@ class Clock:
         return [end.since(begin) for begin, end in events]
 
     def copy_bandwidth(self, nbytes: int = 0) -> float:
-        """Bytes/s of a copy between two buffers, each byte read and written; ``nbytes`` of each, four times L2 if unsaid."""
+        """Bytes/s of a copy between two buffers, each byte read and written; ``nbytes`` of each, four times L2 if
+        unsaid.
+        """
         nbytes = nbytes or max(4 * self.device.description.l2, 1 << 12)
         count = nbytes // 16
         source, target = (self.device.memory(16 * count, self.stream) for _ in range(2))
         for memory in (source, target):
             self.device.fill(memory.address, 0, 16 * count, self.stream)
         args = [Span(m.address, 4 * count, np.dtype(np.uint32)) for m in (source, target)]
-        found = self.seconds(lambda: self.device.launch("gradc_calibrate_copy", 4 * self.blocks, 256, [*args, count, 1], (1,), self.stream), budget=0.02)
+        found = self.seconds(
+            lambda: self.device.launch(
+                "gradc_calibrate_copy", 4 * self.blocks, 256, [*args, count, 1], (1,), self.stream
+            ),
+            budget=0.02,
+        )
         return 2 * 16 * count / found["median"]
 
 

@@ -1,4 +1,6 @@
-"""One GPU case, run by gradc and by torch: the same inputs and cotangents for everybody, and how far each is from float64."""
+"""One GPU case, run by gradc and by torch: the same inputs and cotangents for everybody, and how far each is from
+float64.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Round:
         """Random, the same for everybody, in y's shape and dtype."""
         if self._dy is None:
             dtype = parsed(str(self.graph.outputs[0][1].type))[0]
-            self._dy = normal(self.torch, self.torch.Generator(device=self.device).manual_seed(1), tuple(y.shape), dtype, self.device)
+            self._dy = normal(
+                self.torch, self.torch.Generator(device=self.device).manual_seed(1), tuple(y.shape), dtype, self.device
+            )
         return self._dy
 
     def own(self) -> dict[str, Any]:
@@ -53,7 +57,11 @@ class Round:
         first = module.backward(residuals, dy)
         out = {name: self.torch.empty_like(first[name]) for name in first}
         del first
-        return module, lambda: {**dict(module.backward(residuals, dy)), self.graph.output_names[0]: y}, lambda: module.backward(residuals, dy, out=out)
+        return (
+            module,
+            lambda: {**dict(module.backward(residuals, dy)), self.graph.output_names[0]: y},
+            lambda: module.backward(residuals, dy, out=out),
+        )
 
     def theirs(self, compiled: bool = False) -> tuple[Callable[[], Results], Callable[[], Any]]:
         """torch's (what gives every result, what is timed)."""
@@ -89,7 +97,10 @@ class Round:
 
     def _in(self, dtype: Any) -> Results:
         torch, case = self.torch, self.case
-        wide = {n: (t.to(dtype) if t.is_floating_point() else t).detach().requires_grad_(n in case.wrt) for n, t in self.tensors.items()}
+        wide = {
+            n: (t.to(dtype) if t.is_floating_point() else t).detach().requires_grad_(n in case.wrt)
+            for n, t in self.tensors.items()
+        }
         y = case.theirs(torch, self.sizes, **wide)
         found = {self.graph.output_names[0]: y.detach()}
         if case.wrt:
@@ -123,9 +134,15 @@ def judged(torch: Any, ours: Results, theirs: Results | None, exact: Results) ->
 
 
 def widest_combine(module: Any, sizes: Mapping[str, int], device: Any) -> tuple[str, str, dict[str, float]]:
-    """(buffer, the strategy that it has, what the model predicts of each in seconds) of the combine that moves most in a module's last part."""
+    """(buffer, the strategy that it has, what the model predicts of each in seconds) of the combine that moves most in
+    a module's last part.
+    """
     from gradc.passes.choose_reduction import decisions
 
     program = list(module.executables.values())[-1].program
-    found = [(buffer, pick, {e.strategy: e.seconds for e in table}) for _, buffer, pick, table in decisions(program, {d: sizes[d] for d in program.dims}, device) if table]
+    found = [
+        (buffer, pick, {e.strategy: e.seconds for e in table})
+        for _, buffer, pick, table in decisions(program, {d: sizes[d] for d in program.dims}, device)
+        if table
+    ]
     return max(found, key=lambda each: min(each[2].values()))

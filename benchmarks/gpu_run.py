@@ -1,9 +1,11 @@
-"""``make gpu``: tests on a GPU, the device's constants, then the benchmark, within eight minutes and from a bare checkout.
+"""``make gpu``: tests on a GPU, the device's constants, then the benchmark, within eight minutes and from a bare
+checkout.
 
     python -m benchmarks.gpu_run [--seconds 460]
 
-Writes gpu-<device>-<date>.json (and .md) into $OUT, else into benchmarks/results; what is there when the time is over stays.  Exit status: 0 all
-well or no GPU, 1 a test failed, 2 a benchmark's result was wrong, 4 no device constants, 8 a part ran out of its time; sums of these.
+Writes gpu-<device>-<date>.json (and .md) into $OUT, else into benchmarks/results; what is there when the time is over
+stays.  Exit status: 0 all well or no GPU, 1 a test failed, 2 a benchmark's result was wrong, 4 no device constants, 8 a
+part ran out of its time; sums of these.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ MARGIN = 8.0
 """Seconds to write everything down."""
 NO_GPU, LACKING = 32, 64
 FAILED, WRONG, UNCALIBRATED, LATE = 1, 2, 4, 8
-MEANING = {FAILED: "tests failed", WRONG: "a benchmark's result is wrong", UNCALIBRATED: "no constants", LATE: "out of time"}
+MEANING = {
+    FAILED: "tests failed",
+    WRONG: "a benchmark's result is wrong",
+    UNCALIBRATED: "no constants",
+    LATE: "out of time",
+}
 WANTED = ("numpy", "ml_dtypes", "jinja2", "networkx", "click", "pytest", "torch", "cupy")
 
 
@@ -71,7 +78,15 @@ def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[Any]:
     """This Python on the checkout, in a process group of its own; what it says goes to a file."""
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     with open(log, "w", encoding="utf-8") as file:
-        return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = ()) -> dict[str, Any]:
@@ -79,12 +94,34 @@ def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = 
     began = time.monotonic()
     results = [folder / f"tests-{k}.jsonl" for k in range(shards)]
     processes = [
-        start(["-m", "pytest", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider", f"--shard={k}/{shards}", f"--results={path}", *extra], folder / f"tests-{k}.log")
+        start(
+            [
+                "-m",
+                "pytest",
+                "-m",
+                "gpu",
+                "tests/gpu",
+                "-p",
+                "no:cacheprovider",
+                f"--shard={k}/{shards}",
+                f"--results={path}",
+                *extra,
+            ],
+            folder / f"tests-{k}.log",
+        )
         for k, path in enumerate(results)
     ]
     codes = [finish(process, began + seconds - time.monotonic()) for process in processes]
-    tests = [json.loads(line) for path in results if path.exists() for line in path.read_text().splitlines() if line.endswith("}")]
-    found: dict[str, Any] = {outcome: sum(t["outcome"] == outcome for t in tests) for outcome in ("passed", "failed", "skipped")}
+    tests = [
+        json.loads(line)
+        for path in results
+        if path.exists()
+        for line in path.read_text().splitlines()
+        if line.endswith("}")
+    ]
+    found: dict[str, Any] = {
+        outcome: sum(t["outcome"] == outcome for t in tests) for outcome in ("passed", "failed", "skipped")
+    }
     found |= {"seconds": round(time.monotonic() - began, 1), "finished": None not in codes, "shards": shards}
     found["failures"] = [{"test": t["test"], "text": t["text"]} for t in tests if t["outcome"] == "failed"]
     found["reasons"] = sorted({t["text"] for t in tests if t["outcome"] == "skipped"})
@@ -105,11 +142,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=460.0, help="for everything")
     parser.add_argument("--shards", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="test processes")
-    parser.add_argument("--ready", action="store_true", help=f"only say whether this Python can: 0 yes, {NO_GPU} there is no GPU, {LACKING} packages are missing")
+    parser.add_argument(
+        "--ready",
+        action="store_true",
+        help=f"only say whether this Python can: 0 yes, {NO_GPU} there is no GPU, {LACKING} packages are missing",
+    )
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
     if not devices():
-        print("no GPU here (the driver shows none), so nothing was run on one; `pytest tests/gpu` runs the same tests on the simulator")
+        print(
+            "no GPU here (the driver shows none), so nothing was run on one; `pytest tests/gpu` runs the same tests on"
+            " the simulator"
+        )
         return NO_GPU if options.ready else 0
     lacking = absent()
     if lacking and not options.ready:
@@ -129,7 +173,10 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as cache:
         os.environ.setdefault("GRADC_CACHE_DIR", cache)
         status = parts(device, path, logs, content, until, options.shards)
-    print(f"written: {path}; exit status {status}: " + (", ".join(words for bit, words in MEANING.items() if status & bit) or "all well"))
+    print(
+        f"written: {path}; exit status {status}: "
+        + (", ".join(words for bit, words in MEANING.items() if status & bit) or "all well")
+    )
     return status
 
 
@@ -143,21 +190,57 @@ def parts(device: Any, path: Path, logs: Path, content: dict[str, Any], until: f
     write(path, content)
     tests = content["tests"]
     status |= FAILED * bool(tests["failed"] or tests.get("broken")) | LATE * (not tests["finished"])
-    print(f"tests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped in {tests['seconds']} s{'' if tests['finished'] else ', stopped: out of time'}", flush=True)
+    print(
+        f"tests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped in {tests['seconds']}"
+        f" s{'' if tests['finished'] else ', stopped: out of time'}",
+        flush=True,
+    )
     for failure in tests["failures"]:
         print(f"  {failure['test']}: {failure['text'].splitlines()[-1] if failure['text'] else ''}")
     if warm is not None:
         finish(warm, 30.0)
 
     constants = path.with_name(f"calibration-{path.stem}.json")
-    code = finish(start(["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(constants)], logs / "calibrate.log"), min(CONSTANTS, until - time.monotonic() - MARGIN))
-    content["calibration"] = json.loads(constants.read_text())["constants"] if code == 0 else {"failed": (logs / "calibrate.log").read_text()[-2000:]}
+    code = finish(
+        start(["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(constants)], logs / "calibrate.log"),
+        min(CONSTANTS, until - time.monotonic() - MARGIN),
+    )
+    content["calibration"] = (
+        json.loads(constants.read_text())["constants"]
+        if code == 0
+        else {"failed": (logs / "calibrate.log").read_text()[-2000:]}
+    )
     write(path, content)
     status |= UNCALIBRATED * (code != 0)
-    print("constants: " + (", ".join(f"{k} {v:.3g}" for k, v in content["calibration"].items()) if code == 0 else f"failed, see {logs / 'calibrate.log'}"), flush=True)
+    print(
+        "constants: "
+        + (
+            ", ".join(f"{k} {v:.3g}" for k, v in content["calibration"].items())
+            if code == 0
+            else f"failed, see {logs / 'calibrate.log'}"
+        ),
+        flush=True,
+    )
 
     left = until - time.monotonic() - MARGIN
-    code = finish(start(["-W", "ignore", "-m", "benchmarks.gpu", "--seconds", f"{left - 10:.0f}", "--onto", str(path), "--out", str(path)], logs / "benchmark.log"), left)
+    code = finish(
+        start(
+            [
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.gpu",
+                "--seconds",
+                f"{left - 10:.0f}",
+                "--onto",
+                str(path),
+                "--out",
+                str(path),
+            ],
+            logs / "benchmark.log",
+        ),
+        left,
+    )
     status |= WRONG * (code not in (0, None)) | LATE * (code is None)
     print((path.with_suffix(".md") if path.with_suffix(".md").exists() else logs / "benchmark.log").read_text())
     return status

@@ -1,6 +1,6 @@
 """Compiles what the GPU benchmark will run, in as many processes as there are cores, into the cache; needs no GPU.
 
-    python -m benchmarks.gpu_warm --arch sm_90
+python -m benchmarks.gpu_warm --arch sm_90
 """
 
 from __future__ import annotations

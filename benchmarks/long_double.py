@@ -1,4 +1,6 @@
-"""grid_sample and its gradients in NumPy's long double: the oracle for f64, where torch's own rounding of a coordinate is larger than what is measured."""
+"""grid_sample and its gradients in NumPy's long double: the oracle for f64, where torch's own rounding of a coordinate
+is larger than what is measured.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def _taps(c: Array, n: int, mode: str, padding: str, corners: bool) -> list[tupl
         if mode == "bicubic":
             at, _ = _padded(at, n, padding, corners)
         inside = (at >= 0) & (at <= n - 1)
-        found.append((np.where(inside, at, 0).astype(np.int64), np.where(inside, weight, 0), np.where(inside, slope * scale, 0)))
+        found.append(
+            (np.where(inside, at, 0).astype(np.int64), np.where(inside, weight, 0), np.where(inside, slope * scale, 0))
+        )
     return found
 
 

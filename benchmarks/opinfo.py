@@ -1,4 +1,6 @@
-"""PyTorch's OpInfo samples of the indexing and sampling ops: each as arrays, as a call of gradc's ops, and as the torch call that says what is right."""
+"""PyTorch's OpInfo samples of the indexing and sampling ops: each as arrays, as a call of gradc's ops, and as the torch
+call that says what is right.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def to_torch(array: Array) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     tensor = tensor.detach().to_dense().contiguous()
-    return tensor.view(torch.int16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    return (
+        tensor.view(torch.int16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    )
 
 
 # -- what gradc's ops make of torch's arguments ------------------------------------------------------------------------
@@ -73,7 +77,11 @@ def _sampler(x: Any, grid: Any, mode: int, padding: int, align_corners: bool) ->
 # sparse=True asks torch for another form of the same gradient: here both are compared dense.
 OURS: dict[str, Callable[..., Any]] = {
     "nn.functional.embedding": lambda weight, index, sparse=False, **more: ops.embedding(index, weight, **more),
-    "nn.functional.embedding_bag": lambda weight, index, offsets=None, sparse=False, per_sample_weights=None, **more: ops.embedding_bag(index, weight, offsets, per_sample_weights, **more),
+    "nn.functional.embedding_bag": (
+        lambda weight, index, offsets=None, sparse=False, per_sample_weights=None, **more: ops.embedding_bag(
+            index, weight, offsets, per_sample_weights, **more
+        )
+    ),
     "nn.functional.grid_sample": ops.grid_sample,
     "grid_sampler_2d": _sampler,
     "grid_sampler_3d": _sampler,
@@ -89,17 +97,32 @@ SAMPLERS = ("nn.functional.grid_sample", "grid_sampler_2d", "grid_sampler_3d")
 # -- where torch itself is not the oracle ------------------------------------------------------------------------------
 
 WRONG_COUNT = "scale_grad_by_freq: torch's embedding_bag divides a row's gradient by how often another index occurs"
-FALSE_WINNER = "include_self=False: torch counts an element that it leaves out as one of the winners when it equals the result"
+FALSE_WINNER = (
+    "include_self=False: torch counts an element that it leaves out as one of the winners when it equals the result"
+)
 
 
 def _bag_by_frequency(
-    weight: Any, index: Any, offsets: Any = None, per_sample_weights: Any = None, *, mode: str = "mean", padding_idx: int | None = None, include_last_offset: bool = False,
-    max_norm: float | None = None, norm_type: float = 2.0, **_: Any,
-) -> torch.Tensor:  # fmt: skip
+    weight: Any,
+    index: Any,
+    offsets: Any = None,
+    per_sample_weights: Any = None,
+    *,
+    mode: str = "mean",
+    padding_idx: int | None = None,
+    include_last_offset: bool = False,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    **_: Any,
+) -> torch.Tensor:
     """By definition: the rows of torch's embedding, then sums bag after bag."""
     rows = F.embedding(index.reshape(-1), weight, padding_idx, max_norm, norm_type, scale_grad_by_freq=True)
     factors = torch.ones(len(rows), dtype=rows.dtype) if per_sample_weights is None else per_sample_weights.reshape(-1)
-    kept = torch.ones(len(rows), dtype=torch.bool) if padding_idx is None else index.reshape(-1) != padding_idx % len(weight)
+    kept = (
+        torch.ones(len(rows), dtype=torch.bool)
+        if padding_idx is None
+        else index.reshape(-1) != padding_idx % len(weight)
+    )
     starts = list(range(0, index.numel(), index.shape[1])) if offsets is None else offsets.tolist()
     ends = [*starts, index.numel()]
     out = []
@@ -112,12 +135,18 @@ def _bag_by_frequency(
 def _extremum_without_self(x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool) -> torch.Tensor:
     """Elements that something is written to become the neutral one, and then take part."""
     line = x.reshape(1) if x.ndim == 0 else x
-    hit = torch.zeros(line.shape, dtype=torch.bool).scatter(dim, index.reshape(1) if x.ndim == 0 else index, True).reshape(x.shape)
+    hit = (
+        torch.zeros(line.shape, dtype=torch.bool)
+        .scatter(dim, index.reshape(1) if x.ndim == 0 else index, True)
+        .reshape(x.shape)
+    )
     neutral = torch.full_like(x, float("-inf" if reduce == "amax" else "inf"))
     return torch.where(hit, neutral, x).scatter_reduce(dim, index, src, reduce, include_self=True)
 
 
-def _departure(name: str, arguments: list[Any], named: dict[str, Any]) -> tuple[str, Callable[..., torch.Tensor]] | None:
+def _departure(
+    name: str, arguments: list[Any], named: dict[str, Any]
+) -> tuple[str, Callable[..., torch.Tensor]] | None:
     """(why, the definition) where torch departs from what it documents."""
     if name == "nn.functional.embedding_bag" and named.get("scale_grad_by_freq"):
         return WRONG_COUNT, _bag_by_frequency
@@ -138,7 +167,8 @@ class Case:
     """One sample in one dtype.
 
     :ivar arrays: x0, x1... in the order of torch's arguments.  :ivar ours: of nodes.  :ivar theirs: of tensors.
-    :ivar statics: the other arguments.  :ivar departure: why the oracle is the definition and not torch's op; "" if it is torch's.
+    :ivar statics: the other arguments.
+    :ivar departure: why the oracle is the definition and not torch's op; "" if it is torch's.
     :ivar sampler: mode, padding and align_corners of what grid_sample does; its sizes stay symbols.
     """
 
@@ -185,7 +215,9 @@ def _sampling(name: str, values: list[Any], named: dict[str, Any]) -> tuple[str,
     return (MODES[values[2]], PADDINGS[values[3]], values[4]) if name in SAMPLERS else None
 
 
-def make_case(name: str, label: str, dtype: str, number: int, call: Callable[..., Any], values: list[Any], named: dict[str, Any]) -> Case:
+def make_case(
+    name: str, label: str, dtype: str, number: int, call: Callable[..., Any], values: list[Any], named: dict[str, Any]
+) -> Case:
     """A call ``call(*values, **named)`` of a torch op as a case: its tensors become inputs, the rest stays."""
     places = [k for k, v in enumerate(values) if isinstance(v, torch.Tensor)]
     keys = [k for k, v in named.items() if isinstance(v, torch.Tensor)]
@@ -211,15 +243,29 @@ def make_case(name: str, label: str, dtype: str, number: int, call: Callable[...
             return found[1](*full, **more, **plain)
         return call(*full, **more, **{k: v for k, v in plain.items() if k != "sparse"})
 
-    words = [_text(v) for k, v in enumerate(values) if k not in places] + [f"{k}={_text(v)}" for k, v in plain.items() if v is not None]
+    words = [_text(v) for k, v in enumerate(values) if k not in places] + [
+        f"{k}={_text(v)}" for k, v in plain.items() if v is not None
+    ]
     arrays = {f"x{i}": to_numpy(t) for i, t in enumerate(tensors)}
-    return Case(label, dtype, number, arrays, ours, theirs, "".join(f" {w}" for w in words), found[0] if found else "", _sampling(name, values, plain))
+    return Case(
+        label,
+        dtype,
+        number,
+        arrays,
+        ours,
+        theirs,
+        "".join(f" {w}" for w in words),
+        found[0] if found else "",
+        _sampling(name, values, plain),
+    )
 
 
 @cache
 def op_db() -> list[Any]:
     """torch's OpInfos."""
-    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:  # a base class of torch's own tests, which are not run here
+    if (
+        "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None
+    ):  # a base class of torch's own tests, which are not run here
         sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -234,7 +280,9 @@ def infos() -> dict[str, tuple[str, Any]]:
     found = {}
     for name in OURS:
         for info in sorted((i for i in op_db() if i.name == name), key=lambda i: i.variant_test_name):
-            found[name.removeprefix("nn.functional.") + (f".{info.variant_test_name}" if info.variant_test_name else "")] = (name, info)
+            found[
+                name.removeprefix("nn.functional.") + (f".{info.variant_test_name}" if info.variant_test_name else "")
+            ] = (name, info)
     return found
 
 

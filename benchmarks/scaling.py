@@ -1,7 +1,9 @@
-"""``python -m benchmarks.scaling``: time against sizes, for a table's and a norm's gradient: does anything fall off a cliff?
+"""``python -m benchmarks.scaling``: time against sizes, for a table's and a norm's gradient: does anything fall off a
+cliff?
 
-Each size is doubled over three decades, the others stay; a point is a cliff where it lies more than half above the line through its neighbours (on
-logarithmic axes).  Indices of one row, drawn from Zipf's law, and uniform are compared too.  Writes one JSON and one picture; nothing here is a test.
+Each size is doubled over three decades, the others stay; a point is a cliff where it lies more than half above the line
+through its neighbours (on logarithmic axes).  Indices of one row, drawn from Zipf's law, and uniform are compared too.
+Writes one JSON and one picture; nothing here is a test.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ def embedding(rows: int, table: int, width: int, draw: str = "uniform") -> float
     import gradc
     from gradc import ops
 
-    module = gradc.compile(gradc.trace(lambda tokens, weight: ops.embedding(tokens, weight), tokens="i64[N]", weight="f32[V,D]"), wrt=["weight"])
+    module = gradc.compile(
+        gradc.trace(lambda tokens, weight: ops.embedding(tokens, weight), tokens="i64[N]", weight="f32[V,D]"),
+        wrt=["weight"],
+    )
     random = np.random.default_rng(0)
     y, residuals = module.forward(tokens=DRAWS[draw](random, rows, table), weight=np.zeros((table, width), np.float32))
     dy = random.standard_normal(y.shape).astype(np.float32)
@@ -53,7 +58,10 @@ def layer_norm(rows: int, width: int) -> float:
     import gradc
     from gradc import ops
 
-    module = gradc.compile(gradc.trace(lambda x, w, b: ops.layer_norm(x, (x.shape[1],), w, b), x="f32[N,D]", w="f32[D]", b="f32[D]"), wrt=["x", "w", "b"])
+    module = gradc.compile(
+        gradc.trace(lambda x, w, b: ops.layer_norm(x, (x.shape[1],), w, b), x="f32[N,D]", w="f32[D]", b="f32[D]"),
+        wrt=["x", "w", "b"],
+    )
     random = np.random.default_rng(0)
     x, w, b = (random.standard_normal(shape).astype(np.float32) for shape in ((rows, width), (width,), (width,)))
     y, residuals = module.forward(x=x, w=w, b=b)
@@ -76,7 +84,11 @@ CURVES: dict[str, tuple[list[int], Callable[[int], float]]] = {
 
 def cliffs(points: list[tuple[int, float]]) -> list[int]:
     """The sizes whose time lies above the line through their neighbours by CLIFF; sizes are equidistant."""
-    return [points[i][0] for i in range(1, len(points) - 1) if points[i][1] > CLIFF * math.sqrt(points[i - 1][1] * points[i + 1][1])]
+    return [
+        points[i][0]
+        for i in range(1, len(points) - 1)
+        if points[i][1] > CLIFF * math.sqrt(points[i - 1][1] * points[i + 1][1])
+    ]
 
 
 def picture(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
@@ -86,16 +98,29 @@ def picture(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     (x0, x1), (y0, y1) = ((math.log10(min(v)), math.log10(max(v))) for v in (sizes, times))
 
     def place(n: int, t: float) -> str:
-        return f"{left + (math.log10(n) - x0) / (x1 - x0) * (width - left - 160):.1f},{height - 40 - (math.log10(t) - y0) / (y1 - y0) * (height - 70):.1f}"
+        x = left + (math.log10(n) - x0) / (x1 - x0) * (width - left - 160)
+        y = height - 40 - (math.log10(t) - y0) / (y1 - y0) * (height - 70)
+        return f"{x:.1f},{y:.1f}"
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">']
-    for color, (name, points) in zip(("#2563eb", "#16a34a", "#dc2626", "#9333ea", "#d97706"), curves.items(), strict=False):
-        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.6" points="{" ".join(place(n, t) for n, t in points)}"/>')
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
+        ' font-size="12">'
+    ]
+    for color, (name, points) in zip(
+        ("#2563eb", "#16a34a", "#dc2626", "#9333ea", "#d97706"), curves.items(), strict=False
+    ):
+        parts.append(
+            f'<polyline fill="none" stroke="{color}" stroke-width="1.6"'
+            f' points="{" ".join(place(n, t) for n, t in points)}"/>'
+        )
         x, y = place(*points[-1]).split(",")
         parts.append(f'<text x="{float(x) + 6:.1f}" y="{y}" fill="{color}">{name}</text>')
     for power in range(math.ceil(y0), math.floor(y1) + 1):
         y = place(sizes[0], 10.0**power).split(",")[1]
-        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{10.0**power * 1e3:g} ms</text><line x1="{left}" x2="{width - 150}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(
+            f'<text x="{left - 6}" y="{y}" text-anchor="end">{10.0**power * 1e3:g} ms</text><line x1="{left}"'
+            f' x2="{width - 150}" y1="{y}" y2="{y}" stroke="#ddd"/>'
+        )
     for power in range(math.ceil(x0), math.floor(x1) + 1):
         x = place(10**power, times[0]).split(",")[0]
         parts.append(f'<text x="{x}" y="{height - 18}" text-anchor="middle">{10**power:,}</text>')
@@ -106,15 +131,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="")
     options = parser.parse_args()
-    out = Path(options.out) if options.out else Path("benchmarks/results") / f"scaling-{datetime.date.today().isoformat()}.json"
+    out = (
+        Path(options.out)
+        if options.out
+        else Path("benchmarks/results") / f"scaling-{datetime.date.today().isoformat()}.json"
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[tuple[int, float]]] = {}
     for name, (sizes, measure) in CURVES.items():
         found[name] = [(size, measure(size)) for size in sizes]
-        print(f"{name:<14}" + " ".join(f"{size}:{t * 1e3:.3g}" for size, t in found[name]) + f"  cliffs: {cliffs(found[name]) or 'none'}", flush=True)
+        print(
+            f"{name:<14}"
+            + " ".join(f"{size}:{t * 1e3:.3g}" for size, t in found[name])
+            + f"  cliffs: {cliffs(found[name]) or 'none'}",
+            flush=True,
+        )
     draws = {name: embedding(8192, 32000, 512, name) for name in DRAWS}
-    print("indices (8192 rows of 512 into 32000): " + ", ".join(f"{name} {t * 1e3:.2f} ms" for name, t in draws.items()))
-    out.write_text(json.dumps({"curves": found, "cliffs": {name: cliffs(points) for name, points in found.items()}, "draws": draws}, indent=1) + "\n")
+    print(
+        "indices (8192 rows of 512 into 32000): " + ", ".join(f"{name} {t * 1e3:.2f} ms" for name, t in draws.items())
+    )
+    out.write_text(
+        json.dumps(
+            {"curves": found, "cliffs": {name: cliffs(points) for name, points in found.items()}, "draws": draws},
+            indent=1,
+        )
+        + "\n"
+    )
     picture(found, out.with_suffix(".svg"))
     print(f"written: {out} and {out.with_suffix('.svg')}")
     return 0

@@ -1,4 +1,6 @@
-"""One contestant of one case, in a process of its own: reads ``run COUNT`` lines, answers with the seconds of each run."""
+"""One contestant of one case, in a process of its own: reads ``run COUNT`` lines, answers with the seconds of each
+run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
     assert all(executable.native is not None for executable in module.executables.values())
     before = memory("VmRSS", afresh=True)
     if not case.wrt:
-        return lambda: module(arrays), lambda: {"y": module(arrays)}, {"kernels": [k.name for k in module.forward.program.kernels], "floor_bytes": module.forward.floor(), "compile_s": built, "before_MB": before}
+        return (
+            lambda: module(arrays),
+            lambda: {"y": module(arrays)},
+            {
+                "kernels": [k.name for k in module.forward.program.kernels],
+                "floor_bytes": module.forward.floor(),
+                "compile_s": built,
+                "before_MB": before,
+            },
+        )
     y, residuals = module.forward(**arrays)
     dy = case.upstream(np.shape(y))
 
@@ -37,8 +48,16 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
         return module.backward(kept, dy)
 
     floor = module.backward.floor(**residuals.dims) + (module.forward.floor(**residuals.dims) if case.forward else 0)
-    names = [k.name for e in ((module.forward, module.backward) if case.forward else (module.backward,)) for k in e.program.kernels]
-    return (both if case.forward else backward), lambda: dict(backward()), {"kernels": names, "floor_bytes": floor, "compile_s": built, "before_MB": before}
+    names = [
+        k.name
+        for e in ((module.forward, module.backward) if case.forward else (module.backward,))
+        for k in e.program.kernels
+    ]
+    return (
+        (both if case.forward else backward),
+        lambda: dict(backward()),
+        {"kernels": names, "floor_bytes": floor, "compile_s": built, "before_MB": before},
+    )
 
 
 def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
@@ -67,14 +86,21 @@ def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[
 
     (both if case.forward else backward)()
     built = time.perf_counter() - began
-    return (both if case.forward else backward), lambda: {n: g.numpy() for n, g in zip(case.wrt, backward(), strict=True)}, {"compile_s": built, "before_MB": before}
+    return (
+        (both if case.forward else backward),
+        lambda: {n: g.numpy() for n, g in zip(case.wrt, backward(), strict=True)},
+        {"compile_s": built, "before_MB": before},
+    )
 
 
 def exact(case: Case) -> dict[str, Any]:
     """The gradients in float64, by torch."""
     import torch
 
-    tensors = {n: torch.tensor(a.astype(np.float64) if a.dtype.kind == "f" else a, requires_grad=n in case.wrt) for n, a in case.arrays().items()}
+    tensors = {
+        n: torch.tensor(a.astype(np.float64) if a.dtype.kind == "f" else a, requires_grad=n in case.wrt)
+        for n, a in case.arrays().items()
+    }
     y = case.theirs(torch, **{n: t.double() if t.dtype == torch.int8 else t for n, t in tensors.items()})
     if not case.wrt:
         return {"y": y.numpy()}
@@ -113,7 +139,9 @@ def same_bits(results: Callable[[], dict[str, Any]], runs: int = 100) -> bool:
 
 
 def memory(what: str, afresh: bool = False) -> float:
-    """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not say."""
+    """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not
+    say.
+    """
     try:
         if afresh:
             Path("/proc/self/clear_refs").write_text("5")
@@ -124,7 +152,9 @@ def memory(what: str, afresh: bool = False) -> float:
 
 
 def graph_to_callable(who: str, name: str) -> None:
-    """Prints the seconds from a model to something that has run once, imports excluded; gradc's on the cache that the environment names."""
+    """Prints the seconds from a model to something that has run once, imports excluded; gradc's on the cache that the
+    environment names.
+    """
     case = all_cases()[name]
     arrays = case.arrays()
     if who == "ours":
@@ -158,7 +188,8 @@ def main() -> None:
     began = time.perf_counter()
     while time.perf_counter() - began < 0.5:
         run()
-    # more than when inputs and program were there: values, residuals, gradients, workspace (and what torch.compile took to compile)
+    # more than when inputs and program were there: values, residuals, gradients, workspace (and what torch.compile took
+    # to compile)
     facts["peak_MB"] = max(memory("VmHWM") - facts.pop("before_MB", 0.0), 0.0)
     print(json.dumps(facts), flush=True)
     for line in sys.stdin:
@@ -174,7 +205,10 @@ def main() -> None:
             print(json.dumps({"same": same_bits(results)}), flush=True)
         elif word.strip() == "check":
             want, got = exact(all_cases()[name]), results()
-            worst = {n: float(np.abs(got[n].astype(np.float64) - want[n]).max() / max(np.abs(want[n]).max(), 1e-30)) for n in want}
+            worst = {
+                n: float(np.abs(got[n].astype(np.float64) - want[n]).max() / max(np.abs(want[n]).max(), 1e-30))
+                for n in want
+            }
             print(json.dumps(worst), flush=True)
         else:
             return

@@ -1,4 +1,6 @@
-"""What the cost model predicts for ways to combine rows on an H100, as a picture: python docs/crossovers.py writes crossovers.svg beside itself."""
+"""What the cost model predicts for ways to combine rows on an H100, as a picture: python docs/crossovers.py writes
+crossovers.svg beside itself.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def frame() -> list[str]:
         out.append(text(x, HEIGHT + 16, label, 'text-anchor="middle"'))
     for seconds, label in ((1e-5, "10 µs"), (1e-4, "100 µs"), (1e-3, "1 ms"), (1e-2, "10 ms")):
         y = y_of(seconds)
-        out += [f'<line x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eee"/>', text(-7, y + 4, label, 'text-anchor="end"')]
+        out += [
+            f'<line x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eee"/>',
+            text(-7, y + 4, label, 'text-anchor="end"'),
+        ]
     return [*out, text(WIDTH / 2, HEIGHT + 36, "N, rows that are added", 'text-anchor="middle"')]
 
 
@@ -73,7 +78,13 @@ def at(s: Scatter[int], rows: int) -> Scatter[int]:
 def panel(keys: int, width: int, device: Gpu) -> list[str]:
     s = row_scatter(1, keys, width)
     grid = [at(s, round(2 ** (step / 8))) for step in range(POWERS[0] * 8, POWERS[1] * 8 + 1)]
-    out = [*frame(), curve([(x_of(p.rows), y_of(floor(p) / device.bandwidth)) for p in grid if floor(p)], 'stroke="#999" stroke-width="1.5" stroke-dasharray="1 3"')]
+    out = [
+        *frame(),
+        curve(
+            [(x_of(p.rows), y_of(floor(p) / device.bandwidth)) for p in grid if floor(p)],
+            'stroke="#999" stroke-width="1.5" stroke-dasharray="1 3"',
+        ),
+    ]
     for hot in (False, True):
         lines: dict[str, Points] = {name: [] for name in COLOURS}
         for p in grid:
@@ -85,14 +96,31 @@ def panel(keys: int, width: int, device: Gpu) -> list[str]:
                 lines[e.strategy].append((x_of(p.rows), y_of(e.seconds)))
         for name, points in lines.items():
             if not hot or name.startswith("atomic"):  # the others do not see it
-                out.append(curve(points, f'stroke="{COLOURS[name]}" stroke-width="2"' + (' stroke-dasharray="6 4"' if hot else "")))
+                out.append(
+                    curve(
+                        points,
+                        f'stroke="{COLOURS[name]}" stroke-width="2"' + (' stroke-dasharray="6 4"' if hot else ""),
+                    )
+                )
     where = "more than" if keys * width * 4 > device.l2 else "within"
-    out.append(text(0, -38, f"V = {keys}, D = {width}: {keys * width * 4 / 1e6:.1f} MB, {where} L2", 'font-weight="bold" font-size="13"'))
-    for line, (says, names) in enumerate((("same bits", ("segmented", "privatized")), ("any order", ("segmented", "privatized", "atomic")))):
+    out.append(
+        text(
+            0,
+            -38,
+            f"V = {keys}, D = {width}: {keys * width * 4 / 1e6:.1f} MB, {where} L2",
+            'font-weight="bold" font-size="13"',
+        )
+    )
+    for line, (says, names) in enumerate(
+        (("same bits", ("segmented", "privatized")), ("any order", ("segmented", "privatized", "atomic")))
+    ):
         y = -24 + 13 * line
         picks = changes(s, device, names)
         for (rows, name), (end, _) in zip(picks, [*picks[1:], (2 ** POWERS[1], "")], strict=True):
-            out.append(f'<rect x="{x_of(rows):.1f}" y="{y}" width="{x_of(end) - x_of(rows):.1f}" height="9" fill="{COLOURS[name]}"><title>{says}: {name} from N = {rows}</title></rect>')
+            out.append(
+                f'<rect x="{x_of(rows):.1f}" y="{y}" width="{x_of(end) - x_of(rows):.1f}" height="9"'
+                f' fill="{COLOURS[name]}"><title>{says}: {name} from N = {rows}</title></rect>'
+            )
         out.append(text(-7, y + 8, says, 'text-anchor="end"'))
     return out
 
@@ -100,8 +128,11 @@ def panel(keys: int, width: int, device: Gpu) -> list[str]:
 def legend() -> list[str]:
     out: list[str] = []
     x = 0
-    entries = [*((name, f'stroke="{colour}" stroke-width="2"', 100) for name, colour in COLOURS.items()),
-               ("half of the rows go to one", 'stroke="#555" stroke-width="2" stroke-dasharray="6 4"', 190), ("floor", 'stroke="#999" stroke-width="1.5" stroke-dasharray="1 3"', 60)]  # fmt: skip
+    entries = [
+        *((name, f'stroke="{colour}" stroke-width="2"', 100) for name, colour in COLOURS.items()),
+        ("half of the rows go to one", 'stroke="#555" stroke-width="2" stroke-dasharray="6 4"', 190),
+        ("floor", 'stroke="#999" stroke-width="1.5" stroke-dasharray="1 3"', 60),
+    ]
     for name, style, room in entries:
         out += [f'<line x1="{x}" x2="{x + 24}" y1="-4" y2="-4" {style}/>', text(x + 29, 0, name)]
         x += room + 18
@@ -112,11 +143,25 @@ def picture() -> str:
     device = device_for("H100")
     assert isinstance(device, Gpu)
     total = len(TABLES) * (LEFT + WIDTH) + RIGHT
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{TOP + HEIGHT + 76}" font-family="sans-serif" font-size="11" fill="#222">',
-             '<rect width="100%" height="100%" fill="white"/>',
-             text(LEFT, 22, "Predicted time to add N rows of f32 into a table on an H100, and what is picked (bars)", 'font-size="14"')]  # fmt: skip
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{TOP + HEIGHT + 76}"'
+            ' font-family="sans-serif" font-size="11" fill="#222">'
+        ),
+        '<rect width="100%" height="100%" fill="white"/>',
+        text(
+            LEFT,
+            22,
+            "Predicted time to add N rows of f32 into a table on an H100, and what is picked (bars)",
+            'font-size="14"',
+        ),
+    ]
     for number, (keys, width) in enumerate(TABLES):
-        parts += [f'<g transform="translate({LEFT + number * (LEFT + WIDTH)},{TOP})">', *panel(keys, width, device), "</g>"]
+        parts += [
+            f'<g transform="translate({LEFT + number * (LEFT + WIDTH)},{TOP})">',
+            *panel(keys, width, device),
+            "</g>",
+        ]
     parts += [f'<g transform="translate({LEFT},{TOP + HEIGHT + 62})">', *legend(), "</g>", "</svg>"]
     return "\n".join(parts) + "\n"
 

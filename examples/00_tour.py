@@ -1,6 +1,6 @@
 """A model of six lines on its whole way: graph, gradient, every pass, kernels, C, numbers.
 
-    python examples/00_tour.py
+python examples/00_tour.py
 """
 
 import difflib
@@ -34,7 +34,13 @@ for stage in module.stages:
         if is_graph or stage.name.endswith("schedule"):
             print(stage)
         else:  # from one program to the next little changes
-            print("\n".join(line for line in difflib.unified_diff(str(last).splitlines(), str(stage).splitlines(), n=0, lineterm="") if line[:2] not in ("--", "++", "@@")))
+            print(
+                "\n".join(
+                    line
+                    for line in difflib.unified_diff(str(last).splitlines(), str(stage).splitlines(), n=0, lineterm="")
+                    if line[:2] not in ("--", "++", "@@")
+                )
+            )
     last = stage.result
 
 title("each stage up to here runs in NumPy: all give the same")

@@ -1,10 +1,12 @@
-"""An int8 embedding table with a learnable scale per row: the gradient of the scale, with no dense [V,D] array anywhere.
+"""An int8 embedding table with a learnable scale per row: the gradient of the scale, with no dense [V,D] array
+anywhere.
 
 The table is V x D int8 numbers q and V scales s; row v means q[v] * s[v].  By hand the gradient of the scale is
 
     ds[v] = sum over positions n with token[n] = v of  sum over d of  dy[n,d] * q[v,d]
 
-which reads only the N rows that were looked up.  Differentiated op by op it would be a dense f32[V,D] gradient of the table first.
+which reads only the N rows that were looked up.  Differentiated op by op it would be a dense f32[V,D] gradient of the
+table first.
 
     python examples/01_quantized_embedding.py
 """
@@ -25,7 +27,11 @@ def lookup(tokens: "i64[N]", q: "i8[V,D]", scale: "f32[V,1]"):
 
 def dense(program):
     """The float buffers of the size of the table that a program holds."""
-    return [f"{b.name}: {b.type}" for b in program.buffers if b.type.dtype.is_float and list(map(str, b.type.shape)) == ["V", "D"]]
+    return [
+        f"{b.name}: {b.type}"
+        for b in program.buffers
+        if b.type.dtype.is_float and list(map(str, b.type.shape)) == ["V", "D"]
+    ]
 
 
 module = lookup.compile(wrt=["scale"], target="cpu")
@@ -75,6 +81,8 @@ def numpy_backward():
 
 
 _, own = plain.forward(tokens=tokens, q=q, scale=scale)  # residuals belong to the module that kept them
-print(f"backward: gradc {seconds(lambda: module.backward(residuals, dy)) * 1e3:.2f} ms, "
-      f"gradc with strict numerics {seconds(lambda: plain.backward(own, dy)) * 1e3:.2f} ms, "
-      f"NumPy through the dense table {seconds(numpy_backward, 3) * 1e3:.1f} ms")  # fmt: skip
+print(
+    f"backward: gradc {seconds(lambda: module.backward(residuals, dy)) * 1e3:.2f} ms, "
+    f"gradc with strict numerics {seconds(lambda: plain.backward(own, dy)) * 1e3:.2f} ms, "
+    f"NumPy through the dense table {seconds(numpy_backward, 3) * 1e3:.1f} ms"
+)

@@ -1,8 +1,8 @@
 """An op of your own, in one record, outside the package: and every pass knows what to do with it.
 
-The op: ``shift(x, by, axis)`` moves a signal along an axis and fills with zeros.  Its record says its type, its meaning in NumPy,
-how a kernel reads it, its derivative, and that it is linear: which axes of the operand become which axes of the result.  That last
-line is all that sink_dequant needs to move a quantization scale through an op it has never seen.
+The op: ``shift(x, by, axis)`` moves a signal along an axis and fills with zeros.  Its record says its type, its meaning
+in NumPy, how a kernel reads it, its derivative, and that it is linear: which axes of the operand become which axes of
+the result.  That last line is all that sink_dequant needs to move a quantization scale through an op it has never seen.
 
     python examples/02_custom_op.py
 """
@@ -34,7 +34,9 @@ def shift_in_a_kernel(index, node, kernel):
     """Where the result's element at ``index`` is read: data is never copied to move it."""
     (x,), axis = node.operands, node.attrs["axis"]
     place = index[axis] + -node.attrs["by"]
-    return kernel.read(x, [*index[:axis], place, *index[axis + 1 :]], where=kernel.inside(place, 0, x.shape[axis]), other=0)
+    return kernel.read(
+        x, [*index[:axis], place, *index[axis + 1 :]], where=kernel.inside(place, 0, x.shape[axis]), other=0
+    )
 
 
 shift = Primitive(
@@ -43,7 +45,9 @@ shift = Primitive(
     reference=shift_in_numpy,
     lower=Movement(shift_in_a_kernel),
     vjp=lambda g, y, x, *, by, axis: (shift(g, by=-by, axis=axis),),
-    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},  # the shifted axis is mixed
+    linear=lambda node: {
+        0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))
+    },  # the shifted axis is mixed
     in_place_of_dtype=True,
     samples=(Sample(("F[N,4]",), {"by": 1}), Sample(("F[3,N]",), {"by": -2, "axis": 1})),
     bad=(BadSample(("f32[3]",), {"by": 1, "axis": 1}, match="axis=1 of a rank 1 operand"),),
@@ -87,7 +91,11 @@ print("\nits C: the shift is an index, nothing is moved:\n")
 print(next(k for name, k in forward.kernels.items() if "sum" in name).source)
 
 rng = np.random.default_rng(0)
-q, scale, w = rng.integers(-127, 128, (1000, 64)).astype("i1"), rng.uniform(0.01, 0.02, (1000, 1)).astype("f4"), rng.standard_normal(64).astype("f4")
+q, scale, w = (
+    rng.integers(-127, 128, (1000, 64)).astype("i1"),
+    rng.uniform(0.01, 0.02, (1000, 1)).astype("f4"),
+    rng.standard_normal(64).astype("f4"),
+)
 y, residuals = module.forward(q=q, scale=scale, w=w)
 dy = rng.standard_normal(1000).astype("f4")
 grads = module.backward(residuals, dy)

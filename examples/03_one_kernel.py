@@ -1,6 +1,6 @@
 """One kernel, taken out of a compiled model: read it, run it alone, compare it, time it.
 
-    python examples/03_one_kernel.py
+python examples/03_one_kernel.py
 """
 
 import numpy as np

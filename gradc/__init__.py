@@ -77,7 +77,9 @@ class _Package(ModuleType):
     """``gradc.trace`` is the function, also after something has imported the module of that name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, getattr(value, name) if isinstance(value, ModuleType) and _PUBLIC.get(name) == name else value)
+        super().__setattr__(
+            name, getattr(value, name) if isinstance(value, ModuleType) and _PUBLIC.get(name) == name else value
+        )
 
 
 sys.modules[__name__].__class__ = _Package

@@ -27,36 +27,82 @@ from .passes.residual import Residual
 from .process.forks import held_off
 from .process.ieee import plain
 from .runtime import gpu
-from .saved import SavedModule, check_module, file_of_module, part_text, read_module, read_residuals, read_sites, refusing, sealed_module, unsealed_module
+from .saved import (
+    SavedModule,
+    check_module,
+    file_of_module,
+    part_text,
+    read_module,
+    read_residuals,
+    read_sites,
+    refusing,
+    sealed_module,
+    unsealed_module,
+)
 from .trace import trace
 from .version import VERSION
 
 if TYPE_CHECKING:
     from .passes.manager import Pipeline
 
-DEFAULTS: dict[str, Any] = {"numerics": "real", "fuse": True, "save": "min-cut", "memory_budget": None, "hints": None, "unused": "error", "reductions": None, "dims": None, "donate": (), "sparse": (), "arch": None, "determinism": "run", "errors": None, "device": None, "calibration": None}
+DEFAULTS: dict[str, Any] = {
+    "numerics": "real",
+    "fuse": True,
+    "save": "min-cut",
+    "memory_budget": None,
+    "hints": None,
+    "unused": "error",
+    "reductions": None,
+    "dims": None,
+    "donate": (),
+    "sparse": (),
+    "arch": None,
+    "determinism": "run",
+    "errors": None,
+    "device": None,
+    "calibration": None,
+}
 
 
-def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), target: str | None = None, *, layout: Mapping[str, Any] | None = None, **options: Any) -> Module:
+def compile(
+    graph: Graph | Callable[..., Any],
+    wrt: Sequence[str] | str = (),
+    target: str | None = None,
+    *,
+    layout: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Module:
     """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
 
     :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
-    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA text, run on the CPU); None: ``$GRADC_TARGET``, else cuda where there are a GPU
-        and CuPy, else cpu.
-    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.
+    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA text, run on the CPU); None:
+        ``$GRADC_TARGET``, else cuda where there are a GPU and CuPy, else cpu.
+    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that
+        is faster.
     :param arch: what the target cuda compiles for; if unsaid the current device's, ``"sm_90"`` where there is none.
-    :param device: whose constants choose reductions, by the cost model's name (``"H200"``); if unsaid the current device, or the first of ``arch``.
-    :param calibration: a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads ``GRADC_CALIBRATION`` or the user's own, if any.
-    :param errors: of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in each call.
-    :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.
-    :param fuse: False gives each node its own kernel.  :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
-    :param memory_budget: what forward may leave for backward beyond the inputs: an int, in bytes, at the sizes of ``hints`` and ``dims``; or a float from
-        0.0, the fewest bytes possible, to 1.0, what ``save`` keeps.  The rest is computed again, reductions included, matrix products and scatters never.
-    :param hints: sizes of symbols at which what to save is weighed; they bind nothing, and 1024 stands for those without.
-    :param unused: ``"zeros"`` gives a zero gradient where no path leads.  :param dims: values of symbols that no argument binds.
-    :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice; CUDA has ``"atomic"`` and ``"atomic_fixed"`` too.
-    :param donate: inputs whose memory outputs may take.  :param sparse: tables whose gradients come as :class:`gradc.SparseRows`.
-    :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: inputs (with their gradients) and outputs whose arrays have their axes in that order.
+    :param device: whose constants choose reductions, by the cost model's name (``"H200"``); if unsaid the current
+        device, or the first of ``arch``.
+    :param calibration: a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads
+        ``GRADC_CALIBRATION`` or the user's own, if any.
+    :param errors: of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"``
+        waits in each call.
+    :param numerics: ``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every
+        bit.
+    :param fuse: False gives each node its own kernel.
+    :param save: ``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.
+    :param memory_budget: what forward may leave for backward beyond the inputs: an int, in bytes, at the sizes of
+        ``hints`` and ``dims``; or a float from 0.0, the fewest bytes possible, to 1.0, what ``save`` keeps.  The rest
+        is computed again, reductions included, matrix products and scatters never.
+    :param hints: sizes of symbols at which what to save is weighed; they bind nothing, and 1024 stands for those
+        without.
+    :param unused: ``"zeros"`` gives a zero gradient where no path leads.
+    :param dims: values of symbols that no argument binds.
+    :param reductions: ``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice; CUDA has
+        ``"atomic"`` and ``"atomic_fixed"`` too.
+    :param donate: inputs whose memory outputs may take.
+    :param sparse: tables whose gradients come as :class:`gradc.SparseRows`.
+    :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: inputs (with their gradients) and outputs whose arrays
+        have their axes in that order.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
     """
     unknown = options.keys() - DEFAULTS.keys()
@@ -64,7 +110,9 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*DEFAULTS, 'layout'))}")
     if not isinstance(graph, Graph):
         if not callable(graph):
-            raise InvalidProblem(f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}")
+            raise InvalidProblem(
+                f"compile takes a graph or a function decorated with gradc.graph, not a {type(graph).__name__}"
+            )
         graph = getattr(graph, "graph", None) or trace(graph)
     target = target or knobs.TARGET.get() or ("cuda" if gpu.usable() else "cpu")
     if target not in TARGETS:
@@ -81,14 +129,20 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
     if settings["arch"] is not None and target != "cuda":
         raise InvalidProblem(f"arch={settings['arch']!r} is for the target 'cuda', not {target!r}")
     if settings["errors"] == "async" and target != "cuda":
-        raise InvalidProblem(f"errors='async' is for the target 'cuda': {target!r} has raised its errors when a call returns")
+        raise InvalidProblem(
+            f"errors='async' is for the target 'cuda': {target!r} has raised its errors when a call returns"
+        )
     settings["errors"] = settings["errors"] or ("async" if target == "cuda" else "sync")
     if target == "cuda":
         settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
         with held_off:
             from .passes.devices import listed_device
 
-        settings["device"] = settings["device"] or (listed_device(gpu.current_device().name, settings["arch"]).name if gpu.usable() and gpu.current_device().arch == settings["arch"] else None)
+        settings["device"] = settings["device"] or (
+            listed_device(gpu.current_device().name, settings["arch"]).name
+            if gpu.usable() and gpu.current_device().arch == settings["arch"]
+            else None
+        )
     for option in ("device", "calibration"):
         if settings[option] is not None and not target.startswith("cuda"):
             raise InvalidProblem(f"{option}={settings[option]!r} is for a GPU, not for the target {target!r}")
@@ -96,7 +150,9 @@ def compile(graph: Graph | Callable[..., Any], wrt: Sequence[str] | str = (), ta
         with held_off:
             from .passes.devices import gpu_of
 
-        settings["calibration"] = calibration_text_for(gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda")
+        settings["calibration"] = calibration_text_for(
+            gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda"
+        )
     settings["sparse"] = _sparse(expand(graph, _names("sparse", settings["sparse"] or ())), names)
     return cached(graph, names, target, settings)
 
@@ -112,7 +168,13 @@ def _sparse(given: Any, wrt: Sequence[str]) -> tuple[str, ...]:
 
 def _names(what: str, given: Any) -> list[str]:
     """One name, or several."""
-    names: list[Any] = [given] if isinstance(given, str) else list(given) if isinstance(given, Collection) and not isinstance(given, Mapping) else [None]
+    names: list[Any] = (
+        [given]
+        if isinstance(given, str)
+        else list(given)
+        if isinstance(given, Collection) and not isinstance(given, Mapping)
+        else [None]
+    )
     if not all(isinstance(name, str) for name in names):
         raise InvalidProblem(f"{what}={given!r}: a name or a list of names")
     return names
@@ -121,7 +183,13 @@ def _names(what: str, given: Any) -> list[str]:
 def _settings(graph: Graph, options: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The options of a compilation, checked."""
     settings = {**DEFAULTS, **options}
-    for option, known in (("numerics", ("real", "strict")), ("unused", ("error", "zeros")), ("fuse", (True, False)), ("determinism", ("run", "none")), ("errors", (None, "sync", "async"))):
+    for option, known in (
+        ("numerics", ("real", "strict")),
+        ("unused", ("error", "zeros")),
+        ("fuse", (True, False)),
+        ("determinism", ("run", "none")),
+        ("errors", (None, "sync", "async")),
+    ):
         if settings[option] not in known:
             raise InvalidProblem(f"{option}={settings[option]!r}; there are {', '.join(map(str, known))}")
     if settings["save"] not in ("min-cut", "all", "none"):
@@ -134,11 +202,16 @@ def _settings(graph: Graph, options: Mapping[str, Any], target: str) -> dict[str
             settings[option] = sizes_given(settings[option], option)
             unknown = settings[option].keys() - set(graph.dims)
             if unknown:
-                raise InvalidProblem(f"{option} names {min(map(str, unknown))!r}; the dims of {graph.name} are {', '.join(graph.dims) or 'none'}")
+                raise InvalidProblem(
+                    f"{option} names {min(map(str, unknown))!r}; the dims of {graph.name} are"
+                    f" {', '.join(graph.dims) or 'none'}"
+                )
     budget = settings["memory_budget"]
     possible = budget >= 0 if type(budget) is int else isinstance(budget, float) and 0 <= budget <= 1
     if budget is not None and not possible:
-        raise InvalidProblem(f"memory_budget={budget!r}: bytes as an int from 0, or a fraction as a float from 0.0 to 1.0")
+        raise InvalidProblem(
+            f"memory_budget={budget!r}: bytes as an int from 0, or a fraction as a float from 0.0 to 1.0"
+        )
     force = settings["reductions"]
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
@@ -171,7 +244,12 @@ def fingerprint() -> str:
     from .codegen.text import template_dirs
     from .runtime.cache import digest
 
-    files = sorted(p for d in (*template_dirs(), Path(__file__).parent) for p in d.rglob("*") if p.suffix in (".py", ".j2", ".h", ".c", ".cpp", ".cu"))
+    files = sorted(
+        p
+        for d in (*template_dirs(), Path(__file__).parent)
+        for p in d.rglob("*")
+        if p.suffix in (".py", ".j2", ".h", ".c", ".cpp", ".cu")
+    )
     return digest(VERSION, *(part for p in files for part in (p.name, p.read_bytes())))
 
 
@@ -188,7 +266,13 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
         return pipeline[0]
 
     recipe = _recipe(graph, wrt, target, options, stages)
-    if target not in ("cpu", "cuda") or knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get():
+    if (
+        target not in ("cpu", "cuda")
+        or knobs.DUMP.get()
+        or knobs.VERIFY.get()
+        or knobs.VALIDATE.get()
+        or knobs.PRINT_PASSES.get()
+    ):
         made, programs, residuals = _built(graph, wrt, options, target)
         pipeline.append(made)
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
@@ -198,7 +282,12 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
 
             dump_module(module, Path(knobs.DUMP.get()))
         return module
-    key = digest(str(graph), json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]), fingerprint(), *_toolchain(target))
+    key = digest(
+        str(graph),
+        json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}]),
+        fingerprint(),
+        *_toolchain(target),
+    )
     cache = default_cache()
     payload = cache.get(key)
     if payload is not None:
@@ -225,7 +314,9 @@ def _toolchain(target: str) -> tuple[str, ...]:
 
 
 @plain()
-def _built(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
+def _built(
+    graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str
+) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
     _load_the_passes()
     from .pipeline import build
 
@@ -235,7 +326,12 @@ def _built(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target:
 def _load_the_passes() -> None:
     """What a compilation imports: a tenth of a second, and nothing that comes from the cache needs it."""
     with held_off:
-        for name in ("encodings.unicode_escape", "networkx", "gradc.pipeline", "gradc.codegen.jinja"):  # Jinja needs the first
+        for name in (
+            "encodings.unicode_escape",
+            "networkx",
+            "gradc.pipeline",
+            "gradc.codegen.jinja",
+        ):  # Jinja needs the first
             importlib.import_module(name)
         importlib.import_module("gradc.codegen.jinja").environment()
 
@@ -248,11 +344,20 @@ def _joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any],
     return joint_program(graph, wrt, options, target)
 
 
-def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]) -> Recipe:
-    return Recipe(stages, lambda: _joint_program(graph, wrt, options, target), save_module, lambda orders: _variant(graph, orders, wrt, target, options))
+def _recipe(
+    graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], stages: Callable[[], Pipeline]
+) -> Recipe:
+    return Recipe(
+        stages,
+        lambda: _joint_program(graph, wrt, options, target),
+        save_module,
+        lambda orders: _variant(graph, orders, wrt, target, options),
+    )
 
 
-def _variant(graph: Graph, orders: Mapping[str, Any], wrt: Sequence[str], target: str, options: Mapping[str, Any]) -> Module:
+def _variant(
+    graph: Graph, orders: Mapping[str, Any], wrt: Sequence[str], target: str, options: Mapping[str, Any]
+) -> Module:
     """The module for inputs in other orders; a dump is of the module itself."""
     with knobs.DUMP.set(""):
         with held_off:
@@ -274,7 +379,9 @@ def compile_natives(module: Module) -> None:
 
 
 def _together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The tasks' results, computed side by side; one after the other where no thread can be had (Python shuts down, the process is at its limit)."""
+    """The tasks' results, computed side by side; one after the other where no thread can be had (Python shuts down, the
+    process is at its limit).
+    """
     if len(tasks) < 2:
         return [task() for task in tasks]
     try:
@@ -302,7 +409,14 @@ def _parts(module: Module, whole: bool = False) -> dict[str, bytes]:
     return parts
 
 
-def _from_parts(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, Any], parts: Mapping[str, bytes], recipe: Recipe) -> Module:
+def _from_parts(
+    graph: Graph,
+    wrt: Sequence[str],
+    target: str,
+    options: Mapping[str, Any],
+    parts: Mapping[str, bytes],
+    recipe: Recipe,
+) -> Module:
     """The module of what :func:`_parts` made; IRFormatError or TypeRuleError if the parts are no module's."""
     programs: dict[str, Any] = {}
     for name in ("forward", "backward") if wrt else ("forward",):
@@ -323,7 +437,9 @@ def again(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, A
     return module
 
 
-copyreg.pickle(Module, lambda module: (again, (module.graph, module.wrt, module.target, module.options, module.structure)))
+copyreg.pickle(
+    Module, lambda module: (again, (module.graph, module.wrt, module.target, module.options, module.structure))
+)
 
 
 @plain()
@@ -346,7 +462,9 @@ def save_module(module: Module, path: Any) -> None:
 
     :raises FileError: it cannot be written; the old module is as it was.
     """
-    files.write(file_of_module(path, "written"), *sealed_module(module, _parts(module, whole=True), _identity(module.target)))
+    files.write(
+        file_of_module(path, "written"), *sealed_module(module, _parts(module, whole=True), _identity(module.target))
+    )
 
 
 def module_bytes(module: Module) -> bytes:
@@ -358,11 +476,11 @@ def module_bytes(module: Module) -> bytes:
 def load_module(path: Any, *, native: bool = True) -> Module:
     """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
 
-    **Running a loaded module runs the machine code that its file holds**, as importing a Python file does: the file's digest tells damage,
-    not who wrote it.  Load files of others with ``native=False``.
+    **Running a loaded module runs the machine code that its file holds**, as importing a Python file does: the file's
+    digest tells damage, not who wrote it.  Load files of others with ``native=False``.
 
-    :param native: False compiles the module anew, from its graph, wrt and options; of the file neither the machine code (or a GPU's cubin) nor
-        the programs are used, and it is as safe to open as a graph.
+    :param native: False compiles the module anew, from its graph, wrt and options; of the file neither the machine code
+        (or a GPU's cubin) nor the programs are used, and it is as safe to open as a graph.
     :raises FileError: the file cannot be read.
     :raises InvalidProblem: it holds no module, or a damaged one.
     """
@@ -395,9 +513,15 @@ def _restored(saved: SavedModule, native: bool, what: str) -> Module:
 
 
 def _identity(target: str) -> str:
-    """What the machine code of a saved module is for: this CPU and what a runtime gives it; for a GPU it is for its own architecture, and made by this very gradc."""
+    """What the machine code of a saved module is for: this CPU and what a runtime gives it; for a GPU it is for its own
+    architecture, and made by this very gradc.
+    """
     from .codegen.text import read_template
     from .runtime.cache import digest
     from .runtime.toolchain import cpu_identity
 
-    return fingerprint() if target == "cuda" else digest(cpu_identity(), *map(read_template, ("common/ieee.h", "cpu/runtime.h")))
+    return (
+        fingerprint()
+        if target == "cuda"
+        else digest(cpu_identity(), *map(read_template, ("common/ieee.h", "cpu/runtime.h")))
+    )

@@ -1,6 +1,7 @@
 """differentiate: a graph and what it is wanted with respect to -> the joint graph of values and gradients.
 
-Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimised like any program and can be differentiated again.
+Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimised like any program and can be
+differentiated again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from .ops.rules import converted, full
 
 
 def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") -> Graph:
-    """The joint graph: ``graph``'s outputs, then ``d.NAME`` for each of ``wrt``; its inputs are ``graph``'s and the cotangents ``d.OUTPUT``.
+    """The joint graph: ``graph``'s outputs, then ``d.NAME`` for each of ``wrt``; its inputs are ``graph``'s and the
+    cotangents ``d.OUTPUT``.
 
     A joint graph can be differentiated again; a name it has already gets another ``d.`` in front: ``d.d.NAME``.
 
-    A cotangent has its value's shape; a float's has its dtype; that of an int, a bool or a float of 8 bits and less, which hold quantized values, is
-    f64 if a float op it feeds computes in f64, else f32.
+    A cotangent has its value's shape; a float's has its dtype; that of an int, a bool or a float of 8 bits and less,
+    which hold quantized values, is f64 if a float op it feeds computes in f64, else f32.
 
-    :param unused: ``"zeros"`` gives a zero gradient to an input that no differentiable path reaches; ``"error"`` raises.
+    :param unused: ``"zeros"`` gives a zero gradient to an input that no differentiable path reaches; ``"error"``
+        raises.
     :raises NotDifferentiable: a wanted gradient does not exist; the op in the way is named.
     :raises InvalidProblem: ``wrt`` names no input, or names one twice.
     """
@@ -41,7 +44,9 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         cotangent_names, gradient_names = joint_names(graph, wrt)
         cotangents = {name: input_node(cotangent_names[name], node.type) for name, node in outputs}
         if not outputs:
-            raise NotDifferentiable(f"{graph.name} has no float output: {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}")
+            raise NotDifferentiable(
+                f"{graph.name} has no float output: {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}"
+            )
         contributions: dict[Node, list[Node]] = {}
         for name, node in outputs:
             contributions.setdefault(node, []).append(cotangents[name])
@@ -62,7 +67,9 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
 
 def joint_names(graph: Graph, wrt: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """What the joint graph calls the cotangent of each float output, and the gradient of each of ``wrt``."""
-    return _new_names((name for name, node in graph.outputs if node.dtype.is_float), graph.input_names), _new_names(wrt, graph.output_names)
+    return _new_names((name for name, node in graph.outputs if node.dtype.is_float), graph.input_names), _new_names(
+        wrt, graph.output_names
+    )
 
 
 def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
@@ -89,7 +96,13 @@ def open_composites(graph: Graph) -> Graph:
         for node in topological([root]):
             operands = tuple(new[o] for o in node.operands)
             opened = rule(node, operands)
-            new[node] = opened if opened is not None else node if operands == node.operands else node.op.apply(operands, node.attrs)
+            new[node] = (
+                opened
+                if opened is not None
+                else node
+                if operands == node.operands
+                else node.op.apply(operands, node.attrs)
+            )
         return new[root]
 
     return graph.rewrite(rule)
@@ -126,15 +139,25 @@ def _sweep(roots: Sequence[Node], contributions: dict[Node, list[Node]], needed:
         if not node.operands or not any(o in needed for o in node.operands):
             continue
         if node.op.vjp is None:
-            raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp")
+            raise NotDifferentiable(
+                f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp"
+            )
         entries = _vjp(node, total)
         if len(entries) != len(node.operands):
-            raise InternalError(f"the vjp of {node.op.name} gave {len(entries)} entries for {len(node.operands)} operands")
+            raise InternalError(
+                f"the vjp of {node.op.name} gave {len(entries)} entries for {len(node.operands)} operands"
+            )
         for operand, entry in zip(node.operands, entries, strict=True):
             if entry is ZERO or entry is DISCRETE or operand not in needed:
                 continue
-            if entry.shape != operand.shape or not entry.dtype.is_float or (operand.dtype.has_tangent and entry.dtype is not operand.dtype):
-                raise InternalError(f"the vjp of {node.op.name} gave {entry.type} for an operand of type {operand.type}")
+            if (
+                entry.shape != operand.shape
+                or not entry.dtype.is_float
+                or (operand.dtype.has_tangent and entry.dtype is not operand.dtype)
+            ):
+                raise InternalError(
+                    f"the vjp of {node.op.name} gave {entry.type} for an operand of type {operand.type}"
+                )
             contributions.setdefault(operand, []).append(entry)
     return gradients
 
@@ -149,7 +172,10 @@ def _vjp(node: Node, total: Node) -> tuple[Any, ...]:
             raise
         if node.dtype.is_float:  # arithmetic in a short float: its derivative is written in that type
             return tuple(node.op.vjp(converted(total, node.dtype), node, *node.operands, **node.attrs))
-        raise NotDifferentiable(f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and passes no derivative: it computes in {node.dtype}") from error
+        raise NotDifferentiable(
+            f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and passes no derivative: it"
+            f" computes in {node.dtype}"
+        ) from error
 
 
 def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str) -> Node:
@@ -160,9 +186,14 @@ def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str
         return full(0.0, node, node.dtype if node.dtype.has_tangent else F32)
     users = [n for n in graph.nodes if node in n.operands]
     if not users:
-        raise NotDifferentiable(f"no output of {graph.name} depends on {name!r}; unused='zeros' gives it a zero gradient")
+        raise NotDifferentiable(
+            f"no output of {graph.name} depends on {name!r}; unused='zeros' gives it a zero gradient"
+        )
     blocking = _blocking(graph, node, gradients)
-    raise NotDifferentiable(f"'{blocking.op.name}' ({blocking.type}) lies between {name!r} and every float output and passes no derivative; unused='zeros' gives a zero gradient")
+    raise NotDifferentiable(
+        f"'{blocking.op.name}' ({blocking.type}) lies between {name!r} and every float output and passes no derivative;"
+        " unused='zeros' gives a zero gradient"
+    )
 
 
 def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
@@ -175,5 +206,3 @@ def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
             reached.add(user)
             last = user
     return last
-
-

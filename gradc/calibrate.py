@@ -1,8 +1,8 @@
 """A GPU's constants, measured: ``gradc calibrate``.
 
-Every constant is a slope: the same kernel at several amounts of work, so that what a measurement costs by itself falls out.  The kernels are
-``templates/cuda/calibrate.cu`` and the sort that modules use; :func:`measure` runs them, :func:`fitted` makes constants of their times and
-refuses times that no device can have.
+Every constant is a slope: the same kernel at several amounts of work, so that what a measurement costs by itself falls
+out.  The kernels are ``templates/cuda/calibrate.cu`` and the sort that modules use; :func:`measure` runs them,
+:func:`fitted` makes constants of their times and refuses times that no device can have.
 """
 
 from __future__ import annotations
@@ -90,8 +90,13 @@ class Bench:
 class Scale:
     """How much work is timed.
 
-    :param launches: empty kernels in a row.  :param copied: bytes of a copy, as multiples of L2.  :param adds: atomic adds of neighbouring lanes.
-    :param lines: adds to lines.  :param moved: bytes within L2.  :param hits: adds to one row.  :param rows: of sorts, the first few, the others many.
+    :param launches: empty kernels in a row.
+    :param copied: bytes of a copy, as multiples of L2.
+    :param adds: atomic adds of neighbouring lanes.
+    :param lines: adds to lines.
+    :param moved: bytes within L2.
+    :param hits: adds to one row.
+    :param rows: of sorts, the first few, the others many.
     """
 
     launches: tuple[int, ...] = (50, 100, 200)
@@ -125,7 +130,11 @@ class Sample:
 
 def sort_plan(rows: int, keys: int) -> LaunchPlan:
     """The launches of a scatter of so many rows; its sort is the one that modules use."""
-    module = compile(trace(lambda i, u: scatter_add(i, u, size=symbol("V")), i="i64[N]", u="f32[N,2]"), target="cuda-sim", reductions={"*": "segmented"})
+    module = compile(
+        trace(lambda i, u: scatter_add(i, u, size=symbol("V")), i="i64[N]", u="f32[N,2]"),
+        target="cuda-sim",
+        reductions={"*": "segmented"},
+    )
     program = module.forward.program
     return LaunchPlan(program, render_cuda(program)[1], {"N": rows, "V": keys})
 
@@ -144,7 +153,9 @@ def measure(bench: Bench, device: Gpu, scale: Scale | None = None) -> Iterator[S
     wide = 8 * device.sms  # blocks that fill it
 
     def sample(what: str, amount: int, function: str, blocks: int, *args: Any, count: int = 1) -> Sample:
-        written = [i for i, a in enumerate(args) if isinstance(a, Span) and i == sum(isinstance(b, Span) for b in args) - 1]
+        written = [
+            i for i, a in enumerate(args) if isinstance(a, Span) and i == sum(isinstance(b, Span) for b in args) - 1
+        ]
 
         def work() -> None:
             for _ in range(count):
@@ -164,7 +175,11 @@ def measure(bench: Bench, device: Gpu, scale: Scale | None = None) -> Iterator[S
         yield sample("moved", rounds * 2 * small, "copy", wide, source, target, small // 16, rounds)
     bench.release()
     table, row = bench.memory(small // 4, np.float32), bench.memory(128, np.float32)
-    for what, amounts, each in (("coalesced", scale.adds, 1), ("scattered", scale.lines, 1), ("vectors", scale.moved, 16)):
+    for what, amounts, each in (
+        ("coalesced", scale.adds, 1),
+        ("scattered", scale.lines, 1),
+        ("vectors", scale.moved, 16),
+    ):
         for amount in amounts if what != "vectors" or device.vector else ():
             yield sample(what, amount, what, wide, table, small // 4, amount // each)
     for hits in scale.hits:
@@ -192,7 +207,10 @@ def _sort_sample(bench: Bench, rows: int, keys: int) -> Sample:
 
     def run(actions: Sequence[Launch]) -> None:
         for action in actions:
-            args = [Span(memory[a.root].address + a.start, a.count, a.dtype) if isinstance(a, Part) else a for a in action.args]
+            args = [
+                Span(memory[a.root].address + a.start, a.count, a.dtype) if isinstance(a, Part) else a
+                for a in action.args
+            ]
             bench.launch(action.function, action.blocks, action.threads, args, action.written)
 
     sorts = [a for a in launches[first:] if a.function.startswith(SORT)]
@@ -205,7 +223,8 @@ def _sort_sample(bench: Bench, rows: int, keys: int) -> Sample:
 def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
     """The constants of :class:`~gradc.passes.devices.Gpu` that the samples give: rates per second, times in seconds.
 
-    :raises DeviceError: times that are not those of more and more work, or a constant far from what the device is listed with.
+    :raises DeviceError: times that are not those of more and more work, or a constant far from what the device is
+        listed with.
     """
 
     def rate(what: str) -> float:
@@ -215,7 +234,10 @@ def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
     few, *many = sorted({s.amount for s in sorts})
     # T = base + passes * max(pass, rows / rate): few rows give base and pass, many the rate.
     base, each = _line("sort", [(s.passes, s.seconds) for s in sorts if s.amount == few])
-    slopes = [(p, _line("sort", [(s.amount, s.seconds) for s in sorts if s.amount in many and s.passes == p])[1]) for p in sorted({s.passes for s in sorts})]
+    slopes = [
+        (p, _line("sort", [(s.amount, s.seconds) for s in sorts if s.amount in many and s.passes == p])[1])
+        for p in sorted({s.passes for s in sorts})
+    ]
     found = {
         "bandwidth": rate("bandwidth"),
         "coalesced": rate("coalesced"),
@@ -230,7 +252,10 @@ def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
     for name, value in found.items():
         listed = getattr(device, name)
         if name != "sort_base" and not listed / PLAUSIBLE <= value <= listed * PLAUSIBLE:
-            raise DeviceError(f"{name} was measured as {value:.3g}, and {device.name} is listed with {listed:.3g}: the device is shared or throttled, or its clock is wrong; nothing is written")
+            raise DeviceError(
+                f"{name} was measured as {value:.3g}, and {device.name} is listed with {listed:.3g}: the device is"
+                " shared or throttled, or its clock is wrong; nothing is written"
+            )
     return found
 
 
@@ -274,5 +299,10 @@ def calibrate(said: Callable[[str], None] = lambda line: None) -> tuple[Gpu, str
     for sample in measure(bench, replace(listed, sms=found.sms, l2=found.l2)):
         samples.append(sample)
         said(f"{sample.what:<10} {sample.amount:>14g} in {sample.seconds * 1e6:>10.1f} us")
-    constants = {"sms": found.sms, "l2": found.l2, "shared": found.shared, **{n: float(f"{v:.4g}") for n, v in fitted(samples, listed).items()}}
+    constants = {
+        "sms": found.sms,
+        "l2": found.l2,
+        "shared": found.shared,
+        **{n: float(f"{v:.4g}") for n, v in fitted(samples, listed).items()},
+    }
     return listed, calibration_text(listed, constants)

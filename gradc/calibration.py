@@ -1,4 +1,6 @@
-"""Which calibration file a compilation reads: the one that is named, else the device's own in the user's configuration directory."""
+"""Which calibration file a compilation reads: the one that is named, else the device's own in the user's configuration
+directory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ NONE = "none"
 
 
 def calibration_file(device: Gpu) -> Path:
-    """Where ``gradc calibrate`` writes a device's constants unless it is told: ``GRADC_CALIBRATION``, else ``calibration/h100.json`` of the user's own."""
+    """Where ``gradc calibrate`` writes a device's constants unless it is told: ``GRADC_CALIBRATION``, else
+    ``calibration/h100.json`` of the user's own.
+    """
     named = knobs.CALIBRATION.get()
     if named and named != NONE:
         return Path(named).expanduser()
@@ -25,8 +29,10 @@ def calibration_file(device: Gpu) -> Path:
 def calibration_text_for(device: Gpu, given: Any, found: bool) -> str | None:
     """The text of the file that holds for a compilation, or None.
 
-    :param given: ``calibration=`` of compile: a path, ``"none"``, or None.  :param found: whether the user's own file counts.
-    :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no calibration does.
+    :param given: ``calibration=`` of compile: a path, ``"none"``, or None.
+    :param found: whether the user's own file counts.
+    :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no
+        calibration does.
     """
     if given is not None and not isinstance(given, str | Path):
         raise InvalidProblem(f"calibration={given!r}: a path of a file that gradc calibrate wrote, or {NONE!r}")

@@ -15,13 +15,23 @@ if TYPE_CHECKING:
 WHAT = ("forward", "backward", "both", "value_and_grad")
 
 
-def captured(module: Module, what: str, inputs: Mapping[str, Any], residuals: Any, cotangents: Any, stream: Any, dims: Mapping[str, int] | None) -> Capture:
+def captured(
+    module: Module,
+    what: str,
+    inputs: Mapping[str, Any],
+    residuals: Any,
+    cotangents: Any,
+    stream: Any,
+    dims: Mapping[str, int] | None,
+) -> Capture:
     """See :meth:`gradc.Module.capture`."""
     if what not in WHAT:
         raise InvalidProblem(f"capture({what!r}); there are {', '.join(WHAT)}")
     if what != "forward" and module.options.get("sparse"):
         raise Unsupported("a CUDA graph of sparse gradients: they have as many rows as a call hits")
-    at = stream_for(module.forward, stream, [*inputs.values(), *(residuals.arrays.values() if residuals is not None else ())])
+    at = stream_for(
+        module.forward, stream, [*inputs.values(), *(residuals.arrays.values() if residuals is not None else ())]
+    )
     sizes = module.sizes(dims)
     if what == "value_and_grad":
         only = step(module.joint, module.joint_inputs(inputs, at), at, dims=sizes)
@@ -37,7 +47,9 @@ def captured(module: Module, what: str, inputs: Mapping[str, Any], residuals: An
     if what == "forward":
         return capture(steps, at, outputs)
     named = cotangents if isinstance(cotangents, Mapping) else {}
-    ordered = () if cotangents is None or named else cotangents if isinstance(cotangents, tuple | list) else (cotangents,)
+    ordered = (
+        () if cotangents is None or named else cotangents if isinstance(cotangents, tuple | list) else (cotangents,)
+    )
     own = {d: v for d, v in {**residuals.dims, **sizes}.items() if d in module.backward.program.dims}
     second = step(module.backward, module.backward.inputs_of(residuals, ordered, named, at), at, dims=own)
     names = joint_names(module.graph, module.wrt)[1]

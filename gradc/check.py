@@ -1,9 +1,10 @@
 """check: every gradient against numbers that no vjp made.
 
-The oracles are those of contracts 17 that need nothing but NumPy: Richardson's extrapolation of central differences, in f64, along
-random directions and at single elements; and the adjoint identity, with the directional derivative taken numerically.  An op whose
-vjp is the derivative of something else (``surrogate=``) is replaced by that, and what ``stop_gradient`` holds stays at its value at
-the base point.  Kinks, ties and jumps are told from errors by how the differences change with the step.
+The oracles are those of contracts 17 that need nothing but NumPy: Richardson's extrapolation of central differences, in
+f64, along random directions and at single elements; and the adjoint identity, with the directional derivative taken
+numerically.  An op whose vjp is the derivative of something else (``surrogate=``) is replaced by that, and what
+``stop_gradient`` holds stays at its value at the base point.  Kinks, ties and jumps are told from errors by how the
+differences change with the step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from .samples import sample
 Array = np.ndarray[Any, Any]
 STOP, CAST = op("stop_gradient", Var("x")), op("cast", Var("x"))
 STEPS = ((2e-3, 1e-7), (3e-5, 1e-7), (1e-6, 1e-6))
-"""Steps, the largest first, with what they must agree to: a kink nearby spoils the large ones, rounding the small ones."""
+"""Steps, the largest first, with what they must agree to: a kink nearby spoils the large ones, rounding the small ones.
+"""
 DIRECTIONS, ELEMENTS = 3, 16
 RANK = {"ok": 0, "kink": 1, "jump": 2, "FAILED": 3}
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -41,7 +43,8 @@ UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 class Finding:
     """One gradient against one oracle.
 
-    :param error: the worst relative error.  :param verdict: ``ok``, ``FAILED``, or ``kink`` or ``jump``: the gradient has no one value there.
+    :param error: the worst relative error.
+    :param verdict: ``ok``, ``FAILED``, or ``kink`` or ``jump``: the gradient has no one value there.
     """
 
     gradient: str
@@ -74,7 +77,10 @@ class Report:
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         bound = ", ".join(f"{k}={v}" for k, v in self.dims.items())
         lines = [f"gradients of {self.name}{f' at {bound}' if bound else ''}, seed {self.seed}"]
-        lines += ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip() for row in rows]
+        lines += [
+            "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
+            for row in rows
+        ]
         lines += [f"  note: {note}" for note in self.notes]
         verdicts = [f.verdict for f in self.findings]
         summary = f"{verdicts.count('ok')} of {len(verdicts)} hold"
@@ -85,18 +91,32 @@ class Report:
 
 
 def check(
-    subject: Graph | Module, wrt: Sequence[str] = (), dims: Mapping[str, int] | None = None, seed: int = 0, *, inputs: Mapping[str, Array] | None = None, progress: Callable[[str], None] | None = None
+    subject: Graph | Module,
+    wrt: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    *,
+    inputs: Mapping[str, Array] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Each gradient of a graph, or of a module (then also what its kernels compute), against numbers that no vjp made.
 
-    :param wrt: the inputs; none means a module's own, or every float input.  :param dims: sizes; what is not given gets small ones.
+    :param wrt: the inputs; none means a module's own, or every float input.
+    :param dims: sizes; what is not given gets small ones.
     :param inputs: arrays to check at; the others are drawn by ``seed``.
     :raises NotDifferentiable, InvalidProblem: there is no such gradient or no such problem.
     """
     graph = subject.graph if isinstance(subject, Module) else subject
-    wanted = list(wrt) or (list(subject.wrt) if isinstance(subject, Module) else []) or [n for n in graph.input_names if graph.input(n).dtype.is_float]
+    wanted = (
+        list(wrt)
+        or (list(subject.wrt) if isinstance(subject, Module) else [])
+        or [n for n in graph.input_names if graph.input(n).dtype.is_float]
+    )
     if not wanted:
-        raise InvalidProblem(f"{graph.name} has no float input to differentiate: {', '.join(f'{n}: {graph.input(n).type}' for n in graph.input_names)}")
+        raise InvalidProblem(
+            f"{graph.name} has no float input to differentiate:"
+            f" {', '.join(f'{n}: {graph.input(n).type}' for n in graph.input_names)}"
+        )
     unused = subject.options["unused"] if isinstance(subject, Module) else "error"
     joint = differentiate(graph, wanted, unused=unused)
     arrays, bound = sample(graph, dims, seed, inputs)
@@ -128,8 +148,17 @@ class HeldGraph:
         self.surrogates: dict[str, int] = {}
         self._opened: set[Node] = set()
         self.dims = dict(dims)
-        self.base = {n: np.asarray(a, np.float64) if n in moving or graph.input(n).dtype.is_float else np.asarray(a) for n, a in arrays.items()}
-        inputs = {node: input_node(graph.input_name(node), Type(F64, node.shape) if self.base[graph.input_name(node)].dtype == np.float64 else node.type) for node in graph.inputs}
+        self.base = {
+            n: np.asarray(a, np.float64) if n in moving or graph.input(n).dtype.is_float else np.asarray(a)
+            for n, a in arrays.items()
+        }
+        inputs = {
+            node: input_node(
+                graph.input_name(node),
+                Type(F64, node.shape) if self.base[graph.input_name(node)].dtype == np.float64 else node.type,
+            )
+            for node in graph.inputs
+        }
         with assuming(graph.assumptions):
             new: dict[Node, Node] = dict(inputs)
             for node in topological(n for _, n in graph.outputs):
@@ -138,17 +167,31 @@ class HeldGraph:
         outputs = [(name, new[node]) for name, node in graph.outputs if node.dtype.is_float]
         self.graph = self._freeze(Graph(graph.name, tuple(inputs.values()), tuple(outputs), graph.assumptions))
         self.notes = (
-            *(f"{name} ({count}x) was replaced by its surrogate: its vjp is the derivative of that, on purpose" for name, count in sorted(self.surrogates.items())),
+            *(
+                f"{name} ({count}x) was replaced by its surrogate: its vjp is the derivative of that, on purpose"
+                for name, count in sorted(self.surrogates.items())
+            ),
             *((f"{self.frozen} values under stop_gradient were held",) if self.frozen else ()),
         )
 
     def _open(self, node: Node, operands: tuple[Node, ...], within: tuple[str, ...] = ()) -> Node:
         """The node in primitives, floats as f64; an op ``within`` its own surrogate is its value."""
-        rounds = not within and match(CAST, node, {})  # also to a short float; what a surrogate casts to one is a quantized value
-        attrs = {name: F64 if isinstance(value, DType) and (value.has_tangent or (rounds and value.is_float)) else value for name, value in node.attrs.items()}
+        rounds = not within and match(
+            CAST, node, {}
+        )  # also to a short float; what a surrogate casts to one is a quantized value
+        attrs = {
+            name: F64 if isinstance(value, DType) and (value.has_tangent or (rounds and value.is_float)) else value
+            for name, value in node.attrs.items()
+        }
         try:
-            root = node.op.surrogate(*operands, **attrs) if node.op.surrogate is not None and node.op.name not in within else None
-            if root is not None and root is not node.op.apply(operands, attrs):  # else: with these attributes it is its own surrogate
+            root = (
+                node.op.surrogate(*operands, **attrs)
+                if node.op.surrogate is not None and node.op.name not in within
+                else None
+            )
+            if root is not None and root is not node.op.apply(
+                operands, attrs
+            ):  # else: with these attributes it is its own surrogate
                 self.surrogates[node.op.name] = self.surrogates.get(node.op.name, 0) + 1
                 within = (*within, node.op.name)
             elif isinstance(node.op, Composite):
@@ -187,7 +230,9 @@ class HeldGraph:
                 new[node] = make(node.op, tuple(new[o] for o in node.operands), node.attrs, node.type)
             else:
                 new[node] = node
-        result = Graph(graph.name, (*graph.inputs, *held.values()), tuple((n, new[v]) for n, v in graph.outputs), graph.assumptions)
+        result = Graph(
+            graph.name, (*graph.inputs, *held.values()), tuple((n, new[v]) for n, v in graph.outputs), graph.assumptions
+        )
         self._held = {str(i.attrs["name"]): values[node] for node, i in held.items()}
         self.frozen = len(held)
         return result
@@ -205,7 +250,8 @@ class Slope:
     """A derivative by differences.
 
     :param value: the extrapolated slope.  :param left: from below, and :param right: from above, at the smallest step.
-    :param kind: ``smooth``, ``kink`` or ``jump``: how the differences behave as the step shrinks.  :param noise: what rounding may have done.
+    :param kind: ``smooth``, ``kink`` or ``jump``: how the differences behave as the step shrinks.
+    :param noise: what rounding may have done.
     """
 
     value: float
@@ -218,7 +264,8 @@ class Slope:
 def slope(function: Callable[[float], float], step: float, size: float) -> Slope:
     """d function / dt at 0 from eight values; ``size`` is the magnitude that its rounding errors have.
 
-    A smooth function's two one-sided differences come together as the step shrinks; a kink keeps them apart, a jump drives them apart.
+    A smooth function's two one-sided differences come together as the step shrinks; a kink keeps them apart, a jump
+    drives them apart.
     """
     middle = function(0.0)
     central, gaps = [], []
@@ -248,10 +295,14 @@ class _Problem:
     def __init__(self, held: HeldGraph, joint: Graph, wanted: Sequence[str], seed: int):
         self.held, self.joint, self.seed = held, joint, seed
         values = held()
-        self.cotangents: dict[str, Array] = {name: np.asarray(self.random(f"cotangent of {name}").standard_normal(v.shape)) for name, v in values.items()}
+        self.cotangents: dict[str, Array] = {
+            name: np.asarray(self.random(f"cotangent of {name}").standard_normal(v.shape)) for name, v in values.items()
+        }
         self.finite = {name: np.isfinite(v) for name, v in values.items()}
         if not any(f.any() for f in self.finite.values()) and any(f.size for f in self.finite.values()):
-            raise InvalidProblem(f"no value of {held.graph.name} is finite at this point: give other inputs or another seed")
+            raise InvalidProblem(
+                f"no value of {held.graph.name} is finite at this point: give other inputs or another seed"
+            )
         self.cotangents = {n: np.where(self.finite[n], c, 0.0) for n, c in self.cotangents.items()}
         self.magnitude = self.summed(self.cotangents, values, np.abs)
         arrays = {name: self._input(name) for name in joint.input_names}
@@ -268,7 +319,10 @@ class _Problem:
     @cached_property
     def exact_cotangents(self) -> dict[str, Array]:
         """The cotangents as the joint graph saw them: rounded to their dtype."""
-        return {n: self._input(f"d.{n}").astype(np.float64) if f"d.{n}" in self.joint.input_names else c for n, c in self.cotangents.items()}
+        return {
+            n: self._input(f"d.{n}").astype(np.float64) if f"d.{n}" in self.joint.input_names else c
+            for n, c in self.cotangents.items()
+        }
 
     def random(self, what: str) -> np.random.Generator:
         return np.random.default_rng([zlib.crc32(what.encode()), self.seed])
@@ -284,7 +338,9 @@ class _Problem:
         outputs = self.held({n: self.held.base[n] + t * v for n, v in tangents.items()})
         return self.summed(self.exact_cotangents, outputs)
 
-    def summed(self, cotangents: Mapping[str, Array], outputs: Mapping[str, Array], of: Callable[[Array], Array] = np.asarray) -> float:
+    def summed(
+        self, cotangents: Mapping[str, Array], outputs: Mapping[str, Array], of: Callable[[Array], Array] = np.asarray
+    ) -> float:
         """<cotangents, outputs> over what is finite at the base point."""
         return sum(float(np.sum(of(c[self.finite[n]] * outputs[n][self.finite[n]]))) for n, c in cotangents.items())
 
@@ -359,22 +415,30 @@ class _Problem:
 
 
 def _compiled(module: Module, problem: _Problem) -> list[Finding]:
-    """What the kernels give, against the same gradient in f64; the interpreter at the graph's own precision says what to expect."""
+    """What the kernels give, against the same gradient in f64; the interpreter at the graph's own precision says what
+    to expect.
+    """
     graph, held = module.graph, problem.held
     arrays: dict[str, Any] = {n: held.base[n].astype(graph.input(n).dtype.np) for n in graph.input_names}
     needed: dict[str, Any] = {n: problem._input(f"d.{n}") for n, v in graph.outputs if v.dtype.is_float}
     free = {d: v for d, v in held.dims.items() if d in module.forward.program.dims}
     _, residuals = module.forward(dims=free, **arrays)
-    gradients = module.backward(residuals, dims={d: v for d, v in held.dims.items() if d in module.backward.program.dims}, **needed)
+    gradients = module.backward(
+        residuals, dims={d: v for d, v in held.dims.items() if d in module.backward.program.dims}, **needed
+    )
     own = interp.run(problem.joint, {n: problem._input(n) for n in problem.joint.input_names}, dims=held.dims)
     findings = []
-    for (name, exact), rounded in zip(problem.gradients.items(), list(own.values())[-len(problem.gradients) :], strict=True):
+    for (name, exact), rounded in zip(
+        problem.gradients.items(), list(own.values())[-len(problem.gradients) :], strict=True
+    ):
         error, place = _worst(np.asarray(gradients[name], np.float64), exact)
         expected, _ = _worst(np.asarray(rounded, np.float64), exact)
         unit = UNIT.get(str(graph.input(name).dtype), UNIT["f32"])
         limit = max(64 * unit, 16 * expected)
         where = f"{place} (the interpreter: {expected:.1e})"
-        findings.append(Finding(name, f"{module.target} kernels, f64", error, where.strip(), "ok" if error <= limit else "FAILED"))
+        findings.append(
+            Finding(name, f"{module.target} kernels, f64", error, where.strip(), "ok" if error <= limit else "FAILED")
+        )
     return findings
 
 
@@ -384,4 +448,6 @@ def _worst(got: Array, want: Array) -> tuple[float, str]:
     difference = np.abs(got - want)
     difference[~np.isfinite(got)] = np.inf
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(difference)), want.shape))
-    return float(difference[place] / max(float(np.max(np.abs(want))), 1e-300)) if difference[place] else 0.0, f"[{', '.join(map(str, place))}]" if place else ""
+    return float(difference[place] / max(float(np.max(np.abs(want))), 1e-300)) if difference[place] else 0.0, (
+        f"[{', '.join(map(str, place))}]" if place else ""
+    )

@@ -1,7 +1,9 @@
-"""docs/ops.md, written from the records of the ops: ``python -m gradc.docs [FILE]`` writes it, ``--check`` says whether it is stale.
+"""docs/ops.md, written from the records of the ops: ``python -m gradc.docs [FILE]`` writes it, ``--check`` says whether
+it is stale.
 
-Everything in it is read off a record: the signature and options are the type rule's, the dtypes are those the type rule takes, a gradient is the
-text of the vjp (or its own words where it is longer than one expression), the targets are those its lowering has.
+Everything in it is read off a record: the signature and options are the type rule's, the dtypes are those the type rule
+takes, a gradient is the text of the vjp (or its own words where it is longer than one expression), the targets are
+those its lowering has.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ from .ir.types import DTYPES, DType, Type, parse_type, typeof
 FILE = "docs/ops.md"
 HEAD = """# Ops
 
-Written by `python -m gradc.docs` from the records in `gradc/ops`; do not edit (`make docs` writes it anew, a test fails when it is stale).
+Written by `python -m gradc.docs` from the records in `gradc/ops`; do not edit (`make docs` writes it anew, a test fails
+when it is stale).
 
-Each op is `gradc.ops.NAME`. *Dtypes* are what its type rule takes, *alike* meaning one dtype for these operands. *Options* are its attributes. In
-a *gradient*, `g` is the cotangent of the result `y`; `ZERO` is a derivative that exists and is zero, `DISCRETE` an operand (an index, a predicate)
-through which none passes. A gradient that is longer than one expression is given in its own words, with the name of the function that writes it.
-An op *by its decomposition* is opened into other ops before it is differentiated.
+Each op is `gradc.ops.NAME`. *Dtypes* are what its type rule takes, *alike* meaning one dtype for these operands.
+*Options* are its attributes. In a *gradient*, `g` is the cotangent of the result `y`; `ZERO` is a derivative that
+exists and is zero, `DISCRETE` an operand (an index, a predicate) through which none passes. A gradient that is longer
+than one expression is given in its own words, with the name of the function that writes it. An op *by its
+decomposition* is opened into other ops before it is differentiated.
 """
 
 
@@ -44,7 +48,13 @@ def _assigned(module: str) -> frozenset[str]:
     """The names that a module binds itself, at its top level."""
     names: set[str] = set()
     for statement in ast.parse(inspect.getsource(importlib.import_module(module))).body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AnnAssign) else []
+        targets = (
+            statement.targets
+            if isinstance(statement, ast.Assign)
+            else [statement.target]
+            if isinstance(statement, ast.AnnAssign)
+            else []
+        )
         names |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
     return frozenset(names)
 
@@ -94,7 +104,13 @@ def options(op: Op) -> dict[str, str]:
 
 
 def _sizes(value: Any) -> Any:
-    return tuple(map(_sizes, value)) if isinstance(value, tuple) else parse_size(value) if isinstance(value, str) else value
+    return (
+        tuple(map(_sizes, value))
+        if isinstance(value, tuple)
+        else parse_size(value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _attributes(op: Op, sample: Sample) -> dict[str, Any]:
@@ -102,13 +118,18 @@ def _attributes(op: Op, sample: Sample) -> dict[str, Any]:
     found = {}
     for name, value in sample.attrs.items():
         annotation = str(op.parameters[name].annotation) if name in op.parameters else ""
-        sized = (isinstance(value, tuple) and "Literal" not in annotation) or (isinstance(value, str) and "Dim" in annotation)
+        sized = (isinstance(value, tuple) and "Literal" not in annotation) or (
+            isinstance(value, str) and "Dim" in annotation
+        )
         found[name] = _sizes(value) if sized else value
     return found
 
 
 def _types(sample: Sample) -> list[Type]:
-    return [parse_type(f"f32{o[1:]}" if o.startswith("F[") else o) if isinstance(o, str) else typeof(o) for o in sample.operands]
+    return [
+        parse_type(f"f32{o[1:]}" if o.startswith("F[") else o) if isinstance(o, str) else typeof(o)
+        for o in sample.operands
+    ]
 
 
 def _call(op: Op, types: Iterable[Type], attrs: Mapping[str, Any]) -> Node | None:
@@ -123,7 +144,9 @@ def _call(op: Op, types: Iterable[Type], attrs: Mapping[str, Any]) -> Node | Non
 
 
 def dtypes(op: Op) -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Operand -> (the dtypes that the type rule takes there in one of the op's samples, whether others must have it too)."""
+    """Operand -> (the dtypes that the type rule takes there in one of the op's samples, whether others must have it
+    too).
+    """
     taken: dict[str, set[str]] = {}
     alone: dict[str, set[str]] = {}
     for sample in op.samples:
@@ -139,9 +162,16 @@ def dtypes(op: Op) -> dict[str, tuple[tuple[str, ...], bool]]:
                 if _call(op, [t.with_dtype(dtype) if j == k else t for j, t in enumerate(types)], attrs) is not None:
                     taken.setdefault(name, set()).add(dtype.name)
                     alone.setdefault(name, set()).add(dtype.name)
-                elif len(like) > 1 and _call(op, [t.with_dtype(dtype) if j in like else t for j, t in enumerate(types)], attrs) is not None:
+                elif (
+                    len(like) > 1
+                    and _call(op, [t.with_dtype(dtype) if j in like else t for j, t in enumerate(types)], attrs)
+                    is not None
+                ):
                     taken.setdefault(name, set()).add(dtype.name)
-    return {name: (tuple(d for d in DTYPES if d in found), not found <= alone.get(name, set())) for name, found in taken.items()}
+    return {
+        name: (tuple(d for d in DTYPES if d in found), not found <= alone.get(name, set()))
+        for name, found in taken.items()
+    }
 
 
 def _dtype_text(names: tuple[str, ...]) -> str:
@@ -163,12 +193,24 @@ def _lambda(function: Any) -> tuple[ast.Lambda, str] | None:
     """The one lambda of the file that a function was made from, and the file's text."""
     code = function.__code__
     text, tree = _tree(code.co_filename)
-    places = {(line, column) for line, _, column, _ in code.co_positions() if line is not None and column is not None and (line, column) != (code.co_firstlineno, 0)}
+    places = {
+        (line, column)
+        for line, _, column, _ in code.co_positions()
+        if line is not None and column is not None and (line, column) != (code.co_firstlineno, 0)
+    }
     first = min(places, default=(code.co_firstlineno, 0))
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno and tuple(a.arg for a in (*node.args.args, *node.args.kwonlyargs)) == arguments:
-            if (node.body.lineno, node.body.col_offset) <= first <= (node.body.end_lineno or 0, node.body.end_col_offset or 0):
+        if (
+            isinstance(node, ast.Lambda)
+            and node.lineno == code.co_firstlineno
+            and tuple(a.arg for a in (*node.args.args, *node.args.kwonlyargs)) == arguments
+        ):
+            if (
+                (node.body.lineno, node.body.col_offset)
+                <= first
+                <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
+            ):
                 return node, text
     return None
 
@@ -180,7 +222,11 @@ def _words(function: Any) -> str:
     lines, start = inspect.getsourcelines(function)
     source = textwrap.dedent("".join(lines))
     first = ast.parse(source).body[0].body[0].lineno  # type: ignore[attr-defined]
-    comments = [(t.start[0], t.string.lstrip("# ").strip()) for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+    comments = [
+        (t.start[0], t.string.lstrip("# ").strip())
+        for t in tokenize.generate_tokens(io.StringIO(source).readline)
+        if t.type == tokenize.COMMENT
+    ]
     comments = [(line, said) for line, said in comments if not said.startswith(("type:", "noqa", "fmt:"))]
     ahead = [said for line, said in comments if line < first]
     if comments:
@@ -204,9 +250,15 @@ def gradient(op: Op) -> str:
         names = [a.arg for a in node.args.args[2:]]
         source = lambda part: " ".join((ast.get_source_segment(text, part) or "").split())
         if isinstance(node.body, ast.Tuple) and len(node.body.elts) == len(names):
-            told = "; ".join(f"`{name}`: `{source(part)}`" for name, part in zip(names, node.body.elts, strict=True)) or "it has no operands"
+            told = (
+                "; ".join(f"`{name}`: `{source(part)}`" for name, part in zip(names, node.body.elts, strict=True))
+                or "it has no operands"
+            )
             if tuple(names) != op.operand_names[: len(names)]:
-                renamed = f"with {', '.join(f'`{n}`' for n in names)} for {', '.join(f'`{n}`' for n in op.operand_names[: len(names)])}: "
+                renamed = (
+                    f"with {', '.join(f'`{n}`' for n in names)} for"
+                    f" {', '.join(f'`{n}`' for n in op.operand_names[: len(names)])}: "
+                )
         else:
             told = f"`{source(node.body)}`"
     else:
@@ -214,7 +266,10 @@ def gradient(op: Op) -> str:
         told = f"{said} (`{op.vjp.__name__}`)" if said else f"as `{op.vjp.__name__}` writes it"
     if op.surrogate is not None:
         said = _words(op.surrogate)
-        told += f"; this is not the derivative of the op itself but of `{op.surrogate.__name__}`{f': {said}' if said else ''}"
+        told += (
+            "; this is not the derivative of the op itself but of"
+            f" `{op.surrogate.__name__}`{f': {said}' if said else ''}"
+        )
     return renamed + told
 
 
@@ -255,7 +310,9 @@ def entry(op: Op) -> str:
     for name, (found, alike) in dtypes(op).items():
         by.setdefault(_dtype_text(found) + (" (alike)" if alike else ""), []).append(name)
     if by:
-        lines.append("- dtypes: " + "; ".join(f"{', '.join(f'`{n}`' for n in names)}: {text}" for text, names in by.items()))
+        lines.append(
+            "- dtypes: " + "; ".join(f"{', '.join(f'`{n}`' for n in names)}: {text}" for text, names in by.items())
+        )
     if options(op):
         lines.append("- options: " + "; ".join(f"`{name}`: {text}" for name, text in options(op).items()))
     lines += [f"- gradient: {gradient(op)}", f"- targets: {', '.join(targets(op)) or 'none'}"]
@@ -271,7 +328,11 @@ def text() -> str:
         if op.infer is not None and name not in ("input", "getitem"):  # what the IR itself writes
             by.setdefault(home(op), []).append(op)
     parts = [HEAD]
-    parts += [f"- [{module.rpartition('.')[2]}](#{module.rpartition('.')[2]}): {' '.join(f'`{op.name}`' for op in by[module])}" for module in sorted(by)]
+    parts += [
+        f"- [{module.rpartition('.')[2]}](#{module.rpartition('.')[2]}):"
+        f" {' '.join(f'`{op.name}`' for op in by[module])}"
+        for module in sorted(by)
+    ]
     for module in sorted(by):
         words = (importlib.import_module(module).__doc__ or "").split("\n\n")[0]
         parts.append(f"\n## {module.rpartition('.')[2]}\n\n{' '.join(words.split())}\n")

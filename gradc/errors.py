@@ -56,7 +56,8 @@ class IndexOutOfRange(GradcError, IndexError):
     """A data-dependent index outside its table.
 
     :param op: the op that indexes.  :param input: the name of the index value.
-    :param position: flat position in the index array.  :param value: what stands there; None if the array is gone by now.
+    :param position: flat position in the index array.
+    :param value: what stands there; None if the array is gone by now.
     :param bound: the valid range is [0, bound).
     """
 
@@ -69,16 +70,21 @@ class IndexOutOfRange(GradcError, IndexError):
 class NotAscending(GradcError, ValueError):
     """Positions that must not decrease, such as the offsets of bags, and do.
 
-    :param position: of the first that is below the one before it.  :param value: what stands there.  :param before: the one before it.
+    :param position: of the first that is below the one before it.
+    :param value: what stands there.
+    :param before: the one before it.
     """
 
     def __init__(self, op: str, input: str, position: int, value: int, before: int):
         self.op, self.input, self.position, self.value, self.before = op, input, position, value, before
-        super().__init__(f"{op}: {value} at position {position} of '{input}' is below the {before} before it; it must not decrease")
+        super().__init__(
+            f"{op}: {value} at position {position} of '{input}' is below the {before} before it; it must not decrease"
+        )
 
 
 class InvalidSetting(GradcError, ValueError):
-    """An environment variable, or what :meth:`gradc.knobs.Knob.set` was given, that cannot be read or must not be honoured.
+    """An environment variable, or what :meth:`gradc.knobs.Knob.set` was given, that cannot be read or must not be
+    honoured.
 
     :param name: of the variable.  :param value: its text.  :param wrong: what is wrong with it, and what it may be.
     """
@@ -121,7 +127,9 @@ class OutOfMemory(GradcError, MemoryError):
 class FileError(GradcError, OSError):
     """A file that cannot be read or written: a full disk, no permission, no such folder.
 
-    :param path: the file that was asked for.  :param doing: ``read`` or ``written``.  :param cause: what the system said; ``errno`` is its.
+    :param path: the file that was asked for.
+    :param doing: ``read`` or ``written``.
+    :param cause: what the system said; ``errno`` is its.
     """
 
     def __init__(self, path: object, doing: str, cause: OSError):
@@ -161,7 +169,9 @@ class RegistersSpilled(CompilerError):
 
     def __init__(self, arch: str, kernels: dict[str, tuple[int, int]], log: str = "", source: str = ""):
         self.kernels = kernels
-        spilling = "; ".join(f"{name}: {stores} bytes stored, {loads} loaded" for name, (stores, loads) in kernels.items())
+        spilling = "; ".join(
+            f"{name}: {stores} bytes stored, {loads} loaded" for name, (stores, loads) in kernels.items()
+        )
         super().__init__(f"registers are spilled on {arch}: {spilling}", log, source)
 
 
@@ -184,11 +194,22 @@ class CaptureError(DeviceError):
 class SimulationFault(DeviceError):
     """What a CUDA kernel must not do, seen by cuda-sim; the launch ended there and wrote nothing to its arrays.
 
-    :param kind: one word for it: "race", "out of bounds", ...  :param kernel: its name.  :param where: ``kernel.cu:12``, ""
-        if unknown.  :param block: and :param thread: whose access or call it was.  :param message: all of it in words.
+    :param kind: one word for it: "race", "out of bounds", ...
+    :param kernel: its name.
+    :param where: ``kernel.cu:12``, "" if unknown.
+    :param block: and :param thread: whose access or call it was.
+    :param message: all of it in words.
     """
 
-    def __init__(self, kind: str, kernel: str, where: str, block: tuple[int, int, int], thread: tuple[int, int, int], message: str):
+    def __init__(
+        self,
+        kind: str,
+        kernel: str,
+        where: str,
+        block: tuple[int, int, int],
+        thread: tuple[int, int, int],
+        message: str,
+    ):
         self.kind, self.kernel, self.where, self.block, self.thread = kind, kernel, where, block, thread
         super().__init__(message)
 

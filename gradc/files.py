@@ -1,7 +1,8 @@
 """The one way in which gradc writes a file that lasts, and the one way in which it opens one.
 
-A file is written under another name in its own folder, brought to the disk, and then renamed: whoever looks, at any moment and after
-any crash, finds the old file or the whole new one.  Only regular files are read: neither a pipe nor a device can hang or flood a reader.
+A file is written under another name in its own folder, brought to the disk, and then renamed: whoever looks, at any
+moment and after any crash, finds the old file or the whole new one.  Only regular files are read: neither a pipe nor a
+device can hang or flood a reader.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def as_path(path: Any, doing: str) -> Path:
 def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``path`` when the block ends, and leaves no trace where it raises.
 
-    A symbolic link at ``path`` is replaced, never written through; an old file's permissions are kept.  What names no file of a
-    folder (``/dev/null``, ``/dev/stdout``, a pipe) is written directly.
+    A symbolic link at ``path`` is replaced, never written through; an old file's permissions are kept.  What names no
+    file of a folder (``/dev/null``, ``/dev/stdout``, a pipe) is written directly.
 
     :param mode: permissions of a file that was not there, before the umask.
     :raises FileError: it cannot be written; the old file is as it was.
@@ -97,7 +98,9 @@ def make_folder(path: Any) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the temporaries of processes that were killed while they wrote, once per process and folder; young ones may belong to a live one."""
+    """Delete the temporaries of processes that were killed while they wrote, once per process and folder; young ones
+    may belong to a live one.
+    """
     key = os.path.abspath(folder)
     if key in _swept:
         return
@@ -105,13 +108,20 @@ def sweep(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for entry in os.scandir(key):
             with contextlib.suppress(OSError):
-                if entry.name.startswith(TEMPORARY) and entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_SECONDS:
+                if (
+                    entry.name.startswith(TEMPORARY)
+                    and entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_SECONDS
+                ):
                     os.unlink(entry.path)
 
 
 def _created(temporary: Path, path: Path, mode: int) -> int:
     """The descriptor of a file that was not there, with the permissions of the one it will replace."""
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), mode)
+    descriptor = os.open(
+        temporary,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0),
+        mode,
+    )
     try:
         old = os.lstat(path)
         if stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
@@ -161,7 +171,14 @@ def opened(path: Any, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.sta
     links = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     path = as_path(path, "read")
     try:
-        descriptor = os.open(path, os.O_RDONLY | links | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(
+            path,
+            os.O_RDONLY
+            | links
+            | getattr(os, "O_NONBLOCK", 0)
+            | getattr(os, "O_CLOEXEC", 0)
+            | getattr(os, "O_BINARY", 0),
+        )
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             os.close(descriptor)
@@ -187,4 +204,3 @@ def read(path: Any, most: int) -> bytes:
     if len(data) > most:  # it grew
         raise FileError(path, "read", OSError(errno.EFBIG, f"it has more than {most} bytes"))
     return data
-

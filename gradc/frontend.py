@@ -23,7 +23,8 @@ from .trace import flatten, said_of_numbers, trace, unflatten
 
 
 class TracedFunction(Shared):
-    """A function whose graph is traced once its types are known: from string annotations (``x: "f32[N,4]"``) or from the first call's arrays.
+    """A function whose graph is traced once its types are known: from string annotations (``x: "f32[N,4]"``) or from
+    the first call's arrays.
 
     Calling it runs the compiled forward; ``.graph`` is the graph, ``.compile(wrt=...)`` a module.
     """
@@ -45,14 +46,20 @@ class TracedFunction(Shared):
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is not self:
-            raise InvalidProblem(f"{self.__module__}.{name} cannot be pickled: a function is found again by its name, so it must stand at the top of its module; its graph can be pickled")
+            raise InvalidProblem(
+                f"{self.__module__}.{name} cannot be pickled: a function is found again by its name, so it must stand"
+                " at the top of its module; its graph can be pickled"
+            )
         return name
 
     @property
     def graph(self) -> Graph:
         if self._graph is None:
             names = ", ".join(self.signature.parameters)
-            raise TypeRuleError(f"{self.fn.__name__}: the types of {names} are not known yet; annotate them ('f32[N,4]') or call it once")
+            raise TypeRuleError(
+                f"{self.fn.__name__}: the types of {names} are not known yet; annotate them ('f32[N,4]') or call it"
+                " once"
+            )
         return self._graph
 
     def compile(self, wrt: Sequence[str] | str = (), target: str | None = None, **options: Any) -> Module:
@@ -69,23 +76,34 @@ class TracedFunction(Shared):
     def _module(self, wrt: tuple[str, ...], arguments: dict[str, Any]) -> Module:
         """The module for these arguments.
 
-        Inferred types begin as the first call's; an axis whose size differs at a later call becomes a dim, so that one module more serves every size.
+        Inferred types begin as the first call's; an axis whose size differs at a later call becomes a dim, so that one
+        module more serves every size.
         """
         with held_off:
             from .api import compile
 
-        shape = {name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()}
+        shape = {
+            name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()
+        }
         values = {k: v for name, tree in arguments.items() for k, v in flatten(tree, name).items()}
         leaves = {k: typeof(v) for k, v in values.items()}
-        target = knobs.TARGET.get() or ("cuda" if any(describe(v) is not None for v in values.values()) else "cpu")  # where the arrays lie
-        key: Any = (wrt, target, "fixed") if self._graph is not None else (wrt, target, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
+        target = knobs.TARGET.get() or (
+            "cuda" if any(describe(v) is not None for v in values.values()) else "cpu"
+        )  # where the arrays lie
+        key: Any = (
+            (wrt, target, "fixed")
+            if self._graph is not None
+            else (wrt, target, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
+        )
         known = self._modules.setdefault(key, [])
         for types, module in known:
             if self._graph is not None or _serves(types, leaves):
                 return module
         types = _generalised(known[-1][0], leaves) if known else leaves
         try:
-            graph = self._graph or trace(self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()})
+            graph = self._graph or trace(
+                self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()}
+            )
         except TypeRuleError as error:
             raise said_of_numbers(error, values) from None
         module = compile(graph, wrt, target)
@@ -128,16 +146,21 @@ def _is_type(annotation: Any) -> bool:
 
 
 def graph(fn: Callable[..., Any] | None = None, *, assume: Sequence[str] = ()) -> Any:
-    """``@gradc.graph``: the function becomes a :class:`TracedFunction`; types stand as string annotations or are inferred on the first call."""
+    """``@gradc.graph``: the function becomes a :class:`TracedFunction`; types stand as string annotations or are
+    inferred on the first call.
+    """
     if fn is None:
         return lambda f: TracedFunction(f, assume)
     return TracedFunction(fn, assume)
 
 
-def value_and_grad(fn: Callable[..., Any] | TracedFunction, wrt: Sequence[str] | str | None = None) -> Callable[..., tuple[Any, Gradients]]:
+def value_and_grad(
+    fn: Callable[..., Any] | TracedFunction, wrt: Sequence[str] | str | None = None
+) -> Callable[..., tuple[Any, Gradients]]:
     """A function that gives ``fn``'s scalar value and its gradients.
 
-    :param wrt: parameters (a nested one stands for all its leaves); None means the first.  ``grads.tree`` has the parameters' shape.
+    :param wrt: parameters (a nested one stands for all its leaves); None means the first.  ``grads.tree`` has the
+        parameters' shape.
     """
     traced = fn if isinstance(fn, TracedFunction) else TracedFunction(fn)
     first = next(iter(traced.signature.parameters), None)

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidProblem
-from .runtime.arrays import empty, from_numpy, located, to_numpy
+from .runtime.arrays import empty, from_numpy, to_numpy
+from .runtime.located import located
 from .runtime.on_device import Remote
 from .sparse import SparseRows
 from .trace import unflatten
 
 
 class Gradients(MutableMapping[str, Any]):
-    """Name -> gradient, in the order of ``wrt``, also when one was taken and put back; what was inserted comes after them."""
+    """Name -> gradient, in the order of ``wrt``, also when one was taken and put back; what was inserted comes after
+    them.
+    """
 
     def __init__(self, arrays: Mapping[str, Any], structure: Any = None):
         self._arrays = dict(arrays)
@@ -60,10 +63,15 @@ class Gradients(MutableMapping[str, Any]):
         own = self._arrays[name]
         mine, more = located(own), located(value)
         if mine.shape != more.shape or mine.dtype != more.dtype:
-            raise InvalidProblem(f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {more.dtype}{list(more.shape)}")
+            raise InvalidProblem(
+                f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {more.dtype}{list(more.shape)}"
+            )
         if isinstance(mine, Remote) or isinstance(more, Remote):
             if not (isinstance(mine, Remote) and isinstance(more, Remote)) or type(own) is not type(value):
-                raise InvalidProblem(f"the gradients of {name!r} are a {type(own).__qualname__} and a {type(value).__qualname__}: on a GPU, one library adds its own")
+                raise InvalidProblem(
+                    f"the gradients of {name!r} are a {type(own).__qualname__} and a {type(value).__qualname__}: on a"
+                    " GPU, one library adds its own"
+                )
             return own + value
         return from_numpy(np.add(mine, more, out=empty(mine.shape, mine.dtype)), to_numpy(own)[1])
 
@@ -82,4 +90,5 @@ class Gradients(MutableMapping[str, Any]):
         return tree
 
     def __repr__(self) -> str:
-        return f"Gradients({', '.join(f'{n}: {g.dtype}{list(g.shape)}' if hasattr(g, 'dtype') else f'{n}: {g!r}' for n, g in self.items())})"
+        shown = [f"{n}: {g.dtype}{list(g.shape)}" if hasattr(g, "dtype") else f"{n}: {g!r}" for n, g in self.items()]
+        return f"Gradients({', '.join(shown)})"

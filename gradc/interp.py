@@ -1,7 +1,8 @@
 """What a Graph and a Program mean, in NumPy.
 
-The oracle for every target: each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its own.
-``precision="f64"`` reruns any stage with every float as f64 and no rounding between; what holds quantized values (floats of 8 bits and less) stays.
+The oracle for every target: each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its
+own. ``precision="f64"`` reruns any stage with every float as f64 and no rounding between; what holds quantized values
+(floats of 8 bits and less) stays.
 """
 
 from __future__ import annotations
@@ -46,10 +47,14 @@ def sizes_given(dims: Any, what: str = "dims") -> dict[str, int]:
     return sizes
 
 
-def by_name(what: str, names: Collection[str], inputs: Any, extra: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(
+    what: str, names: Collection[str], inputs: Any, extra: Sequence[Any], more: Mapping[str, Any]
+) -> dict[str, Any]:
     """The inputs of a call: those of a mapping, and those given as keywords.
 
-    :param what: who is called.  :param names: of its inputs.  :param extra: what else was given without a name: nothing may be.
+    :param what: who is called.
+    :param names: of its inputs.
+    :param extra: what else was given without a name: nothing may be.
     :raises InvalidProblem: something has no name, or one that is no text.
     """
     if inputs is None and not extra:
@@ -57,14 +62,19 @@ def by_name(what: str, names: Collection[str], inputs: Any, extra: Sequence[Any]
     if extra or not (inputs is None or isinstance(inputs, Mapping)):
         given = ", ".join(type(x).__name__ for x in ((inputs, *extra) if inputs is not None or extra else ()))
         example = ", ".join(f"{name}=..." if name.isidentifier() else f"**{{{name!r}: ...}}" for name in names)
-        raise InvalidProblem(f"{what} takes its inputs by name, {what}({example}), or as one dict of them; it was given {given} without names")
+        raise InvalidProblem(
+            f"{what} takes its inputs by name, {what}({example}), or as one dict of them; it was given {given} without"
+            " names"
+        )
     strange = [name for name in inputs or () if not isinstance(name, str)]
     if strange:
         raise InvalidProblem(f"inputs are given by name, and {str(strange[0])[:60]!r} is a {type(strange[0]).__name__}")
     return {**(inputs or {}), **more}
 
 
-def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None) -> dict[str, int]:
+def bind_dims(
+    types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """The value of each symbol: every axis whose size is a bare symbol binds it; all sizes are then checked.
 
     InvalidProblem names the input, the axis and both numbers.
@@ -74,7 +84,9 @@ def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], di
     for name, type_ in types.items():
         shape = shapes[name]
         if len(shape) != type_.rank:
-            raise InvalidProblem(f"{name} is {type_} (rank {type_.rank}), got an array of rank {len(shape)}: {tuple(shape)}")
+            raise InvalidProblem(
+                f"{name} is {type_} (rank {type_.rank}), got an array of rank {len(shape)}: {tuple(shape)}"
+            )
         for size, got in zip(type_.shape, shape, strict=True):
             if isinstance(size, Dim) and str(size).isidentifier() and str(size) not in bound:
                 bound[str(size)], source[str(size)] = int(got), name
@@ -85,7 +97,9 @@ def bind_dims(types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], di
             want = evaluate(size, bound)
             if want != got:
                 because = ", ".join(f"{s}={bound[s]} from {source.get(s, 'dims=')}" for s in sorted(symbols(size)))
-                raise InvalidProblem(f"{name} is {type_}: axis {axis} is {got}, not {want}{f' ({because})' if because else ''}")
+                raise InvalidProblem(
+                    f"{name} is {type_}: axis {axis} is {got}, not {want}{f' ({because})' if because else ''}"
+                )
     return bound
 
 
@@ -128,7 +142,9 @@ def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], pr
 
 
 @plain()
-def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[Node, Array]:
+def evaluate_graph(
+    graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
+) -> dict[Node, Array]:
     """Every value of a graph; composites are opened."""
     from .ir.dims import assuming
 
@@ -143,7 +159,9 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
     bindings = bind_dims(types, {name: a.shape for name, a in arrays.items()}, dims)
     for fact in graph.assumptions:
         if fact.fails(bindings):
-            raise InvalidProblem(f"graph {graph.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bindings.items())}")
+            raise InvalidProblem(
+                f"graph {graph.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bindings.items())}"
+            )
     precise = precision == "f64"
     values: dict[Node, Array] = {}
     opened: dict[Node, Node] = {}
@@ -151,7 +169,9 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
             raise InvalidProblem(f"{name} is {node.type}, got an array of {arrays[name].dtype}")
-        values[node] = arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else read(arrays[name], node.dtype)
+        values[node] = (
+            arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else read(arrays[name], node.dtype)
+        )
 
     def value_of(root: Node) -> None:
         pending = [root]
@@ -174,7 +194,15 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
                 try:
                     values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
                 except IndexOutOfRange as error:
-                    source = next((graph.input_name(n) for k in node.op.indices for n in topological([node.operands[k]]) if n.op.name == "input"), error.input)
+                    source = next(
+                        (
+                            graph.input_name(n)
+                            for k in node.op.indices
+                            for n in topological([node.operands[k]])
+                            if n.op.name == "input"
+                        ),
+                        error.input,
+                    )
                     raise IndexOutOfRange(error.op, source, error.position, error.value, error.bound) from None
 
     with assuming(graph.assumptions):
@@ -183,7 +211,15 @@ def evaluate_graph(graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str,
     return values
 
 
-def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *, dims: Mapping[str, int] | None = None, precision: str = "", **more: Array) -> dict[str, Array]:
+def run(
+    graph: Graph | Program,
+    inputs: Mapping[str, Array] | None = None,
+    /,
+    *,
+    dims: Mapping[str, int] | None = None,
+    precision: str = "",
+    **more: Array,
+) -> dict[str, Array]:
     """The outputs of a graph or a program, by name, in NumPy."""
     names = graph.input_names if isinstance(graph, Graph) else [b.name for b in graph.of_kind("input")]
     given = by_name(graph.name, names, inputs, (), more)
@@ -197,8 +233,12 @@ def run(graph: Graph | Program, inputs: Mapping[str, Array] | None = None, /, *,
 
 
 @plain()
-def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = "") -> dict[str, Array]:
-    """The outputs of a program: every kernel evaluated at once over its whole iteration space; all strategies have one meaning."""
+def run_program(
+    program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
+) -> dict[str, Array]:
+    """The outputs of a program: every kernel evaluated at once over its whole iteration space; all strategies have one
+    meaning.
+    """
     types = {b.name: b.type for b in program.of_kind("input") if not b.alias}
     arrays = {name: np.asarray(inputs[name]) for name in types if name in inputs}
     missing = types.keys() - arrays.keys()
@@ -217,13 +257,33 @@ def run_program(program: Program, inputs: Mapping[str, Array], dims: Mapping[str
     return {name: memory.read(buffer) for name, buffer in program.outputs}
 
 
+def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
+    """InvalidProblem where a buffer would have a negative size, or more bytes than can be counted."""
+    for buffer in program.buffers:
+        for size in buffer.type.shape:
+            if evaluate(size, bound) < 0:
+                raise InvalidProblem(
+                    f"{program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})"
+                )
+        if evaluate(buffer.type.nbytes, bound) > LARGEST:
+            raise InvalidProblem(
+                f"{program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more"
+            )
+
+
 def check_nonempty(program: Program, bindings: Mapping[str, int]) -> None:
     """InvalidProblem where a program takes an extremum over no elements."""
     for kernel in program.kernels:
         for s in kernel.body:
-            if dict(s.attrs).get("empty") == "error" and not evaluate(kernel.col_count, bindings) and evaluate(kernel.row_count, bindings):
+            if (
+                dict(s.attrs).get("empty") == "error"
+                and not evaluate(kernel.col_count, bindings)
+                and evaluate(kernel.row_count, bindings)
+            ):
                 sizes = ", ".join(f"{size}={evaluate(size, bindings)}" for _, size in kernel.cols)
-                raise InvalidProblem(f"{program.name}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}")
+                raise InvalidProblem(
+                    f"{program.name}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}"
+                )
 
 
 class _Memory:
@@ -237,7 +297,11 @@ class _Memory:
             if buffer.kind == "input":
                 self.flat[buffer.name] = read(arrays[buffer.name], buffer.type.dtype).astype(dtype).reshape(-1)
             elif buffer.kind == "const":
-                self.flat[buffer.name] = np.asarray(buffer.value, np.float64 if buffer.type.dtype.is_float else None).astype(dtype).reshape(-1)
+                self.flat[buffer.name] = (
+                    np.asarray(buffer.value, np.float64 if buffer.type.dtype.is_float else None)
+                    .astype(dtype)
+                    .reshape(-1)
+                )
             else:
                 self.flat[buffer.name] = np.empty(int(np.prod(self.shape(buffer.name), dtype=np.int64)), dtype)
 
@@ -250,12 +314,16 @@ class _Memory:
 
 def _run_call(step: Call, memory: _Memory) -> None:
     sizes = {axis: evaluate(size, memory.bindings) for axis, size in step.axes}
-    grids = dict(zip(sizes, np.meshgrid(*(np.arange(n) for n in sizes.values()), indexing="ij", sparse=True), strict=True))
+    grids = dict(
+        zip(sizes, np.meshgrid(*(np.arange(n) for n in sizes.values()), indexing="ij", sparse=True), strict=True)
+    )
 
     def place(index: Index, per: Mapping[str, Size]) -> Any:
         total: Any = evaluate(index.const, memory.bindings)
         for variable, coefficient in index.terms:
-            total = total + grids[variable] // evaluate(per.get(variable, 1), memory.bindings) * evaluate(coefficient, memory.bindings)
+            total = total + grids[variable] // evaluate(per.get(variable, 1), memory.bindings) * evaluate(
+                coefficient, memory.bindings
+            )
         return total
 
     result = memory.program.buffer[step.out.buffer].type.dtype
@@ -264,7 +332,11 @@ def _run_call(step: Call, memory: _Memory) -> None:
     batch = order[:-2]
 
     def seen(operand: Operand, own: Sequence[str | None]) -> Array:
-        array = memory.read(operand.buffer)[tuple(np.asarray(place(i, dict(operand.per))) for i in operand.index)] if operand.index else memory.read(operand.buffer)
+        array = (
+            memory.read(operand.buffer)[tuple(np.asarray(place(i, dict(operand.per))) for i in operand.index)]
+            if operand.index
+            else memory.read(operand.buffer)
+        )
         full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1,) * len(sizes)))
         keep = [list(sizes).index(a) for a in own if a]
         drop = tuple(i for i in range(len(sizes)) if i not in keep)
@@ -274,8 +346,13 @@ def _run_call(step: Call, memory: _Memory) -> None:
         values = round_to(np.broadcast_to(full, [sizes[a] for a in own if a]), result, memory.precise)
         return round_to(values * seen(operand.scale, own), result, memory.precise) if operand.scale else values
 
-    arrays = [seen(operand, own) for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True)]
-    memory.read(step.out.buffer)[...] = round_to(REGISTRY[step.op].reference(*map(_widened, arrays)), result, memory.precise)
+    arrays = [
+        seen(operand, own)
+        for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True)
+    ]
+    memory.read(step.out.buffer)[...] = round_to(
+        REGISTRY[step.op].reference(*map(_widened, arrays)), result, memory.precise
+    )
 
 
 class _KernelRun:
@@ -298,7 +375,9 @@ class _KernelRun:
     def place(self, index: Index) -> Any:
         total: Any = np.asarray(evaluate(index.const, self.memory.bindings), np.int64)
         for variable, coefficient in index.terms:
-            total = total + np.asarray(self.values[variable]).astype(np.int64) * evaluate(coefficient, self.memory.bindings)
+            total = total + np.asarray(self.values[variable]).astype(np.int64) * evaluate(
+                coefficient, self.memory.bindings
+            )
         return total
 
     def step(self, s: Stmt) -> None:
@@ -320,10 +399,16 @@ class _KernelRun:
                 value = np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
             self.values[s.name] = value
         elif s.op == "store":
-            full = np.broadcast_shapes(*(np.shape(self.place(i)) for i in s.index), np.shape(args[0])) if s.index else np.shape(args[0])
+            full = (
+                np.broadcast_shapes(*(np.shape(self.place(i)) for i in s.index), np.shape(args[0]))
+                if s.index
+                else np.shape(args[0])
+            )
             if 0 not in full:
                 array = memory.read(s.buffer)
-                array[tuple(np.broadcast_to(self.place(i), full) for i in s.index)] = np.broadcast_to(args[0], full) if s.index else np.reshape(args[0], ())
+                array[tuple(np.broadcast_to(self.place(i), full) for i in s.index)] = (
+                    np.broadcast_to(args[0], full) if s.index else np.reshape(args[0], ())
+                )
         elif s.op == "accum":
             self.accum(s, args[0], where)
         elif s.op == "check":
@@ -354,7 +439,11 @@ class _KernelRun:
             if memory.precise and "dtype" in attrs and attrs["dtype"].has_tangent:
                 attrs["dtype"] = DTYPES["f64"]
             exact = op.in_place_of_dtype
-            self.values[s.name] = round_to(op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs), dtype, memory.precise)
+            self.values[s.name] = round_to(
+                op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs),
+                dtype,
+                memory.precise,
+            )
 
     def full(self, value: Any) -> Array:
         array = np.asarray(value)
@@ -373,7 +462,9 @@ class _KernelRun:
             result = answer.reshape((*answer.shape, *(1 for _ in self.column_axes)))
         else:
             function: Any = getattr(np, kind)
-            extra: Any = {"dtype": summing(array.dtype) if kind == "sum" else array.dtype} if kind in ("sum", "prod") else {}
+            extra: Any = (
+                {"dtype": summing(array.dtype) if kind == "sum" else array.dtype} if kind in ("sum", "prod") else {}
+            )
             if kind in ("max", "min") and 0 in [shape[a] for a in self.column_axes]:
                 least = (np.inf if kind == "min" else -np.inf) if array.dtype.kind == "f" else 0
                 result = np.full([1 if a in self.column_axes else n for a, n in enumerate(shape)], least, array.dtype)

@@ -60,13 +60,55 @@ def _choice(*known: str) -> Callable[[str], str]:
 
 
 VOIDING = (
-    *("-Ofast", "--optimize=fast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
-    *("-fno-signed-zeros", "-fno-honor-nans", "-fno-honor-infinities", "-fapprox-func", "-fsingle-precision-constant", "-fallow-store-data-races"),
-    *("-ffp-contract=fast", "-ffp-contract=on", "-ffp-contract=fast-honor-pragmas", "-ffp-model=fast", "-ffp-model=aggressive"),
-    *("-fdenormal-fp-math", "-fdenormal-fp-math-f32", "-mdaz-ftz", "-mrecip", "-mpc32", "-mpc64", "-mfpmath=387", "-mfpmath=both", "-mfpmath=sse,387", "-mfpmath=sse+387"),
-    *("-menable-no-nans", "-menable-no-infs", "-menable-unsafe-fp-math", "-enable-unsafe-fp-math", "-enable-no-nans-fp-math", "-enable-no-infs-fp-math", "-fp-contract=fast"),
+    *(
+        "-Ofast",
+        "--optimize=fast",
+        "-ffast-math",
+        "-funsafe-math-optimizations",
+        "-fassociative-math",
+        "-freciprocal-math",
+        "-ffinite-math-only",
+    ),
+    *(
+        "-fno-signed-zeros",
+        "-fno-honor-nans",
+        "-fno-honor-infinities",
+        "-fapprox-func",
+        "-fsingle-precision-constant",
+        "-fallow-store-data-races",
+    ),
+    *(
+        "-ffp-contract=fast",
+        "-ffp-contract=on",
+        "-ffp-contract=fast-honor-pragmas",
+        "-ffp-model=fast",
+        "-ffp-model=aggressive",
+    ),
+    *(
+        "-fdenormal-fp-math",
+        "-fdenormal-fp-math-f32",
+        "-mdaz-ftz",
+        "-mrecip",
+        "-mpc32",
+        "-mpc64",
+        "-mfpmath=387",
+        "-mfpmath=both",
+        "-mfpmath=sse,387",
+        "-mfpmath=sse+387",
+    ),
+    *(
+        "-menable-no-nans",
+        "-menable-no-infs",
+        "-menable-unsafe-fp-math",
+        "-enable-unsafe-fp-math",
+        "-enable-no-nans-fp-math",
+        "-enable-no-infs-fp-math",
+        "-fp-contract=fast",
+    ),
 )
-"""Flags of gcc and clang (its front end's and LLVM's too, after -Xclang and -mllvm) by which a compiler may change the values that IEEE 754 gives, with any value after a further =."""
+"""Flags of gcc and clang (its front end's and LLVM's too, after -Xclang and -mllvm) by which a compiler may change the
+values that IEEE 754 gives, with any value after a further =.
+"""
 
 
 def _compiler(text: str) -> str:
@@ -77,7 +119,10 @@ def _compiler(text: str) -> str:
         raise ValueError(f"not a command: {error}") from None
     for word in words[1:]:
         if word in VOIDING or any(word.startswith(f"{flag}=") for flag in VOIDING):
-            raise ValueError(f"with {word} a compiler may round, reorder or drop what IEEE 754 prescribes, and results would be wrong; leave it out")
+            raise ValueError(
+                f"with {word} a compiler may round, reorder or drop what IEEE 754 prescribes, and results would be"
+                " wrong; leave it out"
+            )
         if word.startswith("@"):
             raise ValueError(f"{word} is a file of flags, which is not read; write them out")
     return text
@@ -129,18 +174,67 @@ class Knob(Generic[T]):
 
 DUMP = Knob("GRADC_DUMP", _path, "", "directory that receives every stage of each compilation")
 VERIFY = Knob("GRADC_VERIFY", _flag, False, "re-infer every node after every pass")
-VALIDATE = Knob("GRADC_VALIDATE", _flag, False, "evaluate the graph in exact algebra before and after every pass and require equality")
+VALIDATE = Knob(
+    "GRADC_VALIDATE",
+    _flag,
+    False,
+    "evaluate the graph in exact algebra before and after every pass and require equality",
+)
 PRINT_PASSES = Knob("GRADC_PRINT_PASSES", _flag, False, "print one line for each pass that changed something")
-TARGET = Knob("GRADC_TARGET", _choice(*TARGETS), "", "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu")
-SIM_CHECK = Knob("GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays")
-BOUNDS = Knob("GRADC_BOUNDS", _flag, False, "the C of the cpu target looks at every access and refuses one outside its array; for finding faults of gradc, several times slower")
-NUM_THREADS = Knob("GRADC_NUM_THREADS", _count(1024), 0, "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use")
-PAST = Knob("GRADC_PAST", _count(2**63 - 1), 0, "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement finds that it pays")
+TARGET = Knob(
+    "GRADC_TARGET",
+    _choice(*TARGETS),
+    "",
+    "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu",
+)
+SIM_CHECK = Knob(
+    "GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays"
+)
+BOUNDS = Knob(
+    "GRADC_BOUNDS",
+    _flag,
+    False,
+    "the C of the cpu target looks at every access and refuses one outside its array; for finding faults of gradc,"
+    " several times slower",
+)
+NUM_THREADS = Knob(
+    "GRADC_NUM_THREADS",
+    _count(1024),
+    0,
+    "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use",
+)
+PAST = Knob(
+    "GRADC_PAST",
+    _count(2**63 - 1),
+    0,
+    "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement"
+    " finds that it pays",
+)
 CACHE_DIR = Knob("GRADC_CACHE_DIR", _path, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")
-CC = Knob("CC", _compiler, "", "the C compiler and options of it, -march= for another processor than this one; default: gcc, clang, cc, else the ziglang wheel")
-NVRTC = Knob("GRADC_NVRTC", _path, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader")
+CC = Knob(
+    "CC",
+    _compiler,
+    "",
+    "the C compiler and options of it, -march= for another processor than this one; default: gcc, clang, cc, else the"
+    " ziglang wheel",
+)
+NVRTC = Knob(
+    "GRADC_NVRTC", _path, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader"
+)
 CUDA_HOME = Knob("CUDA_HOME", _path, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
 CUDA_PATH = Knob("CUDA_PATH", _path, "", "CUDA toolkit in which NVRTC is looked for")
-CALIBRATION = Knob("GRADC_CALIBRATION", _path, "", "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration directory, if it is there")
-CHECK_RESIDUALS = Knob("GRADC_CHECK_RESIDUALS", _flag, False, "compare a digest of every residual between forward and backward; torch tensors are compared by torch's count of changes in any case")
+CALIBRATION = Knob(
+    "GRADC_CALIBRATION",
+    _path,
+    "",
+    "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration"
+    " directory, if it is there",
+)
+CHECK_RESIDUALS = Knob(
+    "GRADC_CHECK_RESIDUALS",
+    _flag,
+    False,
+    "compare a digest of every residual between forward and backward; torch tensors are compared by torch's count of"
+    " changes in any case",
+)

@@ -1,4 +1,6 @@
-"""Arrays of NumPy's files (.npy, .npz) that somebody else wrote: sizes are compared before memory is taken, nothing is executed."""
+"""Arrays of NumPy's files (.npy, .npz) that somebody else wrote: sizes are compared before memory is taken, nothing is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ _LOCAL_HEADER = 30  # bytes before the name and the extra field of a member
 
 
 def read_arrays(path: Any, *, compressed: bool = True) -> Array | dict[str, Array]:
-    """The array of an .npy file, or those of an .npz file by name; of bools, integers and floats, in this machine's byte order.
+    """The array of an .npy file, or those of an .npz file by name; of bools, integers and floats, in this machine's
+    byte order.
 
     Types that NumPy has no name for (bf16, f8) come as it writes them: ``V2``, ``V1``.
 
     :param compressed: False refuses compressed members, whatever they say.
     :raises FileError: the file cannot be read.
-    :raises InvalidProblem: it is neither, it is damaged, its members overlap or inflate beyond :data:`MOST_INFLATED`, or they do not hold numbers.
+    :raises InvalidProblem: it is neither, it is damaged, its members overlap or inflate beyond :data:`MOST_INFLATED`,
+        or they do not hold numbers.
     """
     what = str(path)
     with files.opened(path) as (file, about):
@@ -39,7 +43,9 @@ def read_arrays(path: Any, *, compressed: bool = True) -> Array | dict[str, Arra
             raise
         except MemoryError:
             raise InvalidProblem(f"{what}: there is no memory for its arrays") from None
-        except Exception as error:  # zipfile, zlib and NumPy's reader promise no list of what they raise for damaged bytes
+        except (
+            Exception
+        ) as error:  # zipfile, zlib and NumPy's reader promise no list of what they raise for damaged bytes
             said = str(error) or type(error).__name__
             raise InvalidProblem(f"{what} is neither .npy nor .npz, or a damaged archive: {said[:200]}") from error
 
@@ -68,12 +74,16 @@ def _check_layout(members: list[zipfile.ZipInfo], directory: int, size: int, wha
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
             raise InvalidProblem(f"{what}: {name!r} is encrypted, or compressed in a way that NumPy does not write")
         if member.header_offset < end:
-            raise InvalidProblem(f"{what}: {name!r} begins at byte {member.header_offset}, inside the member that ends at {end}")
+            raise InvalidProblem(
+                f"{what}: {name!r} begins at byte {member.header_offset}, inside the member that ends at {end}"
+            )
         end = member.header_offset + _LOCAL_HEADER + len(member.orig_filename.encode()) + member.compress_size
         if end > directory:
             raise InvalidProblem(f"{what}: {name!r} ends at byte {end}, behind the archive's directory at {directory}")
         if member.compress_type == zipfile.ZIP_STORED and member.file_size != member.compress_size:
-            raise InvalidProblem(f"{what}: {name!r} is not compressed, and says {member.file_size} bytes of {member.compress_size}")
+            raise InvalidProblem(
+                f"{what}: {name!r} is not compressed, and says {member.file_size} bytes of {member.compress_size}"
+            )
     declared, allowed = sum(member.file_size for member in members), max(MOST_INFLATED * size, FREE)
     if declared > allowed:
         raise InvalidProblem(f"{what}: {size} bytes would inflate to {declared}; {allowed} are allowed")
@@ -92,7 +102,9 @@ def _array(stream: BinaryIO, size: int, what: str) -> Array:
         raise InvalidProblem(f"{what} has the shape {str(shape)[:60]}")
     count = math.prod(shape) * dtype.itemsize
     if count > size:
-        raise InvalidProblem(f"{what} declares {dtype}{list(shape)}, which has {count} bytes, and only {size} are there")
+        raise InvalidProblem(
+            f"{what} declares {dtype}{list(shape)}, which has {count} bytes, and only {size} are there"
+        )
     data = _bytes(stream, count, what)
     if dtype.kind == "b" and data.max(initial=0) > 1:
         raise InvalidProblem(f"{what} is of bools, and a byte of it is neither 0 nor 1")
@@ -117,7 +129,8 @@ def _bytes(stream: BinaryIO, count: int, what: str) -> Array:
 
 
 def as_dtype(array: Array, wanted: np.dtype[Any], what: str) -> Array:
-    """An array of a file as a dtype: itself, or its bits where NumPy's files have no word for the dtype (ml_dtypes': ``V2``, ``u2``).
+    """An array of a file as a dtype: itself, or its bits where NumPy's files have no word for the dtype (ml_dtypes':
+    ``V2``, ``u2``).
 
     :raises InvalidProblem: it has another.
     """

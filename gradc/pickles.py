@@ -1,6 +1,8 @@
-"""Graphs, nodes and ops in pickles (so in torch.save, multiprocessing): a graph as its text with its arrays and notes, an op as its name.
+"""Graphs, nodes and ops in pickles (so in torch.save, multiprocessing): a graph as its text with its arrays and notes,
+an op as its name.
 
-What is read back is checked as any text is, and is the very same: nodes are hash-consed.  Modules follow in :mod:`gradc.api`.
+What is read back is checked as any text is, and is the very same: nodes are hash-consed.  Modules follow in
+:mod:`gradc.api`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def op_named(name: str) -> Op:
     """The op of that name; InvalidProblem where this process has none."""
     found: Op | None = ops.REGISTRY.get(name)
     if found is None:
-        raise InvalidProblem(f"a pickle names the op {name!r}, which this process does not have: import the module that defines it first")
+        raise InvalidProblem(
+            f"a pickle names the op {name!r}, which this process does not have: import the module that defines it first"
+        )
     return found
 
 
@@ -34,7 +38,14 @@ def graph_from(text: str, defaults: Mapping[str, np.ndarray[Any, Any]], notes: S
     graph = parse(text)
     for array in defaults.values():
         array.flags.writeable = False
-    return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, {graph.nodes[at]: note for at, note in notes}, dict(defaults))
+    return Graph(
+        graph.name,
+        graph.inputs,
+        graph.outputs,
+        graph.assumptions,
+        {graph.nodes[at]: note for at, note in notes},
+        dict(defaults),
+    )
 
 
 @plain()

@@ -36,7 +36,9 @@ from .passes.widen import widen
 __all__ = ["PASSES", "build", "joint_program", "kernels", "lower", "optimise"]  # PASSES: all are registered here
 
 
-def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
+def build(
+    graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str
+) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
     """Run every pass."""
     pipeline = Pipeline()
     parts = lower(graph, wrt, options, pipeline)
@@ -46,10 +48,17 @@ def build(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: 
         pipeline.start("backward.partition", parts.backward)
         programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
     combined = {p.root(s.buffer): "" for p in programs.values() for k in p.kernels for s in k.accums}
-    named = {name: b for p in programs.values() for name, b in (*((b.name, p.root(b.name)) for b in p.buffers), *((n, p.root(b)) for n, b in p.outputs))}
+    named = {
+        name: b
+        for p in programs.values()
+        for name, b in (*((b.name, p.root(b.name)) for b in p.buffers), *((n, p.root(b)) for n, b in p.outputs))
+    }
     strange = [name for name in options["reductions"] or () if name != "*" and named.get(name) not in combined]
     if strange:
-        raise InvalidProblem(f"reductions names {strange[0]!r}, into which nothing is combined; there are {', '.join(combined) or 'none'}")
+        raise InvalidProblem(
+            f"reductions names {strange[0]!r}, into which nothing is combined; there are"
+            f" {', '.join(combined) or 'none'}"
+        )
     return pipeline, programs, parts.residuals
 
 
@@ -57,7 +66,9 @@ def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], 
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
     ready = pipeline.run(prepare, name_readers(pipeline.start("forward", graph)), numerics=options["numerics"])
-    return kernels(optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint")
+    return kernels(
+        optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint"
+    )
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
@@ -68,7 +79,13 @@ def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline
     joint = optimise(joint, options, pipeline)
     if not wrt:
         return Partition(joint, joint, ())
-    return partition(joint, graph.output_names, save=options["save"], budget=options["memory_budget"], dims={**(options["hints"] or {}), **(options["dims"] or {})})
+    return partition(
+        joint,
+        graph.output_names,
+        save=options["save"],
+        budget=options["memory_budget"],
+        dims={**(options["hints"] or {}), **(options["dims"] or {})},
+    )
 
 
 def _joint(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
@@ -94,10 +111,20 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
 
 def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
     """Graph -> Program, ready to render."""
-    program = pipeline.keep(f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy")))
-    how: dict[str, Any] = {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": ON_GPU} if target.startswith("cuda") else {}
+    program = pipeline.keep(
+        f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy"))
+    )
+    how: dict[str, Any] = (
+        {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": ON_GPU}
+        if target.startswith("cuda")
+        else {}
+    )
     if target.startswith("cuda"):
         program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
         program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
-    program = pipeline.keep(f"{what}.choose_reduction", program, lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]))
+    program = pipeline.keep(
+        f"{what}.choose_reduction",
+        program,
+        lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]),
+    )
     return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]

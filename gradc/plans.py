@@ -3,14 +3,15 @@
 >>> plan = gradc.plans.embedding_backward(D=64, dtype="bf16", padding_idx=0)
 >>> plan.run(indices=tokens, dy=dy, dims={"V": 32000})["weight"]
 
-A plan is what the op's vjp gives from the op's own inputs alone, with no residuals between a forward and it: the graph of the op is
-differentiated, and the gradients that are asked for are compiled.  Arguments are called as the op's operands are, the cotangent is ``dy``; only
-what the gradients need is an argument (``plan.arguments``).  Results are called as the operands whose gradients they are (``weight``, not
-``d.weight``; ``plan.results``).
+A plan is what the op's vjp gives from the op's own inputs alone, with no residuals between a forward and it: the graph
+of the op is differentiated, and the gradients that are asked for are compiled.  Arguments are called as the op's
+operands are, the cotangent is ``dy``; only what the gradients need is an argument (``plan.arguments``).  Results are
+called as the operands whose gradients they are (``weight``, not ``d.weight``; ``plan.results``).
 
-Sizes are symbols unless they are given; one plan serves them all.  A size that no argument has (V, of an embedding's indices and dy) is given to
-the plan, or to the call by ``dims={"V": 32000}`` or by ``out=``.  Dtypes are keywords, and so are the op's options, under the op's own names and
-with its defaults, but for one: where an op has ``oob``, a plan's default is ``"skip"`` (an index out of range adds nothing) and the op's ``"error"``.
+Sizes are symbols unless they are given; one plan serves them all.  A size that no argument has (V, of an embedding's
+indices and dy) is given to the plan, or to the call by ``dims={"V": 32000}`` or by ``out=``.  Dtypes are keywords, and
+so are the op's options, under the op's own names and with its defaults, but for one: where an op has ``oob``, a plan's
+default is ``"skip"`` (an index out of range adds nothing) and the op's ``"error"``.
 
 Plans are kept by descriptor: the same call gives the same plan.  It is compiled at its first use.
 """
@@ -50,7 +51,9 @@ Block = tuple[int | str | None, ...]
 class Plan(Shared):
     """The gradients of one op, ready to run.
 
-    :ivar arguments: name -> type of what ``run`` takes.  :ivar results: name -> type of what it gives.  :ivar graph: what is compiled.
+    :ivar arguments: name -> type of what ``run`` takes.
+    :ivar results: name -> type of what it gives.
+    :ivar graph: what is compiled.
     """
 
     def __init__(self, name: str, graph: Graph, told: Sequence[str], target: str | None):
@@ -78,18 +81,34 @@ class Plan(Shared):
         """What runs."""
         return self.module.forward
 
-    def run(self, arguments: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    def run(
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        out: Mapping[str, Any] | None = None,
+        accumulate: bool | Collection[str] = False,
+        stream: Any = None,
+        workspace: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
         """The gradients by name; arrays are of the kind that went in.  As :meth:`gradc.Executable.run`.
 
-        :param out: arrays to write gradients into.  :param accumulate: True, or the names of ``out`` that are added to instead of written.
+        :param out: arrays to write gradients into.
+        :param accumulate: True, or the names of ``out`` that are added to instead of written.
         :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param dims: sizes that no argument has.
         """
-        return self.executable.run(arguments, out=out, accumulate=accumulate, stream=stream, workspace=workspace, dims=dims, **more)
+        return self.executable.run(
+            arguments, out=out, accumulate=accumulate, stream=stream, workspace=workspace, dims=dims, **more
+        )
 
     __call__ = run
 
     def can_implement(self, arguments: Mapping[str, Any] | None = None, /, **more: Any) -> GradcError | None:
-        """None if ``run`` takes these arguments, else the error it would raise; nothing runs.  What the target cannot compile is found too."""
+        """None if ``run`` takes these arguments, else the error it would raise; nothing runs.  What the target cannot
+        compile is found too.
+        """
         try:
             executable = self.executable
         except GradcError as error:
@@ -229,30 +248,85 @@ def _indexed(s: Settings) -> dict[str, Any]:
     others = ("D",) if s["rank"] == 2 else tuple(f"D{a}" for a in range(s["rank"] - 1))
     at = s["dim"] % s["rank"]
     around = lambda n: (*others[:at], n, *others[at:])
-    return {"input": (s["dtype"], around("V")), "index": (s["index_dtype"], ("N",)), "source": (s["dtype"], around("N"))}
+    return {
+        "input": (s["dtype"], around("V")),
+        "index": (s["index_dtype"], ("N",)),
+        "source": (s["dtype"], around("N")),
+    }
 
 
 _INDEX = {"rank": 2, "dtype": "f32", "index_dtype": "i64"}
 _SKIPS = 'oob is "skip" here and "error" in the op.'
-_BLOCK = "block: as in the op, None for a whole axis: per_tensor(), per_channel(), per_token(), per_group(); block=None is per tensor with a scalar scale.  shape: sizes or names, [N, D] if not given.  zero_point_dtype: None for no zero point."
+_BLOCK = (
+    "block: as in the op, None for a whole axis: per_tensor(), per_channel(), per_token(), per_group(); block=None is"
+    " per tensor with a scalar scale.  shape: sizes or names, [N, D] if not given.  zero_point_dtype: None for no zero"
+    " point."
+)
 _QUANTIZE = {"block": None, "shape": None, "x_dtype": "f32", "scale_dtype": "f32", "zero_point_dtype": None}
 
 TABLE: dict[str, Row] = {
     "embedding_backward": Row(
-        "embedding", lambda s: {"indices": (s["index_dtype"], _numbered("N", s["rank"])), "weight": (s["dtype"], ("V", "D"))},
-        {"dtype": "f32", "index_dtype": "i64", "rank": 1}, f"weight [V, D] from indices (of any rank) and dy [..., D]: each row of dy added at its index.  {_SKIPS}", sizes=("V", "D"), wrt=("weight",),
+        "embedding",
+        lambda s: {"indices": (s["index_dtype"], _numbered("N", s["rank"])), "weight": (s["dtype"], ("V", "D"))},
+        {"dtype": "f32", "index_dtype": "i64", "rank": 1},
+        f"weight [V, D] from indices (of any rank) and dy [..., D]: each row of dy added at its index.  {_SKIPS}",
+        sizes=("V", "D"),
+        wrt=("weight",),
     ),
     "embedding_bag_backward": Row(
-        "embedding_bag", _bag, {"dtype": "f32", "index_dtype": "i64", "rank": 1, "per_sample_weights": False},
-        f"weight [V, D], and per_sample_weights where there are any, from dy [B, D]; indices [N] with offsets [B], or of rank 2 [B, L].  {_SKIPS}", sizes=("V", "D"), wrt=("weight", "per_sample_weights"),
+        "embedding_bag",
+        _bag,
+        {"dtype": "f32", "index_dtype": "i64", "rank": 1, "per_sample_weights": False},
+        "weight [V, D], and per_sample_weights where there are any, from dy [B, D]; indices [N] with offsets [B], or"
+        f" of rank 2 [B, L].  {_SKIPS}",
+        sizes=("V", "D"),
+        wrt=("weight", "per_sample_weights"),
     ),
-    "dequantize_backward": Row("dequantize", _quantized("q"), {"block": None, "shape": None, "q_dtype": "i8", "scale_dtype": "f32", "zero_point_dtype": None}, f"q (straight through, a float), scale and zero_point.  {_BLOCK}", wrt=("q", "scale", "zero_point")),
-    "quantize_backward": Row("quantize", _quantized("x"), _QUANTIZE, f"x, scale and zero_point; dy is a float, f32 unless dy_dtype says.  {_BLOCK}", wrt=("x", "scale", "zero_point")),
-    "fake_quantize_backward": Row("fake_quantize", _quantized("x"), _QUANTIZE, f"x, scale and zero_point (LSQ with grad_factor).  {_BLOCK}", wrt=("x", "scale", "zero_point")),
-    "grid_sample_backward": Row("grid_sample", _image, {"dtype": "f32", "rank": 4}, 'input [N, C, H, W] and grid [N, OH, OW, 2], or with rank=5 [N, C, D, H, W] and [N, OD, OH, OW, 3]; wrt=("grid",) gives one alone.', wrt=("input", "grid")),
-    "index_add": Row("index_add", _indexed, _INDEX, f"The op itself: y, input with alpha * source added at index along dim.  {_SKIPS}", options={"oob": "skip", "dim": 0}),
-    "index_add_backward": Row("index_add", _indexed, _INDEX, f"input (dy itself) and source.  {_SKIPS}", options={"oob": "skip", "dim": 0}, wrt=("input", "source")),
-}  # fmt: skip
+    "dequantize_backward": Row(
+        "dequantize",
+        _quantized("q"),
+        {"block": None, "shape": None, "q_dtype": "i8", "scale_dtype": "f32", "zero_point_dtype": None},
+        f"q (straight through, a float), scale and zero_point.  {_BLOCK}",
+        wrt=("q", "scale", "zero_point"),
+    ),
+    "quantize_backward": Row(
+        "quantize",
+        _quantized("x"),
+        _QUANTIZE,
+        f"x, scale and zero_point; dy is a float, f32 unless dy_dtype says.  {_BLOCK}",
+        wrt=("x", "scale", "zero_point"),
+    ),
+    "fake_quantize_backward": Row(
+        "fake_quantize",
+        _quantized("x"),
+        _QUANTIZE,
+        f"x, scale and zero_point (LSQ with grad_factor).  {_BLOCK}",
+        wrt=("x", "scale", "zero_point"),
+    ),
+    "grid_sample_backward": Row(
+        "grid_sample",
+        _image,
+        {"dtype": "f32", "rank": 4},
+        "input [N, C, H, W] and grid [N, OH, OW, 2], or with rank=5 [N, C, D, H, W] and [N, OD, OH, OW, 3];"
+        ' wrt=("grid",) gives one alone.',
+        wrt=("input", "grid"),
+    ),
+    "index_add": Row(
+        "index_add",
+        _indexed,
+        _INDEX,
+        f"The op itself: y, input with alpha * source added at index along dim.  {_SKIPS}",
+        options={"oob": "skip", "dim": 0},
+    ),
+    "index_add_backward": Row(
+        "index_add",
+        _indexed,
+        _INDEX,
+        f"input (dy itself) and source.  {_SKIPS}",
+        options={"oob": "skip", "dim": 0},
+        wrt=("input", "source"),
+    ),
+}
 
 
 # -- from a row and settings to a plan ---------------------------------------------------------------------------------
@@ -275,7 +349,9 @@ def _make(name: str, given: Mapping[str, Any], target: str | None) -> Plan:
     key = f"{name} {sorted(settings.items())} {sorted(sizes.items())} {target}"
     plan = _PLANS.get(key)
     if plan is None:
-        told = [f"{k}_{_short(v)}" for k, v in settings.items() if v != defaults[k]] + [f"{k}{v}" for k, v in sizes.items()]
+        told = [f"{k}_{_short(v)}" for k, v in settings.items() if v != defaults[k]] + [
+            f"{k}{v}" for k, v in sizes.items()
+        ]
         plan = Plan(name, _graph(name, row, settings, sizes), told, target)
         if len(_PLANS) >= _MOST:
             _PLANS.clear()
@@ -292,7 +368,9 @@ def _plain(name: str, value: Any) -> Any:
     if name == "wrt" and isinstance(value, str):
         return (value,)
     if name in ("wrt", "block", "shape") and value is not None:
-        if not isinstance(value, tuple | list) or not all(isinstance(v, str | type(None)) or (name != "wrt" and isinstance(v, int)) for v in value):
+        if not isinstance(value, tuple | list) or not all(
+            isinstance(v, str | type(None)) or (name != "wrt" and isinstance(v, int)) for v in value
+        ):
             raise InvalidProblem(f"{name}={value!r}: a tuple of {'names' if name == 'wrt' else 'sizes'}")
         return tuple(value)
     return value
@@ -305,11 +383,17 @@ def _short(value: Any) -> str:
 def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, Any]) -> Graph:
     """The gradients of the op as a graph of their own."""
     record = ops.REGISTRY[row.op]
-    symbolic = {operand: Type(dtype_of(kind), tuple(_size(n) for n in shape)) for operand, (kind, shape) in row.types(settings).items()}
+    symbolic = {
+        operand: Type(dtype_of(kind), tuple(_size(n) for n in shape))
+        for operand, (kind, shape) in row.types(settings).items()
+    }
     symbols = sorted(frozenset().union(*(t.symbols for t in symbolic.values())))
     for size, value in sizes.items():
         if size not in symbols:
-            raise InvalidProblem(f"{name} has no {size!r}; it has the sizes {', '.join(symbols) or 'none'} and {', '.join(_defaults(row))}, target")
+            raise InvalidProblem(
+                f"{name} has no {size!r}; it has the sizes {', '.join(symbols) or 'none'} and"
+                f" {', '.join(_defaults(row))}, target"
+            )
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidProblem(f"{name}: {size}={value!r} is no size (an integer from 0)")
     types: dict[str, Any] = {operand: type_.substitute(sizes) for operand, type_ in symbolic.items()}
@@ -328,7 +412,10 @@ def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, Any]) ->
     wrt = tuple(operand for operand in row.wrt if operand in types) if settings["wrt"] is None else settings["wrt"]
     strange = [operand for operand in wrt if operand not in types]
     if strange or not wrt:
-        raise InvalidProblem(f"{name}: wrt names {strange[0] if strange else 'nothing'!r}; there are gradients of {', '.join(o for o in row.wrt if o in types)}")
+        raise InvalidProblem(
+            f"{name}: wrt names {strange[0] if strange else 'nothing'!r}; there are gradients of"
+            f" {', '.join(o for o in row.wrt if o in types)}"
+        )
     joint = differentiate(forward, wrt)
     (cotangent,), gradients = joint_names(forward, wrt)[0].values(), joint_names(forward, wrt)[1]
     dy = input_node("dy", forward.output("y").type)
@@ -345,17 +432,27 @@ def _plan(name: str) -> Callable[..., Plan]:
 
     def plan(*positional: Any, target: str | None = None, **given: Any) -> Plan:
         if len(positional) > len(sizes) or set(sizes[: len(positional)]) & given.keys():
-            raise InvalidProblem(f"{name} takes {', '.join(sizes) or 'nothing'} by position, once, and the rest by name")
+            raise InvalidProblem(
+                f"{name} takes {', '.join(sizes) or 'nothing'} by position, once, and the rest by name"
+            )
         return _make(name, {**dict(zip(sizes, positional, strict=False)), **given}, target)
 
     kinds = inspect.Parameter
     parameters = [kinds(n, kinds.POSITIONAL_OR_KEYWORD, default=None) for n in sizes]
     parameters += [kinds(n, kinds.KEYWORD_ONLY, default=default) for n, default in _defaults(row).items()]
     plan.__name__ = plan.__qualname__ = name
-    plan.__signature__ = inspect.Signature([*parameters, kinds("target", kinds.KEYWORD_ONLY, default=None), kinds("sizes", kinds.VAR_KEYWORD)])  # type: ignore[attr-defined]
+    parameters += [kinds("target", kinds.KEYWORD_ONLY, default=None), kinds("sizes", kinds.VAR_KEYWORD)]
+    plan.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     what = "The gradients of" if row.wrt else "A plan of"
-    more = "\n\n    wrt: the operands whose gradients are wanted.  dy_dtype: that of dy where it is not the op's result's." if row.wrt else ""
-    plan.__doc__ = f"{what} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its name; the others are symbols.\n    "
+    more = (
+        "\n\n    wrt: the operands whose gradients are wanted.  dy_dtype: that of dy where it is not the op's result's."
+        if row.wrt
+        else ""
+    )
+    plan.__doc__ = (
+        f"{what} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its name;"
+        " the others are symbols.\n    "
+    )
     return plan
 
 

@@ -9,24 +9,37 @@ import numpy as np
 
 from . import knobs
 from .errors import InvalidProblem
-from .runtime.arrays import located
+from .runtime.located import located
 from .runtime.on_device import to_host
 from .runtime.tensors import borrowed
-from .variants import Orders
 
 if TYPE_CHECKING:
     from .module import Module
 
 
+Orders = dict[str, tuple[int, ...]]
+
+
 class Residuals:
     """What forward keeps for backward: arrays by name, and the forward's dims.
 
-    They belong to one call of one module: backward refuses those of another, and arrays that were changed in place since (as torch counts changes; an
-    array of another library has no count, and is compared by a digest where GRADC_CHECK_RESIDUALS is set).
+    They belong to one call of one module: backward refuses those of another, and arrays that were changed in place
+    since (as torch counts changes; an array of another library has no count, and is compared by a digest where
+    GRADC_CHECK_RESIDUALS is set).
     """
 
-    def __init__(self, module: Module, arrays: Mapping[str, Any], inputs: Mapping[str, Any], dims: Mapping[str, int], cotangent_types: Mapping[str, Any], donated: Collection[str] = ()):
-        self.module = module  # whose forward kept them: a variant of the one that was called, where `orders` are not its own
+    def __init__(
+        self,
+        module: Module,
+        arrays: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        dims: Mapping[str, int],
+        cotangent_types: Mapping[str, Any],
+        donated: Collection[str] = (),
+    ):
+        self.module = (
+            module  # whose forward kept them: a variant of the one that was called, where `orders` are not its own
+        )
         self.arrays, self.dims, self.donated = dict(arrays), dict(dims), frozenset(donated)
         self.inputs = {name: value for name, value in inputs.items() if name not in self.donated}
         self.cotangent_types = cotangent_types
@@ -72,10 +85,16 @@ class Residuals:
         for name, before in self._versions.items():
             now = self.arrays[name]._version
             if now != before:
-                raise InvalidProblem(f"{self._called(name)} was changed in place between forward and backward, which reads it as it was (torch's count of changes was {before} and is {now}): give forward a clone, or change it after backward")
+                raise InvalidProblem(
+                    f"{self._called(name)} was changed in place between forward and backward, which reads it as it was"
+                    f" (torch's count of changes was {before} and is {now}): give forward a clone, or change it after"
+                    " backward"
+                )
         for name, sum_before in self._sums.items():
             if _checksum(self.arrays[name]) != sum_before:
-                raise InvalidProblem(f"{self._called(name)} was changed between forward and backward; residuals borrow inputs")
+                raise InvalidProblem(
+                    f"{self._called(name)} was changed between forward and backward; residuals borrow inputs"
+                )
 
     def _called(self, name: str) -> str:
         return f"the input {name!r}" if name in self.inputs else f"the residual {name!r}"

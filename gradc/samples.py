@@ -22,7 +22,12 @@ Array = np.ndarray[Any, Any]
 SMALL = (5, 4, 7, 3, 6)
 
 
-def sizes(graph: Graph, dims: Mapping[str, int] | None = None, inputs: Mapping[str, Array] | None = None, small: Sequence[int] = SMALL) -> dict[str, int]:
+def sizes(
+    graph: Graph,
+    dims: Mapping[str, int] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    small: Sequence[int] = SMALL,
+) -> dict[str, int]:
     """A value for every symbol: those given, those that ``inputs`` bind, and small different ones for the rest.
 
     :raises InvalidProblem: the assumptions do not hold of what was given, or no small sizes satisfy them.
@@ -37,27 +42,48 @@ def sizes(graph: Graph, dims: Mapping[str, int] | None = None, inputs: Mapping[s
         raise InvalidProblem(f"{graph.name} has no input {min(extra)!r}; it has {', '.join(types)}")
     bound = interp.bind_dims({n: types[n] for n in given}, given, dims)
     equal = [(a, b) for f in graph.assumptions if f.relation == "==" for a, b in ((f.left, f.right), (f.right, f.left))]
-    derived = {str(a): b for a, b in equal if str(a) in graph.dims and str(a) not in bound and str(a) not in map(str, symbols(b))}
+    derived = {
+        str(a): b
+        for a, b in equal
+        if str(a) in graph.dims and str(a) not in bound and str(a) not in map(str, symbols(b))
+    }
     free = [d for d in graph.dims if d not in bound and d not in derived]
-    shifted = ([small[(start + i) % len(small)] + start // len(small) for i in range(len(free))] for start in range(len(small) * 8))
+    shifted = (
+        [small[(start + i) % len(small)] + start // len(small) for i in range(len(free))]
+        for start in range(len(small) * 8)
+    )
     attempts = itertools.chain(shifted, itertools.product(range(1, 40), repeat=len(free))) if free else [()]
     for values in itertools.islice(attempts, 5000):
         attempt = {**bound, **dict(zip(free, values, strict=True))}
         try:
             for _ in derived:  # one may stand on another
-                attempt |= {d: evaluate(size, attempt) for d, size in derived.items() if symbols(size) <= attempt.keys()}
-            if not any(f.fails(attempt) for f in graph.assumptions) and all(n >= 0 for node in graph.nodes for n in node.type.concrete(attempt)):
+                attempt |= {
+                    d: evaluate(size, attempt) for d, size in derived.items() if symbols(size) <= attempt.keys()
+                }
+            if not any(f.fails(attempt) for f in graph.assumptions) and all(
+                n >= 0 for node in graph.nodes for n in node.type.concrete(attempt)
+            ):
                 return {d: attempt[d] for d in graph.dims}
         except (GradcError, ValueError, ArithmeticError, KeyError):
             continue
     facts = "; ".join(map(str, graph.assumptions))
-    raise InvalidProblem(f"no sizes for {', '.join(d for d in graph.dims if d not in bound) or 'these dims'} were found that fit{f' {facts}' if facts else ''}; give dims for them")
+    raise InvalidProblem(
+        f"no sizes for {', '.join(d for d in graph.dims if d not in bound) or 'these dims'} were found that"
+        f" fit{f' {facts}' if facts else ''}; give dims for them"
+    )
 
 
-def sample(graph: Graph, dims: Mapping[str, int] | None = None, seed: int = 0, inputs: Mapping[str, Array] | None = None, small: Sequence[int] = SMALL) -> tuple[dict[str, Array], dict[str, int]]:
+def sample(
+    graph: Graph,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    inputs: Mapping[str, Array] | None = None,
+    small: Sequence[int] = SMALL,
+) -> tuple[dict[str, Array], dict[str, int]]:
     """Arrays for every input and values for every dim: those given, the rest random by ``seed``.
 
-    An input is drawn as the samples of the op that reads it say (positive for a logarithm), and within range where it is an index.
+    An input is drawn as the samples of the op that reads it say (positive for a logarithm), and within range where it
+    is an index.
     """
     given = {**graph.defaults, **(inputs or {})}
     bound = sizes(graph, dims, given, small)
@@ -66,7 +92,11 @@ def sample(graph: Graph, dims: Mapping[str, int] | None = None, seed: int = 0, i
     for node in graph.inputs:
         name = graph.input_name(node)
         random = np.random.default_rng([zlib.crc32(name.encode()), seed])
-        arrays[name] = given[name] if name in given else _draw(random, node.dtype, node.type.concrete(bound), words.get(name, ""), limits.get(name))
+        arrays[name] = (
+            given[name]
+            if name in given
+            else _draw(random, node.dtype, node.type.concrete(bound), words.get(name, ""), limits.get(name))
+        )
     return arrays, bound
 
 
@@ -98,7 +128,9 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
                 if k in node.op.indices:
                     limit = node.op.indices[k](node)
                     if symbols(limit) <= dims.keys():
-                        limits[name] = min(limits.get(name, 2**62), evaluate(limit, dims) if isinstance(limit, Dim) else int(limit))
+                        limits[name] = min(
+                            limits.get(name, 2**62), evaluate(limit, dims) if isinstance(limit, Dim) else int(limit)
+                        )
             if isinstance(node.op, Composite):
                 inside = [n for n in topological([node.op.decompose(*node.operands, **node.attrs)]) if n not in known]
                 known.update(inside)
@@ -113,11 +145,17 @@ def from_zero(line: Array) -> Array:
 
 def _draw(random: np.random.Generator, dtype: DType, shape: tuple[int, ...], word: str, limit: int | None) -> Array:
     if dtype.is_integer:
-        low, high = (0, max(limit, 1)) if limit is not None else (max(dtype.range[0], -100), min(dtype.range[1], 100) + 1)
+        low, high = (
+            (0, max(limit, 1)) if limit is not None else (max(dtype.range[0], -100), min(dtype.range[1], 100) + 1)
+        )
         drawn = random.integers(low, min(high, dtype.range[1] + 1), shape)
         return convert(from_zero(drawn) if word == "ascending" else drawn, dtype)
     if not dtype.is_float:
         return convert(random.random(shape) < 0.5, dtype)
     signs = np.where(random.random(shape) < 0.5, -1.0, 1.0)
-    values = {"positive": lambda: random.uniform(0.25, 4.0, shape), "unit": lambda: random.uniform(0.02, 0.98, shape), "nonzero": lambda: signs * random.uniform(0.25, 3.0, shape)}
+    values = {
+        "positive": lambda: random.uniform(0.25, 4.0, shape),
+        "unit": lambda: random.uniform(0.02, 0.98, shape),
+        "nonzero": lambda: signs * random.uniform(0.25, 3.0, shape),
+    }
     return convert(np.asarray(values.get(word, lambda: random.standard_normal(shape))()), dtype)

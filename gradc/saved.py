@@ -1,8 +1,9 @@
 """A module as one file: what stands in it, and what is checked before anything of it is used.
 
-The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module``: ``module`` (JSON: wrt, target, options, the machine that its
-machine code is for), ``graph`` (text) with the arrays bound to its inputs, ``residuals`` (JSON), the texts of the programs ``forward`` and
-``backward``, and for each of them the machine code, ``forward.so``, and where its checks stand, ``forward.sites``.
+The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module``: ``module`` (JSON: wrt, target, options, the
+machine that its machine code is for), ``graph`` (text) with the arrays bound to its inputs, ``residuals`` (JSON), the
+texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``, and where its
+checks stand, ``forward.sites``.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ def file_of_module(path: Any, doing: str) -> Path:
 def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> list[bytes | memoryview]:
     """A module as the pieces of its file."""
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
-    description = {"gradc": VERSION, "wrt": list(module.wrt), "target": module.target, "options": options, "machine": machine}
+    description = {
+        "gradc": VERSION,
+        "wrt": list(module.wrt),
+        "target": module.target,
+        "options": options,
+        "machine": machine,
+    }
     named = {"module": json.dumps(description).encode(), "graph": file_text(module.graph)}
     return sealed("module", MODULE_FORMAT, {**named, **parts}, bound_arrays(module.graph))
 
@@ -91,7 +98,12 @@ def read_module(file: Path) -> SavedModule:
     except FileError as error:
         old = file.parent / "module.json"
         if file.name == _FILE and error.errno == errno.ENOENT:
-            about = f"a module of the format 1, a folder; this gradc reads {MODULE_FORMAT}: compile the graph in its graph.gir again, and save it" if old.exists() else f"a folder without {_FILE}"
+            about = (
+                f"a module of the format 1, a folder; this gradc reads {MODULE_FORMAT}: compile the graph in its"
+                " graph.gir again, and save it"
+                if old.exists()
+                else f"a folder without {_FILE}"
+            )
             raise InvalidProblem(f"{file.parent} holds no module of gradc that can be loaded: it is {about}") from error
         raise
 
@@ -114,7 +126,11 @@ def _described(found: Envelope) -> SavedModule:
     graph = graph_of_file(found.parts.get("graph", b""), found.arrays, "it")
     strange = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
     if strange or len(set(wrt)) < len(wrt):
-        raise IRFormatError(f"wrt names {str(strange[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}" if strange else "wrt names an input twice")
+        raise IRFormatError(
+            f"wrt names {str(strange[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}"
+            if strange
+            else "wrt names an input twice"
+        )
     for option in ("arch", "device", "calibration", "errors", "numerics", "unused", "determinism"):
         if not isinstance(options.get(option), str | None):
             raise IRFormatError(f"the option {option} is {str(options[option])[:60]!r}: a text is wanted")
@@ -148,7 +164,9 @@ def _json(parts: Mapping[str, bytes], name: str) -> Any:
 def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
     """What forward keeps: ``[[name, type, why], ...]``."""
     found = _json(parts, "residuals")
-    if not isinstance(found, list) or not all(isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in found):
+    if not isinstance(found, list) or not all(
+        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in found
+    ):
         raise IRFormatError("the part 'residuals' is no list of name, type and reason")
     return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in found]
 
@@ -156,7 +174,15 @@ def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
 def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, str]]:
     """Where the checks of a program stand: number -> op and source."""
     found = _json(parts, name)
-    right = isinstance(found, dict) and all(k.isascii() and k.isdigit() and len(k) < 10 and isinstance(v, list) and len(v) == 2 and all(isinstance(w, str) for w in v) for k, v in found.items())
+    right = isinstance(found, dict) and all(
+        k.isascii()
+        and k.isdigit()
+        and len(k) < 10
+        and isinstance(v, list)
+        and len(v) == 2
+        and all(isinstance(w, str) for w in v)
+        for k, v in found.items()
+    )
     if not right:
         raise IRFormatError(f"the part {name!r} does not map numbers to an op and a source")
     return {int(k): (v[0], v[1]) for k, v in found.items()}
@@ -166,7 +192,8 @@ def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, st
 
 
 def check_module(module: Module) -> None:
-    """The programs are what forward and backward of the graph are: right by themselves, with its inputs, outputs, residuals and gradients.
+    """The programs are what forward and backward of the graph are: right by themselves, with its inputs, outputs,
+    residuals and gradients.
 
     :raises TypeRuleError: something else.
     """
@@ -178,18 +205,26 @@ def check_module(module: Module) -> None:
     verify_program(forward.program)
     _same("forward reads", forward.inputs, inputs)
     _same("forward borrows", {r.name: r.node.type for r in module.residuals if r.why == "input"}, inputs)
-    results = {name: node.type for name, node in graph.outputs} | {r.name: r.node.type for r in module.residuals if r.why != "input"}
+    results = {name: node.type for name, node in graph.outputs} | {
+        r.name: r.node.type for r in module.residuals if r.why != "input"
+    }
     _same("forward gives", forward.outputs, results, all_of_them=True)
     if not module.wrt:
         return
     backward, (cotangents, gradients) = module.backward, module.joint_names
     verify_program(backward.program)
-    _same("backward reads", backward.inputs, kept | {cotangents[name]: node.type for name, node in graph.outputs if name in cotangents})
+    _same(
+        "backward reads",
+        backward.inputs,
+        kept | {cotangents[name]: node.type for name, node in graph.outputs if name in cotangents},
+    )
     sparse = module.options["sparse"]
     dense = {gradients[name]: inputs[name] for name in module.wrt if name not in sparse}
     expected = {*dense, *(f"{gradients[name]}.{part}" for name in sparse for part in SPARSE_PARTS)}
     if backward.outputs.keys() != expected:
-        raise TypeRuleError(f"backward gives {', '.join(backward.outputs) or 'nothing'}; {', '.join(sorted(expected))} is wanted")
+        raise TypeRuleError(
+            f"backward gives {', '.join(backward.outputs) or 'nothing'}; {', '.join(sorted(expected))} is wanted"
+        )
     for name, type_ in dense.items():
         if backward.outputs[name].shape != type_.shape:
             raise TypeRuleError(f"backward gives {name}: {backward.outputs[name]} for an input {type_}")
@@ -198,6 +233,9 @@ def check_module(module: Module) -> None:
 def _same(what: str, found: Mapping[str, Type], known: Mapping[str, Type], all_of_them: bool = False) -> None:
     for name, type_ in found.items():
         if name not in known or type_ != known[name]:
-            raise TypeRuleError(f"{what} {name}: {type_}, and there is {f'{name}: {known[name]}' if name in known else 'nothing of that name'}")
+            raise TypeRuleError(
+                f"{what} {name}: {type_}, and there is"
+                f" {f'{name}: {known[name]}' if name in known else 'nothing of that name'}"
+            )
     if all_of_them and known.keys() - found.keys():
         raise TypeRuleError(f"{what} no {min(known.keys() - found.keys())}")

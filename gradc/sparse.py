@@ -15,9 +15,12 @@ from .passes.sparse_rows import PARTS
 
 @dataclass(frozen=True)
 class SparseRows:
-    """Some rows of an array that is 0 elsewhere: ``gradc.compile(graph, wrt=["table"], sparse=["table"])`` gives gradients so.
+    """Some rows of an array that is 0 elsewhere: ``gradc.compile(graph, wrt=["table"], sparse=["table"])`` gives
+    gradients so.
 
-    :param rows: i64 [R], each once, ascending.  :param values: [R, ...], their contents.  :param shape: of the whole array.
+    :param rows: i64 [R], each once, ascending.
+    :param values: [R, ...], their contents.
+    :param shape: of the whole array.
     """
 
     rows: Any
@@ -37,16 +40,27 @@ class SparseRows:
     def add_to(self, array: Any) -> Any:
         """Add the rows into an array of the whole shape, in place; other rows are not touched."""
         if tuple(array.shape) != self.shape or str(array.dtype) != str(self.dtype):
-            raise InvalidProblem(f"rows of a {self.dtype}{list(self.shape)} are added to one like it, not to {array.dtype}{list(array.shape)}")
+            raise InvalidProblem(
+                f"rows of a {self.dtype}{list(self.shape)} are added to one like it, not to"
+                f" {array.dtype}{list(array.shape)}"
+            )
         array[self.rows] += self.values
         return array
 
     def __add__(self, other: Any) -> Any:
         """Rows and rows are rows; rows and an array are a new array."""
         if not isinstance(other, SparseRows):
-            return self.add_to(other.clone() if hasattr(other, "clone") else other.copy() if hasattr(other, "copy") else np.array(other))
+            return self.add_to(
+                other.clone()
+                if hasattr(other, "clone")
+                else other.copy()
+                if hasattr(other, "copy")
+                else np.array(other)
+            )
         if other.shape != self.shape or str(other.dtype) != str(self.dtype):
-            raise InvalidProblem(f"rows of a {self.dtype}{list(self.shape)} and of a {other.dtype}{list(other.shape)} do not add up")
+            raise InvalidProblem(
+                f"rows of a {self.dtype}{list(self.shape)} and of a {other.dtype}{list(other.shape)} do not add up"
+            )
         if hasattr(self.rows, "new_tensor"):
             torch = sys.modules["torch"]
             rows = torch.unique(torch.cat([self.rows, other.rows.to(self.rows.device)]))
@@ -78,10 +92,13 @@ def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
     return library.zeros(shape, like.dtype if library is not np else np.asarray(like).dtype)
 
 
-def assembled(results: Mapping[str, Any], names: Mapping[str, str], sparse: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def assembled(
+    results: Mapping[str, Any], names: Mapping[str, str], sparse: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
     """Gradients by the names of their inputs, out of a program's results.
 
-    :param names: input -> what the program calls its gradient.  :param sparse: inputs whose gradient comes as rows, with room for more than there are.
+    :param names: input -> what the program calls its gradient.
+    :param sparse: inputs whose gradient comes as rows, with room for more than there are.
     """
     out: dict[str, Any] = {}
     for name, key in names.items():

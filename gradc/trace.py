@@ -26,7 +26,9 @@ from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
 
 pickles.register()
-_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # a clone of the repository may be called gradc too
+_PACKAGE = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), ""
+)  # a clone of the repository may be called gradc too
 _DEMO = os.path.join(_PACKAGE, "demo", "")
 
 _DEEPEST = 100  # of nested parameters: a name has 200 characters
@@ -46,10 +48,14 @@ def scope(name: str) -> Iterator[None]:
 
 
 def assume(fact: str | Assumption) -> None:
-    """Within a traced function: state ``"N >= 1"`` or ``"N == 4*M"``; it becomes a line of the header and is checked at each call."""
+    """Within a traced function: state ``"N >= 1"`` or ``"N == 4*M"``; it becomes a line of the header and is checked at
+    each call.
+    """
     facts = _facts.get()
     if facts is None:
-        raise TypeRuleError("assume() stands inside a traced function; gradc.trace(..., assume=[...]) states it from outside")
+        raise TypeRuleError(
+            "assume() stands inside a traced function; gradc.trace(..., assume=[...]) states it from outside"
+        )
     facts.append(parse_assumption(fact) if isinstance(fact, str) else fact)
 
 
@@ -85,7 +91,9 @@ def _flattened(tree: Any, prefix: str, around: tuple[int, ...]) -> dict[str, Any
         below = _flattened(value, f"{prefix}.{key}" if prefix else key, (*around, id(tree)))
         twice = out.keys() & below.keys()
         if twice:
-            raise TypeRuleError(f"two leaves are called {min(twice)!r}: a key of the parameters reads like a path, or like another key")
+            raise TypeRuleError(
+                f"two leaves are called {min(twice)!r}: a key of the parameters reads like a path, or like another key"
+            )
         out |= below
     return out
 
@@ -96,7 +104,9 @@ def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     if isinstance(tree, Mapping):
         return {k: unflatten(v, leaves, join(k)) for k, v in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Type):
-        return dataclasses.replace(tree, **{f.name: unflatten(getattr(tree, f.name), leaves, join(f.name)) for f in dataclasses.fields(tree)})
+        return dataclasses.replace(
+            tree, **{f.name: unflatten(getattr(tree, f.name), leaves, join(f.name)) for f in dataclasses.fields(tree)}
+        )
     if isinstance(tree, list | tuple):
         filled = [unflatten(v, leaves, join(i)) for i, v in enumerate(tree)]
         return tree.__class__(*filled) if hasattr(tree, "_fields") else tree.__class__(filled)
@@ -112,10 +122,17 @@ def as_type(leaf: Any) -> Type:
 
 def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRuleError:
     """The error, and which inputs are plain Python numbers, whose dtype may not be the one that was meant."""
-    numbers = [f"{name}={value!r} is {typeof(value)}" for name, value in leaves.items() if isinstance(value, bool | int | float)]
+    numbers = [
+        f"{name}={value!r} is {typeof(value)}"
+        for name, value in leaves.items()
+        if isinstance(value, bool | int | float)
+    ]
     if not numbers:
         return error
-    return type(error)(f"{error}; the Python number {', '.join(numbers)} here, an input like any other: give it as an array of the dtype it meets, or leave it out of the parameters, and it is a constant")
+    return type(error)(
+        f"{error}; the Python number {', '.join(numbers)} here, an input like any other: give it as an array of the"
+        " dtype it meets, or leave it out of the parameters, and it is a constant"
+    )
 
 
 # -- tracing -----------------------------------------------------------------------------------------------------------
@@ -124,8 +141,8 @@ def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRule
 def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = "", **types: Any) -> Graph:
     """Call ``fn`` once on symbolic values and keep what it computes.
 
-    :param types: per parameter ``"f32[N,4]"``, a Type, an array, or a nested dict/list/dataclass of these; names of nested leaves are
-        joined by dots: ``params.l1.w``.
+    :param types: per parameter ``"f32[N,4]"``, a Type, an array, or a nested dict/list/dataclass of these; names of
+        nested leaves are joined by dots: ``params.l1.w``.
     :param assume: facts about dims, such as ``"N >= 1"``.
     :raises TypeRuleError: an op refused its operands, or ``fn`` returned something that is no value.
     """
@@ -133,13 +150,18 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     signature = inspect.signature(fn)
     spread = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     if spread is not None:
-        raise TypeRuleError(f"{getattr(fn, '__name__', 'the function')}{signature}: inputs have names; a list as one parameter takes what *{spread} would")
+        raise TypeRuleError(
+            f"{getattr(fn, '__name__', 'the function')}{signature}: inputs have names; a list as one parameter takes"
+            f" what *{spread} would"
+        )
     facts = [parse_assumption(text) for text in assume]
     arguments: dict[str, Any] = {}
     inputs: list[Node] = []
     for parameter, tree in types.items():
         if parameter.split(".")[0] in ("d", "r"):
-            raise TypeRuleError(f"{parameter!r}: names that begin with 'd.' and 'r.' belong to cotangents and residuals")
+            raise TypeRuleError(
+                f"{parameter!r}: names that begin with 'd.' and 'r.' belong to cotangents and residuals"
+            )
         leaves = {key: input_node(check_name(key), as_type(leaf)) for key, leaf in flatten(tree, parameter).items()}
         inputs += leaves.values()
         arguments[parameter] = unflatten(tree, leaves, parameter)
@@ -194,12 +216,17 @@ def _outputs(result: Any) -> dict[str, Node]:
     if isinstance(result, Node):
         return {"y": result}
     if isinstance(result, tuple | list):
-        leaves = {f"y{key.replace('.', '_')}" if key[0].isdigit() else key: leaf for key, leaf in flatten(list(result)).items()}
+        leaves = {
+            f"y{key.replace('.', '_')}" if key[0].isdigit() else key: leaf
+            for key, leaf in flatten(list(result)).items()
+        }
     else:
         leaves = flatten(result)
     for key, leaf in leaves.items():
         if not isinstance(leaf, Node):
-            raise TypeRuleError(f"the traced function returned {type(leaf).__name__} as {key or 'its result'}, not a traced value")
+            raise TypeRuleError(
+                f"the traced function returned {type(leaf).__name__} as {key or 'its result'}, not a traced value"
+            )
     if not leaves:
         raise TypeRuleError("the traced function returned nothing")
     return leaves
@@ -234,9 +261,17 @@ class _Recorder:
         if node in self.notes:
             return
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE) and not frame.f_code.co_filename.startswith(_DEMO):
+        while (
+            frame is not None
+            and frame.f_code.co_filename.startswith(_PACKAGE)
+            and not frame.f_code.co_filename.startswith(_DEMO)
+        ):
             frame = frame.f_back
-        where = f"{frame.f_code.co_filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame is not None else ""
+        where = (
+            f"{frame.f_code.co_filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}"
+            if frame is not None
+            else ""
+        )
         self.notes[node] = Note("", where, "/".join(_scopes.get()))
 
     def profile(self, frame: Any, event: str, _: Any) -> None:
@@ -257,4 +292,3 @@ class _Recorder:
         frozen.flags.writeable = False
         self.defaults[str(node.attrs["name"])] = frozen
         return node
-

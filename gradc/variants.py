@@ -1,9 +1,11 @@
-"""Variants: arrays whose axes lie in another order than the graph's are read where they lie, by a module compiled for that order."""
+"""Variants: arrays whose axes lie in another order than the graph's are read where they lie, by a module compiled for
+that order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,16 +13,14 @@ from .errors import GradcError, OverlappingOperands
 from .interp import bind_dims
 from .ir.types import Type
 from .process.ieee import plain
-from .runtime.arrays import located, overlap, permuted, unordered
+from .residuals import Orders, Residuals
+from .runtime.arrays import overlap, permuted
 from .runtime.executable import Executable
+from .runtime.located import located, unordered
 from .runtime.on_device import Remote
 from .runtime.tensors import written
 
-if TYPE_CHECKING:
-    from .residuals import Residuals
-
 Array = np.ndarray[Any, Any]
-Orders = dict[str, tuple[int, ...]]
 WORTH = 1 << 20
 """Bytes from which on a variant's compilation is worth what it saves: below, the array is copied."""
 MOST = 8
@@ -28,7 +28,9 @@ MOST = 8
 
 
 def order_of(array: Array) -> tuple[int, ...] | None:
-    """The axes from slowest to fastest if that is another order than the array's own, and nothing lies between; else None."""
+    """The axes from slowest to fastest if that is another order than the array's own, and nothing lies between; else
+    None.
+    """
     if array.flags.c_contiguous or array.ndim < 2:
         return None
     strides = array.strides
@@ -43,7 +45,11 @@ def orders_of(inputs: Mapping[str, Any], types: Mapping[str, Type], dims: Mappin
 
     :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
     """
-    odd = {name: array for name, value in inputs.items() if (array := unordered(value)) is not None and array.nbytes >= WORTH}
+    odd = {
+        name: array
+        for name, value in inputs.items()
+        if (array := unordered(value)) is not None and array.nbytes >= WORTH
+    }
     found = {name: order for name, array in odd.items() if (order := order_of(array)) is not None}
     if not found or inputs.keys() != types.keys() or any(odd[name].dtype != types[name].dtype.np for name in found):
         return {}
@@ -61,22 +67,39 @@ def laid(inputs: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
 
 def restored(gradients: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
     """Gradients with the graph's axes again; they lie in memory as their inputs do."""
-    return {name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value for name, value in gradients.items()}
+    return {
+        name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value
+        for name, value in gradients.items()
+    }
 
 
 class Targets:
-    """The caller's ``out=`` for a variant's backward: what lies in the input's order is written by the kernels, the rest after them.
+    """The caller's ``out=`` for a variant's backward: what lies in the input's order is written by the kernels, the
+    rest after them.
 
     :param backward: of the module that was called.  :param read: arrays that the call reads, by name.
-    :ivar given: the variant's ``out=``.  :ivar later: arrays in the graph's order, by the input whose gradient they get.
+    :ivar given: the variant's ``out=``.
+    :ivar later: arrays in the graph's order, by the input whose gradient they get.
     """
 
-    def __init__(self, backward: Executable, read: Mapping[str, Any], residuals: Residuals, out: Any, accumulate: Any, names: Mapping[str, str]):
+    def __init__(
+        self,
+        backward: Executable,
+        read: Mapping[str, Any],
+        residuals: Residuals,
+        out: Any,
+        accumulate: Any,
+        names: Mapping[str, str],
+    ):
         self.given, self.later, self.accumulate, self.adding = out, {}, accumulate, set[str]()
         if not isinstance(out, Mapping) or not out.keys() <= names.keys():
             return  # the variant says what is wrong
         arrays = {name: located(value) for name, value in out.items()}
-        self.later = {name: out[name] for name, array in arrays.items() if name in residuals.orders and order_of(array) != residuals.orders[name]}
+        self.later = {
+            name: out[name]
+            for name, array in arrays.items()
+            if name in residuals.orders and order_of(array) != residuals.orders[name]
+        }
         if not self.later:
             self.given = laid(out, residuals.orders)
             return

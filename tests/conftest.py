@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks/ is part of the checkout, not of the package
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # benchmarks/ is part of the checkout, not of the package
 
 OPTIONAL = {
     "torch": "gradients against torch",
@@ -23,10 +25,13 @@ OPTIONAL = {
     "nvidia.cuda_nvrtc": "compiling CUDA kernels",
     "ziglang": "the zig compiler",
 }
-os.environ.setdefault("GRADC_TARGET", "cpu")  # where a GPU is, the tests are still those of the CPU; tests/gpu asks for it by name
+os.environ.setdefault(
+    "GRADC_TARGET", "cpu"
+)  # where a GPU is, the tests are still those of the CPU; tests/gpu asks for it by name
 _cache = pytest.StashKey[str]()
 
-# A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press it.
+# A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press
+# it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -34,13 +39,19 @@ if importlib.util.find_spec("hypothesis"):  # tests/gpu runs where there is none
     from hypothesis import HealthCheck, settings
 
     # The same examples on every machine, and no verdict on a slow one.
-    settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the files under tests/golden anew; read their diff before committing it")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the files under tests/golden anew; read their diff before committing it",
+    )
 
 
 @pytest.fixture
@@ -56,7 +67,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert path.exists(), f"tests/golden/{name} is not there: pytest --update-golden writes it"
         wanted = path.read_text(encoding="utf-8")
         if text != wanted:
-            lines = difflib.unified_diff(wanted.splitlines(), text.splitlines(), f"tests/golden/{name}", "now", lineterm="", n=2)
+            lines = difflib.unified_diff(
+                wanted.splitlines(), text.splitlines(), f"tests/golden/{name}", "now", lineterm="", n=2
+            )
             pytest.fail("\n".join(lines), pytrace=False)
 
     return compare

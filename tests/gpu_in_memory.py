@@ -1,7 +1,8 @@
-"""A GPU that is not there: the simulator behind addresses that nobody can follow, streams that do their work late, and arrays of two libraries.
+"""A GPU that is not there: the simulator behind addresses that nobody can follow, streams that do their work late, and
+arrays of two libraries.
 
-What a host must not do ends the process or shows wrong numbers: reading a device's address, reading results before waiting, using memory that was
-given back (it is overwritten in stream order), allocating while a stream is captured.
+What a host must not do ends the process or shows wrong numbers: reading a device's address, reading results before
+waiting, using memory that was given back (it is overwritten in stream order), allocating while a stream is captured.
 """
 
 from __future__ import annotations
@@ -81,14 +82,30 @@ class InMemory(Simulator):
         if self.device_number:
             raise DeviceError(f"this module is loaded on device 0, and the current one is device {self.device_number}")
 
-    def launch(self, function: str, blocks: int, threads: int, args: Any, written: Any, stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
+    def launch(
+        self,
+        function: str,
+        blocks: int,
+        threads: int,
+        args: Any,
+        written: Any,
+        stream: int | None = None,
+        shared: int = 0,
+        wide: bool = False,
+    ) -> None:
         assert stream is not None
         InMemory.launched.append((function, stream))
         if self.fails and self.fails in function:
-            raise DeviceError(f"{function} ({blocks} blocks of {threads} threads): an illegal memory access was encountered")
-        assert all(type(a.address if isinstance(a, Span) else a) is int for a in (*args, stream, blocks, threads)), "ctypes takes nothing else"
+            raise DeviceError(
+                f"{function} ({blocks} blocks of {threads} threads): an illegal memory access was encountered"
+            )
+        assert all(type(a.address if isinstance(a, Span) else a) is int for a in (*args, stream, blocks, threads)), (
+            "ctypes takes nothing else"
+        )
         self.load(wide)
-        assert all(size == 8 for _, size in self.libraries[wide].signature(function)), "cuLaunchKernel gets 8 bytes for each parameter"
+        assert all(size == 8 for _, size in self.libraries[wide].signature(function)), (
+            "cuLaunchKernel gets 8 bytes for each parameter"
+        )
         super().launch(function, blocks, threads, args, written, stream, shared, wide)
 
     def memory(self, nbytes: int, stream: int | None = None) -> Memory:
@@ -134,7 +151,11 @@ class ndarray:
         self.dtype = np.dtype(dtype)
         count = int(np.prod(shape))
         self.memory = memory or InMemory().memory(count * self.dtype.itemsize, 0)
-        self.host = view if view is not None else self.memory.array[: count * self.dtype.itemsize].view(self.dtype).reshape(shape)
+        self.host = (
+            view
+            if view is not None
+            else self.memory.array[: count * self.dtype.itemsize].view(self.dtype).reshape(shape)
+        )
         self.shape, self.strides, self.device = self.host.shape, self.host.strides, Device()
 
     @property
@@ -184,7 +205,14 @@ class Interface:
 
     def __init__(self, array: Array, stream: int | None = None):
         self.array = to_cupy(array)
-        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "data": (self.array.data.ptr, False), "strides": None, "version": 3, "stream": stream}
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (self.array.data.ptr, False),
+            "strides": None,
+            "version": 3,
+            "stream": stream,
+        }
 
 
 class Exchanged:
@@ -206,7 +234,18 @@ class Exchanged:
         code = {"f": 2, "i": 0, "u": 1, "b": 6}.get(host.dtype.kind, 4)
         self.shape = (ctypes.c_int64 * host.ndim)(*host.shape)
         self.strides = (ctypes.c_int64 * host.ndim)(*(s // host.itemsize for s in host.strides))
-        self.tensor = _DLTensor(self.array.data.ptr - 64, 2, self.device, host.ndim, code, 8 * host.itemsize, 1, self.shape, self.strides, 64)
+        self.tensor = _DLTensor(
+            self.array.data.ptr - 64,
+            2,
+            self.device,
+            host.ndim,
+            code,
+            8 * host.itemsize,
+            1,
+            self.shape,
+            self.strides,
+            64,
+        )
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
         return new(ctypes.addressof(self.tensor), b"dltensor", None)
@@ -255,7 +294,10 @@ class Tensor:
 
 
 DTYPES = [
-    *(DType(name, name) for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")),
+    *(
+        DType(name, name)
+        for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
+    ),
     *(DType(name, getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
 ]
 
@@ -284,16 +326,25 @@ def torch_module() -> ModuleType:
 
     def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
         assert device == "cuda:0"
-        return Tensor(ndarray(shape, dtype.np, InMemory().memory(int(np.prod(shape)) * dtype.np.itemsize, torch.streams[-1])))
+        return Tensor(
+            ndarray(shape, dtype.np, InMemory().memory(int(np.prod(shape)) * dtype.np.itemsize, torch.streams[-1]))
+        )
 
     def increment_version(x: Tensor) -> None:
         x._version += 1
 
     torch.empty = empty
-    torch.autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=increment_version), forward_ad=SimpleNamespace(_current_level=-1))
+    torch.autograd = SimpleNamespace(
+        graph=SimpleNamespace(increment_version=increment_version), forward_ad=SimpleNamespace(_current_level=-1)
+    )
     torch.jit = SimpleNamespace(is_tracing=lambda: False)
     torch.cuda = SimpleNamespace(
-        current_stream=lambda: ExternalStream(torch.streams[-1]), stream=along, ExternalStream=ExternalStream, is_initialized=lambda: True, memory_reserved=lambda: 0, memory_allocated=lambda: 0
+        current_stream=lambda: ExternalStream(torch.streams[-1]),
+        stream=along,
+        ExternalStream=ExternalStream,
+        is_initialized=lambda: True,
+        memory_reserved=lambda: 0,
+        memory_allocated=lambda: 0,
     )
     return torch
 
@@ -305,7 +356,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[InMemory]]:
     monkeypatch.setattr(gpu, "count", lambda: 1)
     monkeypatch.setattr(gpu, "current_device", lambda: InMemory.description)
     monkeypatch.setitem(sys.modules, "torch", torch_module())
-    for name, value in {"current": 0, "device_number": 0, "allocated": 0, "waits": 0, "launched": [], "fails": "", "room": 1 << 40}.items():
+    for name, value in {
+        "current": 0,
+        "device_number": 0,
+        "allocated": 0,
+        "waits": 0,
+        "launched": [],
+        "fails": "",
+        "room": 1 << 40,
+    }.items():
         monkeypatch.setattr(InMemory, name, value)
     yield InMemory
     InMemory.drain()

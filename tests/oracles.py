@@ -1,4 +1,6 @@
-"""What NumPy says of ops that torch lacks: ``NUMPY[name](*arrays, **attrs as the user wrote them)``; torch's part is in tests/torch_oracles.py."""
+"""What NumPy says of ops that torch lacks: ``NUMPY[name](*arrays, **attrs as the user wrote them)``; torch's part is in
+tests/torch_oracles.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from gradc.ops.block_scales import NF4
 
 def _over_blocks(parameter: Any, shape: Any, block: Any) -> Any:
     """A parameter repeated over its blocks."""
-    for axis, (n, b) in enumerate(zip(shape, block or shape, strict=True) if parameter is not None and parameter.ndim else ()):
+    for axis, (n, b) in enumerate(
+        zip(shape, block or shape, strict=True) if parameter is not None and parameter.ndim else ()
+    ):
         parameter = np.take(parameter, np.arange(n) // max(min(b, n), 1), axis)
     return parameter
 
@@ -89,7 +93,11 @@ def _mx_scale(x: np.ndarray, dtype: str, block: Any = None) -> np.ndarray:
     most = np.asarray(np.abs(x), np.float64)
     for axis, (n, b) in enumerate(zip(x.shape, block or x.shape, strict=True)):
         whole = block is None or (b >= n > 0 and b > 1)
-        most = np.maximum.reduceat(most, np.arange(0, n, n if whole else b), axis) if n else np.zeros_like(most, shape=(*most.shape[:axis], int(whole), *most.shape[axis + 1 :]))
+        most = (
+            np.maximum.reduceat(most, np.arange(0, n, n if whole else b), axis)
+            if n
+            else np.zeros_like(most, shape=(*most.shape[:axis], int(whole), *most.shape[axis + 1 :]))
+        )
     exponent = np.frexp(most)[1] - 1 - {"f4e2m1": 2, "f8e4m3": 8, "f8e5m2": 15}[dtype]
     return np.exp2(np.where(most == 0, -127, np.clip(exponent, -127, 127)).astype(np.float64))
 
@@ -97,7 +105,9 @@ def _mx_scale(x: np.ndarray, dtype: str, block: Any = None) -> np.ndarray:
 def _right_shift(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """By definition, in Python's integers; everything is shifted out by the width or a negative number."""
     bits = dtype(a.dtype).bits
-    return np.vectorize(lambda x, n: int(x) // 2 ** (int(n) if 0 <= n < bits else bits), otypes=[np.int64])(a, np.broadcast_to(b, a.shape))
+    return np.vectorize(lambda x, n: int(x) // 2 ** (int(n) if 0 <= n < bits else bits), otypes=[np.int64])(
+        a, np.broadcast_to(b, a.shape)
+    )
 
 
 def _coded(codes: np.ndarray, name: str) -> np.ndarray:
@@ -112,7 +122,11 @@ def _unpack(packed: np.ndarray, dtype: str, axis: int = -1, low_nibble_first: bo
     bits = DTYPES[dtype].bits
     order = range(0, 8, bits) if low_nibble_first else range(8 - bits, -1, -bits)
     rows = np.moveaxis(packed, axis, -1)
-    codes = [np.stack([(rows[..., k] // 2**at) % 2**bits for k in range(rows.shape[-1]) for at in order], -1)] if rows.shape[-1] else [rows]
+    codes = (
+        [np.stack([(rows[..., k] // 2**at) % 2**bits for k in range(rows.shape[-1]) for at in order], -1)]
+        if rows.shape[-1]
+        else [rows]
+    )
     return _coded(np.moveaxis(codes[0], -1, axis).astype(np.int64), dtype)
 
 
@@ -124,13 +138,20 @@ def _bitcast(x: np.ndarray, to: str) -> np.ndarray:
         return np.where(x == 255, np.nan, np.exp2(x.astype(np.float64) - 127))
     return x.view(DTYPES[to].np).astype(np.float64)
 
+
 NUMPY: dict[str, Callable[..., Any]] = {
     "check_index": lambda indices, bound, **_: indices.astype(np.int64),
-    "quantize": _quantize, "fake_quantize": _fake_quantize, "right_shift": _right_shift, "unpack": _unpack, "bitcast": _bitcast,
-    "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64), "mx_scale": _mx_scale,
-}  # fmt: skip
+    "quantize": _quantize,
+    "fake_quantize": _fake_quantize,
+    "right_shift": _right_shift,
+    "unpack": _unpack,
+    "bitcast": _bitcast,
+    "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64),
+    "mx_scale": _mx_scale,
+}
 
 KINKED = frozenset(
-    "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor clamp eq floor floordiv ge gt invert le lt max maximum min minimum mod ne relu round sign".split()
+    "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor clamp eq floor floordiv ge gt invert le lt max"
+    " maximum min minimum mod ne relu round sign".split()
 )
 """Ops with kinks or jumps: the second order is not compared where torch's choice is its own."""

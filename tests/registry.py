@@ -120,10 +120,14 @@ class Case:
 
 
 def symbolic_rows(case: Case) -> Case | None:
-    """The case with a symbol for each size but those of last axes, one symbol per size; None where the op wants numbers."""
+    """The case with a symbol for each size but those of last axes, one symbol per size; None where the op wants
+    numbers.
+    """
 
     def shape(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(symbol(f"S{s}") if isinstance(s, int) and s > 1 and k < len(sizes) - 1 else s for k, s in enumerate(sizes))
+        return tuple(
+            symbol(f"S{s}") if isinstance(s, int) and s > 1 and k < len(sizes) - 1 else s for k, s in enumerate(sizes)
+        )
 
     types = tuple(t if k in case.fixed else t.with_shape(*shape(t.shape)) for k, t in enumerate(case.types))
     if types == case.types:
@@ -131,7 +135,9 @@ def symbolic_rows(case: Case) -> Case | None:
     named = {str(s): int(str(s)[1:]) for t in types for s in t.shape if str(s)[0] == "S"}
     attrs = {k: shape(v) if k == "shape" and isinstance(v, tuple) else v for k, v in case.attrs.items()}
     for tried in (attrs, dict(case.attrs)):
-        new = replace(case, sample=replace(case.sample, dims={**{"N": 5}, **case.sample.dims, **named}), types=types, attrs=tried)
+        new = replace(
+            case, sample=replace(case.sample, dims={**{"N": 5}, **case.sample.dims, **named}), types=types, attrs=tried
+        )
         with contextlib.suppress(GradcError):
             return new if new.graph else None
     return None
@@ -139,14 +145,18 @@ def symbolic_rows(case: Case) -> Case | None:
 
 @dataclass(frozen=True)
 class Repeated(Case):
-    """A case whose operands are repeated along their first axis: ``y = op(broadcast_to(x0, wide[0]), ...)``, inputs without that axis."""
+    """A case whose operands are repeated along their first axis: ``y = op(broadcast_to(x0, wide[0]), ...)``, inputs
+    without that axis.
+    """
 
     wide: tuple[Type, ...] = ()
 
     @cached_property
     def graph(self) -> Graph:
         inputs = tuple(input_node(f"x{k}", type) for k, type in enumerate(self.types))
-        operands = tuple(x if x.type == wide else ops.broadcast_to(x, wide.shape) for x, wide in zip(inputs, self.wide, strict=True))
+        operands = tuple(
+            x if x.type == wide else ops.broadcast_to(x, wide.shape) for x, wide in zip(inputs, self.wide, strict=True)
+        )
         return Graph(self.op.name, inputs, (("y", call(self.op, operands, self.attrs)),))
 
 

@@ -1,7 +1,7 @@
 """What sampling at points means, in torch ops that can be differentiated any number of times.
 
-``grid_sample`` here is not torch's own (which has no second derivative and no forward mode): tests/test_grid_sample.py holds the two
-against each other.
+``grid_sample`` here is not torch's own (which has no second derivative and no forward mode): tests/test_grid_sample.py
+holds the two against each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def scatter(updates: torch.Tensor, *positions: torch.Tensor, size: Any) -> torch
     count = math.prod(at.shape[1:])
     out = torch.zeros(n, c, math.prod(size), dtype=updates.dtype)
     updates = torch.where(inside.unsqueeze(1), updates, torch.zeros((), dtype=updates.dtype))
-    return out.scatter_add(2, at.reshape(n, 1, count).expand(n, c, -1), updates.reshape(n, c, count)).reshape(n, c, *size)
+    return out.scatter_add(2, at.reshape(n, 1, count).expand(n, c, -1), updates.reshape(n, c, count)).reshape(
+        n, c, *size
+    )
 
 
 def interpolate(x: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:

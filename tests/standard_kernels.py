@@ -35,9 +35,20 @@ class Standard:
         return gradc.trace(self.function, name=self.function.__name__, **self.types)
 
     def inputs(self, n: int, d: int, seed: int = 0) -> dict[str, Array]:
-        """n rows of d columns; integers that are indices stay inside tables of ``max(d, 1)`` classes or of ``n + 3`` rows."""
+        """n rows of d columns; integers that are indices stay inside tables of ``max(d, 1)`` classes or of ``n + 3``
+        rows.
+        """
         random = np.random.default_rng(seed)
-        sizes = {"N": n, "D": d, "V": n + 3, "C": max(d % 7, 1), "H": max(d % 5, 1), "W": max(d, 1), "h": 2, "w": max(d // 2, 1)}
+        sizes = {
+            "N": n,
+            "D": d,
+            "V": n + 3,
+            "C": max(d % 7, 1),
+            "H": max(d % 5, 1),
+            "W": max(d, 1),
+            "h": 2,
+            "w": max(d // 2, 1),
+        }
         found: dict[str, Array] = {}
         for name, text in self.types.items():
             type_ = ops_type(text)
@@ -97,7 +108,9 @@ STANDARD = {
         Standard(gelu_bias, {"x": "f32[N,D]", "b": "f32[D]"}, ("x", "b")),
         Standard(silu_mul, {"a": "f32[N,D]", "b": "f32[N,D]"}, ("a", "b")),
         Standard(embedding, {"tokens": "i64[N]", "weight": "f32[V,D]"}, ("weight",)),
-        Standard(dequantized, {"index": "i64[N]", "q": "i8[N,D]", "s": "f32[N,1]", "table": "f32[V,D]"}, ("s", "table")),
+        Standard(
+            dequantized, {"index": "i64[N]", "q": "i8[N,D]", "s": "f32[N,1]", "table": "f32[V,D]"}, ("s", "table")
+        ),
         Standard(grid_sample, {"image": "f32[N,C,H,W]", "grid": "f32[N,h,w,2]"}, ("image", "grid")),
     )
 }
@@ -107,7 +120,9 @@ def cotangent(y: Array) -> Array:
     return np.random.default_rng(1).standard_normal(y.shape).astype(f32)
 
 
-def computed(module: gradc.Module, arrays: Mapping[str, Array], dy: Callable[[Array], Array] = cotangent) -> dict[str, Array]:
+def computed(
+    module: gradc.Module, arrays: Mapping[str, Array], dy: Callable[[Array], Array] = cotangent
+) -> dict[str, Array]:
     """Value and gradients, as ``y`` and ``d.NAME``."""
     y, residuals = module.forward(**arrays)
     return {"y": y, **{f"d.{name}": g for name, g in module.backward(residuals, dy(y)).items()}}
@@ -130,7 +145,10 @@ def all_at_once() -> tuple[gradc.Graph, list[str]]:
     types: dict[str, Any] = {}
     for number, (name, one) in enumerate(STANDARD.items()):
         renamed = {k: ops_type(t) for k, t in one.types.items()}
-        types[name] = {k: t.substitute({str(s): gradc.ir.dims.symbol(f"{s}{number}") for s in t.symbols}) for k, t in renamed.items()}
+        types[name] = {
+            k: t.substitute({str(s): gradc.ir.dims.symbol(f"{s}{number}") for s in t.symbols})
+            for k, t in renamed.items()
+        }
 
     def every(**groups: Any) -> Any:
         return {name: STANDARD[name].function(**group) for name, group in groups.items()}
@@ -145,7 +163,11 @@ def check_all(n: int, d: int) -> None:
     arrays = {f"{name}.{k}": v for name, one in STANDARD.items() for k, v in one.inputs(n, d).items()}
     values, residuals = module.forward(arrays)
     gradients = module.backward(residuals, **{name: cotangent(y) for name, y in values.items()})
-    want = interp.run(gradc.differentiate(graph, module.wrt), {**arrays, **{f"d.{name}": cotangent(y) for name, y in values.items()}}, precision="f64")
+    want = interp.run(
+        gradc.differentiate(graph, module.wrt),
+        {**arrays, **{f"d.{name}": cotangent(y) for name, y in values.items()}},
+        precision="f64",
+    )
     agree({**values, **{f"d.{name}": g for name, g in gradients.items()}}, want, f"{n} rows of {d}")
 
 

@@ -1,4 +1,6 @@
-"""Positions that come from data: checked before anything reads or writes through them, however they are made, in forward, backward and alone."""
+"""Positions that come from data: checked before anything reads or writes through them, however they are made, in
+forward, backward and alone.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ READS: dict[str, Callable[[Any, Any], Any]] = {
     "embedding summed": lambda t, x: ops.sum(ops.embedding(t, x), axis=-1),
     "two reads": lambda t, x: ops.gather(x, t) * ops.tanh(ops.gather(x * 2.0, t)),
     "scatter_add": lambda t, x: ops.scatter_add(t, ops.gather(x, t * 0), axis=0, size=ROWS),
-    "take_along_axis": lambda t, x: ops.take_along_axis(x, ops.broadcast_to(ops.reshape(t, (-1, 1)), (t.type.count, 3)), axis=0),
+    "take_along_axis": lambda t, x: ops.take_along_axis(
+        x, ops.broadcast_to(ops.reshape(t, (-1, 1)), (t.type.count, 3)), axis=0
+    ),
     "scatter_amax": lambda t, x: ops.scatter_amax(t, ops.gather(x[:, 0], t * 0), axis=0, size=ROWS),
     "embedding_bag": lambda t, x: ops.embedding_bag(ops.reshape(t, (-1, 1)), x, mode="sum"),
 }
@@ -102,26 +106,38 @@ def test_a_kernel_alone_checks_what_it_reads_through(read: str, target: str) -> 
 
 
 ATTACKS = {
-    "an alias": """
-m = gradc.compile(gradc.trace(lambda t, x: ops.scatter_add(ops.reshape(t, (-1,)), x, axis=0, size=5), t="i64[2,6]", x="f32[12,4]"), target="cpu")
+    "an alias": (
+        """
+scatter = lambda t, x: ops.scatter_add(ops.reshape(t, (-1,)), x, axis=0, size=5)
+m = gradc.compile(gradc.trace(scatter, t="i64[2,6]", x="f32[12,4]"), target="cpu")
 t = np.zeros((2, 6), np.int64); t[1, 3] = BAD
 for _ in range(50): refused(lambda: m(t=t, x=np.ones((12, 4), "f")))
-""",
-    "weights of classes": """
-m = gradc.compile(gradc.trace(lambda x, t, w: ops.cross_entropy(x, t, w), x="f32[N,5]", t="i64[N]", w="f32[5]"), target="cpu")
+"""
+    ),
+    "weights of classes": (
+        """
+loss = lambda x, t, w: ops.cross_entropy(x, t, w)
+m = gradc.compile(gradc.trace(loss, x="f32[N,5]", t="i64[N]", w="f32[5]"), target="cpu")
 refused(lambda: m(x=np.ones((7, 5), "f"), t=np.full(7, BAD), w=np.ones(5, "f")))
-""",
-    "a shared cast": """
-m = gradc.compile(gradc.trace(lambda t, a, b: ops.gather(a, ops.cast(t * 1.0, "i64")) + ops.gather(b, ops.cast(t * 1.0, "i64")), t="f64[N]", a="f32[5,4]", b="f32[5,4]"), target="cpu")
+"""
+    ),
+    "a shared cast": (
+        """
+rows = lambda t, a, b: ops.gather(a, ops.cast(t * 1.0, "i64")) + ops.gather(b, ops.cast(t * 1.0, "i64"))
+m = gradc.compile(gradc.trace(rows, t="f64[N]", a="f32[5,4]", b="f32[5,4]"), target="cpu")
 refused(lambda: m(t=np.full(6, float(BAD)), a=np.ones((5, 4), "f"), b=np.ones((5, 4), "f")))
-""",
-    "sparse rows of tokens that changed": """
-m = gradc.compile(gradc.trace(lambda t, T: ops.embedding(t, T, padding_idx=0), t="i64[N,3]", T="f32[V,4]"), wrt=["T"], sparse=["T"], target="cpu")
+"""
+    ),
+    "sparse rows of tokens that changed": (
+        """
+graph = gradc.trace(lambda t, T: ops.embedding(t, T, padding_idx=0), t="i64[N,3]", T="f32[V,4]")
+m = gradc.compile(graph, wrt=["T"], sparse=["T"], target="cpu")
 t = np.ones((6, 3), np.int64)
 y, r = m.forward(t=t, T=np.ones((5, 4), "f"))
 t[2, 1] = BAD
 refused(lambda: m.backward(r, np.ones_like(y)))
-""",
+"""
+    ),
 }
 ASKED = """
 import numpy as np, gradc
@@ -138,24 +154,37 @@ def refused(call):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attacks_that_corrupted_the_heap(attack: str, bad: int) -> None:
     environment = {"MALLOC_PERTURB_": "85", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", ASKED.format(bad=bad) + ATTACKS[attack]], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED.format(bad=bad) + ATTACKS[attack]], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) <= {"IndexOutOfRange", "ResidualsChanged", "InvalidProblem"}
 
 
 def test_what_only_moves_positions_is_checked_once() -> None:
     """Reshaped, widened and repeated positions are looked at where they come from."""
-    spread = lambda t, x: ops.take_along_axis(x, ops.broadcast_to(ops.reshape(ops.cast(t, "i64"), (-1, 1)), (t.type.count, 3)), axis=0)
+    spread = lambda t, x: ops.take_along_axis(
+        x, ops.broadcast_to(ops.reshape(ops.cast(t, "i64"), (-1, 1)), (t.type.count, 3)), axis=0
+    )
     program = gradc.compile(gradc.trace(spread, t="i32[N]", x="f32[5,3]"), target="numpy").forward.program
     assert [k.body[0].buffer for k in program.kernels if any(s.op == "check" for s in k.body)] == ["t"]
 
 
 def test_positions_that_are_in_range_by_what_they_are_need_no_check() -> None:
     graph = gradc.trace(lambda x, t: ops.gather(x, ops.argmax(x, axis=0)) + ops.gather(x, t), x="f32[256,3]", t="u8[3]")
-    assert not any(s.op == "check" for k in gradc.compile(graph, target="numpy").forward.program.kernels for s in k.body)
+    assert not any(
+        s.op == "check" for k in gradc.compile(graph, target="numpy").forward.program.kernels for s in k.body
+    )
 
 
-MOVES = [case for case in registry.cases(("f32",)) if isinstance(case.op, Primitive) and isinstance(case.op.lower, Movement) and len(case.types) == 1 and not case.op.indices]
+MOVES = [
+    case
+    for case in registry.cases(("f32",))
+    if isinstance(case.op, Primitive)
+    and isinstance(case.op.lower, Movement)
+    and len(case.types) == 1
+    and not case.op.indices
+]
 
 
 @pytest.mark.parametrize("case", MOVES, ids=str)
@@ -211,7 +240,9 @@ def test_a_test_of_another_place_bounds_a_place(step: int) -> None:
 @pytest.mark.parametrize("target", ["cpu", "numpy"])
 def test_a_cast_that_wraps_makes_other_positions(target: str) -> None:
     """An argmax of 300 columns is inside 300 rows; as a byte it may be negative, which a check has to see."""
-    graph = gradc.trace(lambda x, table: ops.gather(table, ops.cast(ops.argmax(x, axis=1), "i8")), x="f32[N,300]", table="f32[300,2]")
+    graph = gradc.trace(
+        lambda x, table: ops.gather(table, ops.cast(ops.argmax(x, axis=1), "i8")), x="f32[N,300]", table="f32[300,2]"
+    )
     module = gradc.compile(graph, target=target)
     table = np.arange(600, dtype=np.float32).reshape(300, 2)
     for place in (0, 127, 128, 299):

@@ -22,13 +22,19 @@ LONG = "n" * 200
 # -- Python numbers and dtypes -----------------------------------------------------------------------------------------
 
 # An oracle of its own: what each integer type holds, by NumPy's and ml_dtypes' own words.
-HELD = {name: (int(info.min), int(info.max)) for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32") for info in [np.iinfo(DTYPES[name].np)]}
+HELD = {
+    name: (int(info.min), int(info.max))
+    for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32")
+    for info in [np.iinfo(DTYPES[name].np)]
+}
 HELD |= {"i2": (-2, 1), "i4": (-8, 7), "u2": (0, 3), "u4": (0, 15), "bool": (0, 1)}
 NOT_INTEGERS = (1.5, math.inf, -math.inf, math.nan, 1e300)
 
 
 def text_constant(value: str, dtype: str) -> Any:
-    return gradc.parse(f"graph @g() {{\n  %0: {dtype}[] = constant {{dtype={dtype}, shape=[], value=[{value}]}}\n  return y=%0\n}}")
+    return gradc.parse(
+        f"graph @g() {{\n  %0: {dtype}[] = constant {{dtype={dtype}, shape=[], value=[{value}]}}\n  return y=%0\n}}"
+    )
 
 
 @pytest.mark.parametrize("dtype", HELD)
@@ -39,7 +45,10 @@ def test_a_number_that_a_dtype_does_not_hold(dtype: str) -> None:
         assert int(gradc.interp.run(made, x=np.zeros(1, DTYPES[dtype].np))["y1"]) == value
         assert text_constant(str(value), dtype)
     for value in (low - 1, high + 1, *NOT_INTEGERS):
-        writers: list[Callable[..., Any]] = [lambda x, v=value: (x, ops.constant((v,), dtype, ())), lambda x, v=value: ops.pad(x, ((1, 0),), v)]
+        writers: list[Callable[..., Any]] = [
+            lambda x, v=value: (x, ops.constant((v,), dtype, ())),
+            lambda x, v=value: ops.pad(x, ((1, 0),), v),
+        ]
         if dtype != "bool":
             writers += [lambda x, v=value: ops.clamp(x, 0, v)]
         if DTYPES[dtype].bits >= 8 or dtype == "bool":
@@ -48,9 +57,13 @@ def test_a_number_that_a_dtype_does_not_hold(dtype: str) -> None:
             with pytest.raises(TypeRuleError) as caught:
                 gradc.trace(write, x=f"{dtype}[N]")
             said = str(caught.value)
-            assert any(form in said for form in (str(value), str(float(value)))) and ("operand" in said or str(high) in said or abs(value) > 2**63), said
+            assert any(form in said for form in (str(value), str(float(value)))) and (
+                "operand" in said or str(high) in said or abs(value) > 2**63
+            ), said
         with pytest.raises(GradcError):
-            text_constant(float(value).hex() if isinstance(value, float) and math.isfinite(value) else str(value), dtype)
+            text_constant(
+                float(value).hex() if isinstance(value, float) and math.isfinite(value) else str(value), dtype
+            )
 
 
 def test_lists_do_not_wrap() -> None:
@@ -74,10 +87,22 @@ def test_integers_become_floats_as_in_numpy() -> None:
 
 
 HUGE: list[Callable[[Any, int], Any]] = [
-    lambda x, n: x + n, lambda x, n: n * x, lambda x, n: ops.pad(x, ((1, 0), (0, 0)), n), lambda x, n: ops.clamp(x, 0, n), lambda x, n: ops.where(ops.gt(x, 0.0), x, n),
-    lambda x, n: ops.constant((n,), "f32", ()), lambda x, n: ops.constant((n,), "i32", ()), lambda x, n: ops.softplus(x, beta=n), lambda x, n: ops.layer_norm(x, (4,), eps=n), lambda x, n: ops.sum(x, axis=n),
-    lambda x, n: ops.reshape(x, (n,)), lambda x, n: x[n], lambda x, n: x[:n], lambda x, n: ops.iota((n,)), lambda x, n: x ** n,
-]  # fmt: skip
+    lambda x, n: x + n,
+    lambda x, n: n * x,
+    lambda x, n: ops.pad(x, ((1, 0), (0, 0)), n),
+    lambda x, n: ops.clamp(x, 0, n),
+    lambda x, n: ops.where(ops.gt(x, 0.0), x, n),
+    lambda x, n: ops.constant((n,), "f32", ()),
+    lambda x, n: ops.constant((n,), "i32", ()),
+    lambda x, n: ops.softplus(x, beta=n),
+    lambda x, n: ops.layer_norm(x, (4,), eps=n),
+    lambda x, n: ops.sum(x, axis=n),
+    lambda x, n: ops.reshape(x, (n,)),
+    lambda x, n: x[n],
+    lambda x, n: x[:n],
+    lambda x, n: ops.iota((n,)),
+    lambda x, n: x**n,
+]
 
 
 @pytest.mark.parametrize("number", range(len(HUGE)))
@@ -88,7 +113,9 @@ def test_integers_that_nothing_holds(number: int) -> None:
 
 
 def test_numpy_scalars_are_arrays_of_their_dtype() -> None:
-    assert gradc.trace(lambda x: x + np.float32(1.5), x="f32[N]") and gradc.trace(lambda x: x + np.float64(1.5), x="f32[N]")  # a float64 is a Python float
+    assert gradc.trace(lambda x: x + np.float32(1.5), x="f32[N]") and gradc.trace(
+        lambda x: x + np.float64(1.5), x="f32[N]"
+    )  # a float64 is a Python float
     for value in (np.int64(1), np.bool_(True), np.uint64(1), np.float16(1)):
         with pytest.raises(TypeRuleError):
             gradc.trace(lambda x, v=value: x + v, x="f32[N]")
@@ -113,9 +140,17 @@ def module() -> gradc.Module:
 X = np.ones(3, f32)
 
 
-@pytest.mark.parametrize("inputs", [[X], X, (X, 1), "x", 5, {1: X, "k": 1}, {"x": X, None: 1}, [], np.array([])], ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(
+    "inputs", [[X], X, (X, 1), "x", 5, {1: X, "k": 1}, {"x": X, None: 1}, [], np.array([])], ids=lambda v: str(v)[:20]
+)
 def test_inputs_that_are_no_mapping(inputs: Any, module: gradc.Module) -> None:
-    for call in (module, module.forward, module.forward.run, module.value_and_grad, lambda given: gradc.interp.run(module.graph, given)):
+    for call in (
+        module,
+        module.forward,
+        module.forward.run,
+        module.value_and_grad,
+        lambda given: gradc.interp.run(module.graph, given),
+    ):
         with pytest.raises(InvalidProblem, match="by name"):
             call(inputs)
     for ask in (module.can_implement, module.forward.can_implement):
@@ -148,14 +183,20 @@ def test_parameters_that_hold_themselves() -> None:
     with pytest.raises(TypeRuleError, match="hold themselves"):
         gradc.trace(lambda x: around, x="f32[N]")
     shared = {"w": "f32[3]"}
-    assert gradc.trace(lambda p: p["a"]["w"] + p["b"]["w"], p={"a": shared, "b": shared}).input_names == ("p.a.w", "p.b.w")
+    assert gradc.trace(lambda p: p["a"]["w"] + p["b"]["w"], p={"a": shared, "b": shared}).input_names == (
+        "p.a.w",
+        "p.b.w",
+    )
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_longest_name_can_be_differentiated_and_saved(tmp_path: Any) -> None:
-    graph = gradc.parse(f"graph @{LONG}(%{LONG}: f32[N]) {{\n  %0: f32[N] = mul %{LONG}, %{LONG}\n  %1: f32[N] = exp %0\n  return {LONG}=%1\n}}")
+    graph = gradc.parse(
+        f"graph @{LONG}(%{LONG}: f32[N]) {{\n  %0: f32[N] = mul %{LONG}, %{LONG}\n  %1: f32[N] = exp %0\n  return"
+        f" {LONG}=%1\n}}"
+    )
     joint = graph
     for _ in range(4):
         joint = gradc.differentiate(joint, [LONG])
@@ -169,7 +210,9 @@ def test_the_longest_name_can_be_differentiated_and_saved(tmp_path: Any) -> None
         assert str(again) and again.explain(N=3) and again.source()
     for name in (LONG + "n", "d." + LONG + "n" * 9):
         with pytest.raises(TypeRuleError, match="200 characters at most"):
-            gradc.trace(lambda **k: next(iter(k.values())), **({name: "f32[N]"} if "." not in name else {"p": {name: "f32[N]"}}))
+            gradc.trace(
+                lambda **k: next(iter(k.values())), **({name: "f32[N]"} if "." not in name else {"p": {name: "f32[N]"}})
+            )
 
 
 def test_names_of_python_that_are_not_ascii(tmp_path: Any) -> None:
@@ -210,17 +253,54 @@ def fails(*_: Any, **__: Any) -> Any:
 BUFFER = np.ones(3, f32)
 INTERFACE = {"shape": (3,), "typestr": "<f4", "data": (BUFFER.ctypes.data, False), "version": 3}
 FOREIGN = {
-    **{f"{name} raises {type(error).__name__}": foreign(**{name: raising(error)}) for name in ("__array__", "__dlpack_device__", "__array_interface__", "__cuda_array_interface__", "__array_namespace__", "shape", "dtype")
-       for error in (RuntimeError("no"), KeyError("no"), MemoryError(), RecursionError(), ZeroDivisionError())},
-    "__array__ fails": foreign(__array__=fails), "__dlpack__ fails": foreign(__dlpack_device__=lambda self: (1, 0), __dlpack__=fails), "__array_namespace__ fails": foreign(__array__=lambda self, *a, **k: BUFFER, __array_namespace__=fails),
-    "__array__ gives None": foreign(__array__=lambda self, *a, **k: None), "__array__ gives a list": foreign(__array__=lambda self, *a, **k: [1.0]), "__array__ gives objects": foreign(__array__=lambda self, *a, **k: np.array([object()])),
+    **{
+        f"{name} raises {type(error).__name__}": foreign(**{name: raising(error)})
+        for name in (
+            "__array__",
+            "__dlpack_device__",
+            "__array_interface__",
+            "__cuda_array_interface__",
+            "__array_namespace__",
+            "shape",
+            "dtype",
+        )
+        for error in (RuntimeError("no"), KeyError("no"), MemoryError(), RecursionError(), ZeroDivisionError())
+    },
+    "__array__ fails": foreign(__array__=fails),
+    "__dlpack__ fails": foreign(__dlpack_device__=lambda self: (1, 0), __dlpack__=fails),
+    "__array_namespace__ fails": foreign(__array__=lambda self, *a, **k: BUFFER, __array_namespace__=fails),
+    "__array__ gives None": foreign(__array__=lambda self, *a, **k: None),
+    "__array__ gives a list": foreign(__array__=lambda self, *a, **k: [1.0]),
+    "__array__ gives objects": foreign(__array__=lambda self, *a, **k: np.array([object()])),
     "a capsule that is none": foreign(__dlpack_device__=lambda self: (1, 0), __dlpack__=lambda self, **k: object()),
-    **{f"device {str(d)[:12]}": foreign(__dlpack_device__=lambda self, d=d: d, __dlpack__=fails) for d in (None, (), ("cpu", 0), (1,), 5, (10**30, 0))},
-    **{f"interface {key}={str(value)[:12]}": foreign(__array_interface__=giving({**INTERFACE, key: value})) for key, value in (
-        ("shape", (-1,)), ("shape", (2**62, 2**62)), ("shape", "3"), ("shape", None), ("shape", (1.5,)), ("typestr", "<f3"), ("typestr", "O8"), ("typestr", 5), ("typestr", "|O"), ("strides", (4, 4)), ("strides", "x"), ("data", None), ("data", (None, 5)), ("data", ("x", False)))},
+    **{
+        f"device {str(d)[:12]}": foreign(__dlpack_device__=lambda self, d=d: d, __dlpack__=fails)
+        for d in (None, (), ("cpu", 0), (1,), 5, (10**30, 0))
+    },
+    **{
+        f"interface {key}={str(value)[:12]}": foreign(__array_interface__=giving({**INTERFACE, key: value}))
+        for key, value in (
+            ("shape", (-1,)),
+            ("shape", (2**62, 2**62)),
+            ("shape", "3"),
+            ("shape", None),
+            ("shape", (1.5,)),
+            ("typestr", "<f3"),
+            ("typestr", "O8"),
+            ("typestr", 5),
+            ("typestr", "|O"),
+            ("strides", (4, 4)),
+            ("strides", "x"),
+            ("data", None),
+            ("data", (None, 5)),
+            ("data", ("x", False)),
+        )
+    },
     **{f"interface {str(value)[:12]}": foreign(__array_interface__=giving(value)) for value in (None, 5, [], {}, "x")},
-    "a short buffer": foreign(__array_interface__=giving({"shape": (1000,), "typestr": "<f4", "data": b"1234", "version": 3})),
-}  # fmt: skip
+    "a short buffer": foreign(
+        __array_interface__=giving({"shape": (1000,), "typestr": "<f4", "data": b"1234", "version": 3})
+    ),
+}
 
 
 @pytest.mark.parametrize("what", FOREIGN)

@@ -1,4 +1,6 @@
-"""Packed values, 4-bit floats, code books, and scales in blocks: against their definitions, ml_dtypes and torch in f64."""
+"""Packed values, 4-bit floats, code books, and scales in blocks: against their definitions, ml_dtypes and torch in
+f64.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def both(function: Any, **arrays: np.ndarray) -> np.ndarray:
 def test_every_pattern_is_loaded_and_stored(name: str) -> None:
     values = np.arange(2 ** DTYPES[name].bits, dtype=np.uint8).view(DTYPES[name].np)
     for target in ("f32", "f64"):
-        assert np.array_equal(both(lambda x, t=target: ops.cast(x, t), x=values), values.astype(np.float64), equal_nan=True)
+        assert np.array_equal(
+            both(lambda x, t=target: ops.cast(x, t), x=values), values.astype(np.float64), equal_nan=True
+        )
     same_bits(both(lambda x: ops.flip(x), x=values), values[::-1])
 
 
@@ -77,7 +81,15 @@ def test_casts_are_numpys(name: str, source: str) -> None:
     values = values[np.isfinite(values)]
     middle = (values[1:] + values[:-1]) / 2
     beside = [np.nextafter(middle, s * np.inf) for s in (1, -1)]
-    x = np.concatenate([values, middle, *beside, [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e300, -1e300, 1e-300], rng().standard_normal(500) * 4])
+    x = np.concatenate(
+        [
+            values,
+            middle,
+            *beside,
+            [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e300, -1e300, 1e-300],
+            rng().standard_normal(500) * 4,
+        ]
+    )
     both(lambda x: ops.cast(x, name), x=convert(x, DTYPES[source]))
 
 
@@ -88,7 +100,12 @@ def test_a_skipped_row_of_either_format_is_what_a_zero_casts_to() -> None:
     assert np.isnan(got[1:3].astype(np.float32)).all()  # e8m0 has no zero
     got = both(lambda i, x: ops.gather(x, i, oob="skip"), i=i, x=convert(x, DTYPES["f4e2m1"]))
     assert (got[1:3].astype(np.float32) == 0).all()
-    table = both(lambda i, q, s: ops.embedding(i, ops.dequantize(q, s, block=(1, 3)), oob="skip"), i=i, q=convert(rng().standard_normal((4, 3)), DTYPES["f4e2m1"]), s=x[:, :1])
+    table = both(
+        lambda i, q, s: ops.embedding(i, ops.dequantize(q, s, block=(1, 3)), oob="skip"),
+        i=i,
+        q=convert(rng().standard_normal((4, 3)), DTYPES["f4e2m1"]),
+        s=x[:, :1],
+    )
     assert not table[1:3].any()
 
 
@@ -121,8 +138,14 @@ def test_unpack_undoes_pack(case: tuple[np.ndarray, str, int, bool]) -> None:
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("name", PACKED)
 def test_unpack_on_the_cpu(name: str, axis: int, low: bool) -> None:
-    both(lambda p: ops.unpack(p, name, axis=axis, low_nibble_first=low), p=rng().integers(0, 256, (3, 5, 4), dtype=np.uint8))
-    both(lambda p: ops.cast(ops.flip(ops.unpack(p, name, axis=axis, low_nibble_first=low))[::2, 1:, 1:3], "f32"), p=rng().integers(0, 256, (3, 5, 4), dtype=np.uint8))
+    both(
+        lambda p: ops.unpack(p, name, axis=axis, low_nibble_first=low),
+        p=rng().integers(0, 256, (3, 5, 4), dtype=np.uint8),
+    )
+    both(
+        lambda p: ops.cast(ops.flip(ops.unpack(p, name, axis=axis, low_nibble_first=low))[::2, 1:, 1:3], "f32"),
+        p=rng().integers(0, 256, (3, 5, 4), dtype=np.uint8),
+    )
 
 
 def test_the_order_of_the_halves() -> None:
@@ -158,17 +181,49 @@ def test_packed_data_has_no_gradient() -> None:
 
 V, D, N = 97, 64, 11
 FOLDED: dict[str, tuple[Any, dict[str, str]]] = {
-    "i4": (lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "i4"), s, block=(1, D))), {"q": f"u8[V,{D // 2}]", "s": "f32[V,1]"}),
-    "groups": (lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "u4", low_nibble_first=False), s, block=(1, 16))), {"q": f"u8[V,{D // 2}]", "s": "f32[V,4]"}),
-    "two_bits": (lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "u2"), s, block=(1, D))), {"q": f"u8[V,{D // 4}]", "s": "bf16[V,1]"}),
-    "per_tensor": (lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "i2"), s)), {"q": f"u8[V,{D // 4}]", "s": "f32[]"}),
-    "along_the_packed_axis": (lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "i4", axis=0), s, block=(1, D))), {"q": f"u8[V,{D}]", "s": "f32[2*V,1]"}),
-    "another_axis": (lambda i, q, s: ops.gather(ops.dequantize(ops.unpack(q, "i4", axis=0), s, block=(D, 1)), i, axis=1), {"q": f"u8[{D // 2},V]", "s": "f32[1,V]"}),
-    "f4e2m1": (lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "f4e2m1"), s, block=(1, 16))), {"q": f"u8[V,{D // 2}]", "s": "f8e4m3[V,4]"}),
-    "nv": (lambda i, q, s, t: ops.embedding(i, ops.dequantize(ops.unpack(q, "f4e2m1"), ops.cast(s, "f32") * t, block=(1, 16))), {"q": f"u8[V,{D // 2}]", "s": "f8e4m3[V,4]", "t": "f32[]"}),
-    "nf4": (lambda i, q, s: ops.embedding(i, ops.dequantize_nf4(q, s, block=(1, 16))), {"q": f"u8[V,{D // 2}]", "s": "f32[V,4]"}),
-    "bag": (lambda i, q, s: ops.embedding_bag(ops.reshape(i, (1, N)), ops.dequantize_nf4(q, s, block=(1, D)), mode="sum"), {"q": f"u8[V,{D // 2}]", "s": "f32[V,1]"}),
-}  # fmt: skip
+    "i4": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "i4"), s, block=(1, D))),
+        {"q": f"u8[V,{D // 2}]", "s": "f32[V,1]"},
+    ),
+    "groups": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "u4", low_nibble_first=False), s, block=(1, 16))),
+        {"q": f"u8[V,{D // 2}]", "s": "f32[V,4]"},
+    ),
+    "two_bits": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "u2"), s, block=(1, D))),
+        {"q": f"u8[V,{D // 4}]", "s": "bf16[V,1]"},
+    ),
+    "per_tensor": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "i2"), s)),
+        {"q": f"u8[V,{D // 4}]", "s": "f32[]"},
+    ),
+    "along_the_packed_axis": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "i4", axis=0), s, block=(1, D))),
+        {"q": f"u8[V,{D}]", "s": "f32[2*V,1]"},
+    ),
+    "another_axis": (
+        lambda i, q, s: ops.gather(ops.dequantize(ops.unpack(q, "i4", axis=0), s, block=(D, 1)), i, axis=1),
+        {"q": f"u8[{D // 2},V]", "s": "f32[1,V]"},
+    ),
+    "f4e2m1": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize(ops.unpack(q, "f4e2m1"), s, block=(1, 16))),
+        {"q": f"u8[V,{D // 2}]", "s": "f8e4m3[V,4]"},
+    ),
+    "nv": (
+        lambda i, q, s, t: ops.embedding(
+            i, ops.dequantize(ops.unpack(q, "f4e2m1"), ops.cast(s, "f32") * t, block=(1, 16))
+        ),
+        {"q": f"u8[V,{D // 2}]", "s": "f8e4m3[V,4]", "t": "f32[]"},
+    ),
+    "nf4": (
+        lambda i, q, s: ops.embedding(i, ops.dequantize_nf4(q, s, block=(1, 16))),
+        {"q": f"u8[V,{D // 2}]", "s": "f32[V,4]"},
+    ),
+    "bag": (
+        lambda i, q, s: ops.embedding_bag(ops.reshape(i, (1, N)), ops.dequantize_nf4(q, s, block=(1, D)), mode="sum"),
+        {"q": f"u8[V,{D // 2}]", "s": "f32[V,1]"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FOLDED)
@@ -178,9 +233,16 @@ def test_no_buffer_has_the_unpacked_size(name: str) -> None:
     wrt = [n for n in types if n != "q"]
     module = gradc.compile(graph, wrt=wrt)
     for program in (module.forward.program, module.backward.program):
-        assert [b.name for b in program.buffers if b.kind != "input" and evaluate(b.type.count, {"V": V}) >= V * D // 2] == []
-    arrays = {"i": rng(1).integers(0, V, N), "q": rng(2).integers(0, 256, graph.input("q").type.concrete({"V": V}), dtype=np.uint8)}
-    arrays |= {n: convert(rng(3).uniform(0.1, 2, graph.input(n).type.concrete({"V": V})), graph.input(n).dtype) for n in wrt}
+        assert [
+            b.name for b in program.buffers if b.kind != "input" and evaluate(b.type.count, {"V": V}) >= V * D // 2
+        ] == []
+    arrays = {
+        "i": rng(1).integers(0, V, N),
+        "q": rng(2).integers(0, 256, graph.input("q").type.concrete({"V": V}), dtype=np.uint8),
+    }
+    arrays |= {
+        n: convert(rng(3).uniform(0.1, 2, graph.input(n).type.concrete({"V": V})), graph.input(n).dtype) for n in wrt
+    }
     value, residuals = module.forward(**arrays)
     g = rng(4).standard_normal(value.shape).astype(np.float32)
     gradients = module.backward(residuals, g)
@@ -188,7 +250,12 @@ def test_no_buffer_has_the_unpacked_size(name: str) -> None:
     np.testing.assert_allclose(value, exact["y"], rtol=0 if name != "bag" else 1e-6)
     for n in wrt:
         want = exact[f"d.{n}"].astype(np.float64)
-        np.testing.assert_allclose(np.asarray(gradients[n]).astype(np.float64), want, rtol=1e-5 if gradients[n].dtype == np.float32 else 1e-2, atol=1e-5 * np.abs(want).max())
+        np.testing.assert_allclose(
+            np.asarray(gradients[n]).astype(np.float64),
+            want,
+            rtol=1e-5 if gradients[n].dtype == np.float32 else 1e-2,
+            atol=1e-5 * np.abs(want).max(),
+        )
 
 
 @pytest.mark.parametrize("name", [n for n in FOLDED if n != "bag"])
@@ -196,13 +263,19 @@ def test_no_buffer_has_the_unpacked_size(name: str) -> None:
 def test_gathering_the_bytes_means_the_same(name: str, options: dict[str, Any]) -> None:
     function, types = FOLDED[name]
     graph = gradc.trace(function, i=f"i64[{N}]", **types)
-    graph = graph.rewrite(lambda node, operands: node.op.apply(operands, {**node.attrs, **options}) if node.op.name in ("embedding", "gather") else None)
+    graph = graph.rewrite(
+        lambda node, operands: (
+            node.op.apply(operands, {**node.attrs, **options}) if node.op.name in ("embedding", "gather") else None
+        )
+    )
     after = prepare(graph)
     verify(after)
     equal(graph, after, licence="BITS")
     wrt = [n for n in types if n != "q"]
     equal(differentiate(graph, wrt), differentiate(after, wrt), licence="REAL")
-    if name != "along_the_packed_axis" and options.get("oob") != "wrap":  # half a byte is no row of it; a table without rows has a 0 for wrap
+    if (
+        name != "along_the_packed_axis" and options.get("oob") != "wrap"
+    ):  # half a byte is no row of it; a table without rows has a 0 for wrap
         gathered = {n.operands[0] for n in after.nodes if n.op.name == "gather"}
         assert after.input("q") in gathered
 
@@ -229,7 +302,9 @@ def test_the_code_book_is_the_papers() -> None:
 
 def test_dequantize_nf4_is_a_code_book_times_a_scale() -> None:
     q, s = rng().integers(0, 256, (6, 8), dtype=np.uint8), rng(1).uniform(0.5, 2, (6, 4))
-    composed = lambda q, s: ops.reshape(ops.reshape(ops.gather(ops.nf4_codebook(dtype="f64"), ops.unpack(q, "u4")), (6, 4, 4)) * s[:, :, None], (6, 16))
+    composed = lambda q, s: ops.reshape(
+        ops.reshape(ops.gather(ops.nf4_codebook(dtype="f64"), ops.unpack(q, "u4")), (6, 4, 4)) * s[:, :, None], (6, 16)
+    )
     got = both(lambda q, s: ops.dequantize_nf4(q, s, block=(1, 4), out_dtype="f64"), q=q, s=s)
     assert np.array_equal(got, both(composed, q=q, s=s))
     codes = np.stack([q & 15, q >> 4], -1).reshape(6, 16)
@@ -243,14 +318,19 @@ def test_dequantize_nf4_is_a_code_book_times_a_scale() -> None:
 def test_mx_values_take_a_straight_gradient_and_powers_of_two_none(name: str) -> None:
     graph = gradc.trace(lambda q, s: ops.dequantize(q, s, block=(1, 32)), q=f"{name}[3,64]", s="e8m0[3,2]")
     joint = differentiate(graph, ["q"])
-    q, s = convert(rng().standard_normal((3, 64)) * 3, DTYPES[name]), np.exp2(rng(1).integers(-4, 5, (3, 2))).astype(E8M0)
+    q, s = (
+        convert(rng().standard_normal((3, 64)) * 3, DTYPES[name]),
+        np.exp2(rng(1).integers(-4, 5, (3, 2))).astype(E8M0),
+    )
     g = rng(2).standard_normal((3, 64)).astype(np.float32)
     out = gradc.compile(graph, wrt=["q"])
     value, residuals = out.forward(q=q, s=s)
     wide = np.repeat(s.astype(np.float32), 32, 1)
     assert np.array_equal(value, q.astype(np.float32) * wide)
     gradient = out.backward(residuals, g)["q"]
-    assert gradient.dtype == np.float32 and np.array_equal(gradient, g * wide)  # f32: a quantized value's own type would round it away
+    assert gradient.dtype == np.float32 and np.array_equal(
+        gradient, g * wide
+    )  # f32: a quantized value's own type would round it away
     assert np.array_equal(gradient, interp.run(joint, {"q": q, "s": s, "d.y": g})["d.q"])
     with pytest.raises(NotDifferentiable):
         differentiate(graph, ["s"])
@@ -258,9 +338,20 @@ def test_mx_values_take_a_straight_gradient_and_powers_of_two_none(name: str) ->
 
 def test_nv_scales_of_two_levels() -> None:
     """f8e4m3 per 16 values and one f32 per tensor: each has its gradient, that of the f8 one in f32."""
-    q, s = convert(rng().standard_normal((4, 32)) * 3, DTYPES["f4e2m1"]), convert(rng(1).uniform(0.1, 400, (4, 2)), DTYPES["f8e4m3"])
+    q, s = (
+        convert(rng().standard_normal((4, 32)) * 3, DTYPES["f4e2m1"]),
+        convert(rng(1).uniform(0.1, 400, (4, 2)), DTYPES["f8e4m3"]),
+    )
     t, g = np.float32(0.003), rng(2).standard_normal((4, 32)).astype(np.float32)
-    module = gradc.compile(gradc.trace(lambda q, s, t: ops.dequantize(q, ops.cast(s, "f32") * t, block=(1, 16)), q="f4e2m1[4,32]", s="f8e4m3[4,2]", t="f32[]"), wrt=["q", "s", "t"])
+    module = gradc.compile(
+        gradc.trace(
+            lambda q, s, t: ops.dequantize(q, ops.cast(s, "f32") * t, block=(1, 16)),
+            q="f4e2m1[4,32]",
+            s="f8e4m3[4,2]",
+            t="f32[]",
+        ),
+        wrt=["q", "s", "t"],
+    )
     value, residuals = module.forward(q=q, s=s, t=t)
     gradients = module.backward(residuals, g)
     tq, ts, tt = (torch.tensor(np.asarray(a, np.float64), requires_grad=True) for a in (q, s, t))
@@ -274,7 +365,9 @@ def test_nv_scales_of_two_levels() -> None:
 
 def test_a_float8_scale_by_itself_is_learnable() -> None:
     q, s = rng().integers(-8, 8, (3, 8)).astype(np.int8), convert(np.array([[0.5], [3.0], [100.0]]), DTYPES["f8e4m3"])
-    joint = differentiate(gradc.trace(lambda q, s: ops.dequantize(q, s, block=(1, 8)), q="i8[3,8]", s="f8e4m3[3,1]"), ["s"])
+    joint = differentiate(
+        gradc.trace(lambda q, s: ops.dequantize(q, s, block=(1, 8)), q="i8[3,8]", s="f8e4m3[3,1]"), ["s"]
+    )
     got = interp.run(joint, {"q": q, "s": s, "d.y": np.full((3, 8), 100, np.float32)})["d.s"]
     assert got.dtype == np.float32 and np.array_equal(got, 100.0 * q.sum(1, keepdims=True, dtype=np.float32))
 
@@ -286,7 +379,9 @@ def test_quantize_saturates_and_its_mask_is_closed(name: str) -> None:
     s = np.ones(1)
     got = both(lambda x, s: ops.quantize(x, s, dtype=name), x=x, s=s)
     assert got.astype(np.float64)[:6].tolist() == [most, -most, most, -most, most, -most]
-    joint = differentiate(gradc.trace(lambda x, s: ops.cast(ops.quantize(x, s, dtype=name), "f64"), x="f64[9]", s="f64[1]"), ["x", "s"])
+    joint = differentiate(
+        gradc.trace(lambda x, s: ops.cast(ops.quantize(x, s, dtype=name), "f64"), x="f64[9]", s="f64[1]"), ["x", "s"]
+    )
     out = interp.run(joint, {"x": x, "s": s, "d.y": np.ones(9)})
     assert out["d.x"].tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 1]
     assert out["d.s"] == -x[out["d.x"] == 1].sum()
@@ -300,7 +395,10 @@ def test_the_law_of_fake_quantize_for_short_floats(name: str, scale: str) -> Non
     wrt = ["x"] if scale == "e8m0" else ["x", "s"]
     types = {"x": "f64[4,32]", "s": f"{scale}[4,2]"}
     fake = gradc.trace(lambda x, s: ops.fake_quantize(x, s, block=(1, 16), dtype=name), **types)
-    pair = gradc.trace(lambda x, s: ops.dequantize(ops.quantize(x, s, block=(1, 16), dtype=name), s, block=(1, 16), out_dtype="f64"), **types)
+    pair = gradc.trace(
+        lambda x, s: ops.dequantize(ops.quantize(x, s, block=(1, 16), dtype=name), s, block=(1, 16), out_dtype="f64"),
+        **types,
+    )
     a, b = (interp.run(differentiate(graph, wrt), {"x": x, "s": s, "d.y": g}) for graph in (fake, pair))
     assert a.keys() == b.keys() and np.array_equal(a["y"], b["y"])
     for key in a:
@@ -316,7 +414,15 @@ def test_mx_scale_is_the_specifications(name: str, dtype: str) -> None:
     emax = {"f8e4m3": 8, "f8e5m2": 15, "f4e2m1": 2}[name]
     wide = np.float32 if dtype != "f64" else np.float64
     powers = np.exp2(np.arange(-126, 127)).astype(wide)
-    x = np.concatenate([powers, np.nextafter(powers, wide(0)), np.nextafter(powers, wide(np.inf)), [0.0, 1e-45, 3e38], rng().standard_normal(100)])
+    x = np.concatenate(
+        [
+            powers,
+            np.nextafter(powers, wide(0)),
+            np.nextafter(powers, wide(np.inf)),
+            [0.0, 1e-45, 3e38],
+            rng().standard_normal(100),
+        ]
+    )
     x = convert(np.asarray(x, wide), DTYPES[dtype])
     blocks = np.stack([x, -x / 2, np.zeros_like(x)], 1).astype(x.dtype)
     got = both(lambda x: ops.mx_scale(x, block=(1, 3), dtype=name), x=blocks).astype(np.float64)[:, 0]
@@ -324,12 +430,18 @@ def test_mx_scale_is_the_specifications(name: str, dtype: str) -> None:
     want = [2.0 ** max((math.frexp(m)[1] - 1 if m else -1000) - emax, -127) for m in most]
     assert got.tolist() == want
     for bad in (np.nan, np.inf, -np.inf):
-        assert np.isnan(both(lambda x: ops.mx_scale(x, dtype=name), x=convert(np.array([1.0, bad]), DTYPES[dtype])).astype(np.float32)).all()
+        assert np.isnan(
+            both(lambda x: ops.mx_scale(x, dtype=name), x=convert(np.array([1.0, bad]), DTYPES[dtype])).astype(
+                np.float32
+            )
+        ).all()
 
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_mx_quantization_there_and_back(name: str) -> None:
-    """The error of each value is at most half a unit of its format at its block's scale, but for what the scale's floor saturates."""
+    """The error of each value is at most half a unit of its format at its block's scale, but for what the scale's floor
+    saturates.
+    """
     x = (rng().standard_normal((8, 96)) * np.exp2(rng(1).integers(-20, 20, (8, 1)))).astype(np.float32)
     x[3, :32] = 0
 
@@ -366,8 +478,14 @@ def test_dynamic_quantization_is_torchs(name: str, block: Any, differentiable: b
     most = padded.abs().reshape(-(-4 // rows), rows, -(-16 // cols), cols).amax((1, 3)) / high
     s = (most if differentiable else most.detach()).repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:4, :16]
     ratio = leaf / s
-    rounded = torch.tensor(convert(ratio.detach().numpy().clip(low, high), DTYPES[name]).astype(np.float64)) if name in LARGEST else ratio.detach().round()
-    inside = (ratio.detach() if name in LARGEST else rounded).clamp(low, high) == (ratio.detach() if name in LARGEST else rounded)
+    rounded = (
+        torch.tensor(convert(ratio.detach().numpy().clip(low, high), DTYPES[name]).astype(np.float64))
+        if name in LARGEST
+        else ratio.detach().round()
+    )
+    inside = (ratio.detach() if name in LARGEST else rounded).clamp(low, high) == (
+        ratio.detach() if name in LARGEST else rounded
+    )
     q = torch.where(inside, ratio + (rounded - ratio).detach(), rounded.clamp(low, high))
     y = q * s
     y.backward(torch.tensor(g))
@@ -380,16 +498,26 @@ def test_a_block_of_zeros_has_the_scale_one(dtype: str) -> None:
     x = convert(np.array([[0.0, -0.0, 0.0], [1e-7, 0.0, -2e-6], [3.0, -254.0, 1.0]]), DTYPES[dtype])
     s = both(lambda x: ops.dynamic_scale(x, block=(1, 3)), x=x)
     assert s.dtype == (np.float64 if dtype == "f64" else np.float32) and s[0] == 1 and s[2] == np.float64(2)
-    y = both(lambda x: (lambda s: ops.dequantize(ops.quantize(x, s, block=(1, 3)), s, block=(1, 3)))(ops.dynamic_scale(x, block=(1, 3))), x=x)
+    y = both(
+        lambda x: (lambda s: ops.dequantize(ops.quantize(x, s, block=(1, 3)), s, block=(1, 3)))(
+            ops.dynamic_scale(x, block=(1, 3))
+        ),
+        x=x,
+    )
     assert not np.isnan(y).any() and not y[0].any() and y[2, 1] == -254
     least = np.array([5e-324 if dtype == "f64" else 1e-45, 0.0])
-    assert both(lambda x: ops.dynamic_scale(x), x=least.astype(np.float64 if dtype == "f64" else np.float32)) == 1  # the quotient underflows
+    assert (
+        both(lambda x: ops.dynamic_scale(x), x=least.astype(np.float64 if dtype == "f64" else np.float32)) == 1
+    )  # the quotient underflows
     assert np.isnan(both(lambda x: ops.dynamic_scale(x), x=convert(np.array([1.0, np.nan]), DTYPES[dtype]))).all()
 
 
 def test_a_constant_scale_moves_nothing() -> None:
     graph = gradc.trace(lambda x: ops.dynamic_scale(x, block=(1, 4)), x="f32[3,4]")
-    zero = interp.run(differentiate(graph, ["x"], unused="zeros"), {"x": np.ones((3, 4), np.float32), "d.y": np.ones((3, 1), np.float32)})
+    zero = interp.run(
+        differentiate(graph, ["x"], unused="zeros"),
+        {"x": np.ones((3, 4), np.float32), "d.y": np.ones((3, 1), np.float32)},
+    )
     assert not zero["d.x"].any()
 
 
@@ -416,7 +544,9 @@ def test_wild_scales_give_the_documented_result(name: str, dtype: str) -> None:
     assert np.array_equal(got[np.isnan(ratio)], np.full(np.isnan(ratio).sum(), lost), equal_nan=True)
     assert (got[ratio == np.inf] == high).all() and (got[ratio == -np.inf] == low).all()
     assert (got[ratio == 0] == 0).all()
-    assert got[1].tolist()[2:6] == [high, low, high, low] and not got[5][:6].any()  # over 0: the bound on x's side; over infinity: 0
+    assert (
+        got[1].tolist()[2:6] == [high, low, high, low] and not got[5][:6].any()
+    )  # over 0: the bound on x's side; over infinity: 0
     both(lambda x, s: ops.fake_quantize(x, s, block=(1, 9), dtype=name), **arrays)
 
 
@@ -436,7 +566,8 @@ def test_gradients_under_wild_scales_are_numpys(op: str) -> None:
     if op == "dequantize":
         arrays["x"] = np.broadcast_to(np.arange(-4, 5), (9, 9)).astype(np.int8)
     graph = gradc.trace(
-        lambda x, s: ops.cast(getattr(ops, op)(x, s, block=(1, 9)), "f32"), **{k: gradc.typeof(a) for k, a in arrays.items()}
+        lambda x, s: ops.cast(getattr(ops, op)(x, s, block=(1, 9)), "f32"),
+        **{k: gradc.typeof(a) for k, a in arrays.items()},
     )
     module = gradc.compile(graph, wrt=["x", "s"])
     _, residuals = module.forward(**arrays)

@@ -21,20 +21,40 @@ from gradc.runtime.device import Span
 from gradc.runtime.simulator import Simulator
 
 H100 = gpu_of("sm_90")
-GIVEN = {"bandwidth": 2.5e12, "coalesced": 4e11, "scattered": 7e10, "resident": 3.3e12, "hot": 6e-9, "launch": 1.9e-6, "sort_base": 9e-6, "sort_pass": 6e-6, "sort_rate": 5e10}
+GIVEN = {
+    "bandwidth": 2.5e12,
+    "coalesced": 4e11,
+    "scattered": 7e10,
+    "resident": 3.3e12,
+    "hot": 6e-9,
+    "launch": 1.9e-6,
+    "sort_base": 9e-6,
+    "sort_pass": 6e-6,
+    "sort_rate": 5e10,
+}
 RATES = {"bandwidth": "bandwidth", "coalesced": "coalesced", "scattered": "scattered", "moved": "resident"}
 
 
 def synthetic(noise: float = 0.0, faster_vectors: float = 1.2) -> list[Sample]:
     """The times of a device with these constants, as the model has them, each with 3 us of its own."""
     scale, rng = calibrate.Scale(), np.random.default_rng(0)
-    amounts = {"bandwidth": [2 * n * H100.l2 for n in scale.copied], "coalesced": scale.adds, "scattered": scale.lines, "moved": scale.moved}
+    amounts = {
+        "bandwidth": [2 * n * H100.l2 for n in scale.copied],
+        "coalesced": scale.adds,
+        "scattered": scale.lines,
+        "moved": scale.moved,
+    }
     found = [Sample(what, n, 3e-6 + n / GIVEN[RATES[what]]) for what, all_ in amounts.items() for n in all_]
     found += [Sample("vectors", n, 3e-6 + n / (GIVEN["resident"] * faster_vectors)) for n in scale.moved]
-    found += [Sample("hot", n, 3e-6 + n * GIVEN["hot"]) for n in scale.hits] + [Sample("launch", n, 3e-6 + n * GIVEN["launch"]) for n in scale.launches]
+    found += [Sample("hot", n, 3e-6 + n * GIVEN["hot"]) for n in scale.hits] + [
+        Sample("launch", n, 3e-6 + n * GIVEN["launch"]) for n in scale.launches
+    ]
     for keys in calibrate.KEYS:
         p = passes(keys)
-        found += [Sample("sort", n, GIVEN["sort_base"] + p * max(GIVEN["sort_pass"], n / GIVEN["sort_rate"]), p) for n in scale.rows]
+        found += [
+            Sample("sort", n, GIVEN["sort_base"] + p * max(GIVEN["sort_pass"], n / GIVEN["sort_rate"]), p)
+            for n in scale.rows
+        ]
     return [Sample(s.what, s.amount, s.seconds * (1 + noise * rng.uniform(-1, 1)), s.passes) for s in found]
 
 
@@ -58,12 +78,27 @@ def test_the_slower_of_two_ways_within_l2_counts() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: Sample(s.what, s.amount, 1e-3, s.passes) if s.what == "bandwidth" else s, "bandwidth: more work does not take longer"),
-        (lambda s: Sample(s.what, s.amount, s.seconds * 3) if s.what == "coalesced" and s.amount == 1 << 26 else s, "coalesced: a time lies"),
+        (
+            lambda s: Sample(s.what, s.amount, 1e-3, s.passes) if s.what == "bandwidth" else s,
+            "bandwidth: more work does not take longer",
+        ),
+        (
+            lambda s: Sample(s.what, s.amount, s.seconds * 3) if s.what == "coalesced" and s.amount == 1 << 26 else s,
+            "coalesced: a time lies",
+        ),
         (lambda s: Sample(s.what, s.amount, 0.0) if s.what == "hot" else s, "hot: times of two amounts"),
-        (lambda s: Sample(s.what, s.amount, math.nan) if s.what == "scattered" else s, "scattered: times of two amounts"),
-        (lambda s: Sample(s.what, s.amount, s.seconds * 1000) if s.what == "launch" else s, "launch was measured as 0.0019, and H100 is listed with 2.5e-06"),
-        (lambda s: Sample(s.what, s.amount, s.seconds / 1000, s.passes) if s.what == "bandwidth" else s, "shared or throttled"),
+        (
+            lambda s: Sample(s.what, s.amount, math.nan) if s.what == "scattered" else s,
+            "scattered: times of two amounts",
+        ),
+        (
+            lambda s: Sample(s.what, s.amount, s.seconds * 1000) if s.what == "launch" else s,
+            "launch was measured as 0.0019, and H100 is listed with 2.5e-06",
+        ),
+        (
+            lambda s: Sample(s.what, s.amount, s.seconds / 1000, s.passes) if s.what == "bandwidth" else s,
+            "shared or throttled",
+        ),
     ],
 )
 def test_times_that_no_device_has(change, said: str) -> None:
@@ -93,7 +128,9 @@ def scattered(**options):
 
 
 SLOW_SORT = calibration_text(H100, {"sort_base": 0.5})
-FAST_SORT = calibration_text(H100, {"sort_base": 0.0, "sort_pass": 1e-9, "sort_rate": 1e15, "coalesced": 1e9, "resident": 1e9, "scattered": 1e8})
+FAST_SORT = calibration_text(
+    H100, {"sort_base": 0.0, "sort_pass": 1e-9, "sort_rate": 1e15, "coalesced": 1e9, "resident": 1e9, "scattered": 1e8}
+)
 
 
 def test_the_users_own_file_decides_for_cuda(home: Path) -> None:
@@ -107,7 +144,9 @@ def test_the_users_own_file_decides_for_cuda(home: Path) -> None:
     fast = scattered()
     assert "strategy(y: segmented)" in str(fast.forward.program) and "segmented" not in str(slow.forward.program)
     assert str(scattered(calibration="none").forward.program) == before
-    assert str(scattered(target="cuda-sim").forward.program) == str(scattered(target="cuda-sim", calibration="none").forward.program)
+    assert str(scattered(target="cuda-sim").forward.program) == str(
+        scattered(target="cuda-sim", calibration="none").forward.program
+    )
     assert fast.options["calibration"] == FAST_SORT  # what it was chosen by, which is part of every key
     assert "segmented is the fastest" in fast.explain()
 
@@ -149,7 +188,9 @@ def test_what_stands_for_a_device_in_hand() -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_what_compile_finds(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_what_compile_finds(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = importlib.import_module("gradc.cli.calibrate")  # the name in gradc.cli is the command
 
     def measured(said):
@@ -165,10 +206,15 @@ def test_the_command_writes_what_compile_finds(home: Path, monkeypatch: pytest.M
     assert constants == pytest.approx(GIVEN, rel=1e-6)
     assert gpu_of("sm_90", scattered().options["calibration"]).bandwidth == pytest.approx(GIVEN["bandwidth"])
     assert cli.main(["calibrate", "--out", str(home / "own.json")]) == 0
-    assert (home / "own.json").read_text() == path.read_text() and sorted(p.name for p in home.iterdir()) == ["calibration", "own.json"]
+    assert (home / "own.json").read_text() == path.read_text() and sorted(p.name for p in home.iterdir()) == [
+        "calibration",
+        "own.json",
+    ]
 
 
-def test_a_measurement_that_cannot_be_writes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measurement_that_cannot_be_writes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = importlib.import_module("gradc.cli.calibrate")  # the name in gradc.cli is the command
 
     def measured(said):
@@ -187,7 +233,15 @@ def test_calibrated_constants_are_said_to_be() -> None:
 
 # -- the kernels, on the simulator -------------------------------------------------------------------------------------
 
-TINY = calibrate.Scale(launches=(2, 4, 8), copied=(2, 3, 4), adds=(512, 1024, 2048), lines=(256, 512, 1024), moved=(1 << 13, 1 << 14, 1 << 15), hits=(8, 16, 32), rows=(4100, 9000, 18000))
+TINY = calibrate.Scale(
+    launches=(2, 4, 8),
+    copied=(2, 3, 4),
+    adds=(512, 1024, 2048),
+    lines=(256, 512, 1024),
+    moved=(1 << 13, 1 << 14, 1 << 15),
+    hits=(8, 16, 32),
+    rows=(4100, 9000, 18000),
+)
 SMALL = replace(H100, sms=2, l2=1 << 13, sort_pass=1e-7)
 QUICK = {**GIVEN, "sort_pass": 1e-7}
 """A pass over that many rows takes longer than its least."""
@@ -215,7 +269,13 @@ class Timed(calibrate.Bench):
         name = function.removeprefix("gradc_calibrate_")
         if name == "copy":  # of 16 bytes each
             return 32 * args[2] * args[3] / GIVEN["bandwidth" if 16 * args[2] > SMALL.l2 else "resident"]
-        rates = {"coalesced": args[-1] / GIVEN["coalesced"], "scattered": args[-1] / GIVEN["scattered"], "vectors": args[-1] * 16 / GIVEN["resident"], "hot": args[-1] * GIVEN["hot"], "nothing": GIVEN["launch"]}
+        rates = {
+            "coalesced": args[-1] / GIVEN["coalesced"],
+            "scattered": args[-1] / GIVEN["scattered"],
+            "vectors": args[-1] * 16 / GIVEN["resident"],
+            "hot": args[-1] * GIVEN["hot"],
+            "nothing": GIVEN["launch"],
+        }
         if name in rates:
             return rates[name]
         if name == "gradc_sort_move":  # a pass; base is the rest
@@ -241,7 +301,9 @@ def test_kernels_do_what_they_are_timed_for() -> None:
                 spans.append((Span(memory.address, a.size, a.dtype), memory))
             else:
                 spans.append((a, None))
-        device.launch(f"gradc_calibrate_{function}", blocks, 32 if function == "spin" else 256, [s for s, _ in spans], written)
+        device.launch(
+            f"gradc_calibrate_{function}", blocks, 32 if function == "spin" else 256, [s for s, _ in spans], written
+        )
         return [device.read(s) for s, memory in spans if memory is not None]
 
     (table,) = run("coalesced", np.zeros(64, np.float32), 64, 6400)
@@ -268,7 +330,10 @@ def test_the_clock_of_a_device() -> None:
     table, turns = bench.memory(1 << 16, np.float32), []
 
     def adds(count: int) -> float:
-        return bench.seconds(lambda: bench.launch("gradc_calibrate_coalesced", 4, 256, [table, 1 << 16, count], (0,)), lambda: turns.append(count))
+        return bench.seconds(
+            lambda: bench.launch("gradc_calibrate_coalesced", 4, 256, [table, 1 << 16, count], (0,)),
+            lambda: turns.append(count),
+        )
 
     assert adds(1 << 12) > 0 and adds(1 << 17) > 0
     assert turns == [1 << 12] * (calibrate.REPEATS + 1) + [1 << 17] * (calibrate.REPEATS + 1)

@@ -68,12 +68,28 @@ def test_a_kink_nearby_is_stepped_inside_of(seed: int):
 # -- surrogates --------------------------------------------------------------------------------------------------------
 
 SURROGATES = {
-    "fake_quantize": (lambda x, s: ops.tanh(ops.fake_quantize(x, s, block=(1, 4))), {"x": "f32[N,4]", "s": "f32[N,1]"}, "fake_quantize"),
-    "quantize": (lambda x, s: ops.dequantize(ops.quantize(x, s, block=(1, 4)), s, block=(1, 4)) * x, {"x": "f32[N,4]", "s": "f32[N,1]"}, "quantize"),
+    "fake_quantize": (
+        lambda x, s: ops.tanh(ops.fake_quantize(x, s, block=(1, 4))),
+        {"x": "f32[N,4]", "s": "f32[N,1]"},
+        "fake_quantize",
+    ),
+    "quantize": (
+        lambda x, s: ops.dequantize(ops.quantize(x, s, block=(1, 4)), s, block=(1, 4)) * x,
+        {"x": "f32[N,4]", "s": "f32[N,1]"},
+        "quantize",
+    ),
     "padding": (lambda i, x: ops.embedding(i, x, padding_idx=0) ** 2, {"i": "i64[N]", "x": "f64[V,3]"}, "gather"),
-    "frequency": (lambda i, x: ops.embedding(i, x, scale_grad_by_freq=True) ** 2, {"i": "i64[N]", "x": "f64[V,3]"}, "gather"),
-    "both": (lambda i, x: ops.embedding(i, x, padding_idx=1, scale_grad_by_freq=True) ** 2, {"i": "i64[N]", "x": "f32[V,3]"}, "gather"),
-}  # fmt: skip
+    "frequency": (
+        lambda i, x: ops.embedding(i, x, scale_grad_by_freq=True) ** 2,
+        {"i": "i64[N]", "x": "f64[V,3]"},
+        "gather",
+    ),
+    "both": (
+        lambda i, x: ops.embedding(i, x, padding_idx=1, scale_grad_by_freq=True) ** 2,
+        {"i": "i64[N]", "x": "f32[V,3]"},
+        "gather",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SURROGATES)
@@ -91,7 +107,9 @@ def test_a_plain_gather_is_its_own_surrogate():
 
 
 def test_stop_gradient_is_held():
-    report = check(traced(lambda x, y: ops.stop_gradient(ops.exp(x)) * x + ops.stop_gradient(y) * y, x="f64[N]", y="f64[N]"))
+    report = check(
+        traced(lambda x, y: ops.stop_gradient(ops.exp(x)) * x + ops.stop_gradient(y) * y, x="f64[N]", y="f64[N]")
+    )
     assert verdicts(report) == {"ok"}, report
     assert "2 values under stop_gradient were held" in str(report)
 
@@ -107,9 +125,19 @@ WRONG: dict[str, tuple[Any, dict[str, str], str, Any]] = {
     "factor": (lambda x: ops.tanh(x), {"x": "f32[N,3]"}, "tanh", lambda g, y, x: (g * (1 - y * y) * 1.001,)),
     "sign": (lambda x: ops.sin(x).sum(), {"x": "f32[N]"}, "sin", lambda g, y, x: (-(g * ops.cos(x)),)),
     "operand": (lambda x, y: x * y, {"x": "f32[N]", "y": "f32[N]"}, "mul", lambda g, z, x, y: (g * y, g * y)),
-    "one element": (lambda x: ops.exp(x), {"x": "f64[N]"}, "exp", lambda g, y, x: (ops.where(ops.gt(x, ops.max(x, axis=0, keepdims=True) - 1e-9), g * y * 2, g * y),)),
-    "kink": (lambda x: ops.relu(x), {"x": "f32[N]"}, "relu", lambda g, y, x: (g * ops.where(ops.gt(x, 0.0 * x), x * 0 + 1.01, x * 0),)),
-}  # fmt: skip
+    "one element": (
+        lambda x: ops.exp(x),
+        {"x": "f64[N]"},
+        "exp",
+        lambda g, y, x: (ops.where(ops.gt(x, ops.max(x, axis=0, keepdims=True) - 1e-9), g * y * 2, g * y),),
+    ),
+    "kink": (
+        lambda x: ops.relu(x),
+        {"x": "f32[N]"},
+        "relu",
+        lambda g, y, x: (g * ops.where(ops.gt(x, 0.0 * x), x * 0 + 1.01, x * 0),),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -156,7 +184,9 @@ def test_a_kink_at_the_point_is_said():
 
 
 def test_ties_are_said():
-    report = check(traced(lambda x: ops.max(x, axis=1), x="f32[N,3]"), inputs={"x": np.array([[1, 1, 0], [0, 2, 1]], np.float32)})
+    report = check(
+        traced(lambda x: ops.max(x, axis=1), x="f32[N,3]"), inputs={"x": np.array([[1, 1, 0], [0, 2, 1]], np.float32)}
+    )
     assert report.ok and "kink" in verdicts(report), report
 
 

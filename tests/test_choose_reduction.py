@@ -32,7 +32,11 @@ def pick(module: gradc.Module, **dims: int) -> list[str]:
 
 def test_the_pick_follows_the_shape_and_the_c_differs() -> None:
     small, large = embedding_gradient("19"), embedding_gradient("32000")
-    assert pick(small) == ["privatized"] and pick(large, N=8192) == ["segmented"] and pick(large, N=200_000) == ["privatized"]
+    assert (
+        pick(small) == ["privatized"]
+        and pick(large, N=8192) == ["segmented"]
+        and pick(large, N=200_000) == ["privatized"]
+    )
     assert "gradc_sort" not in "".join(k.source for k in small.backward.kernels.values())
     assert "gradc_sort" in "".join(k.source for k in large.backward.kernels.values())
 
@@ -58,7 +62,9 @@ def test_a_symbolic_table_keeps_both_and_chooses_at_the_call() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 7, 64, 1000])
 @pytest.mark.parametrize("hot", [False, True])
 def test_forced_strategies_agree(strategy: str, rows: int, hot: bool) -> None:
-    graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table, padding_idx=3), tokens="i64[N]", table="f64[50,5]")
+    graph = gradc.trace(
+        lambda tokens, table: ops.embedding(tokens, table, padding_idx=3), tokens="i64[N]", table="f64[50,5]"
+    )
     module = gradc.compile(graph, wrt=["table"], reductions={"*": strategy})
     assert pick(module) == [strategy]
     rng = np.random.default_rng(1)
@@ -78,7 +84,11 @@ def test_a_broadcast_gradient_is_regular_or_privatized(strategy: str) -> None:
     module = gradc.compile(graph, wrt=["b"], reductions={"*": strategy})
     assert pick(module) == [strategy]
     rng = np.random.default_rng(2)
-    x, b, dy = rng.standard_normal((9, 40, 3)).astype("f4"), rng.standard_normal((9, 3)).astype("f4"), rng.standard_normal((9, 40, 3)).astype("f4")
+    x, b, dy = (
+        rng.standard_normal((9, 40, 3)).astype("f4"),
+        rng.standard_normal((9, 3)).astype("f4"),
+        rng.standard_normal((9, 40, 3)).astype("f4"),
+    )
     _, residuals = module.forward(x=x, b=b)
     np.testing.assert_allclose(module.backward(residuals, dy)["b"], (x * dy).sum(1), rtol=1e-5, atol=1e-5)
 
@@ -93,7 +103,11 @@ def test_a_strategy_that_cannot_be_is_refused_by_name() -> None:
 
 def test_explain_shows_the_table() -> None:
     text = embedding_gradient("32000").explain(N=8192)
-    assert "combine into d.table" in text and "-> segmented" in text and "8192 rows sorted by index, each result row written once" in text
+    assert (
+        "combine into d.table" in text
+        and "-> segmented" in text
+        and "8192 rows sorted by index, each result row written once" in text
+    )
 
 
 def test_a_sort_beyond_32_bits_is_refused_before_it_runs() -> None:
@@ -104,7 +118,10 @@ def test_a_sort_beyond_32_bits_is_refused_before_it_runs() -> None:
     sorting = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table="f32[V,8]")
     for target in ("cpu", "cuda-sim", "numpy"):
         backward = gradc.compile(sorting, wrt=["table"], target=target, reductions={"*": "segmented"}).backward
-        for sizes, what in (({"N": MOST_SORTED + 1, "V": 10}, f"{MOST_SORTED + 1} rows;"), ({"N": 10, "V": 2**31}, "2147483648 rows of its result;")):
+        for sizes, what in (
+            ({"N": MOST_SORTED + 1, "V": 10}, f"{MOST_SORTED + 1} rows;"),
+            ({"N": 10, "V": 2**31}, "2147483648 rows of its result;"),
+        ):
             with pytest.raises(Unsupported, match=what):
                 backward.workspace_size(**sizes)
             with pytest.raises(Unsupported, match=what):
@@ -133,8 +150,14 @@ TWO_KEYS = """program @p {
 @pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
 @pytest.mark.parametrize("keys", [("s", "t"), ("s", "s")])
 def test_rows_are_visited_in_one_order(keys: tuple[str, str], target: str) -> None:
-    """Two sums by different keys in one kernel: the rows are sorted by one of them, and the other sum does without an order."""
-    checks = "\n".join(f'kernel @c{k} rows() cols(n: N) {{\n %0 = load {k}[n] : i64\n check %0 {{bound=9, op="gather", source="{k}"}}\n}}' for k in "st")
+    """Two sums by different keys in one kernel: the rows are sorted by one of them, and the other sum does without an
+    order.
+    """
+    checks = "\n".join(
+        f'kernel @c{k} rows() cols(n: N) {{\n %0 = load {k}[n] : i64\n check %0 {{bound=9, op="gather",'
+        f' source="{k}"}}\n}}'
+        for k in "st"
+    )
     text = TWO_KEYS.replace("CHECKS", checks).replace("accum b[%1", "accum b[%1" if keys[1] == "t" else "accum b[%0")
     on = {"device": device_for("sm_90"), "available": ON_GPU} if target == "cuda-sim" else {}
     program = choose_reduction(parse_program(text), force={"*": "segmented"}, **on)  # type: ignore[arg-type]
@@ -155,8 +178,14 @@ def test_the_estimate_has_the_partial_results_that_the_c_makes() -> None:
     backward = gradc.compile(graph, wrt=["table"], target="cpu", reductions={"*": "privatized"}).backward
     types = {b.name: b.type for b in backward.program.buffers}
     (kernel,) = (k for k in backward.program.kernels if k.accums)
-    for dims in ({"N": n, "V": v, "D": d} for n in (1, 100, 255, 4096, 65_536, 1_000_000) for v, d in ((3, 1), (25, 16), (1000, 16), (25, 100), (7, 5000), (60_000, 80))):
-        (private,) = (e for e in estimates(kernel, combines(kernel, types)[0], types, dims) if e.strategy == "privatized")
+    for dims in (
+        {"N": n, "V": v, "D": d}
+        for n in (1, 100, 255, 4096, 65_536, 1_000_000)
+        for v, d in ((3, 1), (25, 16), (1000, 16), (25, 100), (7, 5000), (60_000, 80))
+    ):
+        (private,) = (
+            e for e in estimates(kernel, combines(kernel, types)[0], types, dims) if e.strategy == "privatized"
+        )
         chunks = int(private.why.split()[0])
         values = (ctypes.c_int64 * 3)(*(dims[name] for name in backward.program.dims))
         partials = chunks * dims["V"] * dims["D"] * 8
@@ -167,31 +196,55 @@ def test_the_estimate_has_the_partial_results_that_the_c_makes() -> None:
 
 @pytest.mark.parametrize(("columns", "enough"), [(16, 25 * 128 + 1), (64, 25 * 64 + 1)])
 def test_sorting_pays_from_where_partial_results_cost_more(columns: int, enough: int) -> None:
-    """10 ns a row at 20 GB/s against 8 bytes per element and chunk: 25 elements per row of a chunk, of which 4096 rows of so many columns have 128 and 64."""
+    """10 ns a row at 20 GB/s against 8 bytes per element and chunk: 25 elements per row of a chunk, of which 4096 rows
+    of so many columns have 128 and 64.
+    """
     for rows, how in (((enough - 1) // columns, "privatized"), (-(-enough // columns), "segmented")):
-        graph = gradc.trace(lambda i, u, rows=rows: ops.scatter_add(i, u, axis=0, size=rows), i="i64[4096]", u=f"f32[4096,{columns}]")
+        graph = gradc.trace(
+            lambda i, u, rows=rows: ops.scatter_add(i, u, axis=0, size=rows), i="i64[4096]", u=f"f32[4096,{columns}]"
+        )
         assert [picked for _, _, picked, _ in decisions(gradc.compile(graph, target="numpy").forward.program)] == [how]
 
 
-@pytest.mark.parametrize(("dtype", "strategy", "deterministic"), [("f32", "atomic_fixed", True), ("f32", "atomic", False), ("i32", "atomic", True), ("f32", "segmented", True)])
+@pytest.mark.parametrize(
+    ("dtype", "strategy", "deterministic"),
+    [("f32", "atomic_fixed", True), ("f32", "atomic", False), ("i32", "atomic", True), ("f32", "segmented", True)],
+)
 def test_what_is_deterministic_is_said_alike(dtype: str, strategy: str, deterministic: bool) -> None:
     """The cost model and the precision of an executable read one record."""
     graph = gradc.trace(lambda i, u: ops.scatter_add(i, u, axis=0, size=9), i="i64[N]", u=f"{dtype}[N,4]")
     forward = gradc.compile(graph, target="cuda-sim", reductions={"*": strategy}).forward
     assert forward.precision.deterministic is deterministic and forward.precision.bit_stable is deterministic
-    (picked,) = (e for _, _, _, table in decisions(forward.program, device=device_for("sm_90")) for e in table if e.strategy == strategy)
+    (picked,) = (
+        e
+        for _, _, _, table in decisions(forward.program, device=device_for("sm_90"))
+        for e in table
+        if e.strategy == strategy
+    )
     assert picked.deterministic is deterministic
 
 
 @pytest.mark.parametrize("cols", [1, 8, 64, 128, 5000])
 @pytest.mark.parametrize("static", [False, True])
 def test_the_cases_pick_what_the_estimates_say(cols: int, static: bool) -> None:
-    """For rows of several chunks, where the two costs are more than a third apart, and the result is no larger than all partial results may be."""
+    """For rows of several chunks, where the two costs are more than a third apart, and the result is no larger than all
+    partial results may be.
+    """
     for rows, size in ((int(2 ** (n / 2)), int(2 ** (s / 2))) for n in range(22, 50) for s in range(2, 44)):
         cases = host_cases(symbol("N"), cols, size if static else symbol("S"))
         how = next(how for when, how in cases if when is None or when.holds({"N": rows, "S": size}))
         sizes = HostScatter(rows, cols, size, 4, 0, 1)
-        costs = {name: (s.host or pytest.fail)(sizes, CPU)[1] - size * 4 / CPU.bandwidth for name, s in STRATEGIES.items() if name in ("segmented", "privatized")}
+        costs = {
+            name: (s.host or pytest.fail)(sizes, CPU)[1] - size * 4 / CPU.bandwidth
+            for name, s in STRATEGIES.items()
+            if name in ("segmented", "privatized")
+        }
         costs["segmented"] -= 8 * rows / CPU.bandwidth  # the sort's own reading and writing is in its 10 ns
         best = min(costs, key=costs.__getitem__)
-        assert how == best or max(costs.values()) < 1.34 * min(costs.values()) or (static and size >= MOST_PARTIALS), (rows, cols, size, costs, how)
+        assert how == best or max(costs.values()) < 1.34 * min(costs.values()) or (static and size >= MOST_PARTIALS), (
+            rows,
+            cols,
+            size,
+            costs,
+            how,
+        )

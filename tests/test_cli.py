@@ -19,7 +19,7 @@ from gradc.cli import main
 from gradc.cli.progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL = '''
+MODEL = """
 import gradc
 from gradc import ops
 from gradc.ir.op import Expr, Primitive, Sample
@@ -47,11 +47,18 @@ def bag(tokens: "i64[N]", q: "i8[V,8]", scale: "f32[V,1]", w: "f32[8]"):
 def broken(x):
     return x @ undefined_name
 
-wrong = Primitive("cli_test_wrong", infer=lambda x: x, reference=lambda x: x * x, lower=Expr("{0} * {0}"), vjp=lambda g, y, x: (g * x,), samples=())
+wrong = Primitive(
+    "cli_test_wrong",
+    infer=lambda x: x,
+    reference=lambda x: x * x,
+    lower=Expr("{0} * {0}"),
+    vjp=lambda g, y, x: (g * x,),
+    samples=(),
+)
 
 def wrongly(x):
     return wrong(x)
-'''
+"""
 
 
 @pytest.fixture
@@ -84,8 +91,22 @@ def test_a_model_is_a_function_a_graph_a_file_or_a_folder(gradc_command, folder:
     assert "graph @bag<N,V>" in gradc_command("dump", "model.py:bag")[0]
     assert "graph @bag<N,V>" in gradc_command("dump", "model.py")[0], "the one graph of the file"
     assert "graph @plain<N>" in gradc_command("dump", *PLAIN)[0]
-    assert "%params.w: f32[4,3]" in gradc_command("dump", "model.py:nested", "--type", "params.w=f32[4,3]", "--type", "params.b=f32[3]", "--type", "x=f32[N,4]")[0]
-    assert "%x: f32[3]" in gradc_command("dump", "model.py:build")[0], "a function without parameters that makes a graph"
+    assert (
+        "%params.w: f32[4,3]"
+        in gradc_command(
+            "dump",
+            "model.py:nested",
+            "--type",
+            "params.w=f32[4,3]",
+            "--type",
+            "params.b=f32[3]",
+            "--type",
+            "x=f32[N,4]",
+        )[0]
+    )
+    assert "%x: f32[3]" in gradc_command("dump", "model.py:build")[0], (
+        "a function without parameters that makes a graph"
+    )
     graph = gradc.trace(lambda x: x * x, x="f32[N]", name="square")
     graph.save(folder / "square.gir")
     assert "graph @square<N>" in gradc_command("dump", "square.gir")[0]
@@ -105,7 +126,10 @@ MISTAKES = [
     (["dump", "model.py:plain", "--type", "x=q32[N]", "--type", "w=f32[4,3]"], "q32"),
     (["dump", "model.py:plain", "--type", "x"], "'x' is not NAME=TYPE"),
     (["dump", "model.py:plain", "--type", "x=f32[N,4]", "--type", "w=f32[5,3]"], "inner sizes differ: 4 and 5"),
-    (["dump", "model.py:broken", "--type", "x=f32[4]"], "model.py:broken raised NameError at model.py:27: name 'undefined_name' is not defined"),
+    (
+        ["dump", "model.py:broken", "--type", "x=f32[4]"],
+        "model.py:broken raised NameError at model.py:27: name 'undefined_name' is not defined",
+    ),
     (["dump", "model.py:bag", "--wrt", "tokens"], "NotDifferentiable: "),
     (["dump", "model.py:bag", "--wrt", "nothing"], "wrt names 'nothing'; the inputs of bag are tokens, q, scale, w"),
     (["dump", "model.py:bag", "--after", "sinkdequant"], "there is no pass 'sinkdequant'; did you mean sink_dequant?"),
@@ -122,14 +146,20 @@ MISTAKES = [
     (["compile", "model.py:bag", "--emit", "ir"], "--emit and -o belong together"),
     (["compile", "model.py:bag", "--emit", "exe", "-o", "out"], "--emit exe: there are ir, c, explain"),
     (["compile", "model.py:bag", "--numerics", "sloppy"], "'sloppy' is not one of 'real', 'strict'"),
-    (["compile", "model.py:bag", "--memory-budget", "much"], "'much': bytes (4096, 64MB) or a fraction from 0.0 to 1.0"),
-    (["compile", *PLAIN, "--wrt", "w", "--memory-budget", "1B", "--dims", "N=4"], "memory_budget=1 bytes, and 48 are the fewest"),
+    (
+        ["compile", "model.py:bag", "--memory-budget", "much"],
+        "'much': bytes (4096, 64MB) or a fraction from 0.0 to 1.0",
+    ),
+    (
+        ["compile", *PLAIN, "--wrt", "w", "--memory-budget", "1B", "--dims", "N=4"],
+        "memory_budget=1 bytes, and 48 are the fewest",
+    ),
     (["compile", "model.py:bag", "-o", "model.py", "--emit", "ir"], "is a file"),
     (["extract", "model.py:bag", "nokernel", "-o", "out"], "there is no kernel 'nokernel'"),
     (["frobnicate"], "No such command 'frobnicate'"),
     (["dump", "garbage.gir"], "IRFormatError: line 2, column 16: there is no op 'frob'"),
     (["dump", "."], "holds no module of gradc"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a[:4]) for a, _ in MISTAKES])
@@ -183,9 +213,15 @@ def test_options_reach_the_compiler(gradc_command):
     assert len(alone.splitlines()) > len(fused.splitlines())
     assert "on numpy" in gradc_command("compile", *PLAIN, "--target", "numpy")[0]
     assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all")[0]
-    assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all", "--memory-budget", "1KB", "--dims", "N=4")[0]
+    assert (
+        "r.soft"
+        in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all", "--memory-budget", "1KB", "--dims", "N=4")[0]
+    )
     assert "measured" in gradc_command("explain", *PLAIN, "--dims", "N=4", "--timed", "1")[0]
-    assert "f32[V,8]" in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy")[0]
+    assert (
+        "f32[V,8]"
+        in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy")[0]
+    )
 
 
 def test_dump(gradc_command):
@@ -201,7 +237,9 @@ def test_diff_shows_only_what_changed(gradc_command):
     lines = gradc_command("dump", *PLAIN, "--wrt", "w", "--diff", "decompose")[0].splitlines()
     assert lines[0] == "--- before decompose" and lines[1] == "+++ after decompose"
     assert any(line.startswith("-") and "softmax" in line for line in lines)
-    assert any(line.startswith("+") and "mul" in line and "# soft" in line for line in lines), "what took its place keeps its name"
+    assert any(line.startswith("+") and "mul" in line and "# soft" in line for line in lines), (
+        "what took its place keeps its name"
+    )
     kept = [line for line in lines[2:] if line.startswith(" ")]
     assert any("matmul" in line for line in kept), "a value that both have is one line"
     assert not any(line[1:].strip().startswith("%0:") for line in lines if line[0] in "+-")
@@ -229,7 +267,9 @@ def test_run(gradc_command, folder: Path):
     x, w = rng.standard_normal((6, 4)).astype("f4"), rng.standard_normal((4, 3)).astype("f4")
     np.save(folder / "x.npy", x)
     np.savez(folder / "both.npz", x=x, w=w)
-    out = gradc_command("run", *PLAIN, "--input", "x=x.npy", "--input", "w=both.npz", "--grad", "--wrt", "w", "--out", "y.npz")[0]
+    out = gradc_command(
+        "run", *PLAIN, "--input", "x=x.npy", "--input", "w=both.npz", "--grad", "--wrt", "w", "--out", "y.npz"
+    )[0]
     assert "at N=6" in out and "d.w  float32[4,3]  min " in out and "random" not in out
     soft = np.exp(x @ w) / np.exp(x @ w).sum(1, keepdims=True)
     with np.load(folder / "y.npz") as stored:
@@ -272,17 +312,23 @@ def test_check_says_yes_and_no(gradc_command):
 
 
 def test_extract_gives_files_that_check_themselves(gradc_command, folder: Path):
-    out = gradc_command("extract", "model.py:bag", "--wrt", "scale", "sum_scatter_add_mul", "-o", "one", "--dims", "N=300,V=90")[0]
+    out = gradc_command(
+        "extract", "model.py:bag", "--wrt", "scale", "sum_scatter_add_mul", "-o", "one", "--dims", "N=300,V=90"
+    )[0]
     assert "N=300, V=90" in out
     script = [sys.executable, str(folder / "one" / "check.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        script, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
     assert done.returncode == 0 and "ok" in done.stdout and "GB/s" in done.stdout, done.stderr
     source = folder / "one" / "kernel.c"
     edited = source.read_text().replace(" * v", " + v", 1)
     assert edited != source.read_text()
     source.write_text(edited)
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        script, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
     assert done.returncode == 1 and "WRONG" in done.stdout, "the C in the folder is what runs"
 
 
@@ -299,7 +345,14 @@ def test_doctor(gradc_command):
 def test_doctor_works_without_anything(folder: Path):
     environment = {k: v for k, v in os.environ.items() if k not in ("CC", "GRADC_CACHE_DIR")}
     environment |= {"PATH": str(folder), "HOME": str(folder), "PYTHONPATH": str(ROOT), "GRADC_CACHE": "0"}
-    done = subprocess.run([sys.executable, "-m", "gradc", "doctor"], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradc", "doctor"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
     assert "turned off by GRADC_CACHE" in done.stdout and "GPU" in done.stdout
     import importlib.util
@@ -312,8 +365,21 @@ def test_doctor_finds_what_is_broken(folder: Path):
     (folder / "cache").write_text("a file")
     (folder / "badcc").write_text("#!/bin/sh\nexit 1\n")
     (folder / "badcc").chmod(0o755)
-    environment = {**os.environ, "CC": str(folder / "badcc"), "GRADC_CACHE_DIR": str(folder / "cache"), "GRADC_VERIFY": "perhaps", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "gradc", "doctor"], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    environment = {
+        **os.environ,
+        "CC": str(folder / "badcc"),
+        "GRADC_CACHE_DIR": str(folder / "cache"),
+        "GRADC_VERIFY": "perhaps",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "gradc", "doctor"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 1, done.stdout
     last = done.stdout.splitlines()[-1]
     assert last.startswith("broken: ") and all(w in last for w in ("C compiler", "cache", "GRADC_VERIFY")), done.stdout
@@ -325,7 +391,9 @@ def test_doctor_finds_what_is_broken(folder: Path):
 def test_a_reader_that_stops_is_no_error(folder: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = f"{sys.executable} -m gradc dump model.py:bag --wrt scale --all | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
     assert done.returncode == 0 and not done.stderr and done.stdout.count("\n") == 1
 
 
@@ -354,7 +422,15 @@ def test_progress_only_where_wanted(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_command_does_not_wait_for_input(folder: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "gradc"], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=600, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradc"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+        check=False,
+    )
     assert "Usage: gradc" in done.stdout + done.stderr
 
 
@@ -371,7 +447,16 @@ def test_opt_repeats_what_compile_did(gradc_command, folder: Path):
             continue
         out = gradc_command("opt", f"stages/{files[before].name}", "-p", name)[0]
         assert gradc.parse(out) == gradc.parse(files[name].read_text()), name
-    gradc_command("opt", f"stages/{files['forward'].name}", "-p", "differentiate,decompose,simplify", "--wrt", "scale", "-o", "joint.gir")
+    gradc_command(
+        "opt",
+        f"stages/{files['forward'].name}",
+        "-p",
+        "differentiate,decompose,simplify",
+        "--wrt",
+        "scale",
+        "-o",
+        "joint.gir",
+    )
     out = gradc_command("opt", "joint.gir", "-p", "schedule,choose_reduction,plan_buffers", "--all")[0]
     assert "# after schedule" in out and "slot 0" in out.split("# after plan_buffers")[1]
 

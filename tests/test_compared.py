@@ -52,10 +52,18 @@ def test_what_is_said_of_torchs_quantization() -> None:
     x = torch.tensor([0.31, 2.0, -3.0], requires_grad=True)
     s, z = torch.tensor([0.1], requires_grad=True), torch.tensor([0.0], requires_grad=True)
     torch._fake_quantize_learnable_per_tensor_affine(x, s, z, -8, 7, 1.0).backward(torch.tensor([1.0, 10, 100]))
-    assert x.grad.tolist() == [1, 0, 0] and s.grad.item() == pytest.approx(-730.1, rel=1e-5) and z.grad.item() == pytest.approx(-11)
+    assert (
+        x.grad.tolist() == [1, 0, 0]
+        and s.grad.item() == pytest.approx(-730.1, rel=1e-5)
+        and z.grad.item() == pytest.approx(-11)
+    )
     with pytest.raises(RuntimeError, match="1-D"):
-        torch.fake_quantize_per_channel_affine(torch.zeros(4, 8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.int32), 0, -8, 7)
-    assert not torch.quantize_per_tensor(torch.ones(3, requires_grad=True), 0.1, 0, torch.qint8).dequantize().requires_grad
+        torch.fake_quantize_per_channel_affine(
+            torch.zeros(4, 8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.int32), 0, -8, 7
+        )
+    assert (
+        not torch.quantize_per_tensor(torch.ones(3, requires_grad=True), 0.1, 0, torch.qint8).dequantize().requires_grad
+    )
     for value, slope in ((0.75, 0), (0.7, 1)):  # 8 and 7 before clamping to 7
         x = torch.tensor([value], requires_grad=True)
         torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7).backward()
@@ -74,7 +82,9 @@ y.sum().backward()
 """
 
 
-@pytest.mark.parametrize(("padding", "value", "fate"), [("zeros", "nan", 0), ("border", "1.0", -11), ("reflection", "1.0", -11)])
+@pytest.mark.parametrize(
+    ("padding", "value", "fate"), [("zeros", "nan", 0), ("border", "1.0", -11), ("reflection", "1.0", -11)]
+)
 def test_what_is_said_of_torchs_grid_sample(padding: str, value: str, fate: int) -> None:
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", NAN, padding], capture_output=True, text=True)

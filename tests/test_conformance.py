@@ -1,4 +1,6 @@
-"""What passes in benchmarks/results/conformance.json still passes (a part of it), and docs/conformance.md is what the script makes of it."""
+"""What passes in benchmarks/results/conformance.json still passes (a part of it), and docs/conformance.md is what the
+script makes of it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,13 @@ def some(label: str, dtype: str) -> list[Case]:
 def test_what_passed_still_passes(label: str, dtype: str) -> None:
     passed = {name for name, *_, ok in RESULTS["ops"][label][dtype]["cases"] if ok}
     for outcome in conformance.measure(some(label, dtype)):
-        assert outcome.case.label in passed or not outcome.passed, f"{outcome.case.label} passes now: run make conformance"
-        assert outcome.passed or outcome.case.label not in passed, f"{outcome.case.label}: {outcome.refused or f'{outcome.where} is off by {outcome.ours:.3g} units, torch by {outcome.theirs}'}"
+        assert outcome.case.label in passed or not outcome.passed, (
+            f"{outcome.case.label} passes now: run make conformance"
+        )
+        assert outcome.passed or outcome.case.label not in passed, (
+            f"{outcome.case.label}:"
+            f" {outcome.refused or f'{outcome.where} is off by {outcome.ours:.3g} units, torch by {outcome.theirs}'}"
+        )
 
 
 def test_every_sample_is_there() -> None:
@@ -50,7 +57,9 @@ def test_no_result_depends_on_the_threads() -> None:
     """The quick form; the script's --determinism runs each case 100 times."""
     chosen = [case for k, case in enumerate(conformance.large_cases("f32")) if k in (0, 4, 8, 11, 13, 15, 20, 21)]
     results = conformance.differing(conformance.Batch(chosen), repeats=8, upstreams=2)
-    assert len(results) == len(chosen) and set(results.values()) == {1}, {c.label: n for c, n in results.items() if n > 1}
+    assert len(results) == len(chosen) and set(results.values()) == {1}, {
+        c.label: n for c, n in results.items() if n > 1
+    }
 
 
 def samplers() -> Iterator[Any]:
@@ -63,11 +72,17 @@ def samplers() -> Iterator[Any]:
 @pytest.mark.parametrize(("rank", "mode", "padding", "corners"), list(samplers()))
 def test_the_long_double_oracle_is_torch(rank: int, mode: str, padding: str, corners: bool) -> None:
     rng = np.random.default_rng(0)
-    x, grid, dy = rng.standard_normal((2, 3, *(5, 4, 6)[:rank])), rng.uniform(-4, 4, (2, *(3, 7, 2)[:rank], rank)), rng.standard_normal((2, 3, *(3, 7, 2)[:rank]))
+    x, grid, dy = (
+        rng.standard_normal((2, 3, *(5, 4, 6)[:rank])),
+        rng.uniform(-4, 4, (2, *(3, 7, 2)[:rank], rank)),
+        rng.standard_normal((2, 3, *(3, 7, 2)[:rank])),
+    )
     leaves = [torch.tensor(a, requires_grad=True) for a in (x, grid)]
     y = torch.nn.functional.grid_sample(*leaves, mode=mode, padding_mode=padding, align_corners=corners)
     y.backward(torch.tensor(dy))
-    for got, want in zip(long_double.grid_sample(x, grid, dy, mode, padding, corners), (y, *(t.grad for t in leaves)), strict=True):
+    for got, want in zip(
+        long_double.grid_sample(x, grid, dy, mode, padding, corners), (y, *(t.grad for t in leaves)), strict=True
+    ):
         np.testing.assert_allclose(got.astype(np.float64), want.detach().numpy(), rtol=1e-12, atol=1e-12)
 
 

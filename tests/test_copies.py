@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{f"pickle {protocol}": lambda x, protocol=protocol: pickle.loads(pickle.dumps(x, protocol)) for protocol in (2, pickle.HIGHEST_PROTOCOL)},
+    **{
+        f"pickle {protocol}": lambda x, protocol=protocol: pickle.loads(pickle.dumps(x, protocol))
+        for protocol in (2, pickle.HIGHEST_PROTOCOL)
+    },
 }
 
 
@@ -56,7 +59,9 @@ def module() -> gradc.Module:
 
 def call(module: Any) -> tuple[dict[str, Any], Any]:
     rng = np.random.default_rng(0)
-    values, residuals = module.forward(x=rng.standard_normal((5, 4)).astype(np.float32), w=rng.standard_normal((4, 3)).astype(np.float32))
+    values, residuals = module.forward(
+        x=rng.standard_normal((5, 4)).astype(np.float32), w=rng.standard_normal((4, 3)).astype(np.float32)
+    )
     return values, residuals
 
 
@@ -67,7 +72,11 @@ def gradient(module: Any, residuals: Any) -> Any:
 @pytest.mark.parametrize("how", COPIES)
 def test_a_graph_is_the_same_with_its_notes_and_arrays(module: gradc.Module, how: str) -> None:
     again = COPIES[how](module.graph)
-    assert again == module.graph and str(again) == str(module.graph) and again.notes == {n: v for n, v in module.graph.notes.items() if n in module.graph.nodes}
+    assert (
+        again == module.graph
+        and str(again) == str(module.graph)
+        and again.notes == {n: v for n, v in module.graph.notes.items() if n in module.graph.nodes}
+    )
     (name,) = again.defaults
     assert np.array_equal(again.defaults[name], table) and not again.defaults[name].flags.writeable
 
@@ -95,7 +104,9 @@ def test_residuals_serve_a_later_backward(module: gradc.Module, how: str) -> Non
 
 
 def test_residuals_of_arrays_in_another_order_serve_a_later_backward(tmp_path: Path) -> None:
-    module = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.tanh(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"])
+    module = gradc.compile(
+        gradc.trace(lambda x, w: ops.sum(ops.tanh(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"]
+    )
     rng = np.random.default_rng(0)
     w = rng.standard_normal((700, 512)).astype(np.float32)
     x = rng.standard_normal((512, 700)).astype(np.float32).T
@@ -104,7 +115,11 @@ def test_residuals_of_arrays_in_another_order_serve_a_later_backward(tmp_path: P
     expected = module.backward(residuals, np.float32(1))
     module.save(tmp_path / "m.gradc")
     both = pickle.loads(pickle.dumps((module, residuals)))
-    for backward, kept in ((module.backward, both[1]), (both[0].backward, both[1]), (gradc.load_module(tmp_path / "m.gradc").backward, residuals)):
+    for backward, kept in (
+        (module.backward, both[1]),
+        (both[0].backward, both[1]),
+        (gradc.load_module(tmp_path / "m.gradc").backward, residuals),
+    ):
         found = backward(kept, np.float32(1))
         assert all(np.array_equal(found[name], expected[name]) for name in ("x", "w"))
     other = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.exp(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"])
@@ -118,7 +133,15 @@ def test_what_else_a_user_holds(module: gradc.Module, how: str) -> None:
     _, residuals = call(module)
     grads = module.backward(residuals, y=np.ones((5, 3), np.float32))
     assert list(make(grads)) == list(grads) and np.array_equal(make(grads)["w"], grads["w"])
-    for thing in (module.graph.outputs[0][1], module.graph.inputs[0].type, symbol("N") * 2 + 1, module.forward.program, ops.tanh, ops.softmax, ops.matmul):
+    for thing in (
+        module.graph.outputs[0][1],
+        module.graph.inputs[0].type,
+        symbol("N") * 2 + 1,
+        module.forward.program,
+        ops.tanh,
+        ops.softmax,
+        ops.matmul,
+    ):
         assert make(thing) == thing
     assert make(ops.tanh) is ops.tanh and make(module.graph.outputs[0][1]) is module.graph.outputs[0][1]
     plan = make(gradc.plans.embedding_backward(D=4))
@@ -127,8 +150,12 @@ def test_what_else_a_user_holds(module: gradc.Module, how: str) -> None:
     kernel = next(iter(module.kernels.values()))
     assert make(kernel).ir == kernel.ir
     assert make(doubled) is doubled
-    sparse = gradc.compile(gradc.trace(lambda i, t: ops.embedding(i, t), i="i64[N]", t="f32[V,4]"), wrt=["t"], sparse=["t"])
-    rows = sparse.backward(sparse.forward(i=np.array([2, 0]), t=np.ones((5, 4), np.float32))[1], np.ones((2, 4), np.float32))["t"]
+    sparse = gradc.compile(
+        gradc.trace(lambda i, t: ops.embedding(i, t), i="i64[N]", t="f32[V,4]"), wrt=["t"], sparse=["t"]
+    )
+    rows = sparse.backward(
+        sparse.forward(i=np.array([2, 0]), t=np.ones((5, 4), np.float32))[1], np.ones((2, 4), np.float32)
+    )["t"]
     assert np.array_equal(make(rows).dense(), rows.dense())
     alone = gradc.Executable(module.forward.program, module.target)
     assert make(alone).program == alone.program
@@ -155,7 +182,13 @@ ERRORS = [
 
 def test_every_error_class_is_tried() -> None:
     own = lambda kind: "__init__" in vars(kind)
-    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GradcError) and any(own(k) for k in kind.__mro__ if k.__module__ == errors.__name__)}
+    kinds = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, GradcError)
+        and any(own(k) for k in kind.__mro__ if k.__module__ == errors.__name__)
+    }
     assert {kind for kind in kinds if not kind.__name__.startswith("_")} <= {type(e) for e in ERRORS}
 
 
@@ -175,8 +208,14 @@ def test_another_process_reads_the_pickle_of_a_module(module: gradc.Module, tmp_
     data = pickle.dumps(module)
     assert b"\x7fELF" not in data
     (tmp_path / "module.pickle").write_bytes(data)
-    text = "import pickle, sys, numpy as np; m = pickle.load(open(sys.argv[1], 'rb')); rng = np.random.default_rng(0); print(m.forward(x=rng.standard_normal((5, 4)).astype('f4'), w=rng.standard_normal((4, 3)).astype('f4'))[0]['y'].tobytes().hex())"
-    done = subprocess.run([sys.executable, "-c", text, str(tmp_path / "module.pickle")], capture_output=True, text=True, cwd=ROOT)
+    text = (
+        "import pickle, sys, numpy as np; m = pickle.load(open(sys.argv[1], 'rb')); rng = np.random.default_rng(0);"
+        " print(m.forward(x=rng.standard_normal((5, 4)).astype('f4'), w=rng.standard_normal((4,"
+        " 3)).astype('f4'))[0]['y'].tobytes().hex())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path / "module.pickle")], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.stdout.strip() == values["y"].tobytes().hex(), done.stderr
 
 

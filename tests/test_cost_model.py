@@ -1,4 +1,6 @@
-"""The cost model of GPUs: its worked examples, its rules, what choose_reduction makes of it, and the devices' constants."""
+"""The cost model of GPUs: its worked examples, its rules, what choose_reduction makes of it, and the devices'
+constants.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def gpu(name: str) -> Gpu:
 H100 = gpu("H100")
 
 
-def microseconds(s: Scatter[int], device: Gpu = H100, unique: int | None = None, most: int | None = None) -> dict[str, float]:
+def microseconds(
+    s: Scatter[int], device: Gpu = H100, unique: int | None = None, most: int | None = None
+) -> dict[str, float]:
     return {e.strategy: e.seconds * 1e6 for e in predict(s, device, hits=expected_hits(s, unique, most))}
 
 
@@ -93,7 +97,13 @@ EXAMPLES = {
     # case: sizes, (U, R) where known, floor, atomic, segmented in us as the table has them
     "N16384 V128256 D4096 bf16 -> bf16": (row_scatter(16384, 128256, 4096, 2, 2), (None, None), 395, 1999, 439),
     "same, fp32 out": (row_scatter(16384, 128256, 4096, 2, 4), (None, None), 745, 946, 789),
-    "N65536 V128256 D4096 zipf, bf16": (row_scatter(65536, 128256, 4096, 2, 2), zipf(65536, 128256, 1.05), 529, 2225, 573),
+    "N65536 V128256 D4096 zipf, bf16": (
+        row_scatter(65536, 128256, 4096, 2, 2),
+        zipf(65536, 128256, 1.05),
+        529,
+        2225,
+        573,
+    ),
     "V155 N65536 D128 fp32 uniform": (row_scatter(65536, 155, 128, own=True), (None, None), 11, 16, 39),
     "same, half on one row": (row_scatter(65536, 155, 128, own=True), (None, 32768), 11, 169, 39),
 }
@@ -115,20 +125,30 @@ def test_the_largest_example_has_rounder_numbers() -> None:
     assert round(floor(s) / H100.bandwidth * 1e6) == 1630
     assert found["atomic"] == pytest.approx(20300, rel=0.005) and found["segmented"] == pytest.approx(1960, rel=0.005)
     carries = s.rows // 2 // 128 * 2 * 128 * 4  # two rows per chunk of the hot one
-    assert found["segmented"] - microseconds(s, H100, unique, 1)["segmented"] == pytest.approx(carries / H100.bandwidth * 1e6)
+    assert found["segmented"] - microseconds(s, H100, unique, 1)["segmented"] == pytest.approx(
+        carries / H100.bandwidth * 1e6
+    )
 
 
 def test_the_privatized_example_is_its_floor_and_its_partial_results() -> None:
-    """~12 us beside a sort's 39: 11.4 us of reading and writing and, on their way through L2, 2.7 of 64 blocks' partial results; 5 of two launches come on top."""
+    """~12 us beside a sort's 39: 11.4 us of reading and writing and, on their way through L2, 2.7 of 64 blocks' partial
+    results; 5 of two launches come on top.
+    """
     s = row_scatter(65536, 155, 128, own=True)
     found = microseconds(s)
     assert s.own and partials(s) == 64
     apart = 2 * 64 * s.out * 4 / H100.resident * 1e6
-    assert found["privatized"] == pytest.approx(floor(s) / H100.bandwidth * 1e6 + apart + 5) and round(found["privatized"]) == 19
+    assert (
+        found["privatized"] == pytest.approx(floor(s) / H100.bandwidth * 1e6 + apart + 5)
+        and round(found["privatized"]) == 19
+    )
     assert cheapest(s, H100, DETERMINISTIC) == "privatized" and found["privatized"] < found["segmented"] / 2
     half = microseconds(s, H100, None, 32768)["privatized"]
     assert half == found["privatized"], "512 rows that one warp adds take no longer than 1024 take to come"
-    assert microseconds(replace(s, width=32, out=155 * 32, read=s.read // 4), H100, None, 65536)["privatized"] < 2 * microseconds(replace(s, width=32, out=155 * 32, read=s.read // 4))["privatized"]
+    assert (
+        microseconds(replace(s, width=32, out=155 * 32, read=s.read // 4), H100, None, 65536)["privatized"]
+        < 2 * microseconds(replace(s, width=32, out=155 * 32, read=s.read // 4))["privatized"]
+    )
 
 
 def test_partial_results_in_memory_lose_to_a_sort() -> None:
@@ -141,18 +161,28 @@ def test_partial_results_in_memory_lose_to_a_sort() -> None:
     assert microseconds(s, H100, None, 32768)["privatized"] == found["privatized"]
 
 
-@pytest.mark.parametrize(("case", "table"), [("same, fp32 out", "bf16[128256,4096]"), ("V155 N65536 D128 fp32 uniform", "f32[155,128]")])
+@pytest.mark.parametrize(
+    ("case", "table"), [("same, fp32 out", "bf16[128256,4096]"), ("V155 N65536 D128 fp32 uniform", "f32[155,128]")]
+)
 def test_kernels_give_the_examples_sizes(case: str, table: str) -> None:
-    """What is read off a kernel is what the example says; a bf16 table is an f32 one and a cast, which is no part of the combine."""
+    """What is read off a kernel is what the example says; a bf16 table is an f32 one and a cast, which is no part of
+    the combine.
+    """
     s = EXAMPLES[case][0]
     program = embedding(str(s.rows), table)
     types = {b.name: b.type for b in program.buffers}
     (kernel,) = combining(program)
     (part,) = combines(kernel, types)
     assert numbers(scatter_of(kernel, part, types), {}) == s
-    assert {e.strategy: e.seconds * 1e6 for e in estimates(kernel, part, types, {}, H100)} == {k: v for k, v in microseconds(s).items() if k != "regular"}
+    assert {e.strategy: e.seconds * 1e6 for e in estimates(kernel, part, types, {}, H100)} == {
+        k: v for k, v in microseconds(s).items() if k != "regular"
+    }
     hot = {e.strategy: e for e in estimates(kernel, part, types, {}, H100, unique=2, hits=s.rows - 1)}
-    assert hot["atomic"].seconds > 5e-9 * (s.rows - 1) and "2 rows" in hot["atomic"].why and hot["atomic"].floor == floor(s)
+    assert (
+        hot["atomic"].seconds > 5e-9 * (s.rows - 1)
+        and "2 rows" in hot["atomic"].why
+        and hot["atomic"].floor == floor(s)
+    )
 
 
 NARROW = """program @p {
@@ -221,7 +251,9 @@ def test_fp32_beyond_l2_with_few_duplicates_is_segmented_iff_the_rows_cost_more_
         unique = expected_hits(s).unique
         rows, sort = unique * 1024 * 8 / H100.bandwidth, sort_seconds(s, H100)
         found = microseconds(s)
-        if unique * 1024 * 4 > H100.room and abs(rows - sort) > 6e-6:  # a launch, the indices and the rate of atomics lie between
+        if (
+            unique * 1024 * 4 > H100.room and abs(rows - sort) > 6e-6
+        ):  # a launch, the indices and the rate of atomics lie between
             assert (found["segmented"] < found["atomic"]) == (rows > sort), N
 
 
@@ -242,17 +274,32 @@ def test_few_rows_into_a_small_result_are_privatized(D: int) -> None:
     own, apart = (lambda n: partials(row_scatter(n, 2, D, own=True))), (lambda n: partials(row_scatter(n, 2, D)))
     assert [apart(n) for n in (1, 8, 9, 800)] == [1, 1, 2, 100] and apart(10**7) == min((1 << 17) // (D // 4), 1024)
     assert [own(n) for n in (1, 64, 65)] == [1, 1, 2] and own(10**7) == 256 // (D // 32)
-    for N, V, wanted in ((64, 2, "privatized"), (8, 155, "privatized"), (65_536, 155, "privatized"), (1_048_576, 2, "privatized"), (65_536, 1550, "segmented")):
+    for N, V, wanted in (
+        (64, 2, "privatized"),
+        (8, 155, "privatized"),
+        (65_536, 155, "privatized"),
+        (1_048_576, 2, "privatized"),
+        (65_536, 1550, "segmented"),
+    ):
         assert picks(embedding(str(N), f"f32[{V},{D}]"), {}) == [wanted], (N, V)
-    assert picks(embedding("65536", f"f32[V,{D}]"), {"V": 155}) == ["segmented"]  # nobody knows how many rows when the kernel is made
+    assert picks(embedding("65536", f"f32[V,{D}]"), {"V": 155}) == [
+        "segmented"
+    ]  # nobody knows how many rows when the kernel is made
 
 
 @pytest.mark.parametrize("D", [32, 128, 4096])
 def test_a_block_s_own_partial_results_are_as_many_as_the_model_has(D: int) -> None:
-    program = gradc.compile(gradc.trace(lambda t, w: ops.embedding(t, w), t="i32[N]", w=f"f32[155,{D}]"), wrt=["w"], target="cuda", reductions={"*": "privatized"}).backward.program
+    program = gradc.compile(
+        gradc.trace(lambda t, w: ops.embedding(t, w), t="i32[N]", w=f"f32[155,{D}]"),
+        wrt=["w"],
+        target="cuda",
+        reductions={"*": "privatized"},
+    ).backward.program
     (made,) = [k for k in render_cuda(program)[1].values() if k.shared]
     for rows in (1, 64, 65, 5000, 65536, 10**6):
-        assert -(-rows // sizes_of(made, {"n0": rows}).chunk) == pytest.approx(partials(row_scatter(rows, 155, D, own=True)), rel=0.1)
+        assert -(-rows // sizes_of(made, {"n0": rows}).chunk) == pytest.approx(
+            partials(row_scatter(rows, 155, D, own=True)), rel=0.1
+        )
 
 
 def test_what_the_model_takes_for_granted_is_what_a_launch_does() -> None:
@@ -267,16 +314,22 @@ def test_what_the_model_takes_for_granted_is_what_a_launch_does() -> None:
 
 
 def test_an_owner_adds_what_is_gathered_one_row_after_another() -> None:
-    """The planes of 64 images have 192 owners, which would add 200704 elements each: atomics are sooner, unless planes are small and many."""
+    """The planes of 64 images have 192 owners, which would add 200704 elements each: atomics are sooner, unless planes
+    are small and many.
+    """
     s = replace(row_scatter(64 * 3 * 4 * 224 * 224, 64 * 3 * 224 * 224, 1), owners=192)
     found = microseconds(s)
-    assert found["regular"] == pytest.approx(4 * 224 * 224 * 0.25 + 2.5) and found["regular"] > 50 * found["atomic_fixed"]
+    assert (
+        found["regular"] == pytest.approx(4 * 224 * 224 * 0.25 + 2.5) and found["regular"] > 50 * found["atomic_fixed"]
+    )
     assert microseconds(replace(s, gathered=False, owners=192))["regular"] < found["regular"] / 100
     graph = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[64,3,224,224]", g="f32[64,Q,Q,2]")
     program: Program = gradc.compile(graph, wrt=["x"], target="numpy").stages["backward.schedule"].result
     assert picks(program, {"Q": 224}) == ["atomic_fixed"]
     many = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[4096,64,8,8]", g="f32[4096,Q,Q,2]")
-    assert picks(gradc.compile(many, wrt=["x"], target="numpy").stages["backward.schedule"].result, {"Q": 8}) == ["regular"]
+    assert picks(gradc.compile(many, wrt=["x"], target="numpy").stages["backward.schedule"].result, {"Q": 8}) == [
+        "regular"
+    ]
 
 
 def test_atomics_cost_per_line_and_go_by_vectors_on_sm_90() -> None:
@@ -294,7 +347,10 @@ def test_fixed_point_atomics_cost_more_than_atomics_and_are_for_what_cannot_be_s
         found = microseconds(row_scatter(100_000, V, 64))
         assert found["atomic_fixed"] > found["atomic"]
     assert picks(embedding("4096", "f32[20000,64]"), {}) == ["segmented"]  # though the model has atomic_fixed below it
-    assert microseconds(row_scatter(4096, 20_000, 64))["atomic_fixed"] < microseconds(row_scatter(4096, 20_000, 64))["segmented"]
+    assert (
+        microseconds(row_scatter(4096, 20_000, 64))["atomic_fixed"]
+        < microseconds(row_scatter(4096, 20_000, 64))["segmented"]
+    )
     assert picks(scheduled("grid"), {"Q": 64}) == ["atomic_fixed"]
     assert picks(scheduled("grid"), {"Q": 64}, available=("privatized", "regular")) != ["atomic_fixed"]
 
@@ -306,7 +362,11 @@ def test_every_estimate_is_at_least_the_floor() -> None:
             N, V, D = (int(2 ** rng.uniform(0, top)) for top in (24, 22, 12))
             s = row_scatter(N, V, D, rng.choice((1, 2, 4)), rng.choice((2, 4)), rng.choice((4, 8)))
             for e in predict(s, device):
-                assert e.bytes >= e.floor - s.index and e.seconds >= (e.floor - s.index) / device.bandwidth and math.isfinite(e.seconds)
+                assert (
+                    e.bytes >= e.floor - s.index
+                    and e.seconds >= (e.floor - s.index) / device.bandwidth
+                    and math.isfinite(e.seconds)
+                )
 
 
 def test_empty_sizes_have_estimates() -> None:
@@ -318,11 +378,17 @@ def test_empty_sizes_have_estimates() -> None:
 
 
 def test_the_choice_changes_with_the_shape_and_with_the_device() -> None:
-    assert picks(embedding("256", "f32[256,128]"), {}) == ["privatized"] and picks(embedding("2048", "f32[64,128]"), {}, device=gpu("V100")) == ["privatized"]
+    assert picks(embedding("256", "f32[256,128]"), {}) == ["privatized"] and picks(
+        embedding("2048", "f32[64,128]"), {}, device=gpu("V100")
+    ) == ["privatized"]
     assert picks(embedding("65536", "f32[32000,128]"), {}) == ["segmented"]
-    assert picks(embedding("256", "f32[256,128]"), {}, device=gpu("V100")) == ["segmented"]  # whose L2 has 6 MB for the partials
+    assert picks(embedding("256", "f32[256,128]"), {}, device=gpu("V100")) == [
+        "segmented"
+    ]  # whose L2 has 6 MB for the partials
     assert picks(embedding("16384", "f32[32000,512]"), {}, determinism="none") == ["atomic"]
-    assert picks(embedding("16384", "f32[32000,512]"), {}, determinism="none", device=gpu("V100")) == ["segmented"]  # 6 MB of L2
+    assert picks(embedding("16384", "f32[32000,512]"), {}, determinism="none", device=gpu("V100")) == [
+        "segmented"
+    ]  # 6 MB of L2
 
 
 def test_only_determinism_none_picks_atomics_and_where_they_are_worth_it() -> None:
@@ -331,7 +397,10 @@ def test_only_determinism_none_picks_atomics_and_where_they_are_worth_it() -> No
     assert picks(beyond, {}) == ["segmented"] and picks(beyond, {}, determinism="none") == ["segmented"]
     s = row_scatter(16384, 131_072, 768)  # faster by less than 10 %
     found = microseconds(s)
-    assert found["atomic"] < found["segmented"] < 1.1 * found["atomic"] and cheapest(s, H100, ("atomic", "segmented")) == "segmented"
+    assert (
+        found["atomic"] < found["segmented"] < 1.1 * found["atomic"]
+        and cheapest(s, H100, ("atomic", "segmented")) == "segmented"
+    )
     assert picks(scheduled("bias"), {"N": 65536}, determinism="none") == ["privatized"]  # one row, hit 65536 times
     with pytest.raises(InvalidProblem, match="determinism='some'"):
         choose_reduction(inside, device=H100, determinism="some")  # type: ignore[arg-type]
@@ -340,23 +409,38 @@ def test_only_determinism_none_picks_atomics_and_where_they_are_worth_it() -> No
 def test_integers_add_in_any_order() -> None:
     program = NARROW.replace("4096", "128")
     assert picks(parse_program(program.replace("bf16", "i32")), {"N": 10**5, "V": 16_000}) == ["atomic"]
-    assert picks(parse_program(program.replace("bf16", "i8")), {"N": 10**5, "V": 16_000}) == ["segmented"]  # no such atomics
+    assert picks(parse_program(program.replace("bf16", "i8")), {"N": 10**5, "V": 16_000}) == [
+        "segmented"
+    ]  # no such atomics
 
 
 def test_only_what_is_available_is_picked_or_forced() -> None:
     program = embedding("4096", "f32[20000,64]")
     assert picks(program, {}, available=("privatized",)) == ["privatized"]
     assert picks(program, {}, available=("atomic_fixed",)) == ["atomic_fixed"]
-    with pytest.raises(Unsupported, match=r"the combine into d\.table can only be atomic here.*determinism=\"none\" allows it"):
+    with pytest.raises(
+        Unsupported, match=r"the combine into d\.table can only be atomic here.*determinism=\"none\" allows it"
+    ):
         picks(program, {}, available=("atomic",))
     assert picks(program, {}, available=("atomic",), determinism="none") == ["atomic"]
-    with pytest.raises(Unsupported, match=r"the combine into d\.table needs one of privatized, segmented, atomic, atomic_fixed; there are kernels for regular"):
+    with pytest.raises(
+        Unsupported,
+        match=(
+            r"the combine into d\.table needs one of privatized, segmented, atomic, atomic_fixed; there are kernels for"
+            r" regular"
+        ),
+    ):
         picks(program, {}, available=("regular",))
     for how in ("privatized", "segmented", "atomic", "atomic_fixed"):
         assert picks(program, {}, force={"*": how}) == [how] and picks(program, {}, force={"d.table": how}) == [how]
     with pytest.raises(Unsupported, match="the reduction 'atomic': there are privatized, segmented"):
         picks(program, {}, force={"*": "atomic"}, available=("privatized", "segmented"))
-    with pytest.raises(Unsupported, match=r"the combine into d\.table cannot be regular: its index allows privatized, segmented, atomic, atomic_fixed"):
+    with pytest.raises(
+        Unsupported,
+        match=(
+            r"the combine into d\.table cannot be regular: its index allows privatized, segmented, atomic, atomic_fixed"
+        ),
+    ):
         picks(program, {}, force={"d.table": "regular"})
 
 
@@ -389,10 +473,16 @@ def test_a_second_index_goes_without_an_order() -> None:
     program = parse_program(TWO)
     assert picks(program, {"N": 10**5}) == ["segmented", "atomic_fixed"]
     assert picks(program, {"N": 10**5}, available=("segmented", "privatized")) == ["segmented", "privatized"]
-    assert picks(program, {"N": 10**5}, available=("segmented", "privatized", "atomic"), determinism="none") == ["atomic", "atomic"]
+    assert picks(program, {"N": 10**5}, available=("segmented", "privatized", "atomic"), determinism="none") == [
+        "atomic",
+        "atomic",
+    ]
     with pytest.raises(Unsupported, match="adds into h in another order"):
         picks(program, {"N": 10**5}, available=("segmented",))
-    checks = [check_of(name, program.buffer[name].type, size, "scatter_add", name) for name, size in (("t", 50000), ("u", 60000))]
+    checks = [
+        check_of(name, program.buffer[name].type, size, "scatter_add", name)
+        for name, size in (("t", 50000), ("u", 60000))
+    ]
     verify_program(choose_reduction(replace(program, steps=(*checks, *program.steps)), device=H100, available=ALL))
 
 
@@ -425,14 +515,23 @@ def branches(step: Select | Kernel) -> Iterator[tuple[int, str, str]]:
 def test_one_symbol_changes_where_the_model_does(device: Gpu, determinism: Any) -> None:
     names = [n for n in ("segmented", "privatized", "atomic") if n in DETERMINISTIC or determinism == "none"]
     found = 0
-    for tokens, table in (("N", "f32[32000,512]"), ("N", "f32[2500,128]"), ("4096", "f32[V,128]"), ("65536", "f32[V,64]")):
+    for tokens, table in (
+        ("N", "f32[32000,512]"),
+        ("N", "f32[2500,128]"),
+        ("4096", "f32[V,128]"),
+        ("65536", "f32[V,64]"),
+    ):
         step = chosen(embedding(tokens, table), device=device, determinism=determinism)
         if isinstance(step, Kernel):
             continue
         values = []
         for least, above, below in branches(step):
             for value, how in ((least, above), (least - 1, below)):
-                s = row_scatter(value, *map(int, table[4:-1].split(","))) if tokens == "N" else row_scatter(int(tokens), value, int(table[6:-1]))
+                s = (
+                    row_scatter(value, *map(int, table[4:-1].split(",")))
+                    if tokens == "N"
+                    else row_scatter(int(tokens), value, int(table[6:-1]))
+                )
                 assert cheapest(s, device, names) == how, (table, value)
             values.append(least)
             found += 1
@@ -444,7 +543,11 @@ def test_crossovers_move_with_the_constants() -> None:
     """A slower sort is taken later, a larger L2 keeps atomics longer."""
 
     def crossover(device: Gpu) -> int:
-        return next(least for least, above, _ in branches(chosen(embedding("N", "f32[32000,512]"), device=device, determinism="none")) if above == "segmented")
+        return next(
+            least
+            for least, above, _ in branches(chosen(embedding("N", "f32[32000,512]"), device=device, determinism="none"))
+            if above == "segmented"
+        )
 
     by_sort = [crossover(replace(H100, sort_base=base * 1e-6)) for base in (6, 12, 24, 48)]
     assert by_sort == sorted(by_sort) and len(set(by_sort)) == 4
@@ -457,7 +560,8 @@ def test_crossovers_move_with_the_constants() -> None:
 @pytest.mark.parametrize(("determinism", "mean", "most"), [("run", 1.02, 2.4), ("none", 1.1, 4.0)])
 @pytest.mark.parametrize("device", GPUS, ids=lambda d: d.name)
 def test_several_symbols_choose_near_the_model(device: Gpu, determinism: Any, mean: float, most: float) -> None:
-    """Thresholds of products of sizes stand for the model: how far the pick's time is from the best, over sizes drawn by their logarithms.
+    """Thresholds of products of sizes stand for the model: how far the pick's time is from the best, over sizes drawn
+    by their logarithms.
 
     What is far are partials that just fit a block, against atomics with no hot row: on purpose.
     """
@@ -467,7 +571,11 @@ def test_several_symbols_choose_near_the_model(device: Gpu, determinism: Any, me
         step = chosen(embedding("N", table), device=device, determinism=determinism)
         ratios = []
         for _ in range(400):
-            dims = {"N": int(2 ** rng.uniform(0, 24)), "V": int(2 ** rng.uniform(0, 22)), "D": 128 if table == "f32[V,128]" else int(2 ** rng.uniform(5, 13))}
+            dims = {
+                "N": int(2 ** rng.uniform(0, 24)),
+                "V": int(2 ** rng.uniform(0, 22)),
+                "D": 128 if table == "f32[V,128]" else int(2 ** rng.uniform(5, 13)),
+            }
             kernel = taken(step, dims)
             assert isinstance(kernel, Kernel)
             found = microseconds(row_scatter(dims["N"], dims["V"], dims["D"]), device)
@@ -478,7 +586,12 @@ def test_several_symbols_choose_near_the_model(device: Gpu, determinism: Any, me
 def test_predicates_are_short_and_need_no_host_synchronisation() -> None:
     step = chosen(embedding("N", "f32[V,D]"))
     assert isinstance(step, Select)
-    assert str(step.cases[0][0]).startswith("assume(D*N*V+") and len(str(step.cases[0][0])) < 80 and str(step.cases[1][0]).startswith("assume(N >= ") and step.cases[2][0] is None
+    assert (
+        str(step.cases[0][0]).startswith("assume(D*N*V+")
+        and len(str(step.cases[0][0])) < 80
+        and str(step.cases[1][0]).startswith("assume(N >= ")
+        and step.cases[2][0] is None
+    )
     assert all(set("NVD") >= {c for c in str(when) if c.isupper()} for when, _ in step.cases if when)
 
 
@@ -503,18 +616,32 @@ def test_the_table_says_why() -> None:
     dims = {"N": 65536}
     text = "\n".join(reduction_table(choose_reduction(program, device=H100, available=ALL), dims, H100))
     assert "on H100 (1 of 12 constants are estimates) the floor is 42.0 MB, 14.0 us; segmented" in text
-    assert "-> segmented" in text and "65536 rows sorted by index in 28.0 us" in text and "other bits in each run" in text and "% of the floor" in text
+    assert (
+        "-> segmented" in text
+        and "65536 rows sorted by index in 28.0 us" in text
+        and "other bits in each run" in text
+        and "% of the floor" in text
+    )
     large = {"N": 16384}
-    text = "\n".join(reduction_table(choose_reduction(embedding("N", "f32[128256,4096]"), device=H100, available=ALL), large, H100))
+    text = "\n".join(
+        reduction_table(choose_reduction(embedding("N", "f32[128256,4096]"), device=H100, available=ALL), large, H100)
+    )
     assert "segmented is the fastest" in text and "more than L2 keeps" in text and "1024 partials of" not in text
-    text = "\n".join(reduction_table(choose_reduction(program, device=H100, available=("segmented", "privatized", "atomic")), dims, H100))
+    text = "\n".join(
+        reduction_table(
+            choose_reduction(program, device=H100, available=("segmented", "privatized", "atomic")), dims, H100
+        )
+    )
     assert "was forced, is what there are kernels for" in text or "is the fastest that gives the same bits" in text
     assert "floor" not in "\n".join(reduction_table(choose_reduction(program), dims))
 
 
 def test_the_picture_is_what_its_script_draws() -> None:
     docs = Path(__file__).resolve().parent.parent / "docs"
-    drawn, kept = runpy.run_path(str(docs / "crossovers.py"))["picture"](), (docs / "crossovers.svg").read_text(encoding="utf-8")
+    drawn, kept = (
+        runpy.run_path(str(docs / "crossovers.py"))["picture"](),
+        (docs / "crossovers.svg").read_text(encoding="utf-8"),
+    )
     ElementTree.fromstring(drawn)
     number = re.compile(r"-?\d+\.\d+")
     assert number.sub("#", drawn) == number.sub("#", kept), "python docs/crossovers.py draws it again"
@@ -526,17 +653,33 @@ def test_the_picture_is_what_its_script_draws() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "name"),
-    [("sm_70", "V100"), ("sm_80", "A100"), ("sm_89", "L4"), ("sm_90", "H100"), ("sm_90a", "H100"), ("sm_100", "B200"), ("sm_120", "RTX PRO 6000"),
-     ("h200", "H200"), ("RTX 4090", "RTX 4090"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-     ("NVIDIA A100-PCIE-40GB", "A100"), ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("Tesla V100-SXM2-16GB", "V100"), ("cpu", "cpu")],
-)  # fmt: skip
+    [
+        ("sm_70", "V100"),
+        ("sm_80", "A100"),
+        ("sm_89", "L4"),
+        ("sm_90", "H100"),
+        ("sm_90a", "H100"),
+        ("sm_100", "B200"),
+        ("sm_120", "RTX PRO 6000"),
+        ("h200", "H200"),
+        ("RTX 4090", "RTX 4090"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("cpu", "cpu"),
+    ],
+)
 def test_a_device_is_found_by_arch_or_name(asked: str, name: str) -> None:
     assert device_for(asked).name == name
 
 
 @pytest.mark.parametrize("asked", ["sm_50", "sm_9", "sm_90x", "L40S", "", "RTX", "NVIDIA", "x" * 10_000])
 def test_an_unknown_device_is_refused_with_those_there_are(asked: str) -> None:
-    with pytest.raises(Unsupported, match=r"knows no device .*; there are cpu, V100 \(sm_70\).*RTX 5090 \(sm_120\)") as caught:
+    with pytest.raises(
+        Unsupported, match=r"knows no device .*; there are cpu, V100 \(sm_70\).*RTX 5090 \(sm_120\)"
+    ) as caught:
         device_for(asked)
     assert len(str(caught.value)) < 500
 
@@ -549,7 +692,10 @@ def test_every_constant_has_a_source() -> None:
         assert device.vector == (int(device.arch[3:]) >= 90)
         # partials that fit a block cost less than a sort: the first threshold of several symbols stands on it
         most = device.sms * device.shared
-        assert 2 * most / (device.resident if most <= device.room else device.bandwidth) < device.sort_base + device.sort_pass + device.launch
+        assert (
+            2 * most / (device.resident if most <= device.room else device.bandwidth)
+            < device.sort_base + device.sort_pass + device.launch
+        )
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -562,8 +708,18 @@ def test_a_calibration_goes_before_the_data(tmp_path: Path) -> None:
     path = written(tmp_path, calibration_text(H100, {"bandwidth": 2.5e12, "sort_pass": 4e-6, "one_block": 2048}))
     found = device_for("sm_90", calibration=path)
     assert isinstance(found, Gpu)
-    assert (found.bandwidth, found.sort_pass, found.one_block, found.hot, found.name) == (2.5e12, 4e-6, 2048, H100.hot, "H100")
-    assert found.sources["bandwidth"] == "calibrated" and found.sources["hot"] == "measured" and H100.sources["bandwidth"] == "measured"
+    assert (found.bandwidth, found.sort_pass, found.one_block, found.hot, found.name) == (
+        2.5e12,
+        4e-6,
+        2048,
+        H100.hot,
+        "H100",
+    )
+    assert (
+        found.sources["bandwidth"] == "calibrated"
+        and found.sources["hot"] == "measured"
+        and H100.sources["bandwidth"] == "measured"
+    )
     s = row_scatter(16384, 128_256, 4096)
     assert microseconds(s, found)["segmented"] != microseconds(s)["segmented"]
     empty = device_for("H100", calibration=written(tmp_path, calibration_text(H100, {})))
@@ -621,7 +777,17 @@ def test_a_calibration_that_is_not_there_or_not_for_this(tmp_path: Path) -> None
         calibration_text(H100, {"speed": 1.0})
 
 
-@pytest.mark.parametrize(("asked", "found"), [("sm_86", "sm_80"), ("sm_75", "sm_70"), ("sm_103", "sm_100"), ("sm_121a", "sm_120"), ("sm_90a", "sm_90"), ("sm_89", "sm_89")])
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("sm_86", "sm_80"),
+        ("sm_75", "sm_70"),
+        ("sm_103", "sm_100"),
+        ("sm_121a", "sm_120"),
+        ("sm_90a", "sm_90"),
+        ("sm_89", "sm_89"),
+    ],
+)
 def test_an_arch_that_is_not_listed_is_the_older_one_of_its_generation(asked: str, found: str) -> None:
     assert device_for(asked).arch == found
     assert device_for(found).name == device_for(asked).name

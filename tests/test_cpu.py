@@ -1,6 +1,7 @@
 """Every op's samples through the compiled CPU target, fusion on and off, against the interpreter.
 
-All samples of an op are merged into one graph, so that one compilation serves them; the gradients are asked for with random upstream values.
+All samples of an op are merged into one graph, so that one compilation serves them; the gradients are asked for with
+random upstream values.
 """
 
 from __future__ import annotations
@@ -73,8 +74,12 @@ def error(value: np.ndarray, exact: np.ndarray, least: float) -> float:
 
 
 def close(got: np.ndarray, want: np.ndarray, exact: np.ndarray, coarsest: str, least: float, what: str) -> None:
-    """Integers are equal; floats are as near to the f64 meaning as the interpreter is, up to the rounding of the coarsest type that takes part."""
-    assert got.shape == want.shape and got.dtype == want.dtype, f"{what}: {got.dtype}{got.shape}, not {want.dtype}{want.shape}"
+    """Integers are equal; floats are as near to the f64 meaning as the interpreter is, up to the rounding of the
+    coarsest type that takes part.
+    """
+    assert got.shape == want.shape and got.dtype == want.dtype, (
+        f"{what}: {got.dtype}{got.shape}, not {want.dtype}{want.shape}"
+    )
     own = gradc.typeof(want).dtype
     if not own.is_float:
         np.testing.assert_array_equal(got.astype(np.int64), want.astype(np.int64), err_msg=what)
@@ -85,7 +90,9 @@ def close(got: np.ndarray, want: np.ndarray, exact: np.ndarray, coarsest: str, l
     unit = max(UNIT.get(coarsest, 0.0), UNIT.get(own.name, 0.0)) or UNIT["f32"]
     apart = error(a, np.where(np.isfinite(b), b, np.nan), least)
     ours, theirs = (error(x, np.where(np.isfinite(b), exact.astype(np.float64), np.nan), least) for x in (a, b))
-    assert apart <= 8 * unit or ours <= max(4 * unit, 2 * theirs), f"{what}: {apart:.3g} from the interpreter; error {ours:.3g}, its {theirs:.3g}"
+    assert apart <= 8 * unit or ours <= max(4 * unit, 2 * theirs), (
+        f"{what}: {apart:.3g} from the interpreter; error {ours:.3g}, its {theirs:.3g}"
+    )
 
 
 OTHERS = ("f64", "bf16", "f16")
@@ -104,7 +111,9 @@ def test_cpu_is_numpy_without_fusion(name: str) -> None:
     agrees_with_numpy(name, [OTHERS[NAMES.index(name) // 2 % 3]], SIZES, target="cpu", fuse=False)
 
 
-def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
+def agrees_with_numpy(
+    name: str, dtypes: Iterable[str], sizes: Iterable[int], place: Any = None, **options: Any
+) -> None:
     """An op's samples and their gradients, compiled, are what the interpreter says.
 
     :param place: puts arrays where the target runs (``put``, ``get``, ``takes``); None: they stay NumPy's.
@@ -112,7 +121,13 @@ def agrees_with_numpy(name: str, dtypes: Iterable[str], sizes: Iterable[int], pl
     agree_with_numpy(name, groups(name, dtypes), sizes, place, **options)
 
 
-def agree_with_numpy(name: str, cases: Mapping[tuple[tuple[str, int], ...], list[Case]], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
+def agree_with_numpy(
+    name: str,
+    cases: Mapping[tuple[tuple[str, int], ...], list[Case]],
+    sizes: Iterable[int],
+    place: Any = None,
+    **options: Any,
+) -> None:
     """:func:`agrees_with_numpy` of cases, by the dims that they share."""
     for dims, together in cases.items():
         together = [case for case in together if place is None or all(place.takes(t.dtype.name) for t in case.types)]
@@ -129,10 +144,22 @@ def agree_with_numpy(name: str, cases: Mapping[tuple[tuple[str, int], ...], list
                 arrays = upstream(graph, case.arrays(own), own)
                 given |= {f"s{k}.{key}": a for key, a in arrays.items()}
                 exact = interp.run(graph, arrays, dims=own, precision="f64")
-                least = max((float(np.nanmax(np.abs(a.astype(np.float64)), initial=0.0)) for a in arrays.values() if a.dtype != bool), default=0.0)
-                wanted |= {f"s{k}.{key}": (a, exact[key], case, least) for key, a in interp.run(graph, arrays, dims=own).items()}
+                least = max(
+                    (
+                        float(np.nanmax(np.abs(a.astype(np.float64)), initial=0.0))
+                        for a in arrays.values()
+                        if a.dtype != bool
+                    ),
+                    default=0.0,
+                )
+                wanted |= {
+                    f"s{k}.{key}": (a, exact[key], case, least)
+                    for key, a in interp.run(graph, arrays, dims=own).items()
+                }
             got = module.forward.run({n: a if place is None else place.put(a) for n, a in given.items()}, dims=bound)
             if place is not None:
                 got = {key: place.get(got[key], want.dtype) for key, (want, _, _, _) in wanted.items()}
             for key, (want, exact, case, least) in wanted.items():
-                close(got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}")
+                close(
+                    got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}"
+                )

@@ -24,7 +24,9 @@ from gradc.ops.pointwise import convert
 
 TEMPLATES = Path(__file__).parent.parent / "templates" / "cpu"
 COMPILER = shutil.which(os.environ.get("CC") or "gcc")
-FLAGS = "-std=c11 -O2 -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fopenmp-simd -fno-strict-aliasing".split()
+FLAGS = (
+    "-std=c11 -O2 -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fopenmp-simd -fno-strict-aliasing"
+).split()
 SAMPLES = 10_000_000 if os.environ.get("GRADC_SLOW_TESTS") else 1_000_000
 
 pytestmark = [
@@ -32,7 +34,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy on the NaN and infinities among the samples
 ]
 
-NUMPY = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}
+NUMPY = {
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
+}
 NUMPY |= {"f4e2m1": ml_dtypes.float4_e2m1fn, "e8m0": ml_dtypes.float8_e8m0fnu}
 STORAGE = {"bf16": "u16", "f16": "u16", **dict.fromkeys(("f8e4m3", "f8e5m2", "f4e2m1", "e8m0"), "u8")}
 SIGNED, UNSIGNED = ("i8", "i16", "i32", "i64"), ("u8", "u16", "u32", "u64")
@@ -56,9 +63,16 @@ LIMITS_F32 = {
     "reciprocal": (lambda x: 1 / x, 0.5),
 }
 EXACT = {
-    "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
-    "relu": lambda x: np.where(x < 0, np.zeros_like(x), x), "isnan": np.isnan, "isfinite": np.isfinite,
-}  # fmt: skip
+    "abs": np.abs,
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "relu": lambda x: np.where(x < 0, np.zeros_like(x), x),
+    "isnan": np.isnan,
+    "isfinite": np.isfinite,
+}
 EXACT_PAIRS = {"minimum": np.minimum, "maximum": np.maximum, "floormod": np.mod, "floordiv": np.floor_divide}
 LIBM_F64 = ("exp", "log", "log1p", "expm1", "tanh", "sigmoid", "erf", "sin", "cos", "rsqrt", "sqrt", "reciprocal")
 INTEGER_UNARY, INTEGER_PAIRS = ("abs", "sign"), ("minimum", "maximum", "floordiv", "floormod", "pow", "right_shift")
@@ -82,7 +96,9 @@ def signatures() -> dict[str, tuple[list[str], str]]:
         for t, (stored, _, _) in NARROW.items():
             table[f"sat_{t}_{f}"] = ([f], stored)
     for t in INTEGERS:
-        table |= {f"{name}_{t}": ([t], t) for name in INTEGER_UNARY} | {f"{name}_{t}": ([t, t], t) for name in INTEGER_PAIRS}
+        table |= {f"{name}_{t}": ([t], t) for name in INTEGER_UNARY} | {
+            f"{name}_{t}": ([t, t], t) for name in INTEGER_PAIRS
+        }
     for t, stored in STORAGE.items():
         table |= {f"{t}_load": ([stored], "f32"), f"{t}_store": (["f32"], stored), f"{t}_round": (["f32"], "f32")}
     table["odd_f64"] = (["f64"], "f32")
@@ -108,7 +124,9 @@ def loops_source(names: Iterable[str]) -> str:
 class Loops:
     """The compiled loops; `loops("exp_f32", x)` is the function over an array."""
 
-    def __init__(self, directory: Path, machine: str, names: Iterable[str] = tuple(SIGNATURES), flags: Iterable[str] = ()):
+    def __init__(
+        self, directory: Path, machine: str, names: Iterable[str] = tuple(SIGNATURES), flags: Iterable[str] = ()
+    ):
         self.machine = machine
         self.source = directory / "loops.c"
         self.source.write_text(loops_source(names))
@@ -181,7 +199,9 @@ def largest_error(got: np.ndarray, exact: np.ndarray) -> tuple[float, int]:
         unit = np.exp2(np.maximum(exponent, -149).astype(np.float64))
         error = np.abs(numbers - np.clip(exact, -big, big)) / np.where(np.abs(exact) >= big, 2.0**104, unit)
     error = np.where(np.isinf(expected) & (got == expected), 0.0, error)
-    error = np.where(np.isnan(expected) | np.isnan(got), np.where(np.isnan(expected) & np.isnan(got), 0.0, np.inf), error)
+    error = np.where(
+        np.isnan(expected) | np.isnan(got), np.where(np.isnan(expected) & np.isnan(got), 0.0, np.inf), error
+    )
     at = int(np.argmax(error))
     return float(error[at]), at
 
@@ -217,7 +237,11 @@ def test_ulp_measure_sees_wrong_results():
     ("name", "x", "expected"),
     [
         ("exp", [-np.inf, np.inf, 0.0, -104.0, 88.8, -103.0], [0, np.inf, 1, 0, np.inf, 2.0**-149]),
-        ("log", [0.0, -0.0, -1.0, -np.inf, np.inf, 1.0, 2.0**-149], [-np.inf, -np.inf, np.nan, np.nan, np.inf, 0, -103.27893]),
+        (
+            "log",
+            [0.0, -0.0, -1.0, -np.inf, np.inf, 1.0, 2.0**-149],
+            [-np.inf, -np.inf, np.nan, np.nan, np.inf, 0, -103.27893],
+        ),
         ("log1p", [-1.0, -2.0, np.inf, -np.inf, 1e-45, 3.4e38], [-np.inf, np.nan, np.inf, np.nan, 1e-45, 88.72228]),
         ("expm1", [-np.inf, np.inf, 1e-45, -1e-45, -20.0], [-1, np.inf, 1e-45, -1e-45, -1]),
         ("tanh", [-np.inf, np.inf, 1e-45, 20.0], [-1, 1, 1e-45, 1]),
@@ -255,7 +279,8 @@ def scaled_pi(bits: int) -> int:
 def nearest_to_quarter_turns() -> np.ndarray:
     """For each exponent the f32 values m * 2^e that come closest to multiples of pi/2.
 
-    m * 2^e * 2/pi is nearly an integer where m is a multiple of a denominator in the continued fraction of 2^e * 2/pi."""
+    m * 2^e * 2/pi is nearly an integer where m is a multiple of a denominator in the continued fraction of 2^e * 2/pi.
+    """
     bits, found = 400, []
     two_over_pi = (1 << 2 * bits + 1) // scaled_pi(bits)
     for e in range(-24, 105):
@@ -293,7 +318,9 @@ def test_f64_function(loops, name):
 def test_exact_function(loops, name, f):
     x = np.concatenate([random_f32(3, 200_000), every_value("f16")]).astype(numpy_dtype(f))
     halves = np.arange(-40, 41, dtype=numpy_dtype(f)) / 2
-    x = np.concatenate([x, halves, np.nextafter(halves, np.inf), np.array([-0.0, np.inf, -np.inf, np.nan], numpy_dtype(f))])
+    x = np.concatenate(
+        [x, halves, np.nextafter(halves, np.inf), np.array([-0.0, np.inf, -np.inf, np.nan], numpy_dtype(f))]
+    )
     got, expected = loops(f"{name}_{f}", x), EXACT[name](x)
     assert same_values(got, expected).all()
     if name in ("floor", "ceil", "trunc", "round", "abs"):
@@ -301,7 +328,30 @@ def test_exact_function(loops, name, f):
         assert (np.signbit(got) == np.signbit(expected))[number].all()
 
 
-SPECIAL = np.array([0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2, 3, -3, 1e-45, -1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 7.5, -7.5, 1e-30])
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        1,
+        -1,
+        0.5,
+        -0.5,
+        2,
+        -2,
+        3,
+        -3,
+        1e-45,
+        -1e-45,
+        3.4e38,
+        -3.4e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+        7.5,
+        -7.5,
+        1e-30,
+    ]
+)
 
 
 def pairs(seed: int, f: str, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -337,7 +387,9 @@ def test_pow(loops):
     power = (rng.uniform(-150, 128, base.size) / np.log2(base.astype(np.float64))).astype(np.float32)
     near_one = (1 + rng.normal(0, 1e-5, 100_000)).astype(np.float32)
     a = np.concatenate([a, base, near_one])
-    b = np.concatenate([b, power, (rng.uniform(-100, 88, near_one.size) / np.log(near_one.astype(np.float64))).astype(np.float32)])
+    b = np.concatenate(
+        [b, power, (rng.uniform(-100, 88, near_one.size) / np.log(near_one.astype(np.float64))).astype(np.float32)]
+    )
     got = loops("pow_f32", a, b)
     with np.errstate(all="ignore"):
         exact = np.power(a.astype(np.float64), b.astype(np.float64))
@@ -379,7 +431,9 @@ F16 = ("f16_load", "f16_store", "f16_round")
 
 
 def test_f16_through_the_compilers_own_type(tmp_path):
-    """The header takes whichever of the two ways becomes vector code; they have the same bits, those of NaN included."""
+    """The header takes whichever of the two ways becomes vector code; they have the same bits, those of NaN
+    included.
+    """
     probe = [COMPILER, "-march=native", "-dM", "-E", "-x", "c", os.devnull]
     if "__FLT16_MAX__" not in subprocess.run(probe, capture_output=True, text=True).stdout:
         pytest.skip("no _Float16")
@@ -414,18 +468,26 @@ def test_load_every_pattern(loops, t):
 
 
 def storage_samples(t: str) -> np.ndarray:
-    """Random bit patterns, and every value of the format with the midpoints to its neighbours and those midpoints' own."""
+    """Random bit patterns, and every value of the format with the midpoints to its neighbours and those midpoints'
+    own.
+    """
     values = np.sort(every_value(t)[np.isfinite(every_value(t))])
     middle = ((values[1:].astype(np.float64) + values[:-1]) / 2).astype(np.float32)
     near = [middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf))]
     rng = np.random.default_rng(8)
-    usual = rng.normal(0, 1, SAMPLES // 4).astype(np.float32) * np.exp2(rng.integers(-20, 17, SAMPLES // 4)).astype(np.float32)
-    edges = np.float32([0.0, -0.0, np.inf, -np.inf, 448, 464, 465, 57344, 61440, 65504, 65519.996, 65520, 3.4e38, -3.4e38, 1e-45])
+    usual = rng.normal(0, 1, SAMPLES // 4).astype(np.float32) * np.exp2(rng.integers(-20, 17, SAMPLES // 4)).astype(
+        np.float32
+    )
+    edges = np.float32(
+        [0.0, -0.0, np.inf, -np.inf, 448, 464, 465, 57344, 61440, 65504, 65519.996, 65520, 3.4e38, -3.4e38, 1e-45]
+    )
     return np.concatenate([random_f32(9), usual, values, *near, edges])
 
 
 def expected_store(t: str, x: np.ndarray) -> np.ndarray:
-    """ml_dtypes' rounding, with the saturation of finite values that gradc adds to the f8 formats, one zero for NaN in f4e2m1, and e8m0 right below 2^-126."""
+    """ml_dtypes' rounding, with the saturation of finite values that gradc adds to the f8 formats, one zero for NaN in
+    f4e2m1, and e8m0 right below 2^-126.
+    """
     largest = {"f8e4m3": 448.0, "f8e5m2": 57344.0}.get(t)
     if largest is not None:
         x = np.where(np.isfinite(x), np.clip(x, -np.float32(largest), np.float32(largest)), x)
@@ -499,7 +561,16 @@ def test_f64_is_rounded_once(loops, t):
     """Through f32 first, a value beside a midpoint would land on it: by the C and by the cast's NumPy meaning."""
     values = np.unique(every_value(t)[np.isfinite(every_value(t))].astype(np.float64))
     middle = (values[1:] + values[:-1]) / 2
-    x = np.concatenate([values, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf), middle * (1 + 2.0**-40), middle * (1 - 2.0**-40)])
+    x = np.concatenate(
+        [
+            values,
+            middle,
+            np.nextafter(middle, np.inf),
+            np.nextafter(middle, -np.inf),
+            middle * (1 + 2.0**-40),
+            middle * (1 - 2.0**-40),
+        ]
+    )
     x = np.concatenate([x, np.exp2(np.random.default_rng(13).uniform(-30, 17, 20_000))])
     x = x[(x >= values[0]) & (x <= values[-1]) & ((x > 0) | (t != "e8m0"))]
     expected = nearest(t, x)
@@ -508,7 +579,10 @@ def test_f64_is_rounded_once(loops, t):
     far = np.array([1e300, -1e300, 1e-300, -1e-300, np.inf, -np.inf, np.nan, -0.0])
     c, py = loops(f"{t}_store", loops("odd_f64", far)), convert(far, DTYPES[t])
     number = ~np.isnan(py.astype(np.float32))
-    assert np.array_equal(c[number], py.view(c.dtype)[number]) and np.isnan(c.view(py.dtype).astype(np.float32)[~number]).all()
+    assert (
+        np.array_equal(c[number], py.view(c.dtype)[number])
+        and np.isnan(c.view(py.dtype).astype(np.float32)[~number]).all()
+    )
 
 
 @pytest.mark.parametrize("t", STORAGE)
@@ -516,7 +590,10 @@ def test_a_cast_means_the_same_in_numpy(loops, t):
     x = storage_samples(t)
     c, py = loops(f"{t}_store", x), convert(x, DTYPES[t])
     number = ~np.isnan(py.astype(np.float32))
-    assert np.array_equal(c[number], py.view(c.dtype)[number]) and np.isnan(c.view(py.dtype).astype(np.float32)[~number]).all()
+    assert (
+        np.array_equal(c[number], py.view(c.dtype)[number])
+        and np.isnan(c.view(py.dtype).astype(np.float32)[~number]).all()
+    )
 
 
 # ---- casts and integers

@@ -1,4 +1,6 @@
-"""What the CUDA kernels do with neighbouring columns, long rows, hot rows and sorts: in the simulator's checking mode, against the NumPy meaning."""
+"""What the CUDA kernels do with neighbouring columns, long rows, hot rows and sorts: in the simulator's checking mode,
+against the NumPy meaning.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,18 @@ def shifted(array: np.ndarray, by: int) -> np.ndarray:
     return room[by:].reshape(array.shape)
 
 
-def agree(module: gradc.Module, graph: gradc.Graph, given: dict[str, np.ndarray], unit: float, seeds: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
+def agree(
+    module: gradc.Module, graph: gradc.Graph, given: dict[str, np.ndarray], unit: float, seeds: tuple[int, ...] = ()
+) -> dict[str, np.ndarray]:
     """The outputs, which are those of the graph at f64 up to a few roundings, whatever the order of blocks."""
     got = {name: np.asarray(a) for name, a in module.forward.run(**given).items()}
     exact, plain = interp.run(graph, given, precision="f64"), interp.run(graph, given)
     for name, value in got.items():
         wanted = np.asarray(exact[name], np.float64)
-        bound = max(8 * unit * np.abs(wanted).max(initial=0), 2 * np.abs(np.asarray(plain[name], np.float64) - wanted).max(initial=0))
+        bound = max(
+            8 * unit * np.abs(wanted).max(initial=0),
+            2 * np.abs(np.asarray(plain[name], np.float64) - wanted).max(initial=0),
+        )
         assert np.abs(value.astype(np.float64) - wanted).max(initial=0) <= bound, name
     for seed in seeds:
         module.forward.native.device.seed = seed
@@ -64,9 +71,16 @@ def launches(module: gradc.Module, dims: dict[str, int]) -> list[Launch]:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("columns", ["C", 40, 33])
 def test_rows_of_every_alignment(dtype: str, columns: Any) -> None:
-    """A map, a softmax and a norm with its column sums: odd tails, odd offsets, nothing at all; and the bits do not depend on the address."""
+    """A map, a softmax and a norm with its column sums: odd tails, odd offsets, nothing at all; and the bits do not
+    depend on the address.
+    """
     graph = differentiate(
-        gradc.trace(lambda x, g: ops.softmax(ops.layer_norm(x, (x.shape[-1],), g, g)) * x, x=f"{dtype}[N,{columns}]", g=f"{dtype}[{columns}]"), ["x", "g"]
+        gradc.trace(
+            lambda x, g: ops.softmax(ops.layer_norm(x, (x.shape[-1],), g, g)) * x,
+            x=f"{dtype}[N,{columns}]",
+            g=f"{dtype}[{columns}]",
+        ),
+        ["x", "g"],
     )
     module = gradc.compile(graph, target="cuda-sim")
     assert ("VEC = 1 " in module.forward.source) == (columns == 33) or dtype == "f64"
@@ -75,23 +89,38 @@ def test_rows_of_every_alignment(dtype: str, columns: Any) -> None:
         for c in SIZES if columns == "C" else (columns,):
             if c == 0 and n > 0:
                 continue
-            given = {k: rng.standard_normal(graph.input(k).type.concrete({"N": n, "C": c})).astype(graph.input(k).dtype.np) for k in graph.input_names}
+            given = {
+                k: rng.standard_normal(graph.input(k).type.concrete({"N": n, "C": c})).astype(graph.input(k).dtype.np)
+                for k in graph.input_names
+            }
             first = agree(module, graph, given, 4 * UNIT[dtype])  # some twenty roundings, which nearly cancel
-            moved = agree(module, graph, {k: shifted(a, i + 1) for i, (k, a) in enumerate(given.items())}, 4 * UNIT[dtype])
+            moved = agree(
+                module, graph, {k: shifted(a, i + 1) for i, (k, a) in enumerate(given.items())}, 4 * UNIT[dtype]
+            )
             assert all(moved[k].tobytes() == a.tobytes() for k, a in first.items())
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "i32", "i64", "bool", "bf16", "f64"])
 def test_every_width_moves_whole(dtype: str) -> None:
     """Sixteen bytes at a time, or as many as eight elements have; the elements between are kept."""
-    module = gradc.compile(gradc.trace(lambda x, y, p: ops.where(p, x, y), x=f"{dtype}[N,C]", y=f"{dtype}[N,C]", p="bool[N,C]"), target="cuda-sim")
-    assert int(re.findall(r"VEC = (\d+)", module.forward.source)[-1]) == (8 if module.graph.input("x").dtype.itemsize < 8 else 4)  # bool's, if registers are enough
+    module = gradc.compile(
+        gradc.trace(lambda x, y, p: ops.where(p, x, y), x=f"{dtype}[N,C]", y=f"{dtype}[N,C]", p="bool[N,C]"),
+        target="cuda-sim",
+    )
+    assert int(re.findall(r"VEC = (\d+)", module.forward.source)[-1]) == (
+        8 if module.graph.input("x").dtype.itemsize < 8 else 4
+    )  # bool's, if registers are enough
     rng = np.random.default_rng(0)
     for n, c in ((3, 16), (3, 24), (2, 7), (1, 1), (5, 33), (0, 8)):
         for by in (0, 1):
-            x, y, p = (rng.integers(0, 2, (n, c)).astype(t) for t in (module.graph.input("x").dtype.np, module.graph.input("x").dtype.np, bool))
+            x, y, p = (
+                rng.integers(0, 2, (n, c)).astype(t)
+                for t in (module.graph.input("x").dtype.np, module.graph.input("x").dtype.np, bool)
+            )
             out = shifted(np.zeros_like(x), by)
-            module.forward.run(x=shifted(x, by), y=shifted(y, by), p=shifted(p, by), out={module.graph.output_names[0]: out})
+            module.forward.run(
+                x=shifted(x, by), y=shifted(y, by), p=shifted(p, by), out={module.graph.output_names[0]: out}
+            )
             np.testing.assert_array_equal(out, np.where(p, x, y))
 
 
@@ -123,7 +152,11 @@ def test_segments_are_held(dtype: str, columns: Any) -> None:
     rng = np.random.default_rng(0)
     for n, v, d in ((0, 3, 40), (1, 1, 1), (7, 5, 7), (33, 4, 33), (150, 9, 40)):
         d = d if columns == "D" else columns
-        given = {"t": np.where(rng.random(n) < 0.5, v - 1, rng.integers(0, v, n)), "w": np.zeros((v, d)), "d.y": rng.standard_normal((n, d))}
+        given = {
+            "t": np.where(rng.random(n) < 0.5, v - 1, rng.integers(0, v, n)),
+            "w": np.zeros((v, d)),
+            "d.y": rng.standard_normal((n, d)),
+        }
         given = {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}
         first = agree(module, graph, given, UNIT[dtype], (1,))
         moved = agree(module, graph, {k: shifted(a, 1) for k, a in given.items()}, UNIT[dtype])
@@ -132,15 +165,31 @@ def test_segments_are_held(dtype: str, columns: Any) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_norm_scattered_into_a_table(dtype: str) -> None:
-    """Rows are normalised whole and added by segment: both in one kernel, held where the columns are known and few, else in memory."""
+    """Rows are normalised whole and added by segment: both in one kernel, held where the columns are known and few,
+    else in memory.
+    """
     for columns in ("D", 64):
-        graph = differentiate(gradc.trace(lambda t, w, g: ops.layer_norm(ops.embedding(t, w), (w.shape[-1],), g, g), t="i64[N]", w=f"{dtype}[V,{columns}]", g=f"{dtype}[{columns}]"), ["w", "g"])
+        graph = differentiate(
+            gradc.trace(
+                lambda t, w, g: ops.layer_norm(ops.embedding(t, w), (w.shape[-1],), g, g),
+                t="i64[N]",
+                w=f"{dtype}[V,{columns}]",
+                g=f"{dtype}[{columns}]",
+            ),
+            ["w", "g"],
+        )
         module = gradc.compile(graph, target="cuda-sim", reductions={"d.w": "segmented"})
         rng = np.random.default_rng(0)
         for n, v, d in ((7, 5, 7), (40, 4, 33), (0, 2, 3)):
             d = 64 if columns == 64 else d
-            given = {k: rng.standard_normal(graph.input(k).type.concrete({"N": n, "V": v, "D": d})) for k in graph.input_names if k != "t"} | {"t": rng.integers(0, v, n)}
-            agree(module, graph, {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}, 4 * UNIT[dtype], (1,))
+            given = {
+                k: rng.standard_normal(graph.input(k).type.concrete({"N": n, "V": v, "D": d}))
+                for k in graph.input_names
+                if k != "t"
+            } | {"t": rng.integers(0, v, n)}
+            agree(
+                module, graph, {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}, 4 * UNIT[dtype], (1,)
+            )
 
 
 @pytest.mark.parametrize("how", ["segmented", "privatized", "atomic_fixed", "atomic"])
@@ -149,9 +198,15 @@ def test_sums_of_16_bits_are_rounded_once(how: str, dtype: str) -> None:
     """No f32 result goes to memory and back, and each element is the f32 sum rounded."""
     graph = differentiate(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w=f"{dtype}[V,D]"), ["w"])
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": how})
-    assert not module.forward.program.of_kind("temp") and "cast" not in [s.op for k in module.forward.program.kernels for s in k.accums]
+    assert not module.forward.program.of_kind("temp") and "cast" not in [
+        s.op for k in module.forward.program.kernels for s in k.accums
+    ]
     rng, np_dtype = np.random.default_rng(0), graph.input("w").dtype.np
-    given = {"t": rng.integers(0, 6, 300), "w": np.zeros((7, 12), np_dtype), "d.y": rng.integers(-64, 64, (300, 12)).astype(np_dtype)}
+    given = {
+        "t": rng.integers(0, 6, 300),
+        "w": np.zeros((7, 12), np_dtype),
+        "d.y": rng.integers(-64, 64, (300, 12)).astype(np_dtype),
+    }
     total = np.zeros((7, 12), np.float32)
     np.add.at(total, given["t"], given["d.y"].astype(np.float32))  # whole numbers: exact in any order
     np.testing.assert_array_equal(np.asarray(module.forward.run(**given)["d.w"]), total.astype(np_dtype))
@@ -160,12 +215,28 @@ def test_sums_of_16_bits_are_rounded_once(how: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "i8", "i32", "i64"])
 @pytest.mark.parametrize("reduce", ["sum", "amax"])
 def test_single_elements_by_segment(dtype: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane has an element: pieces of segments meet in a warp, at a group's end, at a chunk's end; with few workers a chunk has several groups."""
-    graph = gradc.trace(lambda x, i, u: ops.scatter_reduce(x, 0, i, u, reduce=reduce, include_self=False), x=f"{dtype}[V]", i="i64[N]", u=f"{dtype}[N]")
+    """A lane has an element: pieces of segments meet in a warp, at a group's end, at a chunk's end; with few workers a
+    chunk has several groups.
+    """
+    graph = gradc.trace(
+        lambda x, i, u: ops.scatter_reduce(x, 0, i, u, reduce=reduce, include_self=False),
+        x=f"{dtype}[V]",
+        i="i64[N]",
+        u=f"{dtype}[N]",
+    )
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "segmented"})
     assert "gradc_raised(x" in module.forward.source
     rng, np_dtype = np.random.default_rng(0), graph.input("u").dtype.np
-    for n, v, workers in ((0, 5, 0), (1, 1, 0), (7, 3, 0), (33, 40, 0), (300, 7, 0), (2000, 900, 0), (700, 7, 2), (2000, 900, 3)):
+    for n, v, workers in (
+        (0, 5, 0),
+        (1, 1, 0),
+        (7, 3, 0),
+        (33, 40, 0),
+        (300, 7, 0),
+        (2000, 900, 0),
+        (700, 7, 2),
+        (2000, 900, 3),
+    ):
         if workers:
             monkeypatch.setattr("gradc.codegen.launch.GPU_WORKERS", workers)
         i = np.where(rng.random(n) < 0.5, min(2, v - 1), rng.integers(0, v, n))
@@ -174,7 +245,9 @@ def test_single_elements_by_segment(dtype: str, reduce: str, monkeypatch: pytest
 
 
 def test_a_hot_row_is_added_up_as_a_tree() -> None:
-    """Half of all positions on one row: its pieces are added up in groups of chunks, in an order that no launch changes."""
+    """Half of all positions on one row: its pieces are added up in groups of chunks, in an order that no launch
+    changes.
+    """
     graph = differentiate(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,4]"), ["w"])
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "segmented"})
     rng = np.random.default_rng(0)
@@ -189,9 +262,21 @@ def test_a_hot_row_is_added_up_as_a_tree() -> None:
 # -- sorts -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "keys", "checks"), [(2, 3, True), (1000, 5, True), (ONE_BLOCK, 300, False), (ONE_BLOCK + 1, 300, False), (5000, 70_000, True), (70_000, 9, False)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "checks"),
+    [
+        (2, 3, True),
+        (1000, 5, True),
+        (ONE_BLOCK, 300, False),
+        (ONE_BLOCK + 1, 300, False),
+        (5000, 70_000, True),
+        (70_000, 9, False),
+    ],
+)
 def test_sorts_of_every_length_are_stable(rows: int, keys: int, checks: bool) -> None:
-    """One block or passes of 8 bits: rows of one place are added in their order, which a sum of f32 in one chunk shows."""
+    """One block or passes of 8 bits: rows of one place are added in their order, which a sum of f32 in one chunk
+    shows.
+    """
     graph = gradc.trace(lambda i, u: ops.scatter_add(i, u, size=keys), i="i64[N]", u="i64[N]")
     with knobs.SIM_CHECK.set(checks):
         module = gradc.compile(graph, target="cuda-sim", reductions={"*": "segmented"})
@@ -202,7 +287,9 @@ def test_sorts_of_every_length_are_stable(rows: int, keys: int, checks: bool) ->
         (got,) = module.forward.run(i=i, u=u).values()
     np.testing.assert_array_equal(got, wanted)
     made = [launch.function for launch in launches(module, {"N": rows})]
-    assert ("gradc_sort_block" in made) == (rows <= ONE_BLOCK) and made.count("gradc_sort_move") == (0 if rows <= ONE_BLOCK else -(-keys.bit_length() // 8))
+    assert ("gradc_sort_block" in made) == (rows <= ONE_BLOCK) and made.count("gradc_sort_move") == (
+        0 if rows <= ONE_BLOCK else -(-keys.bit_length() // 8)
+    )
 
 
 # -- long rows ---------------------------------------------------------------------------------------------------------
@@ -211,8 +298,12 @@ def test_sorts_of_every_length_are_stable(rows: int, keys: int, checks: bool) ->
 @pytest.mark.parametrize("op", ["sum", "softmax", "argmax", "layer_norm"])
 @pytest.mark.parametrize("of", ["f32[N]", "f64[N]", "bf16[N]", "f32[R,20000]"])
 def test_few_long_rows_are_cut_up(op: str, of: str) -> None:
-    """Each pass is a function over strips; short rows, or many, stay whole. Nothing of it depends on the order of blocks."""
-    graph = gradc.trace(lambda x: ops.layer_norm(x, (x.shape[-1],)) if op == "layer_norm" else getattr(ops, op)(x), x=of)
+    """Each pass is a function over strips; short rows, or many, stay whole. Nothing of it depends on the order of
+    blocks.
+    """
+    graph = gradc.trace(
+        lambda x: ops.layer_norm(x, (x.shape[-1],)) if op == "layer_norm" else getattr(ops, op)(x), x=of
+    )
     module = gradc.compile(graph, target="cuda-sim")
     rng = np.random.default_rng(0)
     for n, cut in ((1, False), (40, False), (16384, False), (20001, True)) if "N" in of else ((1, True), (3, True)):
@@ -243,7 +334,12 @@ DIAGONAL = """program @p {
 
 @pytest.mark.parametrize("rows", [3, 50])
 def test_a_diagonal_is_cleared_beside_itself(rows: int) -> None:
-    program = choose_reduction(parse_program(DIAGONAL.replace("B,N", f"{rows},N").replace("b: B", f"b: {rows}")), device=device_for("sm_90"), force={"*": "regular"}, available=ON_GPU)
+    program = choose_reduction(
+        parse_program(DIAGONAL.replace("B,N", f"{rows},N").replace("b: B", f"b: {rows}")),
+        device=device_for("sm_90"),
+        force={"*": "regular"},
+        available=ON_GPU,
+    )
     assert "strategy(g: regular)" in str(program)
     x = np.random.default_rng(0).integers(-9, 9, (rows, 5)).astype(np.float32)
     for target in ("cuda-sim", "cpu"):
@@ -266,5 +362,14 @@ def test_more_blocks_than_a_grid_has_are_several_launches() -> None:
     """Each launch is told its first block, so that every block of all of them has a number of its own."""
     module = gradc.compile(gradc.trace(lambda x: ops.softmax(x), x="f32[N,4096]"), target="cuda")
     rows = 2**32 + 5
-    found = [a for actions in LaunchPlan(module.forward.program, render_cuda(module.forward.program)[1], {"N": rows}).actions for a in actions if isinstance(a, Launch)]
-    assert [(a.blocks, a.args[-1]) for a in found] == [(2**31 - 1, 0), (2**31 - 1, 2**31 - 1), (rows - 2 * (2**31 - 1), 2 * (2**31 - 1))]
+    found = [
+        a
+        for actions in LaunchPlan(module.forward.program, render_cuda(module.forward.program)[1], {"N": rows}).actions
+        for a in actions
+        if isinstance(a, Launch)
+    ]
+    assert [(a.blocks, a.args[-1]) for a in found] == [
+        (2**31 - 1, 0),
+        (2**31 - 1, 2**31 - 1),
+        (rows - 2 * (2**31 - 1), 2 * (2**31 - 1)),
+    ]

@@ -1,7 +1,7 @@
 """The scalar vocabulary has one text, templates/common/math.h: what it means on the CUDA target.
 
-The text that a GPU gets is compiled by NVRTC, and by a C++ compiler as the simulator sees it; the latter must have the bits
-of the CPU's, whose meaning tests/test_cpu_math.py checks.
+The text that a GPU gets is compiled by NVRTC, and by a C++ compiler as the simulator sees it; the latter must have the
+bits of the CPU's, whose meaning tests/test_cpu_math.py checks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ from gradc.runtime.nvrtc import compile_cuda
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 CXX = shutil.which("g++") or shutil.which("clang++")
 # What templates/cuda/sim.h says of these words, as far as a scalar function can tell.
-AS_SIMULATED = "#define GRADC_CUDA_SIM 1\n#define __device__\n#define __forceinline__ inline __attribute__((always_inline))\n"
+AS_SIMULATED = (
+    "#define GRADC_CUDA_SIM 1\n#define __device__\n#define __forceinline__ inline __attribute__((always_inline))\n"
+)
 SAMPLES = 100_000
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy on the NaN and infinities among the samples
@@ -66,7 +68,10 @@ def kernels_source(names: Iterable[str]) -> str:
         operands, result = SIGNATURES[name]
         letters = "abc"[: len(operands)]
         parameters = "".join(f"const {t} *{x}, " for x, t in zip(letters, operands, strict=True))
-        lines.append(f'extern "C" __global__ void kernel_{name}({parameters}{result} *y) {{ y[threadIdx.x] = {name}({", ".join(f"{x}[threadIdx.x]" for x in letters)}); }}')
+        lines.append(
+            f'extern "C" __global__ void kernel_{name}({parameters}{result} *y) {{ y[threadIdx.x] ='
+            f" {name}({', '.join(f'{x}[threadIdx.x]' for x in letters)}); }}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -92,13 +97,22 @@ def test_no_function_computes_in_f64_unless_its_name_says_so(arch):
     assert in_f64 <= {name for name in SIGNATURES if "f64" in name} and len(in_f64) > 20
     inexact = {name for name, text in found.items() if ".ftz" in text or ".approx" in text}
     assert inexact <= {"floormod_f32", "floordiv_f32", *in_f64}  # of the two, fmodf, which mends what it approximates
-    assert "fma.rn.f32" in found["exp_f32"] and "rcp.rn.f32" in found["reciprocal_f32"] and "sqrt.rn.f32" in found["sqrt_f32"]
+    assert (
+        "fma.rn.f32" in found["exp_f32"]
+        and "rcp.rn.f32" in found["reciprocal_f32"]
+        and "sqrt.rn.f32" in found["sqrt_f32"]
+    )
 
 
 def test_bits_and_conversions_are_the_devices():
     """What no C++ compiler sees: NVRTC folds the bit casts of constants, and the rest is one instruction each."""
     pytest.importorskip("nvidia.cuda_nvrtc")
-    folded = {"bits_of_f32(1.5f)": 0x3FC00000, "f32_of_bits(0x3fc00000u)": 0x3FC00000, "leading_zeros_u64(1ull << 40)": 23, "leading_zeros_u64(1ull)": 63}
+    folded = {
+        "bits_of_f32(1.5f)": 0x3FC00000,
+        "f32_of_bits(0x3fc00000u)": 0x3FC00000,
+        "leading_zeros_u64(1ull << 40)": 23,
+        "leading_zeros_u64(1ull)": 63,
+    }
     folded |= {"bits_of_f64(1.5)": 0x3FF8000000000000, "f64_of_bits(0x3ff8000000000000ull)": 0x3FF8000000000000}
     types = {"f": "f32", "b": "u32", "l": "i32"}
     lines = [standalone("cuda/math.h")]
@@ -106,12 +120,16 @@ def test_bits_and_conversions_are_the_devices():
         result = {"bits_of_f64": "u64", "f64_of_bits": "f64"}.get(text.partition("(")[0], types[text[0]])
         lines.append(f'extern "C" __global__ void kernel_{k}({result} *y) {{ *y = {text}; }}')
     found = entries(compile_cuda("\n".join(lines), arch="sm_90", emit=["ptx"]).ptx)
-    assert {text: re.findall(r"mov\.\w+ \t%\w+, (\d+);", found[str(k)]) for k, text in enumerate(folded)} == {text: [str(v)] for text, v in folded.items()}
+    assert {text: re.findall(r"mov\.\w+ \t%\w+, (\d+);", found[str(k)]) for k, text in enumerate(folded)} == {
+        text: [str(v)] for text, v in folded.items()
+    }
     names = ["f16_load", "f16_store", "bf16_store", "sin_f32", "fma_f32", "fma_f64"]
     found = entries(compile_cuda(kernels_source(names), arch="sm_90", emit=["ptx"]).ptx)
     wanted = ["cvt.f32.f16", "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "mul.hi.u64", "fma.rn.f32", "fma.rn.f64"]
     assert all(instruction in found[name] for name, instruction in zip(names, wanted, strict=True))
-    assert "cvt.rn.bf16" not in compile_cuda(kernels_source(["bf16_store"]), arch="sm_75", emit=["ptx"]).ptx  # which has no such instruction
+    assert (
+        "cvt.rn.bf16" not in compile_cuda(kernels_source(["bf16_store"]), arch="sm_75", emit=["ptx"]).ptx
+    )  # which has no such instruction
 
 
 def test_options_that_change_results_are_refused():
@@ -145,11 +163,18 @@ class Simulated(Loops):
         for name, (operands, result) in SIGNATURES.items():
             letters = "abc"[: len(operands)]
             parameters = "".join(f"const {t} *{x}, " for x, t in zip(letters, operands, strict=True))
-            loops.append(f'extern "C" void loop_{name}({parameters}{result} *y, i64 n) {{ for (i64 i = 0; i < n; i++) y[i] = {name}({", ".join(f"{x}[i]" for x in letters)}); }}')
+            loops.append(
+                f'extern "C" void loop_{name}({parameters}{result} *y, i64 n) {{ for (i64 i = 0; i < n; i++) y[i] ='
+                f" {name}({', '.join(f'{x}[i]' for x in letters)}); }}"
+            )
         source.write_text(AS_SIMULATED + standalone("cuda/math.h") + "\n".join(loops) + "\n")
         library = directory / "loops.so"
         flags = ["-std=c++17", *(flag for flag in FLAGS if not flag.startswith("-std"))]
-        done = subprocess.run([CXX, *flags, "-Wall", "-Werror", "-fPIC", "-shared", "-march=native", str(source), "-o", str(library)], capture_output=True, text=True)
+        done = subprocess.run(
+            [CXX, *flags, "-Wall", "-Werror", "-fPIC", "-shared", "-march=native", str(source), "-o", str(library)],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         self.library = ctypes.CDLL(str(library))
 
@@ -158,32 +183,56 @@ class Simulated(Loops):
 def both(tmp_path_factory) -> tuple[Loops, Loops]:
     if COMPILER is None or CXX is None:
         pytest.skip("no C compiler" if COMPILER is None else "no C++ compiler")
-    probe = subprocess.run([COMPILER, "-march=native", "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, text=True).stdout
+    probe = subprocess.run(
+        [COMPILER, "-march=native", "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, text=True
+    ).stdout
     if "__FMA__" not in probe and "__ARM_FEATURE_FMA" not in probe:
         pytest.skip("no fma on this machine: its polynomials round twice where a GPU's round once")
-    return Loops(tmp_path_factory.mktemp("cpu"), "native", flags=["-DGRADC_F16_NATIVE=0"]), Simulated(tmp_path_factory.mktemp("cuda"))
+    return Loops(tmp_path_factory.mktemp("cpu"), "native", flags=["-DGRADC_F16_NATIVE=0"]), Simulated(
+        tmp_path_factory.mktemp("cuda")
+    )
 
 
 def different(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where two results have other bits; two NaN are alike (which of two operands' bits it has is the compiler's choice)."""
+    """Where two results have other bits; two NaN are alike (which of two operands' bits it has is the compiler's
+    choice).
+    """
     bits = f"u{a.itemsize}"
     unlike = a.view(bits) != b.view(bits)
     return unlike & ~(np.isnan(a) & np.isnan(b)) if a.dtype.kind == "f" else unlike
 
 
 def arguments(name: str) -> list[np.ndarray]:
-    """For f32 all f16 and bf16 values (of two operands: each with some other), random bits and numbers of ordinary size; for f64 alike."""
+    """For f32 all f16 and bf16 values (of two operands: each with some other), random bits and numbers of ordinary
+    size; for f64 alike.
+    """
     operands, _ = SIGNATURES[name]
     rng = np.random.default_rng(20)
     first = operands[0]
     if first == "f32":
-        parts = [every_value("f16"), every_value("bf16"), random_f32(21, SAMPLES), (rng.normal(0, 1, SAMPLES) * np.exp2(rng.integers(-4, 8, SAMPLES))).astype(np.float32)]
-        parts += [storage_samples(name.split("_")[0])[-50_000:]] if name.endswith(("_store", "_round")) and name != "round_f32" else []
+        parts = [
+            every_value("f16"),
+            every_value("bf16"),
+            random_f32(21, SAMPLES),
+            (rng.normal(0, 1, SAMPLES) * np.exp2(rng.integers(-4, 8, SAMPLES))).astype(np.float32),
+        ]
+        parts += (
+            [storage_samples(name.split("_")[0])[-50_000:]]
+            if name.endswith(("_store", "_round")) and name != "round_f32"
+            else []
+        )
         x = np.concatenate(parts)
         return [x, *(rng.permutation(x) for _ in operands[1:])]
     if first == "f64":
         x = rng.integers(0, 2**64, SAMPLES, np.uint64).view(np.float64)
-        x = np.concatenate([x, rng.normal(0, 1, SAMPLES) * np.exp2(rng.integers(-40, 40, SAMPLES)), every_value("f16"), every_value("bf16")])
+        x = np.concatenate(
+            [
+                x,
+                rng.normal(0, 1, SAMPLES) * np.exp2(rng.integers(-40, 40, SAMPLES)),
+                every_value("f16"),
+                every_value("bf16"),
+            ]
+        )
         return [x, *(rng.permutation(x) for _ in operands[1:])]
     if name.endswith("_load"):
         return [np.arange(2 ** (8 * numpy_dtype(first).itemsize)).astype(numpy_dtype(first))]
@@ -241,7 +290,9 @@ def pow_samples() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize("which", pow_samples())
 def test_pow_is_within_its_bound_and_hardly_ever_another_than_the_cpus(both, which):
-    """In pairs of f32, not in f64: both are within 0.51 units of the exact power, so they are one unit apart where it lies between two f32."""
+    """In pairs of f32, not in f64: both are within 0.51 units of the exact power, so they are one unit apart where it
+    lies between two f32.
+    """
     x, y = pow_samples()[which]
     cpu, cuda = (loops("pow_f32", x, y) for loops in both)
     with np.errstate(all="ignore"):
@@ -270,19 +321,28 @@ def pointwise() -> Iterator[tuple[str, tuple[DType, ...], DType]]:
         lower = getattr(op, "lower", None)
         if isinstance(lower, Expr) and "{0}" in lower.text:
             arity = 1 + max(int(n) for n in re.findall(r"\{(\d)\}", lower.text))
-            choices = itertools.product(DTYPES.values(), repeat=min(arity, 2))  # of three operands the last two are alike
+            choices = itertools.product(
+                DTYPES.values(), repeat=min(arity, 2)
+            )  # of three operands the last two are alike
             found = [(types[:1] + types[-1:] * (arity - 1)) for types in choices]
-            taken = [(types, result) for types in found if (result := accepts(op, types, op.samples[0].attrs)) is not None]
+            taken = [
+                (types, result) for types in found if (result := accepts(op, types, op.samples[0].attrs)) is not None
+            ]
             assert taken, f"no operands that {name} takes were found"
             yield from ((name, types, result) for types, result in taken)
 
 
 def functions() -> list[str]:
-    """Every expression that a kernel may hold, as a C function ``expression0``, ``expression1``, ... of its variables."""
+    """Every expression that a kernel may hold, as a C function ``expression0``, ``expression1``, ... of its
+    variables.
+    """
     found: dict[str, None] = {}
 
     def note(text: str, operands: Mapping[str, str], result: str) -> None:
-        found[f"{result} expression@({', '.join(f'{t} {x}' for x, t in operands.items()) or 'i64 n0'}) {{ return {text}; }}"] = None
+        found[
+            f"{result} expression@({', '.join(f'{t} {x}' for x, t in operands.items()) or 'i64 n0'}) {{ return"
+            f" {text}; }}"
+        ] = None
 
     n0, n1 = symbol("n0"), symbol("n1")
     note(size(floordiv(n0, n1) * maximum(n0, n1 - 5) + 3), {"n0": "i64", "n1": "i64"}, "i64")
@@ -304,7 +364,9 @@ def functions() -> list[str]:
         text = scribe.expression(Stmt("%1", "bounded", ("%0",), DTYPES["i64"], attrs=(("size", n0), ("oob", oob))))
         note(text, {"v0": "i64", "n0": "i64"}, "i64")
     for lo in (0, 1):
-        text = scribe.expression(Stmt("%1", "inside", (), DTYPES["bool"], index=(Index.of("i0"),), attrs=(("lo", lo), ("hi", n0))))
+        text = scribe.expression(
+            Stmt("%1", "inside", (), DTYPES["bool"], index=(Index.of("i0"),), attrs=(("lo", lo), ("hi", n0)))
+        )
         note(text, {"i0": "i64", "n0": "i64"}, "i32")
     for name, types, result in pointwise():
         values = [Stmt(f"%{k}", "const", dtype=t) for k, t in enumerate(types)]
@@ -317,29 +379,60 @@ def test_every_expression_means_something_on_both_targets(tmp_path):
     """Contracts 18.  Beside the C compiler's and the C++ compiler's opinion, that of NVRTC where it is installed."""
     written = functions()
     names = set(re.findall(r"\b([a-z]\w*)\(", " ".join(text.partition("return")[2] for text in written)))
-    assert {"exp_f32", "sat_i8_f64", "bf16_load", "floordiv_i32", "odd_f64", "f64_of_bits", "search_i64", "maximum_i64"} <= names and len(written) > 500
+    assert {
+        "exp_f32",
+        "sat_i8_f64",
+        "bf16_load",
+        "floordiv_i32",
+        "odd_f64",
+        "f64_of_bits",
+        "search_i64",
+        "maximum_i64",
+    } <= names and len(written) > 500
     (tmp_path / "all.c").write_text(standalone("cpu/math.h") + "".join(f"static {text}\n" for text in written))
-    (tmp_path / "all.cpp").write_text(AS_SIMULATED + standalone("cuda/math.h") + "".join(f"static {text}\n" for text in written))
-    compilers = [(COMPILER, "all.c", ["-std=gnu11", "-Werror=implicit-function-declaration"]), (CXX, "all.cpp", ["-std=c++17"])]
+    (tmp_path / "all.cpp").write_text(
+        AS_SIMULATED + standalone("cuda/math.h") + "".join(f"static {text}\n" for text in written)
+    )
+    compilers = [
+        (COMPILER, "all.c", ["-std=gnu11", "-Werror=implicit-function-declaration"]),
+        (CXX, "all.cpp", ["-std=c++17"]),
+    ]
     for compiler, source, flags in compilers:
         if compiler is not None:
-            done = subprocess.run([compiler, *flags, "-fsyntax-only", str(tmp_path / source)], capture_output=True, text=True)
+            done = subprocess.run(
+                [compiler, *flags, "-fsyntax-only", str(tmp_path / source)], capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stderr[:4000]
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvrtc"):
-        compile_cuda(standalone("cuda/math.h") + "".join(f"__device__ {text}\n" for text in written), arch="sm_90", emit=["ptx"])
+        compile_cuda(
+            standalone("cuda/math.h") + "".join(f"__device__ {text}\n" for text in written), arch="sm_90", emit=["ptx"]
+        )
 
 
 def test_a_name_that_a_target_lacks_is_found(tmp_path):
-    for head, name, flags in ((standalone("cpu/math.h"), "x.c", ["-std=gnu11", "-Werror=implicit-function-declaration"]), (AS_SIMULATED + standalone("cuda/math.h"), "x.cpp", ["-std=c++17"])):
+    for head, name, flags in (
+        (standalone("cpu/math.h"), "x.c", ["-std=gnu11", "-Werror=implicit-function-declaration"]),
+        (AS_SIMULATED + standalone("cuda/math.h"), "x.cpp", ["-std=c++17"]),
+    ):
         compiler = COMPILER if name == "x.c" else CXX
         if compiler is not None:
             (tmp_path / name).write_text(head + "static f32 f(f32 x) { return exp2_f32(x); }\n")
-            done = subprocess.run([compiler, *flags, "-fsyntax-only", str(tmp_path / name)], capture_output=True, text=True)
+            done = subprocess.run(
+                [compiler, *flags, "-fsyntax-only", str(tmp_path / name)], capture_output=True, text=True
+            )
             assert done.returncode != 0 and "exp2_f32" in done.stderr
 
 
 def test_the_targets_share_the_text():
     """What a target says itself is types, builtins and conversions: every other function has one definition."""
-    cpu, cuda = (set(re.findall(r"^GRADC_FN \w+ (\w+)\(", read_template(f"{target}/math.h"), re.MULTILINE)) for target in ("cpu", "cuda"))
-    assert cpu - cuda == {"mad_f64"} and cuda - cpu == {"leading_zeros_u64", "high_product_u64", "bf16_store", "bf16_round"}
+    cpu, cuda = (
+        set(re.findall(r"^GRADC_FN \w+ (\w+)\(", read_template(f"{target}/math.h"), re.MULTILINE))
+        for target in ("cpu", "cuda")
+    )
+    assert cpu - cuda == {"mad_f64"} and cuda - cpu == {
+        "leading_zeros_u64",
+        "high_product_u64",
+        "bf16_store",
+        "bf16_round",
+    }
     assert TEMPLATES.name == "cpu" and "__builtin" not in read_template("common/math.h")

@@ -65,7 +65,10 @@ def computed(text: str, **names: int) -> int:
     """The largest of what a generated expression computes."""
     Counted.most = 0
     plain = re.sub(rf"\(({OFFSETS}|i64)\)", "", text).replace("LL", "")
-    functions = {"floordiv_i64": lambda a, b: Counted(int(a) // int(b)), "maximum_i64": lambda a, b: Counted(max(int(a), int(b)))}
+    functions = {
+        "floordiv_i64": lambda a, b: Counted(int(a) // int(b)),
+        "maximum_i64": lambda a, b: Counted(max(int(a), int(b))),
+    }
     eval(plain, {"__builtins__": {}}, {**functions, **{name: Counted(value) for name, value in names.items()}})
     return Counted.most
 
@@ -88,12 +91,19 @@ def test_a_bound_holds_whatever_a_place_is_computed_from(case: str, count: int) 
     place, shape, extents = PLACES[case]
     for d in (1, 40, 65537):
         dims = {"N": max(count // d, 3), "D": d, "V": max(count // d, 3)}
-        bound = max(evaluate(placed(place, shape, {a: magnitude(n) for a, n in extents.items()}), dims), *dims.values())  # which are bounds of their own
+        bound = max(
+            evaluate(placed(place, shape, {a: magnitude(n) for a, n in extents.items()}), dims), *dims.values()
+        )  # which are bounds of their own
         sizes = [evaluate(n, dims) for n in shape]
         ends = {a: evaluate(n, dims) - 1 for a, n in extents.items()}
         text = index(flatten(place, shape), OFFSETS)
         for at in ({a: 0 for a in ends}, ends):  # a value from memory lies where its axis lets it
-            values = {f"v{v[1:]}": sizes[i] - 1 - evaluate(entry.const, dims) for i, entry in enumerate(place) for v, _ in entry.terms if v.startswith("%")}
+            values = {
+                f"v{v[1:]}": sizes[i] - 1 - evaluate(entry.const, dims)
+                for i, entry in enumerate(place)
+                for v, _ in entry.terms
+                if v.startswith("%")
+            }
             assert computed(text, **dims, **at, **values) <= bound
         assert bound >= evaluate(shape[0], dims) - 1
 
@@ -102,12 +112,15 @@ def test_two_values_in_one_entry_are_not_bounded() -> None:
     assert placed([Index.of("%1") * 3 + Index.of("%2")], [N], {"n": N}) == LIMIT
 
 
-@pytest.mark.parametrize(("what", "dims"), [
-    ("f32[N]", lambda count: {"N": count}),
-    ("f32[N,40]", lambda count: {"N": count // 40}),
-    ("f32[N,D]", lambda count: {"N": count // 65536, "D": 65536}),
-    ("f32[3,N,8]", lambda count: {"N": count // 24}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "dims"),
+    [
+        ("f32[N]", lambda count: {"N": count}),
+        ("f32[N,40]", lambda count: {"N": count // 40}),
+        ("f32[N,D]", lambda count: {"N": count // 65536, "D": 65536}),
+        ("f32[3,N,8]", lambda count: {"N": count // 24}),
+    ],
+)
 def test_the_width_changes_where_the_proof_ends(what: str, dims: Any) -> None:
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x) * 2.0, x=what), target="cuda-sim")
 
@@ -133,7 +146,11 @@ def test_every_stage_of_a_kernel_is_bounded() -> None:
         for dims in ({"N": 5, "V": 7, "D": 1 << 29}, {"N": 1 << 26, "V": 7, "D": 32}, {"N": 7, "V": 1 << 26, "D": 32}):
             plan = module.forward.native.bind(dims)
             kernels = [plan.kernel(k) for k in plan.program.kernels if k.accums]
-            assert all(sizes_of(k, {own: dims[name] for own, name in zip(launch.own_dims(k), k.dims, strict=True)}).reach >= LIMIT for k in kernels)
+            assert all(
+                sizes_of(k, {own: dims[name] for own, name in zip(launch.own_dims(k), k.dims, strict=True)}).reach
+                >= LIMIT
+                for k in kernels
+            )
             assert any(name.endswith("_rows") for name in plan.wide)
 
 
@@ -143,14 +160,21 @@ def test_sizes_known_beforehand_are_compiled_beforehand() -> None:
     module = gradc.compile(graph, target="cuda", arch="sm_90")
     parts = unpack(module.forward.portable())
     assert parts["wide"][:4] == b"\x7fELF" and parts["wide"] != parts["cubin"]
-    assert "wide" not in unpack(gradc.compile(gradc.trace(lambda x: x * 2.0, x="f32[N,40000]"), target="cuda", arch="sm_90").forward.portable())
+    assert "wide" not in unpack(
+        gradc.compile(gradc.trace(lambda x: x * 2.0, x="f32[N,40000]"), target="cuda", arch="sm_90").forward.portable()
+    )
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------
 
 SIZES = {"N": 37, "V": 9, "D": 24}
 MODULES: dict[str, tuple[Any, dict[str, str], list[str], dict[str, str]]] = {
-    "layer norm": (lambda x, g: ops.layer_norm(x, (x.shape[-1],), g, g), {"x": "bf16[N,D]", "g": "bf16[D]"}, ["x", "g"], {}),
+    "layer norm": (
+        lambda x, g: ops.layer_norm(x, (x.shape[-1],), g, g),
+        {"x": "bf16[N,D]", "g": "bf16[D]"},
+        ["x", "g"],
+        {},
+    ),
     "segmented": (lambda t, w: ops.embedding(t, w), {"t": "i64[N]", "w": "f32[V,D]"}, ["w"], {"*": "segmented"}),
     "privatized": (lambda t, w: ops.embedding(t, w), {"t": "i64[N]", "w": "f32[V,D]"}, ["w"], {"*": "privatized"}),
     "fixed": (lambda t, w: ops.embedding(t, w), {"t": "i64[N]", "w": "f32[V,D]"}, ["w"], {"*": "atomic_fixed"}),
@@ -167,7 +191,9 @@ def random_inputs(graph: gradc.Graph, seed: int = 0) -> dict[str, np.ndarray]:
     for name in graph.input_names:
         type_ = graph.input(name).type
         shape = type_.concrete(SIZES)
-        made[name] = (rng.integers(0, SIZES["V"], shape) if type_.dtype.is_integer else rng.uniform(-1, 1, shape)).astype(type_.dtype.np)
+        made[name] = (
+            rng.integers(0, SIZES["V"], shape) if type_.dtype.is_integer else rng.uniform(-1, 1, shape)
+        ).astype(type_.dtype.np)
     return made
 
 
@@ -188,7 +214,12 @@ def test_both_widths_give_the_same_bits(case: str, monkeypatch: pytest.MonkeyPat
     assert all(wide[k].tobytes() == a.tobytes() for k, a in narrow.items())
     exact = interp.run(graph, given, precision="f64")
     for k, a in wide.items():
-        np.testing.assert_allclose(a.astype(np.float64), np.asarray(exact[k], np.float64), rtol=0, atol=(0.1 if "bf16" in str(types) else 1e-4) * max(1, np.abs(exact[k]).max()))
+        np.testing.assert_allclose(
+            a.astype(np.float64),
+            np.asarray(exact[k], np.float64),
+            rtol=0,
+            atol=(0.1 if "bf16" in str(types) else 1e-4) * max(1, np.abs(exact[k]).max()),
+        )
 
 
 def test_an_index_beyond_32_bits_is_found_not_cut_off() -> None:
@@ -197,5 +228,9 @@ def test_an_index_beyond_32_bits_is_found_not_cut_off() -> None:
     w = np.arange(24, dtype=np.float32).reshape(3, 8)
     with pytest.raises(IndexOutOfRange, match=str(2**32 + 1)):
         module.forward.run(t=np.array([0, 2**32 + 1, 2]), w=w)
-    clamped = gradc.compile(gradc.trace(lambda t, w: ops.gather(w, t, axis=0, oob="clamp"), t="i64[N]", w="f32[V,D]"), target="cuda-sim")
-    np.testing.assert_array_equal(np.asarray(next(iter(clamped.forward.run(t=np.array([2**32 + 1, -(2**40)]), w=w).values()))), w[[2, 0]])
+    clamped = gradc.compile(
+        gradc.trace(lambda t, w: ops.gather(w, t, axis=0, oob="clamp"), t="i64[N]", w="f32[V,D]"), target="cuda-sim"
+    )
+    np.testing.assert_array_equal(
+        np.asarray(next(iter(clamped.forward.run(t=np.array([2**32 + 1, -(2**40)]), w=w).values()))), w[[2, 0]]
+    )

@@ -19,7 +19,17 @@ def table_gradient(what: str, dtype: str) -> gradc.Graph:
     return differentiate(graph, ["w"])
 
 
-@pytest.mark.parametrize(("columns", "dtype", "vector"), [("D", "f32", True), (40, "f32", True), (40, "bf16", True), ("D", "bf16", True), (33, "f32", False), (40, "f64", False)])
+@pytest.mark.parametrize(
+    ("columns", "dtype", "vector"),
+    [
+        ("D", "f32", True),
+        (40, "f32", True),
+        (40, "bf16", True),
+        ("D", "bf16", True),
+        (33, "f32", False),
+        (40, "f64", False),
+    ],
+)
 def test_neighbouring_columns_are_added_together(columns: Any, dtype: str, vector: bool) -> None:
     pytest.importorskip("nvidia.cuda_nvrtc")
     graph = table_gradient(columns, dtype)
@@ -40,7 +50,9 @@ def test_every_alignment_adds_each_column_once(columns: Any, dtype: str) -> None
             given = {"t": rng.integers(0, 5, 21), "w": np.zeros((5, d)), "d.y": rng.integers(-8, 9, (21, d))}
             given = {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}
             wanted = interp.run(graph, given)["d.w"]
-            np.testing.assert_array_equal(np.asarray(module.forward.run(**given)["d.w"]), wanted)  # small integers: exact in any order
+            np.testing.assert_array_equal(
+                np.asarray(module.forward.run(**given)["d.w"]), wanted
+            )  # small integers: exact in any order
             room = np.zeros(5 * d + 1, given["w"].dtype)
             out = room[1:].reshape(5, d)
             module.forward.run(**given, out={"d.w": out})

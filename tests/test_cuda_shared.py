@@ -29,7 +29,12 @@ def table_gradient(dtype: str, keys: Any, columns: Any, **options: Any) -> gradc
 
 
 def rows_launch(module: gradc.Module, dims: dict[str, int]) -> Launch:
-    return next(a for actions in module.forward.native.bind(dims).actions for a in actions if isinstance(a, Launch) and "scatter_add" in a.function and a.function.endswith("_rows"))
+    return next(
+        a
+        for actions in module.forward.native.bind(dims).actions
+        for a in actions
+        if isinstance(a, Launch) and "scatter_add" in a.function and a.function.endswith("_rows")
+    )
 
 
 @pytest.mark.parametrize("dtype", UNIT)
@@ -49,7 +54,9 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
         given = {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}
         wanted = np.asarray(interp.run(graph, given, precision="f64")["d.w"], np.float64)
         first = np.asarray(module.forward.run(**given)["d.w"])
-        assert np.abs(first.astype(np.float64) - wanted).max(initial=0) <= (16 if dtype == "f64" else 2) * UNIT[dtype] * np.abs(wanted).max(initial=0)
+        assert np.abs(first.astype(np.float64) - wanted).max(initial=0) <= (16 if dtype == "f64" else 2) * UNIT[
+            dtype
+        ] * np.abs(wanted).max(initial=0)
         for seed in (1, 2):
             module.forward.native.device.seed = seed
             assert np.asarray(module.forward.run(**given)["d.w"]).tobytes() == first.tobytes()
@@ -58,13 +65,23 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
 
 def test_a_computed_row_and_a_maximum() -> None:
     """What a row brings is any expression; extremes have owners, too."""
-    graph = differentiate(gradc.trace(lambda t, w, s: ops.embedding(t, w) * s[:, None], t="i64[N]", w="f32[7,C]", s="f32[N]"), ["w"])
+    graph = differentiate(
+        gradc.trace(lambda t, w, s: ops.embedding(t, w) * s[:, None], t="i64[N]", w="f32[7,C]", s="f32[N]"), ["w"]
+    )
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
     rng = np.random.default_rng(1)
-    given = {"t": rng.integers(0, 7, 90), "w": np.zeros((7, 37), np.float32), "s": rng.standard_normal(90).astype(np.float32), "d.y": rng.standard_normal((90, 37)).astype(np.float32)}
+    given = {
+        "t": rng.integers(0, 7, 90),
+        "w": np.zeros((7, 37), np.float32),
+        "s": rng.standard_normal(90).astype(np.float32),
+        "d.y": rng.standard_normal((90, 37)).astype(np.float32),
+    }
     wanted = np.asarray(interp.run(graph, given, precision="f64")["d.w"])
     got = np.asarray(module.forward.run(**given)["d.w"])
-    assert "extern __shared__" in module.forward.source and np.abs(got - wanted).max() <= 8 * 2.0**-24 * np.abs(wanted).max()
+    assert (
+        "extern __shared__" in module.forward.source
+        and np.abs(got - wanted).max() <= 8 * 2.0**-24 * np.abs(wanted).max()
+    )
 
 
 def test_a_launch_asks_for_its_memory() -> None:
@@ -73,7 +90,10 @@ def test_a_launch_asks_for_its_memory() -> None:
     assert launch.shared == 155 * 32 * 8 <= OWN_BYTES and launch.threads == 512 and launch.blocks == 256
     for keys, columns in ((OWN_BYTES // 256 + 1, 128), ("V", 128)):  # more rows than fit, or nobody knows how many
         other = gradc.compile(table_gradient("f32", keys, columns), target="cuda-sim", reductions={"*": "privatized"})
-        assert "extern __shared__" not in other.forward.source and rows_launch(other, {"N": 100, "V": 5} if keys == "V" else {"N": 100}).shared == 0
+        assert (
+            "extern __shared__" not in other.forward.source
+            and rows_launch(other, {"N": 100, "V": 5} if keys == "V" else {"N": 100}).shared == 0
+        )
 
 
 def test_they_fit_beside_what_a_block_stages() -> None:
@@ -81,7 +101,11 @@ def test_they_fit_beside_what_a_block_stages() -> None:
     pytest.importorskip("nvidia.cuda_nvrtc")
     for arch in ("sm_80", "sm_90", "sm_100"):
         for dtype in ("f32", "f64", "bf16"):
-            module = gradc.compile(table_gradient(dtype, OWN_BYTES // 256, "D"), target="cuda", arch=arch, reductions={"*": "privatized"})
-            (rows,) = [k for name, k in module.forward.binary.kernels.items() if name.endswith("_rows") and k.shared > 8192]
+            module = gradc.compile(
+                table_gradient(dtype, OWN_BYTES // 256, "D"), target="cuda", arch=arch, reductions={"*": "privatized"}
+            )
+            (rows,) = [
+                k for name, k in module.forward.binary.kernels.items() if name.endswith("_rows") and k.shared > 8192
+            ]
             assert rows.shared + OWN_BYTES <= 96 * 1024
             assert not any(k.spill_stores or k.spill_loads for k in module.forward.binary.kernels.values())

@@ -1,4 +1,6 @@
-"""cuda-sim: CUDA text on the CPU.  Its primitives against NumPy; each fault seeded and caught; correct kernels pass clean."""
+"""cuda-sim: CUDA text on the CPU.  Its primitives against NumPy; each fault seeded and caught; correct kernels pass
+clean.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,25 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def run(source: str, args: list[Any], written: tuple[int, ...], *, block: Any = 32, grid: Any = 1, shared: int = 0, check: bool = True, kernel: str = "f", **options: Any) -> None:
+def run(
+    source: str,
+    args: list[Any],
+    written: tuple[int, ...],
+    *,
+    block: Any = 32,
+    grid: Any = 1,
+    shared: int = 0,
+    check: bool = True,
+    kernel: str = "f",
+    **options: Any,
+) -> None:
     """Launch the only kernel of a text; sizes are tuples, or numbers along x."""
     grid, block = (((n, 1, 1) if isinstance(n, int) else n) for n in (grid, block))
     library(source, check).launch(kernel, grid, block, shared, args, written=written, **options)
 
 
-# ---- What a thread knows of itself ------------------------------------------------------------------------------------
+# ---- What a thread knows of itself
+# ------------------------------------------------------------------------------------
 
 INDICES = r"""
 extern "C" __global__ void __launch_bounds__(64) f(int *out) {
@@ -76,9 +90,11 @@ def test_every_thread_runs_once_under_its_index(check: bool, seed: int | None):
 
 PARAMETERS = r"""
 struct both { int a; double b; };
-extern "C" __global__ void f(double *out, bool b, signed char c, short s, int i, long long l, unsigned char uc, unsigned u, unsigned long long ul,
+extern "C" __global__ void f(double *out, bool b, signed char c, short s, int i, long long l,
+                             unsigned char uc, unsigned u, unsigned long long ul,
                              float x, double y, const float *none, both z) {
-  const double all[] = {(double)b, (double)c, (double)s, (double)i, (double)l, (double)uc, (double)u, (double)ul, x, y, (double)(none == nullptr), (double)z.a, z.b};
+  const double all[] = {(double)b, (double)c, (double)s, (double)i, (double)l, (double)uc,
+                        (double)u, (double)ul, x, y, (double)(none == nullptr), (double)z.a, z.b};
   for (int k = 0; k < 13; k++) out[k] = all[k];
 }
 """
@@ -90,13 +106,25 @@ def test_parameters_of_every_kind(check: bool):
         _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
 
     out = np.zeros(13)
-    values = [True, -3, np.int16(-300), ctypes.c_int(-70000), -(2**40), 200, np.uint32(4_000_000_000), 2**63, np.float32(0.5), 0.1]
+    values = [
+        True,
+        -3,
+        np.int16(-300),
+        ctypes.c_int(-70000),
+        -(2**40),
+        200,
+        np.uint32(4_000_000_000),
+        2**63,
+        np.float32(0.5),
+        0.1,
+    ]
     run(PARAMETERS, [out, *values, None, Both(-7, 2.5)], (0,), block=1, check=check)
     assert out.tolist() == [1, -3, -300, -70000, -(2**40), 200, 4e9, 2.0**63, 0.5, 0.1, 1, -7, 2.5]
     assert library(PARAMETERS, check).signature("f")[:3] == [("P", 8), ("u", 1), ("i", 1)]
 
 
-# ---- Collectives ---------------------------------------------------------------------------------------------------------
+# ---- Collectives
+# ---------------------------------------------------------------------------------------------------------
 
 COLLECTIVE = r"""
 extern "C" __global__ void f(const TYPE *in, TYPE *out, unsigned mask) {
@@ -126,10 +154,27 @@ def shuffled(kind: str, other: int, width: int) -> np.ndarray:
 @MODES
 @pytest.mark.parametrize("dtype", ["int", "unsigned", "float", "double", "long long", "unsigned long long"])
 def test_shuffles(check: bool, dtype: str):
-    kinds = {"int": "i4", "unsigned": "u4", "float": "f4", "double": "f8", "long long": "i8", "unsigned long long": "u8"}
-    cases = [(kind, other, width) for kind in ("", "_up", "_down", "_xor") for other, width in ((0, 32), (1, 32), (5, 8), (16, 32), (2, 4))]
-    lines = " ".join(f"out[{k * 64} + i] = __shfl{kind}_sync(0xffffffffu, v, {other}, {width});" for k, (kind, other, width) in enumerate(cases))
-    source = f'extern "C" __global__ void f(const {dtype} *in, {dtype} *out) {{ int i = threadIdx.x; {dtype} v = in[i]; {lines} }}'
+    kinds = {
+        "int": "i4",
+        "unsigned": "u4",
+        "float": "f4",
+        "double": "f8",
+        "long long": "i8",
+        "unsigned long long": "u8",
+    }
+    cases = [
+        (kind, other, width)
+        for kind in ("", "_up", "_down", "_xor")
+        for other, width in ((0, 32), (1, 32), (5, 8), (16, 32), (2, 4))
+    ]
+    lines = " ".join(
+        f"out[{k * 64} + i] = __shfl{kind}_sync(0xffffffffu, v, {other}, {width});"
+        for k, (kind, other, width) in enumerate(cases)
+    )
+    source = (
+        f'extern "C" __global__ void f(const {dtype} *in, {dtype} *out) {{ int i = threadIdx.x; {dtype} v = in[i];'
+        f" {lines} }}"
+    )
     x = np.random.default_rng(0).integers(0, 256, 64 * np.dtype(kinds[dtype]).itemsize, np.uint8).view(kinds[dtype])
     out = np.zeros((len(cases), 64), x.dtype)
     run(source, [x, out], (1,), block=64, check=check)
@@ -139,10 +184,14 @@ def test_shuffles(check: bool, dtype: str):
 
 
 VOTES = {
-    "__ballot_sync(mask, v & 1)": lambda v, lanes: sum(1 << int(lane) for lane, x in zip(lanes, v, strict=True) if x & 1),
+    "__ballot_sync(mask, v & 1)": lambda v, lanes: sum(
+        1 << int(lane) for lane, x in zip(lanes, v, strict=True) if x & 1
+    ),
     "__any_sync(mask, v == 3)": lambda v, lanes: int((v == 3).any()),
     "__all_sync(mask, v < 100)": lambda v, lanes: int((v < 100).all()),
-    "__match_any_sync(mask, v & 3)": lambda v, lanes: [sum(1 << int(m) for m, y in zip(lanes, v, strict=True) if y & 3 == x & 3) for x in v],
+    "__match_any_sync(mask, v & 3)": lambda v, lanes: [
+        sum(1 << int(m) for m, y in zip(lanes, v, strict=True) if y & 3 == x & 3) for x in v
+    ],
     "__reduce_add_sync(mask, v)": lambda v, lanes: v.sum(),
     "__reduce_min_sync(mask, v)": lambda v, lanes: v.min(),
     "__reduce_max_sync(mask, v)": lambda v, lanes: v.max(),
@@ -158,7 +207,10 @@ VOTES = {
 @pytest.mark.parametrize("mask", [FULL, 0x0F0F1234, 0x80000000])
 def test_votes_and_warp_reductions(check: bool, mask: int):
     lines = " ".join(f"out[{k * 64} + i] = (int){call};" for k, call in enumerate(VOTES))
-    source = f'extern "C" __global__ void f(const int *in, int *out, unsigned mask) {{ int i = threadIdx.x, v = in[i]; if (mask >> i % 32 & 1) {{ {lines} }} }}'
+    source = (
+        'extern "C" __global__ void f(const int *in, int *out, unsigned mask) { int i = threadIdx.x, v = in[i]; if'
+        f" (mask >> i % 32 & 1) {{ {lines} }} }}"
+    )
     x = np.random.default_rng(mask).integers(-20, 20, 64).astype(np.int32)
     out = np.zeros((len(VOTES), 64), np.int32)
     run(source, [x, out, mask], (1,), block=64, check=check)
@@ -204,7 +256,8 @@ def test_without_checking_who_has_returned_is_not_waited_for():
     assert (np.delete(out, [5, 40]) == 62 * 31).all() and out[5] == out[40] == 0
 
 
-# ---- Atomics --------------------------------------------------------------------------------------------------------------
+# ---- Atomics
+# --------------------------------------------------------------------------------------------------------------
 
 ATOMICS = [
     ("int", "i4", "atomicAdd(out, v)", lambda s, x: s + x.sum()),
@@ -212,20 +265,36 @@ ATOMICS = [
     ("unsigned long long", "u8", "atomicAdd(out, v)", lambda s, x: s + x.sum(dtype="u8")),
     ("float", "f4", "atomicAdd(out, v)", lambda s, x: s + x.sum()),
     ("double", "f8", "atomicAdd(out, v)", lambda s, x: s + x.sum()),
-    *((t, d, "atomicMin(out, v)", lambda s, x: min(s, x.min())) for t, d in (("int", "i4"), ("unsigned", "u4"), ("long long", "i8"), ("unsigned long long", "u8"))),
-    *((t, d, "atomicMax(out, v)", lambda s, x: max(s, x.max())) for t, d in (("int", "i4"), ("unsigned", "u4"), ("long long", "i8"), ("unsigned long long", "u8"))),
+    *(
+        (t, d, "atomicMin(out, v)", lambda s, x: min(s, x.min()))
+        for t, d in (("int", "i4"), ("unsigned", "u4"), ("long long", "i8"), ("unsigned long long", "u8"))
+    ),
+    *(
+        (t, d, "atomicMax(out, v)", lambda s, x: max(s, x.max()))
+        for t, d in (("int", "i4"), ("unsigned", "u4"), ("long long", "i8"), ("unsigned long long", "u8"))
+    ),
     ("int", "i4", "atomicAnd(out, v)", lambda s, x: s & np.bitwise_and.reduce(x)),
     ("unsigned", "u4", "atomicOr(out, v)", lambda s, x: s | np.bitwise_or.reduce(x)),
     ("unsigned long long", "u8", "atomicXor(out, v)", lambda s, x: s ^ np.bitwise_xor.reduce(x)),
     ("float", "f4", "v = atomicExch(out, v)", lambda s, x: x[-1]),
-    ("int", "i4", "for (int old = *(volatile int *)&first, seen; (seen = atomicCAS(out, old, old + v)) != old; old = seen)", lambda s, x: s + x.sum()),
+    (
+        "int",
+        "i4",
+        "for (int old = *(volatile int *)&first, seen; (seen = atomicCAS(out, old, old + v)) != old; old = seen)",
+        lambda s, x: s + x.sum(),
+    ),
 ]
 
 
 @MODES
-@pytest.mark.parametrize(("ctype", "dtype", "call", "meaning"), ATOMICS, ids=[f"{t}-{c[:12]}" for t, _, c, _ in ATOMICS])
+@pytest.mark.parametrize(
+    ("ctype", "dtype", "call", "meaning"), ATOMICS, ids=[f"{t}-{c[:12]}" for t, _, c, _ in ATOMICS]
+)
 def test_atomics(check: bool, ctype: str, dtype: str, call: str, meaning: Any):
-    source = f'extern "C" __global__ void f(const {ctype} *in, {ctype} *out, {ctype} first) {{ {ctype} v = in[threadIdx.x + blockDim.x * blockIdx.x]; {call}; }}'
+    source = (
+        f'extern "C" __global__ void f(const {ctype} *in, {ctype} *out, {ctype} first) {{ {ctype} v = in[threadIdx.x +'
+        f" blockDim.x * blockIdx.x]; {call}; }}"
+    )
     x = np.random.default_rng(5).integers(0, 100, 128).astype(dtype)
     out = np.array([7], dtype)
     run(source, [x, out, 7], (1,), grid=4, check=check, initialised={1: True})
@@ -261,7 +330,8 @@ def aligned_copy(array: np.ndarray, offset: int = 0) -> np.ndarray:
     return out
 
 
-# ---- Bits and numbers -------------------------------------------------------------------------------------------------------
+# ---- Bits and numbers
+# -------------------------------------------------------------------------------------------------------
 
 
 def _ffs(x: int) -> int:
@@ -279,7 +349,9 @@ BITS = {
     "__brevll((unsigned long long)x << 32 | y) >> 32": lambda x, y: int(f"{y:032b}"[::-1], 2),
     "__umulhi(x, y)": lambda x, y: x * y >> 32,
     "__umul64hi((unsigned long long)x << 32, (unsigned long long)y << 32)": lambda x, y: x * y,
-    "__byte_perm(x, y, 0x6214)": lambda x, y: int.from_bytes([(y << 32 | x).to_bytes(8, "little")[k] for k in (4, 1, 2, 6)], "little"),
+    "__byte_perm(x, y, 0x6214)": lambda x, y: int.from_bytes(
+        [(y << 32 | x).to_bytes(8, "little")[k] for k in (4, 1, 2, 6)], "little"
+    ),
     "__funnelshift_l(x, y, 7)": lambda x, y: (y << 32 | x) << 7 >> 32,
     "__funnelshift_r(x, y, 37)": lambda x, y: (y << 32 | x) >> 5,
     "__float_as_uint(__uint_as_float(x))": lambda x, y: x,
@@ -292,7 +364,10 @@ BITS = {
 @MODES
 def test_bits(check: bool):
     lines = " ".join(f"out[{k} * n + i] = (unsigned)({call});" for k, call in enumerate(BITS))
-    source = f'extern "C" __global__ void f(const unsigned *a, const unsigned *b, unsigned *out, int n) {{ int i = threadIdx.x; unsigned x = a[i], y = b[i]; {lines} }}'
+    source = (
+        'extern "C" __global__ void f(const unsigned *a, const unsigned *b, unsigned *out, int n) { int i ='
+        f" threadIdx.x; unsigned x = a[i], y = b[i]; {lines} }}"
+    )
     a = np.array([0, 1, 2, 0x80000000, FULL, 0x12345678, 0x0FF00000, 77] * 4, np.uint32)
     b = np.random.default_rng(2).integers(0, 2**32, 32, np.uint32)
     out = np.zeros((len(BITS), 32), np.uint32)
@@ -316,7 +391,10 @@ def test_numbers():
         "(float)__float2int_rz(x * 1e30f)": lambda x, y: np.where(x > 0, np.float32(2**31), np.float32(-(2**31))),
     }
     lines = " ".join(f"out[{k} * n + i] = {call};" for k, call in enumerate(calls))
-    source = f'extern "C" __global__ void f(const float *a, const float *b, float *out, int n) {{ int i = threadIdx.x; float x = a[i], y = b[i]; {lines} }}'
+    source = (
+        'extern "C" __global__ void f(const float *a, const float *b, float *out, int n) { int i = threadIdx.x; float'
+        f" x = a[i], y = b[i]; {lines} }}"
+    )
     a, b = random(256), random(256, seed=1)
     out = np.zeros((len(calls), 256), np.float32)
     run(source, [a, b, out, 256], (2,), block=256, check=False)
@@ -335,7 +413,8 @@ def test_the_headers_of_the_templates_are_found():
         np.testing.assert_allclose(y, np.exp(x), rtol=3e-7)
 
 
-# ---- Correct kernels ----------------------------------------------------------------------------------------------------------
+# ---- Correct kernels
+# ----------------------------------------------------------------------------------------------------------
 
 LAYERNORM = r"""
 __device__ __forceinline__ float warp_sum(float v) {
@@ -381,7 +460,8 @@ extern "C" __global__ void f(const int *x, unsigned *counts, int n, int bins) {
 
 # Rows sorted by key, `chunk` of them to a block: whole segments go to their row, pieces to two carries of the block.
 SEGMENTED = r"""
-extern "C" __global__ void chunks(const int *key, const float *x, float *out, float *carry, int *carry_key, int n, int d, int chunk) {
+extern "C" __global__ void chunks(const int *key, const float *x, float *out, float *carry, int *carry_key,
+                                  int n, int d, int chunk) {
   const int first = blockIdx.x * chunk, last = min(first + chunk, n), column = threadIdx.x;
   if (threadIdx.x < 2) carry_key[2 * blockIdx.x + threadIdx.x] = -1;
   __syncthreads();
@@ -390,7 +470,8 @@ extern "C" __global__ void chunks(const int *key, const float *x, float *out, fl
     float sum = 0;
     const int start = i;
     for (; i < last && key[i] == k; i++) if (column < d) sum += x[i * d + column];
-    const bool open_left = start == first && first > 0 && key[first - 1] == k, open_right = i == last && last < n && key[last] == k;
+    const bool open_left = start == first && first > 0 && key[first - 1] == k;
+    const bool open_right = i == last && last < n && key[last] == k;
     if (!open_left && !open_right) {
       if (column < d) out[k * d + column] = sum;
     } else {
@@ -407,7 +488,8 @@ extern "C" __global__ void finish(const float *carry, const int *carry_key, floa
     const int k = carry_key[s];
     if (k < 0) { s++; continue; }
     float sum = 0;
-    for (; s < slots && (carry_key[s] == k || carry_key[s] < 0); s++) if (carry_key[s] == k) sum += carry[s * d + column];
+    for (; s < slots && (carry_key[s] == k || carry_key[s] < 0); s++)
+      if (carry_key[s] == k) sum += carry[s * d + column];
     out[k * d + column] = sum;
   }
 }
@@ -492,12 +574,38 @@ def test_segments_with_carries(check: bool, seed: int | None):
     carry, carry_key = np.zeros((2 * blocks, d), np.float32), np.zeros(2 * blocks, np.int32)
     carried = np.zeros(carry.nbytes, np.uint8)
     lib = library(SEGMENTED, check)
-    lib.launch("chunks", (blocks, 1, 1), (64, 1, 1), 0, [key, x, out, carry, carry_key, n, d, chunk], written=[2, 3, 4], initialised={2: has_value, 3: carried}, seed=seed)
+    lib.launch(
+        "chunks",
+        (blocks, 1, 1),
+        (64, 1, 1),
+        0,
+        [key, x, out, carry, carry_key, n, d, chunk],
+        written=[2, 3, 4],
+        initialised={2: has_value, 3: carried},
+        seed=seed,
+    )
     if check:  # each row is written at most once, the carries only where they are used
         assert 0 < has_value.sum() < out.nbytes and 0 < carried.sum() < carry.nbytes
         with pytest.raises(SimulationFault, match="uninitialised read"):
-            lib.launch("finish", (2, 1, 1), (32, 1, 1), 0, [carry, np.zeros_like(carry_key), out, 2 * blocks, d], written=[2], initialised={0: carried})
-    lib.launch("finish", (2, 1, 1), (32, 1, 1), 0, [carry, carry_key, out, 2 * blocks, d], written=[2], initialised={0: carried, 2: has_value}, seed=seed)
+            lib.launch(
+                "finish",
+                (2, 1, 1),
+                (32, 1, 1),
+                0,
+                [carry, np.zeros_like(carry_key), out, 2 * blocks, d],
+                written=[2],
+                initialised={0: carried},
+            )
+    lib.launch(
+        "finish",
+        (2, 1, 1),
+        (32, 1, 1),
+        0,
+        [carry, carry_key, out, 2 * blocks, d],
+        written=[2],
+        initialised={0: carried, 2: has_value},
+        seed=seed,
+    )
     wanted = np.zeros_like(out)
     np.add.at(wanted, key, x)
     np.testing.assert_array_equal(out, wanted)
@@ -515,7 +623,9 @@ def test_the_last_block_reads_what_the_others_wrote(seed: int | None):
             run(source, args, (1, 2, 3), grid=9, block=64, seed=seed, initialised={2: True})
             assert args[3][0] == x[:, [0, 1, 32, 33]].sum()
         else:
-            with pytest.raises(SimulationFault, match=r"race: .* thread \(7,0,0\) reads 4 bytes at element \d+ of argument 1"):
+            with pytest.raises(
+                SimulationFault, match=r"race: .* thread \(7,0,0\) reads 4 bytes at element \d+ of argument 1"
+            ):
                 run(source, args, (1, 2, 3), grid=9, block=64, seed=seed, initialised={2: True})
 
 
@@ -532,7 +642,10 @@ def test_exchange_within_a_warp(check: bool, seed: int | None):
 
 
 def test_arrays_in_place_and_views_of_one_buffer():
-    source = 'extern "C" __global__ void f(const float *x, float *y, float *z) { int i = threadIdx.x; float v = x[i]; y[i] = v + 1; z[i] = v * 2; }'
+    source = (
+        'extern "C" __global__ void f(const float *x, float *y, float *z) { int i = threadIdx.x; float v = x[i]; y[i] ='
+        " v + 1; z[i] = v * 2; }"
+    )
     memory = random(96)
     x, z = memory[:32], memory[32:64]
     before = memory.copy()
@@ -556,7 +669,8 @@ def test_a_seed_finds_what_depends_on_order():
     assert out.tolist() == [49, 7] and len({a for a, _ in results}) > 2 and len({b for _, b in results}) > 2
 
 
-# ---- Faults, each seeded ---------------------------------------------------------------------------------------------------------
+# ---- Faults, each seeded
+# ---------------------------------------------------------------------------------------------------------
 
 
 def kernel(parameters: str, *body: str) -> str:
@@ -620,7 +734,14 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("out of bounds", 3, 0, 20, r"byte 80 of dynamic shared memory \(80 bytes\)"),
     ),
     "behind a shared array, through a pointer": (
-        kernel("float *y", "__shared__ float s[32];", "__shared__ float t[32];", "float *p = s, *q = t;", "p[threadIdx.x] = q[threadIdx.x] = 0;", "y[threadIdx.x] = p[threadIdx.x + 64];"),
+        kernel(
+            "float *y",
+            "__shared__ float s[32];",
+            "__shared__ float t[32];",
+            "float *p = s, *q = t;",
+            "p[threadIdx.x] = q[threadIdx.x] = 0;",
+            "y[threadIdx.x] = p[threadIdx.x + 64];",
+        ),
         lambda: [fresh()],
         (0,),
         {},
@@ -641,25 +762,61 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("uninitialised read", 4, 0, 22, "__shared__ s"),  # the order in which nobody has written yet
     ),
     "a race in shared memory in the other order": (
-        kernel("float *y", "__shared__ float s[64];", "s[63 - threadIdx.x] = 1;", "s[threadIdx.x] = 2;", "__syncthreads();", "y[threadIdx.x] = s[0];"),
+        kernel(
+            "float *y",
+            "__shared__ float s[64];",
+            "s[63 - threadIdx.x] = 1;",
+            "s[threadIdx.x] = 2;",
+            "__syncthreads();",
+            "y[threadIdx.x] = s[0];",
+        ),
         lambda: [fresh()],
         (0,),
         {"block": 64, "seed": 3},
         ("", 3, -1, -1, ""),
     ),
     "a missing barrier": (
-        kernel("float *y", "__shared__ float s[64];", "s[threadIdx.x] = 1;", "__syncthreads();", "float v = s[threadIdx.x ^ 33];", "s[threadIdx.x] = v;", "y[threadIdx.x] = v;"),
+        kernel(
+            "float *y",
+            "__shared__ float s[64];",
+            "s[threadIdx.x] = 1;",
+            "__syncthreads();",
+            "float v = s[threadIdx.x ^ 33];",
+            "s[threadIdx.x] = v;",
+            "y[threadIdx.x] = v;",
+        ),
         lambda: [fresh()],
         (0,),
         {"block": 64},
-        ("race", 5, 0, 30, r"reads 4 bytes at byte 252 of __shared__ s \(256 bytes\), which block \(0,0,0\) thread \(63,0,0\) wrote at kernel.cu:6"),
+        (
+            "race",
+            5,
+            0,
+            30,
+            (
+                r"reads 4 bytes at byte 252 of __shared__ s \(256 bytes\), which block \(0,0,0\) thread \(63,0,0\)"
+                r" wrote at kernel.cu:6"
+            ),
+        ),
     ),
     "a missing syncwarp": (
-        kernel("float *y", "__shared__ float s[32];", "s[threadIdx.x] = 1;", "__shfl_sync(0xffffffffu, 1, 0);", "y[threadIdx.x] = s[threadIdx.x ^ 1];"),
+        kernel(
+            "float *y",
+            "__shared__ float s[32];",
+            "s[threadIdx.x] = 1;",
+            "__shfl_sync(0xffffffffu, 1, 0);",
+            "y[threadIdx.x] = s[threadIdx.x ^ 1];",
+        ),
         lambda: [fresh()],
         (0,),
         {},
-        ("race", 5, 0, 31, r"thread \(30,0,0\) wrote at kernel.cu:3"),  # a shuffle orders no memory; the last lane to arrive goes on first
+        (
+            "race",
+            5,
+            0,
+            31,
+            r"thread \(30,0,0\) wrote at kernel.cu:3",
+        ),  # a shuffle orders no memory; the last lane to arrive goes on first
     ),
     "a syncwarp of other lanes": (
         kernel(
@@ -681,7 +838,13 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         lambda: [fresh()],
         (0,),
         {"grid": 2},
-        ("race", 2, 1, 3, r"element 5 of argument 0 \(float32\[64\]\), which block \(0,0,0\) thread \(3,0,0\) wrote at kernel.cu:2"),
+        (
+            "race",
+            2,
+            1,
+            3,
+            r"element 5 of argument 0 \(float32\[64\]\), which block \(0,0,0\) thread \(3,0,0\) wrote at kernel.cu:2",
+        ),
     ),
     "a block reads what another wrote": (
         kernel("float *y", "if (blockIdx.x == 0) y[threadIdx.x] = 1;", "else y[threadIdx.x + 32] = y[threadIdx.x];"),
@@ -712,14 +875,24 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("", 0, -1, -1, ""),
     ),
     "uninitialised shared memory": (
-        kernel("float *y", "__shared__ float s[32];", "if (threadIdx.x != 9) s[threadIdx.x] = 0;", "y[threadIdx.x] = s[threadIdx.x];"),
+        kernel(
+            "float *y",
+            "__shared__ float s[32];",
+            "if (threadIdx.x != 9) s[threadIdx.x] = 0;",
+            "y[threadIdx.x] = s[threadIdx.x];",
+        ),
         lambda: [fresh()],
         (0,),
         {},
         ("uninitialised read", 4, 0, 9, r"byte 36 of __shared__ s \(128 bytes\)"),
     ),
     "shared memory of the block before": (
-        kernel("float *y", "extern __shared__ float s[];", "if (blockIdx.x == 0) s[threadIdx.x] = 1;", "y[threadIdx.x + 32 * blockIdx.x] = s[threadIdx.x];"),
+        kernel(
+            "float *y",
+            "extern __shared__ float s[];",
+            "if (blockIdx.x == 0) s[threadIdx.x] = 1;",
+            "y[threadIdx.x + 32 * blockIdx.x] = s[threadIdx.x];",
+        ),
         lambda: [fresh()],
         (0,),
         {"grid": 2, "shared": 128},
@@ -761,14 +934,24 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("misaligned access", 2, 0, 1, "no multiple of 16"),
     ),
     "an index that overflows 32 bits": (
-        kernel("const float *x, float *y, int d", "int row = threadIdx.x * 1000;", "int i = row * d;", "y[threadIdx.x] = x[i % 32 & 31];"),
+        kernel(
+            "const float *x, float *y, int d",
+            "int row = threadIdx.x * 1000;",
+            "int i = row * d;",
+            "y[threadIdx.x] = x[i % 32 & 31];",
+        ),
         lambda: [fresh(), fresh(), 300_000],
         (1,),
         {},
         ("signed overflow", 3, 0, 8, r"8000 \* 300000"),
     ),
     "a local array out of bounds": (
-        kernel("float *y, int n", "float a[8] = {0};", "for (int i = 0; i < n; i++) a[i] = y[i];", "y[threadIdx.x] = a[threadIdx.x % 8];"),
+        kernel(
+            "float *y, int n",
+            "float a[8] = {0};",
+            "for (int i = 0; i < n; i++) a[i] = y[i];",
+            "y[threadIdx.x] = a[threadIdx.x % 8];",
+        ),
         lambda: [fresh(), 9],
         (0,),
         {"initialised": {0: True}, "block": 1},
@@ -796,7 +979,14 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("division", 2, 0, 6, "computes 7 / 0"),
     ),
     "a divergent barrier": (
-        kernel("float *y", "if (threadIdx.x < 40)", "  __syncthreads();", "else", "  __syncthreads();", "y[threadIdx.x] = 1;"),
+        kernel(
+            "float *y",
+            "if (threadIdx.x < 40)",
+            "  __syncthreads();",
+            "else",
+            "  __syncthreads();",
+            "y[threadIdx.x] = 1;",
+        ),
         lambda: [fresh()],
         (0,),
         {"block": 64},
@@ -810,11 +1000,23 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("skipped barrier", 3, 0, 0, r"without block \(0,0,0\) thread \(33,0,0\), which has returned"),
     ),
     "a lane that does not come to a shuffle": (
-        kernel("float *y", "float v = threadIdx.x;", "if (threadIdx.x != 7) v = __shfl_xor_sync(0xffffffffu, v, 1);", "__syncthreads();", "y[threadIdx.x] = v;"),
+        kernel(
+            "float *y",
+            "float v = threadIdx.x;",
+            "if (threadIdx.x != 7) v = __shfl_xor_sync(0xffffffffu, v, 1);",
+            "__syncthreads();",
+            "y[threadIdx.x] = v;",
+        ),
         lambda: [fresh()],
         (0,),
         {},
-        ("missing lane", 3, 0, 0, r"waits with mask 0xffffffff for lane 7, .*thread \(7,0,0\), which is at a barrier at kernel.cu:4"),
+        (
+            "missing lane",
+            3,
+            0,
+            0,
+            r"waits with mask 0xffffffff for lane 7, .*thread \(7,0,0\), which is at a barrier at kernel.cu:4",
+        ),
     ),
     "a lane that has returned": (
         kernel("float *y", "if (threadIdx.x == 7) return;", "__syncwarp();", "y[threadIdx.x] = 1;"),
@@ -845,7 +1047,11 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
         ("foreign lane", 2, 0, 12, "lane 16, which is not in mask 0x0000ffff"),
     ),
     "different masks": (
-        kernel("float *y", "unsigned mask = threadIdx.x < 16 ? 0xffffffffu : 0xffff0000u;", "y[threadIdx.x] = __ballot_sync(mask, 1);"),
+        kernel(
+            "float *y",
+            "unsigned mask = threadIdx.x < 16 ? 0xffffffffu : 0xffff0000u;",
+            "y[threadIdx.x] = __ballot_sync(mask, 1);",
+        ),
         lambda: [fresh()],
         (0,),
         {},
@@ -860,7 +1066,11 @@ FAULTS: dict[str, tuple[str, Any, tuple[int, ...], dict[str, Any], tuple[str, in
     ),
 }
 # Both parties of these races may be the one that comes second.
-EITHER = {"a race in shared memory in the other order": (3, 4), "a syncwarp of other lanes": (5, 7), "an atomic and a plain read": (2, 4)}
+EITHER = {
+    "a race in shared memory in the other order": (3, 4),
+    "a syncwarp of other lanes": (5, 7),
+    "an atomic and a plain read": (2, 4),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -876,7 +1086,12 @@ def test_faults_are_caught(name: str):
     if name in EITHER:
         assert fault.kind == "race" and lines == set(EITHER[name]), message
     else:
-        assert (fault.kernel, fault.kind, fault.block, fault.thread) == ("f", kind, (block, 0, 0), (thread, 0, 0)), message
+        assert (fault.kernel, fault.kind, fault.block, fault.thread) == (
+            "f",
+            kind,
+            (block, 0, 0),
+            (thread, 0, 0),
+        ), message
         assert fault.where == f"kernel.cu:{line}" and re.search(holds, message), message
     for old, new in zip(before, args, strict=True):  # nothing half-written
         if isinstance(old, np.ndarray):
@@ -888,7 +1103,13 @@ def test_faults_are_caught(name: str):
 
 
 def test_a_library_is_usable_after_a_fault():
-    source = kernel("float *y, int n", "y[threadIdx.x] = 1;", "if (threadIdx.x == 5 && n == 5) return;", "__syncthreads();", "y[threadIdx.x + n] = 2;")
+    source = kernel(
+        "float *y, int n",
+        "y[threadIdx.x] = 1;",
+        "if (threadIdx.x == 5 && n == 5) return;",
+        "__syncthreads();",
+        "y[threadIdx.x + n] = 2;",
+    )
     for n in (5, 64, 5, 64):
         y = np.zeros(128, np.float32)
         if n == 5:
@@ -915,9 +1136,13 @@ def test_without_checking_missing_lanes_and_barriers_are_still_faults():
         assert (caught.value.kind, caught.value.where) == (kind, f"kernel.cu:{line}")
 
 
-# ---- Bad input --------------------------------------------------------------------------------------------------------------------
+# ---- Bad input
+# --------------------------------------------------------------------------------------------------------------------
 
-COPY = 'extern "C" __global__ void __launch_bounds__(128) f(const float *x, float *y, int n) { if (threadIdx.x < n) y[threadIdx.x] = x[threadIdx.x]; }'
+COPY = (
+    'extern "C" __global__ void __launch_bounds__(128) f(const float *x, float *y, int n) { if (threadIdx.x < n)'
+    " y[threadIdx.x] = x[threadIdx.x]; }"
+)
 
 
 @pytest.mark.parametrize(
@@ -959,10 +1184,14 @@ def test_names_of_c_headers_are_free():
     source = r"""
     typedef long long int64_t;
     typedef unsigned char uint8_t;
-    template <class T> __device__ T twice(T v) { __shared__ T kept[32]; kept[threadIdx.x] = v; return kept[threadIdx.x] + v; }
+    template <class T> __device__ T twice(T v) {
+      __shared__ T kept[32]; kept[threadIdx.x] = v; return kept[threadIdx.x] + v;
+    }
     __constant__ float table[4] = {1, 2, 3, 4};
     __device__ const int signal = 3;
-    extern "C" __global__ void f(int64_t *y) { y[threadIdx.x] = twice((int64_t)threadIdx.x) + (int)twice((float)signal) + (int)table[threadIdx.x % 4]; }"""
+    extern "C" __global__ void f(int64_t *y) {
+      y[threadIdx.x] = twice((int64_t)threadIdx.x) + (int)twice((float)signal) + (int)table[threadIdx.x % 4];
+    }"""
     y = np.zeros(32, np.int64)
     for check in (False, True):
         run(source, [y], (0,), check=check)
@@ -972,7 +1201,10 @@ def test_names_of_c_headers_are_free():
 def test_launches_from_several_threads():
     results = [np.zeros((13, 5), np.float32) for _ in range(4)]
     x = random(13, 5)
-    jobs = [threading.Thread(target=run, args=(LAYERNORM, [x, y, 13, 5], (1,)), kwargs={"grid": 2, "block": 256}) for y in results]
+    jobs = [
+        threading.Thread(target=run, args=(LAYERNORM, [x, y, 13, 5], (1,)), kwargs={"grid": 2, "block": 256})
+        for y in results
+    ]
     for job in jobs:
         job.start()
     for job in jobs:

@@ -46,17 +46,35 @@ def test_quick_run_tells_the_whole_story(tmp_path, monkeypatch, capsys):
     assert train.main(quick=True) == 0
     told = capsys.readouterr().out
     parts = [
-        "written once", "20,000 to learn from", "graph @frozen_codes", "return d.scale=", "After sink_dequant", "none is left",
-        "-> segmented", "module frozen_codes on cpu", "The dump lies in gradc-demo", "running loss", "ms per step", "trigram", "Verdict: after 60 steps the losses",
+        "written once",
+        "20,000 to learn from",
+        "graph @frozen_codes",
+        "return d.scale=",
+        "After sink_dequant",
+        "none is left",
+        "-> segmented",
+        "module frozen_codes on cpu",
+        "The dump lies in gradc-demo",
+        "running loss",
+        "ms per step",
+        "trigram",
+        "Verdict: after 60 steps the losses",
         "Total:",
-    ]  # fmt: skip
+    ]
     places = [told.find(part) for part in parts]
     assert -1 not in places and places == sorted(places), dict(zip(parts, places, strict=True))
     assert max(map(len, told.splitlines())) <= report.TERMINAL
     folder = tmp_path / "gradc-demo"
     assert {p.name for p in folder.iterdir()} == {
-        "report.md", "report.html", "losses.svg", "backward-before.gir", "backward-after.gir", "float", "fake-quantized", "frozen-int8",
-    }  # fmt: skip
+        "report.md",
+        "report.html",
+        "losses.svg",
+        "backward-before.gir",
+        "backward-after.gir",
+        "float",
+        "fake-quantized",
+        "frozen-int8",
+    }
     for text in ((folder / "report.md").read_text(), (folder / "report.html").read_text()):
         assert all(part in text for part in ("Verdict", "graph @frozen_codes", "trigram", "segmented"))
     xml.etree.ElementTree.parse(folder / "losses.svg")
@@ -64,7 +82,11 @@ def test_quick_run_tells_the_whole_story(tmp_path, monkeypatch, capsys):
         text = (folder / name).read_text().strip()
         assert str(parse(text)) == text
     dumped = folder / "frozen-int8"
-    assert (dumped / "index.html").exists() and (dumped / "explain.txt").exists() and list((dumped / "kernels").glob("*.c"))
+    assert (
+        (dumped / "index.html").exists()
+        and (dumped / "explain.txt").exists()
+        and list((dumped / "kernels").glob("*.c"))
+    )
 
 
 def test_losses_go_down(unigram):
@@ -84,7 +106,10 @@ def test_a_model_that_learned_nothing_fails(trainees, capsys):
     passed, baselines = train.measure(report.Report("untrained"), list(trainees.values()), text, train.Plan(1), [])
     assert not passed and list(baselines) == ["unigram", "trigram"]
     assert "Verdict: FAILED" in capsys.readouterr().out
-    for steps in (train.QUICK_STEPS, 3):  # as a quick run is judged: no loss has moved, and only a run of fewer steps is let go
+    for steps in (
+        train.QUICK_STEPS,
+        3,
+    ):  # as a quick run is judged: no loss has moved, and only a run of fewer steps is let go
         plan = train.Plan(steps, 128, 512, slice=(5000, VOCABULARY))
         start = train.on_training_text(list(trainees.values()), text, plan)
         passed, _ = train.measure(report.Report("untrained"), list(trainees.values()), text, plan, start)
@@ -97,21 +122,31 @@ def test_the_verdict_names_each_variant_by_what_it_is(trainees, capsys, monkeypa
     losses = {"float": np.log(50), "fake-quantized": np.log(50.5), "frozen int8": np.log(64)}
     monkeypatch.setattr(train.Trainee, "loss", lambda self, *_: losses[self.variant.name])
     random = np.random.default_rng(0)
-    text = Corpus(tuple(map(str, range(VOCABULARY))), random.integers(0, VOCABULARY, 5000), random.integers(0, VOCABULARY, 500))
+    text = Corpus(
+        tuple(map(str, range(VOCABULARY))), random.integers(0, VOCABULARY, 5000), random.integers(0, VOCABULARY, 500)
+    )
     passed, _ = train.measure(report.Report("made up"), list(trainees.values()), text, train.Plan(500), [])
     told = " ".join(capsys.readouterr().out.split())
-    assert passed and "rounded to int8 in every step while it is learned costs +1.0 % of perplexity, and int8 codes that never change, with learned scales, +28.0 %" in told
+    costs = (
+        "rounded to int8 in every step while it is learned costs +1.0 % of perplexity, "
+        "and int8 codes that never change, with learned scales, +28.0 %"
+    )
+    assert passed and costs in told
 
 
 def test_a_wrong_number_of_steps_is_told(tmp_path):
     paths = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "gradc.demo", "--steps", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}
+    )
     assert done.returncode == 2 and "--steps 0: 1 at least" in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_picture_of_losses_that_blew_up_is_still_a_picture():
-    svg = report.curves({"a & b": [(1, 2.0), (2, float("nan")), (3, 1.0)], "nothing": [(1, float("inf"))]}, {"level": 1.5}, "x", "y")
+    svg = report.curves(
+        {"a & b": [(1, 2.0), (2, float("nan")), (3, 1.0)], "nothing": [(1, float("inf"))]}, {"level": 1.5}, "x", "y"
+    )
     root = xml.etree.ElementTree.fromstring(svg)
     assert "nan" not in svg and "inf" not in svg
     assert "a & b" in [element.text for element in root]
@@ -131,7 +166,11 @@ def test_no_float_of_the_table_s_size_is_made(trainees):
     """The learnable-scale fact on the demo's own model: neither forward nor backward holds an f32 [V,D]."""
     frozen = trainees["frozen int8"]
     for executable in frozen.module.executables.values():
-        held = [b.name for b in executable.program.buffers if b.type.dtype is DTYPES["f32"] and b.type.shape == (VOCABULARY, WIDTH)]
+        held = [
+            b.name
+            for b in executable.program.buffers
+            if b.type.dtype is DTYPES["f32"] and b.type.shape == (VOCABULARY, WIDTH)
+        ]
         assert not held, f"{executable.program.name} holds {held}"
     assert len(train.dense(train.derivative(frozen.module), VOCABULARY)) >= 4, "as calculus gives it, there are some"
     assert not train.dense(frozen.module.stages["tidy"].result, VOCABULARY)
@@ -150,7 +189,9 @@ def test_interpreter_runs_the_scheduled_programs(trainees, name):
     kept = {n: forward.get(n, inputs.get(n)) for n in each.module.backward.inputs}
     backward = run_program(each.module.backward.program, {**kept, "d.loss": np.float32(1)}, dims)
     for key, gradient in gradients.items():
-        np.testing.assert_allclose(backward[f"d.{key}"], gradient, rtol=2e-5, atol=2e-6 * np.abs(gradient).max(), err_msg=key)
+        np.testing.assert_allclose(
+            backward[f"d.{key}"], gradient, rtol=2e-5, atol=2e-6 * np.abs(gradient).max(), err_msg=key
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -184,7 +225,9 @@ def test_gradients_equal_torch_s(trainees, name):
 
 
 def fake_quantized(torch, table, scale, values):
-    """round and clamp forward; backward the identity inside the range: d/dscale is code - table/scale there, code outside."""
+    """round and clamp forward; backward the identity inside the range: d/dscale is code - table/scale there, code
+    outside.
+    """
     codes = np.rint(values["table"] / values["scale"])  # in f32, as the kernel rounds
     inside = torch.tensor(np.abs(codes) <= 127)
     assert not inside.all(), "a test of the clamp too"
@@ -196,7 +239,10 @@ def fake_quantized(torch, table, scale, values):
 @pytest.mark.parametrize("name", NAMES)
 def test_optimiser_is_adam_in_place(unigram, name):
     each = train.trainee(next(v for v in VARIANTS if v.name == name), unigram)
-    arrays = {**{f"parameters.{n}": a for n, a in each.values.items()}, **{f"mean.{n}": a for n, a in each.means.items()}}
+    arrays = {
+        **{f"parameters.{n}": a for n, a in each.values.items()},
+        **{f"mean.{n}": a for n, a in each.means.items()},
+    }
     arrays |= {f"square.{n}": a for n, a in each.squares.items()}
     at = {n: a.ctypes.data for n, a in arrays.items()}
     wide = {n: a.astype(np.float64) for n, a in arrays.items()}
@@ -207,9 +253,14 @@ def test_optimiser_is_adam_in_place(unigram, name):
         for n, g in gradients.items():
             m = wide[f"mean.{n}"] = BETA1 * wide[f"mean.{n}"] + (1 - BETA1) * np.float64(g)
             s = wide[f"square.{n}"] = BETA2 * wide[f"square.{n}"] + (1 - BETA2) * np.float64(g) ** 2
-            wide[f"parameters.{n}"] -= 0.01 * each.rates[n] * (m / (1 - BETA1**number)) / (np.sqrt(s / (1 - BETA2**number)) + EPSILON)
+            wide[f"parameters.{n}"] -= (
+                0.01 * each.rates[n] * (m / (1 - BETA1**number)) / (np.sqrt(s / (1 - BETA2**number)) + EPSILON)
+            )
         each.step(tokens, targets, number, 0.01)
-    after = {**{f"parameters.{n}": a for n, a in each.values.items()}, **{f"mean.{n}": a for n, a in each.means.items()}}
+    after = {
+        **{f"parameters.{n}": a for n, a in each.values.items()},
+        **{f"mean.{n}": a for n, a in each.means.items()},
+    }
     after |= {f"square.{n}": a for n, a in each.squares.items()}
     for n, a in after.items():
         assert a is arrays[n] and a.ctypes.data == at[n], f"{n} moved to other memory"
@@ -226,7 +277,9 @@ def test_batches_of_any_size_run_through_one_module(trainees, name):
 
 def test_codes_are_the_table_rounded(unigram):
     values = initial_values(unigram)
-    assert values["codes"].dtype == np.int8 and np.abs(values["codes"].astype(int)).max(1).tolist() == [127] * VOCABULARY
+    assert (
+        values["codes"].dtype == np.int8 and np.abs(values["codes"].astype(int)).max(1).tolist() == [127] * VOCABULARY
+    )
     assert np.abs(values["codes"] * values["scale"] - values["table"]).max() <= 0.5001 * values["scale"].max()
     again = initial_values(unigram)
     assert all((again[n] == v).all() for n, v in values.items())

@@ -42,8 +42,20 @@ def test_nothing_of_a_document_is_on_both_sides():
 
 def test_tokens():
     assert corpus.tokenise("Don't use ``x_1 += 10``...\n-----\nÉt tu?") == [
-        "don't", "use", "`", "x_1", "+", "=", "10", "`", ".", "-", "t", "tu", "?",
-    ]  # fmt: skip
+        "don't",
+        "use",
+        "`",
+        "x_1",
+        "+",
+        "=",
+        "10",
+        "`",
+        ".",
+        "-",
+        "t",
+        "tu",
+        "?",
+    ]
 
 
 def test_examples_are_every_context_with_its_next_word(text):
@@ -54,7 +66,9 @@ def test_examples_are_every_context_with_its_next_word(text):
 
 
 def test_it_is_the_text_that_was_collected(text):
-    """The same words in the same order under every Python and on every system: the demo's figures depend on nothing else."""
+    """The same words in the same order under every Python and on every system: the demo's figures depend on nothing
+    else.
+    """
     words = hashlib.sha256("\n".join(text.words).encode()).hexdigest()
     tokens = hashlib.sha256(text.train.astype("<i8").tobytes() + text.held_out.astype("<i8").tobytes()).hexdigest()
     assert (words[:16], tokens[:16]) == ("f5a0b29ee8400ba5", "382436cf4bd0e227")

@@ -1,4 +1,6 @@
-"""Same inputs, same bits: for any number of threads, in every strategy, with random upstream gradients (all ones would hide it)."""
+"""Same inputs, same bits: for any number of threads, in every strategy, with random upstream gradients (all ones would
+hide it).
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,21 @@ def cases() -> dict[str, Case]:
         "embedding by frequency, bf16": (
             lambda tokens, table: ops.embedding(tokens, table, scale_grad_by_freq=True),
             {"tokens": "i32[N,M]", "table": "bf16[50,8]"},
-            lambda rng: {"tokens": heavy(rng, 50, 3000).reshape(1000, 3).astype(np.int32), "table": normal(rng, 50, 8, dtype=bf16)},
+            lambda rng: {
+                "tokens": heavy(rng, 50, 3000).reshape(1000, 3).astype(np.int32),
+                "table": normal(rng, 50, 8, dtype=bf16),
+            },
         ),
         "learnable scale": (
-            lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, ops.reshape(scale, (-1, 1)), block=(1, 16))),
+            lambda tokens, q, scale: ops.embedding(
+                tokens, ops.dequantize(q, ops.reshape(scale, (-1, 1)), block=(1, 16))
+            ),
             {"tokens": "i64[N]", "q": "i8[V,16]", "scale": "f32[V]"},
-            lambda rng: {"tokens": heavy(rng, 300, 4000), "q": rng.integers(-9, 9, (300, 16)).astype(np.int8), "scale": normal(rng, 300)},
+            lambda rng: {
+                "tokens": heavy(rng, 300, 4000),
+                "q": rng.integers(-9, 9, (300, 16)).astype(np.int8),
+                "scale": normal(rng, 300),
+            },
         ),
         "layer_norm": (
             lambda x, w, b: ops.layer_norm(x, (33,), w, b),
@@ -64,17 +75,29 @@ def cases() -> dict[str, Case]:
             {"x": "f32[N,M,24]", "b": "f32[N,1,24]"},
             lambda rng: {"x": normal(rng, 301, 7, 24), "b": normal(rng, 301, 1, 24)},
         ),
-        "softmax": (lambda x, t: ops.softmax(x * t), {"x": "f32[N,M]", "t": "f32[M]"}, lambda rng: {"x": normal(rng, 999, 70), "t": normal(rng, 70)}),
+        "softmax": (
+            lambda x, t: ops.softmax(x * t),
+            {"x": "f32[N,M]", "t": "f32[M]"},
+            lambda rng: {"x": normal(rng, 999, 70), "t": normal(rng, 70)},
+        ),
         "cross_entropy": (
             lambda x, w, t: ops.cross_entropy(x @ w, t, label_smoothing=0.1),
             {"x": "f32[N,20]", "w": "f32[20,V]", "t": "i64[N]"},
             lambda rng: {"x": normal(rng, 700, 20), "w": normal(rng, 20, 90), "t": rng.integers(0, 90, 700)},
         ),
-        "matmul": (lambda x, w: x @ w, {"x": "f32[N,K]", "w": "f32[K,M]"}, lambda rng: {"x": normal(rng, 257, 129), "w": normal(rng, 129, 65)}),
+        "matmul": (
+            lambda x, w: x @ w,
+            {"x": "f32[N,K]", "w": "f32[K,M]"},
+            lambda rng: {"x": normal(rng, 257, 129), "w": normal(rng, 129, 65)},
+        ),
         "column sums": (
             lambda x, b, s: ops.sum((x + b) * s, axis=1),
             {"x": "f64[N,40]", "b": "f64[40]", "s": "f64[]"},
-            lambda rng: {"x": normal(rng, 5000, 40, dtype=np.float64), "b": normal(rng, 40, dtype=np.float64), "s": np.asarray(1.5)},
+            lambda rng: {
+                "x": normal(rng, 5000, 40, dtype=np.float64),
+                "b": normal(rng, 40, dtype=np.float64),
+                "s": np.asarray(1.5),
+            },
         ),
     }
 
@@ -82,7 +105,14 @@ def cases() -> dict[str, Case]:
 CASES = cases()
 
 
-FORCED = {("embedding", "segmented"), ("embedding", "privatized"), ("learnable scale", "segmented"), ("broadcast", "regular"), ("broadcast", "privatized"), ("layer_norm", "privatized")}
+FORCED = {
+    ("embedding", "segmented"),
+    ("embedding", "privatized"),
+    ("learnable scale", "segmented"),
+    ("broadcast", "regular"),
+    ("broadcast", "privatized"),
+    ("layer_norm", "privatized"),
+}
 """Where a strategy that is asked for must be seen."""
 
 
@@ -134,7 +164,13 @@ def test_strategies_agree() -> None:
         for other in found[1:]:
             for key in wrt:
                 scale = float(np.abs(found[0][key].astype(np.float64)).max())
-                np.testing.assert_allclose(other[key].astype(np.float64), found[0][key].astype(np.float64), rtol=0, atol=3e-6 * scale, err_msg=f"{name} {key}")
+                np.testing.assert_allclose(
+                    other[key].astype(np.float64),
+                    found[0][key].astype(np.float64),
+                    rtol=0,
+                    atol=3e-6 * scale,
+                    err_msg=f"{name} {key}",
+                )
 
 
 def test_a_module_from_the_cache_gives_the_same_bits() -> None:
@@ -150,7 +186,9 @@ def test_a_module_from_the_cache_gives_the_same_bits() -> None:
 
 
 def test_a_row_does_not_depend_on_how_often_it_was_asked() -> None:
-    """Bits of one call do not depend on calls before it, sizes of other calls among them (scratch is never read before it is written)."""
+    """Bits of one call do not depend on calls before it, sizes of other calls among them (scratch is never read before
+    it is written).
+    """
     function, types, _ = CASES["embedding"]
     module = gradc.compile(gradc.trace(function, **types), wrt=["table"])
     rng = np.random.default_rng(3)

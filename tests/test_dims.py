@@ -7,7 +7,19 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradc.ir.dims import Assumption, Size, assuming, ceildiv, evaluate, floordiv, known_nonnegative, maximum, minimum, substitute, symbol
+from gradc.ir.dims import (
+    Assumption,
+    Size,
+    assuming,
+    ceildiv,
+    evaluate,
+    floordiv,
+    known_nonnegative,
+    maximum,
+    minimum,
+    substitute,
+    symbol,
+)
 
 NAMES = ("N", "M")
 VALUES = [dict(zip(NAMES, values, strict=True)) for values in itertools.product((0, 1, 2, 3, 5, 8), repeat=len(NAMES))]
@@ -52,7 +64,15 @@ def test_one_form_has_one_value(a: Size, b: Size) -> None:
     """Sums, products, extrema and substitution, against Python's integers."""
     for values in VALUES[::5]:
         x, y = evaluate(a, values), evaluate(b, values)
-        built = {a + b: x + y, a - b: x - y, a * 3: x * 3, maximum(a, b): max(x, y), minimum(a, b): min(x, y), floordiv(a, 3): x // 3, ceildiv(a, 3): -(-x // 3)}
+        built = {
+            a + b: x + y,
+            a - b: x - y,
+            a * 3: x * 3,
+            maximum(a, b): max(x, y),
+            minimum(a, b): min(x, y),
+            floordiv(a, 3): x // 3,
+            ceildiv(a, 3): -(-x // 3),
+        }
         for size, value in built.items():
             assert evaluate(size, values) == value == substitute(size, values), (str(size), values)
 

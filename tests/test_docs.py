@@ -32,7 +32,9 @@ def test_every_op_has_an_entry(name: str) -> None:
         assert f"`{attribute}`: " in text
     if any(s.operands for s in op.samples):
         assert "- dtypes: `" in text
-    assert "- gradient: " in text and " at 0x" not in text and "<class" not in text and "writes it" not in text  # each vjp has a text, or words
+    assert (
+        "- gradient: " in text and " at 0x" not in text and "<class" not in text and "writes it" not in text
+    )  # each vjp has a text, or words
 
 
 def test_gradients_are_the_text_of_the_vjp() -> None:
@@ -66,12 +68,20 @@ def test_an_op_of_ones_own() -> None:
         def silent(g: object, y: object, x: object) -> tuple[object]:
             return (g,)
 
-        for vjp, words in ((spoken, "Words of its own. (`spoken`)"), (commented, "the first and the second line (`commented`)"), (late, "only this (`late`)"), (silent, "as `silent` writes it")):
+        for vjp, words in (
+            (spoken, "Words of its own. (`spoken`)"),
+            (commented, "the first and the second line (`commented`)"),
+            (late, "only this (`late`)"),
+            (silent, "as `silent` writes it"),
+        ):
             assert docs.gradient(Primitive("mine", vjp=vjp, **record)) == words
         two = (lambda g, y, x: (DISCRETE,), lambda g, y, x: (g * 2,))  # on one line: each is found by its place
         assert [docs.gradient(Primitive("mine", vjp=f, **record)) for f in two] == ["`x`: `DISCRETE`", "`x`: `g * 2`"]
         assert docs.dtypes(Primitive("mine", vjp=silent, **record))["x"][0][:4] == ("f16", "bf16", "f32", "f64")
-        assert docs.signature(ops.REGISTRY["dequantize"]) == "dequantize(q, scale, zero_point=None, block=None, out_dtype=f32)"
+        assert (
+            docs.signature(ops.REGISTRY["dequantize"])
+            == "dequantize(q, scale, zero_point=None, block=None, out_dtype=f32)"
+        )
     finally:
         ops.REGISTRY.clear()
         ops.REGISTRY.update(before)

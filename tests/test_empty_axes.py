@@ -17,22 +17,62 @@ every_target = pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
 Fn = Callable[..., Any]
 READS: dict[str, tuple[Fn, dict[str, str], float]] = {
     "gather": (lambda x, i, **o: ops.gather(x, i, **o), {"x": "f32[N,3]", "i": "i64[M]"}, 0),
-    "gather of a middle axis": (lambda x, i, **o: ops.gather(x, i, axis=1, **o), {"x": "f32[2,N,3]", "i": "i8[M,2]"}, 0),
-    "gather of a computed table": (lambda x, i, **o: ops.gather(ops.exp(x) + 1.0, i, **o) + 2.0, {"x": "f32[N,3]", "i": "i64[M]"}, 2),
+    "gather of a middle axis": (
+        lambda x, i, **o: ops.gather(x, i, axis=1, **o),
+        {"x": "f32[2,N,3]", "i": "i8[M,2]"},
+        0,
+    ),
+    "gather of a computed table": (
+        lambda x, i, **o: ops.gather(ops.exp(x) + 1.0, i, **o) + 2.0,
+        {"x": "f32[N,3]", "i": "i64[M]"},
+        2,
+    ),
     "gather of means": (lambda x, i, **o: ops.gather(ops.mean(x, axis=1), i, **o), {"x": "f32[N,3]", "i": "i64[M]"}, 0),
-    "gather, grouped by frequency": (lambda x, i, **o: ops.gather(x, i, scale_grad_by_freq=True, **o), {"x": "f32[N,3]", "i": "i64[M]"}, 0),
-    "take_along_axis": (lambda x, i, **o: ops.take_along_axis(x, i, axis=1, **o), {"x": "f32[M,N]", "i": "i64[M,1]"}, 0),
+    "gather, grouped by frequency": (
+        lambda x, i, **o: ops.gather(x, i, scale_grad_by_freq=True, **o),
+        {"x": "f32[N,3]", "i": "i64[M]"},
+        0,
+    ),
+    "take_along_axis": (
+        lambda x, i, **o: ops.take_along_axis(x, i, axis=1, **o),
+        {"x": "f32[M,N]", "i": "i64[M,1]"},
+        0,
+    ),
     "index_select": (lambda x, i, **o: ops.index_select(x, 0, i, **o), {"x": "f32[N,3]", "i": "i64[M]"}, 0),
     "embedding": (lambda x, i, **o: ops.embedding(i, x, max_norm=1.0, **o), {"x": "f32[N,3]", "i": "i64[M]"}, 0),
-    "embedding_bag": (lambda x, i, **o: ops.embedding_bag(i, x, mode="mean", **o), {"x": "f32[N,3]", "i": "i64[M,2]"}, 0),
+    "embedding_bag": (
+        lambda x, i, **o: ops.embedding_bag(i, x, mode="mean", **o),
+        {"x": "f32[N,3]", "i": "i64[M,2]"},
+        0,
+    ),
 }
 WRITES: dict[str, tuple[Fn, dict[str, str], float]] = {
-    "scatter_add": (lambda x, i, z, **o: ops.scatter_add(i, x, size=z.shape[0], **o), {"x": "f32[M,3]", "i": "i64[M]", "z": "f32[N]"}, 0),
-    "scatter_add_along_axis": (lambda x, i, z, **o: ops.scatter_add_along_axis(i, x, axis=0, size=z.shape[0], **o), {"x": "f32[M,3]", "i": "i64[M,3]", "z": "f32[N]"}, 0),
-    "scatter_prod": (lambda x, i, z, **o: ops.scatter_prod(i, x, axis=0, size=z.shape[0], **o), {"x": "f32[M,3]", "i": "i64[M,3]", "z": "f32[N]"}, 0),
-    "scatter_reduce": (lambda x, i, z, **o: ops.scatter_reduce(z, 0, i, x, "mean", **o), {"x": "f32[M]", "i": "i64[M]", "z": "f32[N]"}, 0),
-    "index_add": (lambda x, i, z, **o: ops.index_add(z, 0, i, x, **o), {"x": "f32[M]", "i": "i64[M]", "z": "f32[N]"}, 0),
-}  # fmt: skip
+    "scatter_add": (
+        lambda x, i, z, **o: ops.scatter_add(i, x, size=z.shape[0], **o),
+        {"x": "f32[M,3]", "i": "i64[M]", "z": "f32[N]"},
+        0,
+    ),
+    "scatter_add_along_axis": (
+        lambda x, i, z, **o: ops.scatter_add_along_axis(i, x, axis=0, size=z.shape[0], **o),
+        {"x": "f32[M,3]", "i": "i64[M,3]", "z": "f32[N]"},
+        0,
+    ),
+    "scatter_prod": (
+        lambda x, i, z, **o: ops.scatter_prod(i, x, axis=0, size=z.shape[0], **o),
+        {"x": "f32[M,3]", "i": "i64[M,3]", "z": "f32[N]"},
+        0,
+    ),
+    "scatter_reduce": (
+        lambda x, i, z, **o: ops.scatter_reduce(z, 0, i, x, "mean", **o),
+        {"x": "f32[M]", "i": "i64[M]", "z": "f32[N]"},
+        0,
+    ),
+    "index_add": (
+        lambda x, i, z, **o: ops.index_add(z, 0, i, x, **o),
+        {"x": "f32[M]", "i": "i64[M]", "z": "f32[N]"},
+        0,
+    ),
+}
 
 
 CASES = READS | WRITES
@@ -49,7 +89,9 @@ def together(names: list[str], oob: str, target: str) -> gradc.Module:
         return out
 
     types = {f"{k}{number}": t for number, name in enumerate(names) for k, t in CASES[name][1].items()}
-    return gradc.compile(gradc.trace(function, **types), wrt=[k for k in types if k[0] == "x"], unused="zeros", target=target)
+    return gradc.compile(
+        gradc.trace(function, **types), wrt=[k for k in types if k[0] == "x"], unused="zeros", target=target
+    )
 
 
 def arrays(names: list[str], count: int, index: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -57,7 +99,9 @@ def arrays(names: list[str], count: int, index: int) -> dict[str, np.ndarray[Any
     for number, name in enumerate(names):
         for k, text in CASES[name][1].items():
             type_ = parse_type(text)
-            given[f"{k}{number}"] = np.full(type_.concrete({"N": 0, "M": count}), index if k == "i" else 0.5, type_.dtype.np)
+            given[f"{k}{number}"] = np.full(
+                type_.concrete({"N": 0, "M": count}), index if k == "i" else 0.5, type_.dtype.np
+            )
     return given
 
 
@@ -76,7 +120,10 @@ def test_no_place_to_look(oob: str, target: str) -> None:
             np.testing.assert_array_equal(gradients[f"x{number}"], np.zeros_like(given[f"x{number}"]), name)
 
 
-@pytest.mark.parametrize(("name", "target"), [*((name, "numpy") for name in CASES), ("gather", "cpu"), ("scatter_add", "cpu"), ("take_along_axis", "cuda-sim")])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [*((name, "numpy") for name in CASES), ("gather", "cpu"), ("scatter_add", "cpu"), ("take_along_axis", "cuda-sim")],
+)
 def test_every_index_is_out_of_range(name: str, target: str) -> None:
     module = together([name], "error", target)
     for index in (0, -1, 5):
@@ -89,7 +136,9 @@ def test_every_index_is_out_of_range(name: str, target: str) -> None:
 @every_target
 @pytest.mark.parametrize("oob", ["skip", "clamp", "wrap"])
 def test_rows_of_an_empty_table(oob: str, target: str) -> None:
-    graph = gradc.trace(lambda i, u, z: ops.coalesce_values(i, u, size=z.shape[0], oob=oob), i="i64[M]", u="f32[M,3]", z="f32[N]")
+    graph = gradc.trace(
+        lambda i, u, z: ops.coalesce_values(i, u, size=z.shape[0], oob=oob), i="i64[M]", u="f32[M,3]", z="f32[N]"
+    )
     given = {"i": np.array([0, -1, 4]), "u": np.ones((3, 3), np.float32), "z": np.zeros(0, np.float32)}
     np.testing.assert_array_equal(gradc.compile(graph, target=target).forward.run(given)["y"], np.zeros((3, 3)))
 
@@ -103,7 +152,9 @@ def test_no_positions_of_no_classes(reduction: str, classes: str, target: str) -
     graph = gradc.trace(lambda x, t: ops.cross_entropy(x, t, reduction=reduction), x=f"f32[N,{classes}]", t="i64[N]")
     module = gradc.compile(graph, wrt=["x"], target=target)
     y, residuals = module.forward(x=np.zeros((0, 0), np.float32), t=np.zeros(0, np.int64))
-    np.testing.assert_array_equal(y, torch.nn.functional.cross_entropy(torch.zeros(0, 0), torch.zeros(0).long(), reduction=reduction).numpy())
+    np.testing.assert_array_equal(
+        y, torch.nn.functional.cross_entropy(torch.zeros(0, 0), torch.zeros(0).long(), reduction=reduction).numpy()
+    )
     assert module.backward(residuals, np.ones_like(y))["x"].shape == (0, 0)
     if classes == "0":
         with pytest.raises(IndexOutOfRange):

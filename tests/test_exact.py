@@ -68,10 +68,48 @@ def test_rationals_are_fractions() -> None:
 
 
 EXACT = {
-    "abs", "add", "amax", "amin", "argmax", "argmin", "broadcast_to", "concat", "constant", "dim", "embedding", "eq", "flip", "gather", "ge", "gt",
-    "iota", "le", "linear", "lt", "matmul", "max", "maximum", "min", "minimum", "mul", "ne", "neg", "pad", "relu", "reshape", "scatter_add",
-    "scatter_add_along_axis", "sign", "slice", "stop_gradient", "sub", "sum", "take_along_axis", "transpose", "where",
-}  # fmt: skip
+    "abs",
+    "add",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "broadcast_to",
+    "concat",
+    "constant",
+    "dim",
+    "embedding",
+    "eq",
+    "flip",
+    "gather",
+    "ge",
+    "gt",
+    "iota",
+    "le",
+    "linear",
+    "lt",
+    "matmul",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "mul",
+    "ne",
+    "neg",
+    "pad",
+    "relu",
+    "reshape",
+    "scatter_add",
+    "scatter_add_along_axis",
+    "sign",
+    "slice",
+    "stop_gradient",
+    "sub",
+    "sum",
+    "take_along_axis",
+    "transpose",
+    "where",
+}
 
 
 @pytest.mark.parametrize("case", list(cases(["f64"])), ids=str)
@@ -140,55 +178,171 @@ IDENTITIES: dict[str, tuple[Any, Any, dict[str, str], str]] = {
     "distributivity": (lambda a, b, c: (a + b) * c, lambda a, b, c: c * b + a * c, dict.fromkeys("abc", X), "REAL"),
     "binomial": (lambda a, b: (a + b) ** 2, lambda a, b: a * a + 2.0 * a * b + b * b, dict.fromkeys("ab", X), "REAL"),
     "sum reordered": (lambda x: ops.sum(x), lambda x: ops.sum(ops.sum(ops.transpose(x), 0)), {"x": X}, "REAL"),
-    "sum of a concat": (lambda x, y: ops.sum(ops.concat(x, y, axis=0), 0), lambda x, y: ops.sum(y, 0) + ops.sum(x, 0), dict.fromkeys("xy", X), "REAL"),
-    "a scale past a sum": (lambda x, s: ops.sum(x * row(s), 1), lambda x, s: ops.sum(x, 1) * s, {"x": X, "s": S}, "REAL"),
-    "a scale past a broadcast": (lambda x, s: ops.sum(x * ops.broadcast_to(row(s), x.shape)), lambda x, s: ops.sum(ops.sum(x, 1) * s), {"x": X, "s": S}, "REAL"),
+    "sum of a concat": (
+        lambda x, y: ops.sum(ops.concat(x, y, axis=0), 0),
+        lambda x, y: ops.sum(y, 0) + ops.sum(x, 0),
+        dict.fromkeys("xy", X),
+        "REAL",
+    ),
+    "a scale past a sum": (
+        lambda x, s: ops.sum(x * row(s), 1),
+        lambda x, s: ops.sum(x, 1) * s,
+        {"x": X, "s": S},
+        "REAL",
+    ),
+    "a scale past a broadcast": (
+        lambda x, s: ops.sum(x * ops.broadcast_to(row(s), x.shape)),
+        lambda x, s: ops.sum(ops.sum(x, 1) * s),
+        {"x": X, "s": S},
+        "REAL",
+    ),
     "a scale past a scatter": (
-        lambda u, i, t: ops.scatter_add(i, u * row(ops.gather(t, i)), size=t.shape[0]), lambda u, i, t: ops.scatter_add(i, u, size=t.shape[0]) * row(t), {"u": X, "i": IDX, "t": T}, "REAL",
+        lambda u, i, t: ops.scatter_add(i, u * row(ops.gather(t, i)), size=t.shape[0]),
+        lambda u, i, t: ops.scatter_add(i, u, size=t.shape[0]) * row(t),
+        {"u": X, "i": IDX, "t": T},
+        "REAL",
     ),
-    "a scale past a gather": (lambda x, s, i: ops.gather(x * row(s), i), lambda x, s, i: ops.gather(x, i) * row(ops.gather(s, i)), {"x": "f32[V,D]", "s": T, "i": IDX}, "REAL"),
-    "a scale past a matmul, rows": (lambda x, w, s: (x * row(s)) @ w, lambda x, w, s: (x @ w) * row(s), {"x": X, "w": W, "s": S}, "REAL"),
-    "a scale across a contraction": (lambda x, w, s: (x * s) @ w, lambda x, w, s: x @ (w * row(s)), {"x": X, "w": W, "s": "f32[D]"}, "REAL"),
-    "a scale past a matmul, columns": (lambda x, w, s: x @ (w * s), lambda x, w, s: (x @ w) * s, {"x": X, "w": W, "s": "f32[K]"}, "REAL"),
-    "a product of three": (lambda x, w, v: (x @ w) @ v, lambda x, w, v: x @ (w @ v), {"x": X, "w": W, "v": "f32[K,2]"}, "REAL"),
+    "a scale past a gather": (
+        lambda x, s, i: ops.gather(x * row(s), i),
+        lambda x, s, i: ops.gather(x, i) * row(ops.gather(s, i)),
+        {"x": "f32[V,D]", "s": T, "i": IDX},
+        "REAL",
+    ),
+    "a scale past a matmul, rows": (
+        lambda x, w, s: (x * row(s)) @ w,
+        lambda x, w, s: (x @ w) * row(s),
+        {"x": X, "w": W, "s": S},
+        "REAL",
+    ),
+    "a scale across a contraction": (
+        lambda x, w, s: (x * s) @ w,
+        lambda x, w, s: x @ (w * row(s)),
+        {"x": X, "w": W, "s": "f32[D]"},
+        "REAL",
+    ),
+    "a scale past a matmul, columns": (
+        lambda x, w, s: x @ (w * s),
+        lambda x, w, s: (x @ w) * s,
+        {"x": X, "w": W, "s": "f32[K]"},
+        "REAL",
+    ),
+    "a product of three": (
+        lambda x, w, v: (x @ w) @ v,
+        lambda x, w, v: x @ (w @ v),
+        {"x": X, "w": W, "v": "f32[K,2]"},
+        "REAL",
+    ),
     "scatter_add then a weighted sum": (
-        lambda a, u, i: ops.sum(a * ops.scatter_add(i, u, size=a.shape[0]), 1), lambda a, u, i: ops.scatter_add(i, ops.sum(ops.gather(a, i) * u, 1), size=a.shape[0]),
-        {"a": "f32[V,D]", "u": X, "i": IDX}, "REAL",
+        lambda a, u, i: ops.sum(a * ops.scatter_add(i, u, size=a.shape[0]), 1),
+        lambda a, u, i: ops.scatter_add(i, ops.sum(ops.gather(a, i) * u, 1), size=a.shape[0]),
+        {"a": "f32[V,D]", "u": X, "i": IDX},
+        "REAL",
     ),
-    "division by a scale": (lambda x, s: ops.sum(x / row(s), 1), lambda x, s: ops.sum(x, 1) * ops.reciprocal(s), {"x": X, "s": S}, "REAL"),
-    "a mask past a scale": (lambda x, s: ops.where(ops.gt(x, 0), x * row(s), 0.0), lambda x, s: ops.where(ops.gt(x, 0), x, 0.0) * row(s), {"x": X, "s": S}, "REAL"),
-    "mean": (lambda x: ops.mean(x, 1) * ops.cast(ops.dim(size=x.shape[1]), "f32"), lambda x: ops.sum(x, 1), {"x": X}, "REAL"),
-    "relu past a transpose": (lambda x: ops.relu(ops.transpose(x)), lambda x: ops.transpose(ops.relu(x)), {"x": X}, "BITS"),
-    "exp past a gather": (lambda x, i: ops.gather(ops.exp(x), i), lambda x, i: ops.exp(ops.gather(x, i)), {"x": "f32[V,D]", "i": IDX}, "BITS"),
-    "exp past a gather, bf16": (lambda x, i: ops.gather(ops.exp(x), i), lambda x, i: ops.exp(ops.gather(x, i)), {"x": "bf16[V,D]", "i": IDX}, "BITS"),
+    "division by a scale": (
+        lambda x, s: ops.sum(x / row(s), 1),
+        lambda x, s: ops.sum(x, 1) * ops.reciprocal(s),
+        {"x": X, "s": S},
+        "REAL",
+    ),
+    "a mask past a scale": (
+        lambda x, s: ops.where(ops.gt(x, 0), x * row(s), 0.0),
+        lambda x, s: ops.where(ops.gt(x, 0), x, 0.0) * row(s),
+        {"x": X, "s": S},
+        "REAL",
+    ),
+    "mean": (
+        lambda x: ops.mean(x, 1) * ops.cast(ops.dim(size=x.shape[1]), "f32"),
+        lambda x: ops.sum(x, 1),
+        {"x": X},
+        "REAL",
+    ),
+    "relu past a transpose": (
+        lambda x: ops.relu(ops.transpose(x)),
+        lambda x: ops.transpose(ops.relu(x)),
+        {"x": X},
+        "BITS",
+    ),
+    "exp past a gather": (
+        lambda x, i: ops.gather(ops.exp(x), i),
+        lambda x, i: ops.exp(ops.gather(x, i)),
+        {"x": "f32[V,D]", "i": IDX},
+        "BITS",
+    ),
+    "exp past a gather, bf16": (
+        lambda x, i: ops.gather(ops.exp(x), i),
+        lambda x, i: ops.exp(ops.gather(x, i)),
+        {"x": "bf16[V,D]", "i": IDX},
+        "BITS",
+    ),
     "a largest in two steps": (lambda x: ops.amax(x), lambda x: ops.amax(ops.amax(x, 0)), {"x": X}, "BITS"),
     "clamp": (lambda x: ops.clamp(x, -1.0, 0.5), lambda x: ops.minimum(ops.maximum(x, -1.0), 0.5), {"x": X}, "BITS"),
     "x + 0": (lambda x: x + 0.0, lambda x: x, {"x": X}, "REAL"),
-    "constants folded": (lambda x: x * (ops.constant(value=(2.0,), dtype="f32") / 3.0), lambda x: x * float(np.float32(2) / np.float32(3)), {"x": X}, "BITS"),
-    "constants regrouped": (lambda x: x * 0.1 * 0.3, lambda x: x * (ops.constant(value=(0.1,), dtype="f32") * 0.3), {"x": X}, "REAL"),
-    "rounded twice": (lambda x: ops.cast(ops.cast(ops.cast(x, "bf16"), "f32"), "bf16"), lambda x: ops.cast(x, "bf16"), {"x": X}, "BITS"),
-    "widened": (lambda a, b: a + b, lambda a, b: ops.cast(ops.cast(a, "f32") + ops.cast(b, "f32"), "bf16"), dict.fromkeys("ab", "bf16[N]"), "BITS"),
-    "held through a choice": (
-        lambda a, b: ops.cast(ops.cast(ops.maximum(-ops.cast(a, "f32"), ops.abs(ops.cast(b, "f32"))), "bf16"), "f32"), lambda a, b: ops.maximum(-ops.cast(a, "f32"), ops.abs(ops.cast(b, "f32"))),
-        dict.fromkeys("ab", "bf16[N]"), "BITS",
+    "constants folded": (
+        lambda x: x * (ops.constant(value=(2.0,), dtype="f32") / 3.0),
+        lambda x: x * float(np.float32(2) / np.float32(3)),
+        {"x": X},
+        "BITS",
     ),
-    "a sum of one": (lambda x: ops.cast(ops.sum(ops.cast(x, "f32"), 1), "bf16"), lambda x: ops.reshape(x, (x.shape[0],)), {"x": "bf16[N,1]"}, "BITS"),
-    "a rounding dropped": (lambda x: ops.cast(ops.cast(x * x, "bf16"), "f32") + x, lambda x: x * x + x, {"x": X}, "REAL"),
+    "constants regrouped": (
+        lambda x: x * 0.1 * 0.3,
+        lambda x: x * (ops.constant(value=(0.1,), dtype="f32") * 0.3),
+        {"x": X},
+        "REAL",
+    ),
+    "rounded twice": (
+        lambda x: ops.cast(ops.cast(ops.cast(x, "bf16"), "f32"), "bf16"),
+        lambda x: ops.cast(x, "bf16"),
+        {"x": X},
+        "BITS",
+    ),
+    "widened": (
+        lambda a, b: a + b,
+        lambda a, b: ops.cast(ops.cast(a, "f32") + ops.cast(b, "f32"), "bf16"),
+        dict.fromkeys("ab", "bf16[N]"),
+        "BITS",
+    ),
+    "held through a choice": (
+        lambda a, b: ops.cast(ops.cast(ops.maximum(-ops.cast(a, "f32"), ops.abs(ops.cast(b, "f32"))), "bf16"), "f32"),
+        lambda a, b: ops.maximum(-ops.cast(a, "f32"), ops.abs(ops.cast(b, "f32"))),
+        dict.fromkeys("ab", "bf16[N]"),
+        "BITS",
+    ),
+    "a sum of one": (
+        lambda x: ops.cast(ops.sum(ops.cast(x, "f32"), 1), "bf16"),
+        lambda x: ops.reshape(x, (x.shape[0],)),
+        {"x": "bf16[N,1]"},
+        "BITS",
+    ),
+    "a rounding dropped": (
+        lambda x: ops.cast(ops.cast(x * x, "bf16"), "f32") + x,
+        lambda x: x * x + x,
+        {"x": X},
+        "REAL",
+    ),
     "ints through floats": (lambda q: ops.cast(ops.cast(q, "f32"), "i8"), lambda q: q, {"q": "i8[N]"}, "BITS"),
     "dequantize": (
-        lambda q, s, i: ops.scatter_add(i, ops.dequantize(q, s, block=(1, q.shape[1])), size=7), lambda q, s, i: ops.scatter_add(i, ops.cast(q, "f32") * s, size=7),
-        {"q": "i8[N,D]", "s": "f32[N,1]", "i": IDX}, "REAL",
+        lambda q, s, i: ops.scatter_add(i, ops.dequantize(q, s, block=(1, q.shape[1])), size=7),
+        lambda q, s, i: ops.scatter_add(i, ops.cast(q, "f32") * s, size=7),
+        {"q": "i8[N,D]", "s": "f32[N,1]", "i": IDX},
+        "REAL",
     ),
     "wrapping sums": (lambda a, b, c: (a + b) + c, lambda a, b, c: a + (b + c), dict.fromkeys("abc", "i8[N]"), "BITS"),
     "a place made from floats": (
-        lambda t, x, s: ops.gather(t, ops.cast(ops.clamp(ops.floor(x * 2.0 + 2.0), 0.0, 6.0), "i32")) * s, lambda t, x, s: ops.gather(t * s, ops.cast(ops.clamp(ops.floor(x * 2.0 + 2.0), 0.0, 6.0), "i32")),
-        {"t": "f32[7]", "x": S, "s": "f32[]"}, "REAL",
+        lambda t, x, s: ops.gather(t, ops.cast(ops.clamp(ops.floor(x * 2.0 + 2.0), 0.0, 6.0), "i32")) * s,
+        lambda t, x, s: ops.gather(t * s, ops.cast(ops.clamp(ops.floor(x * 2.0 + 2.0), 0.0, 6.0), "i32")),
+        {"t": "f32[7]", "x": S, "s": "f32[]"},
+        "REAL",
     ),
-    "tags go the same way": (lambda x: ops.sum(ops.where(ops.gt(x, 0), x, -np.inf) * 2.0, 1), lambda x: 2.0 * ops.sum(ops.where(ops.gt(x, 0), x, -np.inf), 1), {"x": X}, "REAL"),
+    "tags go the same way": (
+        lambda x: ops.sum(ops.where(ops.gt(x, 0), x, -np.inf) * 2.0, 1),
+        lambda x: 2.0 * ops.sum(ops.where(ops.gt(x, 0), x, -np.inf), 1),
+        {"x": X},
+        "REAL",
+    ),
     "rsqrt": (lambda x: ops.rsqrt(x) * x, lambda x: x / ops.sqrt(x), {"x": X}, "REAL"),
     "expm1": (lambda x: ops.expm1(x), lambda x: ops.exp(x) - 1.0, {"x": X}, "REAL"),
     "sigmoid": (lambda x: ops.sigmoid(x), lambda x: 1.0 / (ops.exp(-x) + 1.0), {"x": X}, "REAL"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
@@ -201,40 +355,120 @@ def test_identity_holds(name: str) -> None:
 # -- what must be caught -----------------------------------------------------------------------------------------------
 
 FALLACIES: dict[str, tuple[Any, Any, dict[str, str], str]] = {
-    "a scale varies along the summed axis": (lambda x, s: ops.sum(x * s, 1), lambda x, s: ops.sum(x, 1) * ops.sum(s), {"x": X, "s": "f32[D]"}, "REAL"),
-    "a scale on the wrong side of a product": (lambda x, s: ops.transpose(x * s) @ x, lambda x, s: (ops.transpose(x) @ x) * s, {"x": "f32[D,D]", "s": "f32[D]"}, "REAL"),
-    "a scale per position is none per row": (
-        lambda u, i, s: ops.scatter_add(i, u * row(s), size=s.shape[0]), lambda u, i, s: ops.scatter_add(i, u, size=s.shape[0]) * row(s), {"u": X, "i": IDX, "s": S}, "REAL",
+    "a scale varies along the summed axis": (
+        lambda x, s: ops.sum(x * s, 1),
+        lambda x, s: ops.sum(x, 1) * ops.sum(s),
+        {"x": X, "s": "f32[D]"},
+        "REAL",
     ),
-    "padding forgotten": (lambda u, i: ops.scatter_add(i, u, size=5, padding_idx=1), lambda u, i: ops.scatter_add(i, u, size=5), {"u": "f32[40,D]", "i": "i64[40]"}, "REAL"),
+    "a scale on the wrong side of a product": (
+        lambda x, s: ops.transpose(x * s) @ x,
+        lambda x, s: (ops.transpose(x) @ x) * s,
+        {"x": "f32[D,D]", "s": "f32[D]"},
+        "REAL",
+    ),
+    "a scale per position is none per row": (
+        lambda u, i, s: ops.scatter_add(i, u * row(s), size=s.shape[0]),
+        lambda u, i, s: ops.scatter_add(i, u, size=s.shape[0]) * row(s),
+        {"u": X, "i": IDX, "s": S},
+        "REAL",
+    ),
+    "padding forgotten": (
+        lambda u, i: ops.scatter_add(i, u, size=5, padding_idx=1),
+        lambda u, i: ops.scatter_add(i, u, size=5),
+        {"u": "f32[40,D]", "i": "i64[40]"},
+        "REAL",
+    ),
     "x * 0 is 0": (lambda x: (1.0 / (x - x)) * 0.0 + x, lambda x: x, {"x": X}, "REAL"),
     "inf * 0 is 0": (lambda x: ops.where(ops.gt(x, 0), x, np.inf) * 0.0, lambda x: x - x, {"x": X}, "REAL"),
     "x - x is 0": (lambda x: (x / 0.0) - (x / 0.0) + x, lambda x: x, {"x": X}, "REAL"),
-    "x / x is 1": (lambda x, q: ops.cast(q, "f32") / ops.cast(q, "f32") + x, lambda x, q: x + 1.0, {"x": "f32[200]", "q": "i8[200]"}, "REAL"),
-    "a rounding dropped": (lambda x: ops.cast(ops.cast(x * x, "bf16"), "f32") + x, lambda x: x * x + x, {"x": X}, "BITS"),
+    "x / x is 1": (
+        lambda x, q: ops.cast(q, "f32") / ops.cast(q, "f32") + x,
+        lambda x, q: x + 1.0,
+        {"x": "f32[200]", "q": "i8[200]"},
+        "REAL",
+    ),
+    "a rounding dropped": (
+        lambda x: ops.cast(ops.cast(x * x, "bf16"), "f32") + x,
+        lambda x: x * x + x,
+        {"x": X},
+        "BITS",
+    ),
     "a rounding moved": (lambda x: ops.cast(x, "bf16") * 3.0, lambda x: ops.cast(x * 3.0, "bf16"), {"x": X}, "BITS"),
-    "one rounding instead of two": (lambda a, b: a * b + a, lambda a, b: ops.cast(ops.cast(a, "f32") * ops.cast(b, "f32") + ops.cast(a, "f32"), "bf16"), dict.fromkeys("ab", "bf16[N]"), "BITS"),
-    "f16 instead of bf16": (lambda x: ops.cast(ops.cast(x, "f16"), "f32"), lambda x: ops.cast(ops.cast(x, "bf16"), "f32"), {"x": X}, "BITS"),
-    "f64 computed in f32": (lambda x: x * x, lambda x: ops.cast(ops.cast(x, "f32") * ops.cast(x, "f32"), "f64"), {"x": "f64[N]"}, "BITS"),
-    "f16 exp computed in f64": (lambda x: ops.exp(x), lambda x: ops.cast(ops.exp(ops.cast(x, "f64")), "f16"), {"x": "f16[N]"}, "BITS"),
+    "one rounding instead of two": (
+        lambda a, b: a * b + a,
+        lambda a, b: ops.cast(ops.cast(a, "f32") * ops.cast(b, "f32") + ops.cast(a, "f32"), "bf16"),
+        dict.fromkeys("ab", "bf16[N]"),
+        "BITS",
+    ),
+    "f16 instead of bf16": (
+        lambda x: ops.cast(ops.cast(x, "f16"), "f32"),
+        lambda x: ops.cast(ops.cast(x, "bf16"), "f32"),
+        {"x": X},
+        "BITS",
+    ),
+    "f64 computed in f32": (
+        lambda x: x * x,
+        lambda x: ops.cast(ops.cast(x, "f32") * ops.cast(x, "f32"), "f64"),
+        {"x": "f64[N]"},
+        "BITS",
+    ),
+    "f16 exp computed in f64": (
+        lambda x: ops.exp(x),
+        lambda x: ops.cast(ops.exp(ops.cast(x, "f64")), "f16"),
+        {"x": "f16[N]"},
+        "BITS",
+    ),
     "the wrong axis": (lambda x: ops.sum(x, 0), lambda x: ops.sum(x, 1), {"x": "f32[D,D]"}, "REAL"),
-    "the wrong permutation": (lambda x: ops.transpose(x, (1, 2, 0)), lambda x: ops.transpose(x, (2, 0, 1)), {"x": "f32[D,D,D]"}, "REAL"),
+    "the wrong permutation": (
+        lambda x: ops.transpose(x, (1, 2, 0)),
+        lambda x: ops.transpose(x, (2, 0, 1)),
+        {"x": "f32[D,D,D]"},
+        "REAL",
+    ),
     "one off": (lambda x: x[1:5], lambda x: x[2:6], {"x": "f32[8]"}, "REAL"),
-    "branches exchanged": (lambda x, y: ops.where(ops.gt(x, y), x, y), lambda x, y: ops.where(ops.gt(x, y), y, x), dict.fromkeys("xy", X), "REAL"),
-    "a constant one bit off": (lambda x: x * float(np.float32(0.1)), lambda x: x * float(np.nextafter(np.float32(0.1), np.float32(1))), {"x": X}, "REAL"),
-    "round past a scale": (lambda x, s: ops.round(x) * s, lambda x, s: ops.round(x * s), {"x": X, "s": "f32[]"}, "REAL"),
+    "branches exchanged": (
+        lambda x, y: ops.where(ops.gt(x, y), x, y),
+        lambda x, y: ops.where(ops.gt(x, y), y, x),
+        dict.fromkeys("xy", X),
+        "REAL",
+    ),
+    "a constant one bit off": (
+        lambda x: x * float(np.float32(0.1)),
+        lambda x: x * float(np.nextafter(np.float32(0.1), np.float32(1))),
+        {"x": X},
+        "REAL",
+    ),
+    "round past a scale": (
+        lambda x, s: ops.round(x) * s,
+        lambda x, s: ops.round(x * s),
+        {"x": X, "s": "f32[]"},
+        "REAL",
+    ),
     "exp of a sum": (lambda x: ops.exp(ops.sum(x, 1)), lambda x: ops.sum(ops.exp(x), 1), {"x": X}, "REAL"),
     "another function": (lambda x: ops.sin(x), lambda x: ops.cos(x), {"x": X}, "REAL"),
     "gelu's other form": (lambda x: ops.gelu(x), lambda x: ops.gelu(x, approximate="tanh"), {"x": X}, "REAL"),
-    "a narrow int wraps": (lambda a, b: ops.cast(a * b, "i32"), lambda a, b: ops.cast(a, "i32") * ops.cast(b, "i32"), dict.fromkeys("ab", "i4[200]"), "BITS"),
+    "a narrow int wraps": (
+        lambda a, b: ops.cast(a * b, "i32"),
+        lambda a, b: ops.cast(a, "i32") * ops.cast(b, "i32"),
+        dict.fromkeys("ab", "i4[200]"),
+        "BITS",
+    ),
     "a float keeps what an int drops": (lambda x: ops.cast(ops.cast(x, "i32"), "f32"), lambda x: x, {"x": X}, "REAL"),
     "a largest is no sum": (lambda x: ops.amax(x, 1), lambda x: ops.sum(x, 1), {"x": X}, "REAL"),
     "a place made from other floats": (
-        lambda t, x: ops.gather(t, ops.cast(ops.clamp(ops.floor(x * 2.0 + 2.0), 0.0, 6.0), "i32")), lambda t, x: ops.gather(t, ops.cast(ops.clamp(ops.floor(x * 2.0 + 3.0), 0.0, 6.0), "i32")),
-        {"t": "f32[7]", "x": "f32[20]"}, "REAL",
+        lambda t, x: ops.gather(t, ops.cast(ops.clamp(ops.floor(x * 2.0 + 2.0), 0.0, 6.0), "i32")),
+        lambda t, x: ops.gather(t, ops.cast(ops.clamp(ops.floor(x * 2.0 + 3.0), 0.0, 6.0), "i32")),
+        {"t": "f32[7]", "x": "f32[20]"},
+        "REAL",
     ),
-    "an output lost among equals": (lambda x: {"a": x * 2.0, "b": x + 1.0}, lambda x: {"a": x + 1.0, "b": x * 2.0}, {"x": X}, "REAL"),
-}  # fmt: skip
+    "an output lost among equals": (
+        lambda x: {"a": x * 2.0, "b": x + 1.0},
+        lambda x: {"a": x + 1.0, "b": x * 2.0},
+        {"x": X},
+        "REAL",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FALLACIES)
@@ -248,7 +482,10 @@ def test_the_error_says_where() -> None:
     before, after = pair(lambda x: {"y": x * 2.0, "z": x + 1.0}, lambda x: {"y": x * 2.0, "z": x + 1.5}, x="f32[N,3]")
     with pytest.raises(
         InternalError,
-        match=r"after no longer means the same under REAL: the output z differs at \[0,0\] \(15 of 15\): it was .* and is .* \(N=5, seed 4\)",
+        match=(
+            r"after no longer means the same under REAL: the output z differs at \[0,0\] \(15 of 15\): it was .* and is"
+            r" .* \(N=5, seed 4\)"
+        ),
     ):
         equal(before, after, licence="REAL", seed=4)
     equal(before, after, licence="FAST")
@@ -359,7 +596,9 @@ def test_many_uses_of_one_value_are_fast() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize("name", ["exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "sqrt", "add", "div", "mul", "pow"])
+@pytest.mark.parametrize(
+    "name", ["exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "sqrt", "add", "div", "mul", "pow"]
+)
 def test_folding_constants_changes_no_bit(name: str, dtype: str) -> None:
     """What fold computes is what the interpreter computes in that dtype, not in a wider one."""
     function = getattr(ops, name)
@@ -368,7 +607,10 @@ def test_folding_constants_changes_no_bit(name: str, dtype: str) -> None:
 
     def build(x: Any) -> dict[str, Any]:
         constants = [[ops.constant(value=(v,), dtype=dtype) for v in pair] for pair in values]
-        return {f"y{i}": x + function(*(pair if name in ("add", "div", "mul", "pow") else pair[:1])) for i, pair in enumerate(constants)}
+        return {
+            f"y{i}": x + function(*(pair if name in ("add", "div", "mul", "pow") else pair[:1]))
+            for i, pair in enumerate(constants)
+        }
 
     graph = simplify(decompose(trace(build, x=f"{dtype}[1]")))
     folded = fold(graph)

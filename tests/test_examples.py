@@ -48,8 +48,13 @@ def test_example_runs(path: Path, tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     done = subprocess.run(
         [sys.executable, str(path)],
-        capture_output=True, text=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, timeout=1200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        timeout=1200,
+    )
     assert done.returncode == 0, done.stderr
     for line in LINES[path.stem]:
         assert re.search(line, done.stdout), f"no line like {line!r} in\n{done.stdout}"

@@ -1,8 +1,9 @@
-"""The fused kernels of the CPU at the edges: sizes of 0, 1 and 10^7, arrays that lie anyhow, other compilers and processors, little memory.
+"""The fused kernels of the CPU at the edges: sizes of 0, 1 and 10^7, arrays that lie anyhow, other compilers and
+processors, little memory.
 
-What else holds bad input: indices, files, names and wrong arguments in test_faults, test_text and test_unsupported; sizes of 0 and 1 of each op in
-test_ops; the same bits for any number of threads in test_determinism; the pool itself in test_runtime_cpu; the scalar functions on every width of
-vector in test_cpu_math.
+What else holds bad input: indices, files, names and wrong arguments in test_faults, test_text and test_unsupported;
+sizes of 0 and 1 of each op in test_ops; the same bits for any number of threads in test_determinism; the pool itself in
+test_runtime_cpu; the scalar functions on every width of vector in test_cpu_math.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def test_sizes(name: str) -> None:
     for n, d in SIZES:
         given = STANDARD[name].inputs(n, min(d, 1003) if name == "grid_sample" else d)  # an image of up to 3 x 1003
         if name == "cross_entropy" and n and not d:
-            with pytest.raises(IndexOutOfRange, match=r"index 0 at position 0 .* out of range \[0, 0\)"):  # no class is a target of none
+            with pytest.raises(
+                IndexOutOfRange, match=r"index 0 at position 0 .* out of range \[0, 0\)"
+            ):  # no class is a target of none
                 m.forward(**given)
             continue
         got = computed(m, given)
@@ -69,7 +72,9 @@ def reference(name: str, x: Array, dy: Array) -> tuple[Array, Array]:
         return y, y * (dy[:, ::EACH] - inner / total)
     x = x.astype(np.float64)
     x -= mean(x) if name == "layer_norm" else 0
-    r = 1 / np.sqrt(np.einsum("nd,nd->n", x, x)[:, None] / x.shape[1] + (1e-5 if name == "layer_norm" else np.finfo(f32).eps))
+    r = 1 / np.sqrt(
+        np.einsum("nd,nd->n", x, x)[:, None] / x.shape[1] + (1e-5 if name == "layer_norm" else np.finfo(f32).eps)
+    )
     y = (x * r)[:, ::EACH]
     inner = np.einsum("nd,nd->n", x, dy)[:, None] * r / x.shape[1]
     return y, r * (dy[:, ::EACH] - (mean(dy) if name == "layer_norm" else 0) - y * inner)
@@ -77,7 +82,11 @@ def reference(name: str, x: Array, dy: Array) -> tuple[Array, Array]:
 
 def ten_million(name: str, shape: tuple[int, int]) -> tuple[Array, Array, dict[str, Array]]:
     x, dy = (np.resize(np.random.default_rng(seed).standard_normal(1_000_003, f32), shape) for seed in (0, 1))
-    others = {"layer_norm": {"gamma": np.ones(shape[1], f32), "beta": np.zeros(shape[1], f32)}, "rms_norm": {"gamma": np.ones(shape[1], f32)}, "softmax": {}}
+    others = {
+        "layer_norm": {"gamma": np.ones(shape[1], f32), "beta": np.zeros(shape[1], f32)},
+        "rms_norm": {"gamma": np.ones(shape[1], f32)},
+        "softmax": {},
+    }
     return x, dy, computed(module(name), {"x": x, **others[name]}, lambda y: dy)
 
 
@@ -108,7 +117,9 @@ def test_ten_million_rows_of_an_embedding_and_a_loss() -> None:
     _, residuals = m.forward(tokens=tokens, weight=np.zeros((50, 1), f32))
     dy = random.standard_normal((10**7, 1), f32)
     want = np.bincount(tokens, dy[:, 0].astype(np.float64), 50)
-    np.testing.assert_allclose(m.backward(residuals, dy)["weight"][:, 0], want, rtol=0, atol=1e-6 * float(np.abs(dy).sum()) / 50)
+    np.testing.assert_allclose(
+        m.backward(residuals, dy)["weight"][:, 0], want, rtol=0, atol=1e-6 * float(np.abs(dy).sum()) / 50
+    )
     x = random.standard_normal((1, 10**7), f32)
     m = module("cross_entropy")
     loss, residuals = m.forward(x=x, target=np.array([3]))
@@ -172,13 +183,17 @@ def test_a_broadcast_input_has_strides_of_0() -> None:
 
 # -- other compilers, processors and numbers of threads ----------------------------------------------------------------
 
-CHECK = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import standard_kernels; standard_kernels.main()"
+CHECK = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import standard_kernels; standard_kernels.main()"
+)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="its levels are meant")
 @pytest.mark.parametrize(("machine", "width"), [("x86-64", 16), ("x86-64-v3", 32)], ids=["no AVX", "no AVX-512"])
 def test_processors(machine: str, width: int, tmp_path: Path) -> None:
-    """A compiler that knows of narrower vectors only; each kernel, the pool and the matrix product as for such a processor, on one thread."""
+    """A compiler that knows of narrower vectors only; each kernel, the pool and the matrix product as for such a
+    processor, on one thread.
+    """
     compiler = find_compiler()
     wrapper = tmp_path / "cc"
     wrapper.write_text(f'#!/bin/sh\nexec {" ".join(compiler.argv)} "$@" -march={machine}\n')

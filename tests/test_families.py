@@ -37,9 +37,16 @@ FAMILIES: dict[str, tuple[Any, dict[str, str], list[str], list[dict[str, int]]]]
 
 def arrays(graph: gradc.Graph, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    draw = {"i": lambda s: rng.integers(0, sizes["V"], s), "q": lambda s: rng.integers(-128, 128, s), "g": lambda s: rng.uniform(-1.3, 1.3, s)}
+    draw = {
+        "i": lambda s: rng.integers(0, sizes["V"], s),
+        "q": lambda s: rng.integers(-128, 128, s),
+        "g": lambda s: rng.uniform(-1.3, 1.3, s),
+    }
     draw |= {name: lambda s: rng.uniform(0.01, 0.1, s) for name in "st"}
-    return {n: np.asarray(draw.get(n, rng.standard_normal)(node.type.concrete(sizes))).astype(node.dtype.np) for n, node in zip(graph.input_names, graph.inputs, strict=True)}
+    return {
+        n: np.asarray(draw.get(n, rng.standard_normal)(node.type.concrete(sizes))).astype(node.dtype.np)
+        for n, node in zip(graph.input_names, graph.inputs, strict=True)
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,7 +64,9 @@ def test_one_module_serves_three_sizes(family: str) -> None:
         plain = interp.run(joint, {**given, "d.y": dy})
         for name in wrt:
             want = exact[f"d.{name}"]
-            bound = max(16 * 2.0**-24 * np.abs(want).max(initial=0.0), 4 * np.abs(plain[f"d.{name}"] - want).max(initial=0.0))
+            bound = max(
+                16 * 2.0**-24 * np.abs(want).max(initial=0.0), 4 * np.abs(plain[f"d.{name}"] - want).max(initial=0.0)
+            )
             assert np.abs(gradients[name] - want).max(initial=0.0) <= bound, (sizes, name)
     assert {module.forward.native.library, module.backward.native.library} == libraries
 
@@ -74,7 +83,9 @@ SCHEMA = {
                     "label": STRING,
                     "namespace": STRING,
                     "attrs": PAIRS,
-                    "incomingEdges": [{"sourceNodeId": STRING, "sourceNodeOutputId": STRING, "targetNodeInputId": STRING}],
+                    "incomingEdges": [
+                        {"sourceNodeId": STRING, "sourceNodeOutputId": STRING, "targetNodeInputId": STRING}
+                    ],
                     "outputsMetadata?": [{"id": STRING, "attrs": PAIRS}],
                 }
             ],
@@ -82,7 +93,9 @@ SCHEMA = {
         }
     ]
 }
-"""What Model Explorer reads: GraphCollection, Graph, GraphNode, IncomingEdge, MetadataItem and KeyValuePair of its visualizer's input_graph types; ? is optional."""
+"""What Model Explorer reads: GraphCollection, Graph, GraphNode, IncomingEdge, MetadataItem and KeyValuePair of its
+visualizer's input_graph types; ? is optional.
+"""
 
 
 def fits(value: Any, schema: Any, at: str = "$") -> None:

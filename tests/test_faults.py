@@ -1,4 +1,6 @@
-"""What must not break a compiled module: each fault gives one documented error, before anything is written, and leaves everything usable."""
+"""What must not break a compiled module: each fault gives one documented error, before anything is written, and leaves
+everything usable.
+"""
 
 from __future__ import annotations
 
@@ -137,8 +139,16 @@ def test_wrong_options_of_compile() -> None:
         ({"dims": {"N": -3}}, InvalidProblem, "dims: N=-3 is no size"),
         ({"dims": "N"}, InvalidProblem, "dims='N': it maps names of dims to sizes"),
         ({"reductions": "segmented"}, InvalidProblem, "reductions='segmented': it maps names of outputs"),
-        ({"reductions": {"x": "segmented"}}, InvalidProblem, "reductions names 'x', into which nothing is combined; there are none"),
-        ({"reductions": {"*": "magic"}}, Unsupported, "the reduction 'magic' for '*': there are privatized, regular, segmented"),
+        (
+            {"reductions": {"x": "segmented"}},
+            InvalidProblem,
+            "reductions names 'x', into which nothing is combined; there are none",
+        ),
+        (
+            {"reductions": {"*": "magic"}},
+            Unsupported,
+            "the reduction 'magic' for '*': there are privatized, regular, segmented",
+        ),
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=re.escape(message)):
@@ -164,19 +174,31 @@ def test_wrong_cotangents_and_residuals(product: gradc.Module, addition: gradc.M
     y, residuals = product.forward(x=X, w=W)
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: product.backward(residuals), "backward needs the cotangent of y: f32[N,M]"),
-        (lambda: product.backward(residuals, ones(2, 2)), "the cotangent of y has the shape (2, 2), and forward gave y: f32[N,M] of the shape (3, 2)"),
+        (
+            lambda: product.backward(residuals, ones(2, 2)),
+            "the cotangent of y has the shape (2, 2), and forward gave y: f32[N,M] of the shape (3, 2)",
+        ),
         (lambda: product.backward(residuals, np.ones((3, 2))), "d.y is f32[N,M], got an array of float64[3, 2]"),
         (lambda: product.backward(residuals, y, y), "2 cotangents for 1 float outputs: y"),
         (lambda: product.backward(residuals, y, y=y), "cotangents are given in order or by name, once each: y"),
         (lambda: product.backward(residuals, z=y), "cotangents are given in order or by name, once each: y"),
-        (lambda: product.backward(y, y), "backward begins with the residuals that forward gave, backward(residuals, cotangent), not with a ndarray"),
+        (
+            lambda: product.backward(y, y),
+            "backward begins with the residuals that forward gave, backward(residuals, cotangent), not with a ndarray",
+        ),
         (lambda: product.backward(None, y), "not with nothing"),
         (lambda: product.backward(addition.forward(x=y, w=y)[1], y), "these residuals are of another module"),
         (lambda: product.backward(residuals, y, out={"q": W}), "out= names 'q'; there are gradients of w"),
-        (lambda: product.backward(residuals, y, accumulate=True), "accumulate=True adds to the arrays of out=, and there are none"),
-        (lambda: product.backward(residuals, y, accumulate={"w"}), "accumulate names 'd.w', for which out= gives no array"),
+        (
+            lambda: product.backward(residuals, y, accumulate=True),
+            "accumulate=True adds to the arrays of out=, and there are none",
+        ),
+        (
+            lambda: product.backward(residuals, y, accumulate={"w"}),
+            "accumulate names 'd.w', for which out= gives no array",
+        ),
         (lambda: product.backward(residuals, y, accumulate=1, out={"w": ones(4, 2)}), "accumulate names '1'"),
-    ]  # fmt: skip
+    ]
     for call, message in wrong:
         with pytest.raises(InvalidProblem, match=re.escape(message)):
             call()
@@ -191,7 +213,9 @@ def test_wrong_cotangents_and_residuals(product: gradc.Module, addition: gradc.M
 def test_dims_that_nothing_binds(table: gradc.Module) -> None:
     graph = gradc.trace(lambda x: ops.sum(x) * ops.iota((symbol("K"),), dtype="f32"), x="f32[N]")
     free = gradc.compile(graph)
-    with pytest.raises(InvalidProblem, match=re.escape("nothing binds the dim K; give dims={'K': ...} to compile or to the call")):
+    with pytest.raises(
+        InvalidProblem, match=re.escape("nothing binds the dim K; give dims={'K': ...} to compile or to the call")
+    ):
         free(x=ones(2))
     np.testing.assert_array_equal(free(x=ones(2), dims={"K": np.int64(3)}), [0, 2, 4])
     np.testing.assert_array_equal(free(x=ones(2), dims={"K": 2}), [0, 2])  # the last call's sizes are not this one's
@@ -202,7 +226,9 @@ def test_dims_that_nothing_binds(table: gradc.Module) -> None:
 
 
 def test_assumptions_are_checked_at_each_call() -> None:
-    module = gradc.compile(gradc.trace(lambda x: ops.reshape(x, (symbol("M"), 4)), x="f32[N]", assume=["N == 4*M", "N >= 8"]))
+    module = gradc.compile(
+        gradc.trace(lambda x: ops.reshape(x, (symbol("M"), 4)), x="f32[N]", assume=["N == 4*M", "N >= 8"])
+    )
     assert module(x=ones(8), dims={"M": 2}).shape == (2, 4)
     with pytest.raises(InvalidProblem, match=r"assume\(N >= 8\), and here .*N=4"):
         module(x=ones(4), dims={"M": 1})
@@ -222,12 +248,19 @@ def test_index_expressions_beyond_32_bits() -> None:
     n0, n1 = symbol("n0"), symbol("n1")
     i0, i1, gathered = Index.of("i0"), Index.of("i1"), Index.of("%3")
     places = {
-        "rows": flatten([i0, i1], (n0, n1)), "gathered rows": flatten([gathered, i1], (n0, n1)), "strided": flatten([i0 * 2 + 1, i1], (n0, n1)),
-        "flat": flatten([i0 * n1 + i1], (n0 * n1,)), "padded": flatten([i0 + -1, i1], (n0 + 2, n1)), "halved": flatten([i0, i1], (n0, maximum(floordiv(n1, 2), n1 - 5))),
-    }  # fmt: skip
+        "rows": flatten([i0, i1], (n0, n1)),
+        "gathered rows": flatten([gathered, i1], (n0, n1)),
+        "strided": flatten([i0 * 2 + 1, i1], (n0, n1)),
+        "flat": flatten([i0 * n1 + i1], (n0 * n1,)),
+        "padded": flatten([i0 + -1, i1], (n0 + 2, n1)),
+        "halved": flatten([i0, i1], (n0, maximum(floordiv(n1, 2), n1 - 5))),
+    }
     texts = [index(place) for place in places.values()]
     arguments = "i64 n0, i64 n1, i64 i0, i64 i1, i32 v3"
-    source = '#include "math.h"\n' + "\n".join(f'__attribute__((visibility("default"))) i64 f{k}({arguments}) {{ return {text}; }}' for k, text in enumerate(texts))
+    source = '#include "math.h"\n' + "\n".join(
+        f'__attribute__((visibility("default"))) i64 f{k}({arguments}) {{ return {text}; }}'
+        for k, text in enumerate(texts)
+    )
     library = load_library(compile_c(source), "indices")
     for edge in (2**31 - 1, 2**31, 2**31 + 1, 2**33):
         values = {"n0": edge + 2, "n1": 3, "i0": edge, "i1": 2, "%3": 2**31 - 1}
@@ -242,7 +275,9 @@ def test_index_expressions_beyond_32_bits() -> None:
 def test_sorts_count_in_32_bits_and_say_so() -> None:
     graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table="f32[V,2]")
     module = gradc.compile(graph, wrt=["table"], reductions={"*": "segmented"})
-    with pytest.raises(Unsupported, match="a segmented sum over 4294967296 rows of its result; it counts to 2147483645"):
+    with pytest.raises(
+        Unsupported, match="a segmented sum over 4294967296 rows of its result; it counts to 2147483645"
+    ):
         module.backward.workspace_size(N=4, V=2**32)
     with pytest.raises(Unsupported, match="a segmented sum over 2147483648 rows;"):
         module.backward.workspace_size(N=2**31, V=4)
@@ -270,7 +305,11 @@ def test_sizes_beyond_what_can_be() -> None:
 def test_extremum_over_nothing_is_an_error() -> None:
     for name in ("amax", "amin", "argmax", "argmin", "max", "min"):
         graph = gradc.trace(lambda x, name=name: getattr(ops, name)(x, axis=1), x="f32[N,M]")
-        for run in (gradc.compile(graph), lambda graph=graph, **inputs: interp.run(graph, inputs)["y"], gradc.compile(graph, target="numpy")):
+        for run in (
+            gradc.compile(graph),
+            lambda graph=graph, **inputs: interp.run(graph, inputs)["y"],
+            gradc.compile(graph, target="numpy"),
+        ):
             with pytest.raises(InvalidProblem, match="over no elements"):
                 run(x=ones(3, 0))
             assert run(x=ones(0, 0)).shape == (0,)
@@ -283,7 +322,14 @@ def test_zero_sizes_everywhere() -> None:
     def everything(x: Any, w: Any, tokens: Any, table: Any) -> Any:
         h = ops.embedding(tokens, table) + x
         p = ops.softmax(ops.layer_norm(h, (h.shape[1],)) @ w)
-        return {"p": p, "total": ops.sum(h), "rows": ops.sum(h, axis=1), "columns": ops.sum(h, axis=0), "prod": ops.prod(h, axis=0), "log": ops.logsumexp(h, axis=0)}
+        return {
+            "p": p,
+            "total": ops.sum(h),
+            "rows": ops.sum(h, axis=1),
+            "columns": ops.sum(h, axis=0),
+            "prod": ops.prod(h, axis=0),
+            "log": ops.logsumexp(h, axis=0),
+        }
 
     graph = gradc.trace(everything, x="f32[N,D]", w="f32[D,M]", tokens="i64[N]", table="f32[V,D]")
     module = gradc.compile(graph, wrt=["x", "w", "table"])
@@ -301,13 +347,17 @@ def test_zero_sizes_everywhere() -> None:
 @pytest.mark.parametrize("oob", ["skip", "clamp", "wrap"])
 def test_empty_table_is_never_read_or_written(oob: str) -> None:
     def read(x: Any, i: Any) -> Any:
-        return ops.gather(x, i, oob=oob), ops.take_along_axis(x, ops.reshape(i, (-1, 1)) * ops.cast(ops.iota((1, 2), dtype="i64") * 0 + 1, "i64"), axis=0, oob=oob)
+        return ops.gather(x, i, oob=oob), ops.take_along_axis(
+            x, ops.reshape(i, (-1, 1)) * ops.cast(ops.iota((1, 2), dtype="i64") * 0 + 1, "i64"), axis=0, oob=oob
+        )
 
     module = gradc.compile(gradc.trace(read, x="f32[V,2]", i="i64[N]"), wrt=["x"])
     values, residuals = module.forward(x=ones(0, 2), i=np.array([0, 5, -1]))
     assert not values["y0"].any() and not values["y1"].any()
     assert module.backward(residuals, ones(3, 2), ones(3, 2))["x"].shape == (0, 2)
-    write = gradc.compile(gradc.trace(lambda u, i: ops.scatter_add(i, u, size=symbol("V"), oob=oob), u="f32[N,2]", i="i64[N]"))
+    write = gradc.compile(
+        gradc.trace(lambda u, i: ops.scatter_add(i, u, size=symbol("V"), oob=oob), u="f32[N,2]", i="i64[N]")
+    )
     assert write(u=ones(3, 2), i=np.array([0, 5, -1]), dims={"V": 0}).shape == (0, 2)
 
 
@@ -315,10 +365,30 @@ def test_empty_table_is_never_read_or_written(oob: str) -> None:
 
 
 def test_data_that_is_no_number() -> None:
-    graph = gradc.trace(lambda x: {"s": ops.softmax(x), "m": ops.amax(x, axis=1), "r": ops.relu(x), "i": ops.cast(x, "i32"), "l": ops.logsumexp(x, axis=1), "a": ops.argmax(x, axis=1)}, x="f32[N,5]")
+    graph = gradc.trace(
+        lambda x: {
+            "s": ops.softmax(x),
+            "m": ops.amax(x, axis=1),
+            "r": ops.relu(x),
+            "i": ops.cast(x, "i32"),
+            "l": ops.logsumexp(x, axis=1),
+            "a": ops.argmax(x, axis=1),
+        },
+        x="f32[N,5]",
+    )
     module = gradc.compile(graph, wrt=["x"])
     nan, inf = np.nan, np.inf
-    x = np.array([[nan, 1, 2, 3, 4], [inf, -inf, 0, 1e30, -1e30], [-inf] * 5, [inf] * 5, [1e38, 3e38, -3e38, 0.0, -0.0], [2**31, -(2.0**31) - 300, 2**40, nan, -inf]], f32)
+    x = np.array(
+        [
+            [nan, 1, 2, 3, 4],
+            [inf, -inf, 0, 1e30, -1e30],
+            [-inf] * 5,
+            [inf] * 5,
+            [1e38, 3e38, -3e38, 0.0, -0.0],
+            [2**31, -(2.0**31) - 300, 2**40, nan, -inf],
+        ],
+        f32,
+    )
     values, residuals = module.forward(x=x)
     for name, want in interp.run(graph, {"x": x}).items():
         np.testing.assert_allclose(values[name], want, rtol=1e-6, err_msg=name)
@@ -331,7 +401,9 @@ def test_data_that_is_no_number() -> None:
 def test_nothing_counts() -> None:
     """A mean over nothing is NaN; its gradient is 0, as torch's is, whatever is moved where."""
     graph = gradc.trace(lambda x, w, t: ops.cross_entropy(x @ w, t), x="f32[N,4]", w="f32[4,3]", t="i64[N]")
-    square = gradc.trace(lambda x, w: ops.mse_loss(x @ w, ops.sum(x, axis=1, keepdims=True)), x="f32[N,4]", w="f32[4,3]")
+    square = gradc.trace(
+        lambda x, w: ops.mse_loss(x @ w, ops.sum(x, axis=1, keepdims=True)), x="f32[N,4]", w="f32[4,3]"
+    )
     for numerics in ("real", "strict"):
         module = gradc.compile(graph, wrt=["x", "w"], numerics=numerics)
         for n in (5, 0):
@@ -339,13 +411,25 @@ def test_nothing_counts() -> None:
             grads = module.backward(residuals, np.asarray(1, f32))
             assert np.isnan(y) and not grads["x"].any() and not grads["w"].any()
         y, residuals = gradc.compile(square, wrt=["w"], numerics=numerics).forward(x=ones(0, 4), w=ones(4, 3))
-        assert np.isnan(y) and not gradc.compile(square, wrt=["w"], numerics=numerics).backward(residuals, np.asarray(1, f32))["w"].any()
+        assert (
+            np.isnan(y)
+            and not gradc.compile(square, wrt=["w"], numerics=numerics)
+            .backward(residuals, np.asarray(1, f32))["w"]
+            .any()
+        )
 
 
 def test_bytes_that_are_no_bool() -> None:
     odd = np.array([2, 1, 0, 255], np.uint8).view(np.bool_)
-    found = gradc.compile(gradc.trace(lambda b: {"n": ops.sum(b), "same": b & b, "f": ops.cast(b, "f32"), "not": ~b}, b="bool[N]"))(b=odd)
-    assert found["n"] == 3 and found["same"].tolist() == [True, True, False, True] and found["f"].tolist() == [1, 1, 0, 1] and found["not"].tolist() == [False, False, True, False]
+    found = gradc.compile(
+        gradc.trace(lambda b: {"n": ops.sum(b), "same": b & b, "f": ops.cast(b, "f32"), "not": ~b}, b="bool[N]")
+    )(b=odd)
+    assert (
+        found["n"] == 3
+        and found["same"].tolist() == [True, True, False, True]
+        and found["f"].tolist() == [1, 1, 0, 1]
+        and found["not"].tolist() == [False, False, True, False]
+    )
 
 
 @pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64", "u8", "u16", "u32"])
@@ -353,7 +437,11 @@ def test_integer_division_never_traps(dtype: str) -> None:
     about = np.iinfo(parse_type(f"{dtype}[]").dtype.np)
     edges = np.unique(np.array([about.min, about.min + 1, about.max, -1 if about.min else 1, 0, 1, 3], about.dtype))
     a, b = (grid.reshape(-1) for grid in np.meshgrid(edges, edges))
-    graph = gradc.trace(lambda a, b: {"quotient": a // b, "rest": a % b, "abs": abs(a), "product": a * b}, a=f"{dtype}[N]", b=f"{dtype}[N]")
+    graph = gradc.trace(
+        lambda a, b: {"quotient": a // b, "rest": a % b, "abs": abs(a), "product": a * b},
+        a=f"{dtype}[N]",
+        b=f"{dtype}[N]",
+    )
     found = gradc.compile(graph)(a=a, b=b)
     for name, want in interp.run(graph, {"a": a, "b": b}).items():
         np.testing.assert_array_equal(found[name], want, err_msg=name)
@@ -394,9 +482,15 @@ def test_index_out_of_range_writes_nothing(bad: int, strategy: str) -> None:
 def test_index_out_of_range_in_every_op_that_indexes() -> None:
     programs: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
         "gather": (lambda x, i: ops.gather(x, i, axis=1), {"x": "f32[2,N]", "i": "i32[3]"}),
-        "take_along_axis": (lambda x, i: ops.take_along_axis(x, ops.reshape(i, (1, 3)) + ops.cast(ops.iota((2, 3)) * 0, "i32"), axis=1), {"x": "f32[2,N]", "i": "i32[3]"}),
+        "take_along_axis": (
+            lambda x, i: ops.take_along_axis(x, ops.reshape(i, (1, 3)) + ops.cast(ops.iota((2, 3)) * 0, "i32"), axis=1),
+            {"x": "f32[2,N]", "i": "i32[3]"},
+        ),
         "scatter_add": (lambda x, i: ops.scatter_add(i, x, size=symbol("N")), {"x": "f32[3]", "i": "i32[3]"}),
-        "scatter_add_along_axis": (lambda x, i: ops.scatter_add_along_axis(i, x, axis=0, size=symbol("N")), {"x": "f32[3]", "i": "i32[3]"}),
+        "scatter_add_along_axis": (
+            lambda x, i: ops.scatter_add_along_axis(i, x, axis=0, size=symbol("N")),
+            {"x": "f32[3]", "i": "i32[3]"},
+        ),
     }
     for name, (function, types) in programs.items():
         module = gradc.compile(gradc.trace(function, **types))
@@ -517,9 +611,16 @@ def test_workspace() -> None:
     with pytest.raises(MisalignedOperand, match="writable"):
         module.backward(residuals, y, workspace=still)
     with pytest.raises(OverlappingOperands, match="the workspace shares memory with the output"):
-        module.backward(residuals, y, workspace=guarded[start : start + size], out={"w": guarded[start : start + 64].view(f32).reshape(4, 4)})
+        module.backward(
+            residuals,
+            y,
+            workspace=guarded[start : start + size],
+            out={"w": guarded[start : start + 64].view(f32).reshape(4, 4)},
+        )
     with pytest.raises(OverlappingOperands, match="the workspace shares memory with the input"):
-        module.backward(residuals, guarded[start : start + 48].view(f32).reshape(3, 4), workspace=guarded[start : start + size])
+        module.backward(
+            residuals, guarded[start : start + 48].view(f32).reshape(3, 4), workspace=guarded[start : start + size]
+        )
     with pytest.raises(InvalidProblem, match="is not an array"):
         module.backward(residuals, y, workspace="room")
     with pytest.raises(InvalidProblem, match="workspace_size needs N"):
@@ -534,7 +635,12 @@ def test_workspace() -> None:
 
 
 def test_an_optimiser_step_in_place() -> None:
-    step = gradc.compile(gradc.trace(lambda w, m, g: {"w": w - 0.5 * (m * 0.9 + g), "m": m * 0.9 + g}, w="f32[N]", m="f32[N]", g="f32[N]"), donate=["w", "m"])
+    step = gradc.compile(
+        gradc.trace(
+            lambda w, m, g: {"w": w - 0.5 * (m * 0.9 + g), "m": m * 0.9 + g}, w="f32[N]", m="f32[N]", g="f32[N]"
+        ),
+        donate=["w", "m"],
+    )
     for n in (5, 100_000):
         w, m, g = ones(n), ones(n) * 2, ones(n) * 3
         wanted = {"m": m * f32(0.9) + g}
@@ -583,7 +689,9 @@ def test_donated_memory_that_others_look_at() -> None:
     learned = gradc.compile(gradc.trace(lambda w: w * w, w="f32[N]"), wrt=["w"], donate=["w"])
     w = np.arange(4, dtype=f32)
     _, residuals = learned.forward(w=w)
-    np.testing.assert_array_equal(learned.backward(residuals, ones(4))["w"], 2 * np.arange(4))  # backward needs w as it was
+    np.testing.assert_array_equal(
+        learned.backward(residuals, ones(4))["w"], 2 * np.arange(4)
+    )  # backward needs w as it was
     constant = np.arange(100, dtype=f32)
     kept = gradc.compile(gradc.trace(lambda x: constant * 2.0 + x, x="f32[100]"), donate=["x"])
     names = [n for n in kept.graph.input_names if n != "x"]
@@ -605,7 +713,27 @@ def test_an_input_that_changes_between_forward_and_backward() -> None:
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
-HOSTILE = ['*/ system("id"); /*', "a\n#include <evil.h>", "{{7*7}}", "nul\0", "x" * 201, "‮txt", '__asm__("ud2")', '");system("id");//', "%s%n", "ä", "", " ", "1", "a b", "a.", ".a", "a..b", "${HOME}", "$(id)"]
+HOSTILE = [
+    '*/ system("id"); /*',
+    "a\n#include <evil.h>",
+    "{{7*7}}",
+    "nul\0",
+    "x" * 201,
+    "‮txt",
+    '__asm__("ud2")',
+    '");system("id");//',
+    "%s%n",
+    "ä",
+    "",
+    " ",
+    "1",
+    "a b",
+    "a.",
+    ".a",
+    "a..b",
+    "${HOME}",
+    "$(id)",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -643,7 +771,18 @@ def build(names: dict[str, str]) -> gradc.Module:
 def test_kernels_are_the_same_under_any_names() -> None:
     plain = build({})
     for names in (
-        {"tokens": "__asm__", "table": "system", "w": "main", "y": "restrict", "z": "buffers", "N": "int", "D": "exit", "H": "errno", "graph": "gradc_run", "scope": "void"},
+        {
+            "tokens": "__asm__",
+            "table": "system",
+            "w": "main",
+            "y": "restrict",
+            "z": "buffers",
+            "N": "int",
+            "D": "exit",
+            "H": "errno",
+            "graph": "gradc_run",
+            "scope": "void",
+        },
         {"N": "Z", "D": "Y", "H": "X"},  # in another order
         {"N": "n0", "D": "n1", "H": "i0", "w": "b0", "table": "v0", "tokens": "args"},
         {"y": "a.b.c", "w": "params.l1.w", "N": "N" * 64},
@@ -656,9 +795,12 @@ def test_kernels_are_the_same_under_any_names() -> None:
 
 
 def test_user_names_that_are_arguments_of_a_call() -> None:
-    graph = gradc.parse("graph @g<N>(%out: f32[N], %dims: f32[N], %self: f32[N], %workspace: f32[N], %stream: f32[N], %accumulate: f32[N], %residuals: f32[N]) {\n"
-                        "  %0: f32[N] = add %out, %dims\n  %1: f32[N] = add %self, %workspace\n  %2: f32[N] = add %stream, %accumulate\n"
-                        "  %3: f32[N] = mul %0, %1\n  %4: f32[N] = mul %2, %residuals\n  %5: f32[N] = add %3, %4\n  return out=%5, accumulate=%3\n}")  # fmt: skip
+    graph = gradc.parse(
+        "graph @g<N>(%out: f32[N], %dims: f32[N], %self: f32[N], %workspace: f32[N], %stream: f32[N], %accumulate:"
+        " f32[N], %residuals: f32[N]) {\n  %0: f32[N] = add %out, %dims\n  %1: f32[N] = add %self, %workspace\n  %2:"
+        " f32[N] = add %stream, %accumulate\n  %3: f32[N] = mul %0, %1\n  %4: f32[N] = mul %2, %residuals\n  %5: f32[N]"
+        " = add %3, %4\n  return out=%5, accumulate=%3\n}"
+    )
     module = gradc.compile(graph, wrt=list(graph.input_names))
     inputs = {name: np.full(3, k + 1, f32) for k, name in enumerate(graph.input_names)}
     values, residuals = module.forward(inputs)
@@ -679,7 +821,9 @@ def test_names_that_gradc_uses_itself() -> None:
     nodes = [input_node(name, parse_type("f32[3]")) for name in names]
     total = ops.constant((1.0, 2.0, 5.0), "f32", (3,))
     for node in nodes:
-        total = ops.tanh(total @ ops.reshape(ops.concat([node] * 3), (3, 3))) + ops.gather(ops.constant((3.0, 4.0, 6.0), "f32", (3,)), ops.cast(node, "i64"))
+        total = ops.tanh(total @ ops.reshape(ops.concat([node] * 3), (3, 3))) + ops.gather(
+            ops.constant((3.0, 4.0, 6.0), "f32", (3,)), ops.cast(node, "i64")
+        )
     graph = Graph("g", tuple(nodes), (("c2", total), ("t5", ops.reshape(total, (3, 1)))))
     inputs = {name: np.array([0, 2, 1], f32) for name in names}
     for fuse in (True, False):
@@ -691,7 +835,19 @@ def test_names_that_gradc_uses_itself() -> None:
 def test_text_that_is_no_graph() -> None:
     good = "graph @g(%x: f32[4]) {\n  %0: f32[4] = exp %x\n  return y=%0\n}"
     gradc.parse(good)
-    for old, new in (("exp", "system"), ("%x\n", "%q\n"), ("f32[4] =", "f32[5] ="), ("%0: ", "%x: "), ("f32[4])", "f32[-4])"), ("[4]) {", "[99999999999999999999]) {"), ("return y=%0", "return y=%7"), ("exp %x", "exp"), ("exp %x", "exp %x, %x"), ("}", ""), ("f32", "f33")):
+    for old, new in (
+        ("exp", "system"),
+        ("%x\n", "%q\n"),
+        ("f32[4] =", "f32[5] ="),
+        ("%0: ", "%x: "),
+        ("f32[4])", "f32[-4])"),
+        ("[4]) {", "[99999999999999999999]) {"),
+        ("return y=%0", "return y=%7"),
+        ("exp %x", "exp"),
+        ("exp %x", "exp %x, %x"),
+        ("}", ""),
+        ("f32", "f33"),
+    ):
         with pytest.raises(IRFormatError, match=r"line \d+, column \d+") as caught:
             gradc.parse(good.replace(old, new, 1))
         assert caught.value.line >= 1 and caught.value.column >= 1
@@ -714,8 +870,13 @@ def test_no_compiler(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(gradc.compile(fresh_graph(2.5))(x=np.zeros(2, f32)), 2.5)
 
 
-@pytest.mark.parametrize(("body", "message"), [("exit 1", "not a C compiler|exit"), ("kill -SEGV $$", "SEGV|signal"), ("kill -KILL $$", "KILL|signal")])
-def test_compiler_that_dies(private_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("exit 1", "not a C compiler|exit"), ("kill -SEGV $$", "SEGV|signal"), ("kill -KILL $$", "KILL|signal")],
+)
+def test_compiler_that_dies(
+    private_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
     script = tmp_path / "gcc"
     script.write_text(f'#!/bin/sh\ncase "$*" in *-v) echo "gcc version 12.2.0"; exit 0;; esac\n{body}\n')
     script.chmod(0o755)
@@ -748,9 +909,15 @@ def test_damaged_entries_are_rebuilt(private_cache: Path) -> None:
         assert module.source() == source
 
     damages: list[Callable[[bytes], bytes]] = [
-        lambda data: b"", lambda data: data[:20], lambda data: data[: len(data) // 2], lambda data: data[:-1], lambda data: data + b"x",
-        lambda data: data[:-100] + bytes([data[-100] ^ 4]) + data[-99:], lambda data: bytes([data[0] ^ 1]) + data[1:], lambda data: os.urandom(len(data)),
-    ]  # fmt: skip
+        lambda data: b"",
+        lambda data: data[:20],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: data[:-100] + bytes([data[-100] ^ 4]) + data[-99:],
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: os.urandom(len(data)),
+    ]
     for damage in damages:
         for path, data in whole.items():
             path.write_bytes(damage(data))
@@ -855,14 +1022,24 @@ def work(k):
 
 def python(code: str, cache: Path, **more: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "GRADC_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **more}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT + textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def slow_compiler(tmp_path: Path) -> str:
     """gcc that says on a file that it has begun, and waits for another."""
     script = tmp_path / "bin" / "gcc"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nuntil [ -e {tmp_path}/go ]; do sleep 0.05; done\nexec gcc "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *-v) exec gcc "$@";; esac\necho $$ >> {tmp_path}/began\nuntil [ -e {tmp_path}/go ];'
+        ' do sleep 0.05; done\nexec gcc "$@"\n'
+    )
     script.chmod(0o755)
     return str(script)
 
@@ -904,19 +1081,31 @@ def test_two_processes_compile_the_same_module(tmp_path: Path) -> None:
     answers = [process.communicate(timeout=600) for process in both]
     assert all(process.returncode == 0 for process in both), answers
     assert answers[0][0] == answers[1][0]
-    again = python("print(work(2.0)); from gradc.runtime.cache import default_cache; print(default_cache().counters)", tmp_path / "cache")
+    again = python(
+        "print(work(2.0)); from gradc.runtime.cache import default_cache; print(default_cache().counters)",
+        tmp_path / "cache",
+    )
     answer, errors = again.communicate(timeout=600)
     assert answer.splitlines()[0] == answers[0][0].strip() and "dropped=0" in answer and "misses=0" in answer, errors
 
 
 def test_one_module_from_four_threads() -> None:
-    graph = gradc.trace(lambda tokens, table, w: ops.softmax(ops.embedding(tokens, table) @ w), tokens="i64[N]", table="f32[V,D]", w="f32[D,4]")
+    graph = gradc.trace(
+        lambda tokens, table, w: ops.softmax(ops.embedding(tokens, table) @ w),
+        tokens="i64[N]",
+        table="f32[V,D]",
+        w="f32[D,4]",
+    )
     module = gradc.compile(graph, wrt=["table", "w"])
     problems = []
     for seed in range(4):
         rng = np.random.default_rng(seed)
         n, v, d = 50 + 37 * seed, 20, 8
-        inputs = {"tokens": rng.integers(0, v, n), "table": rng.standard_normal((v, d)).astype(f32), "w": rng.standard_normal((d, 4)).astype(f32)}
+        inputs = {
+            "tokens": rng.integers(0, v, n),
+            "table": rng.standard_normal((v, d)).astype(f32),
+            "w": rng.standard_normal((d, 4)).astype(f32),
+        }
         dy = rng.standard_normal((n, 4)).astype(f32)
         y, residuals = module.forward(**inputs)
         problems.append((inputs, dy, y, module.backward(residuals, dy)))
@@ -996,9 +1185,17 @@ def test_a_deep_graph_does_not_recurse() -> None:
 def test_hostile_attributes() -> None:
     x = input_node("x", parse_type("f32[4]"))
     for call in (
-        lambda: ops.slice(x, (0,), (4,), (2**63,)), lambda: ops.slice(x, (-(2**31),), (4,), (1,)), lambda: ops.pad(x, ((2**63, 2**63),)), lambda: ops.reshape(x, (2**62, 2**62)),
-        lambda: ops.broadcast_to(x, (2**40, 2**40, 4)), lambda: ops.dequantize(ops.cast(x, "i8"), x, block=(0,)), lambda: ops.scatter_add(ops.cast(x, "i64"), x, size=-1),
-        lambda: ops.sum(x, axis=2**70), lambda: ops.transpose(x, (0, 0)), lambda: ops.concat([], axis=0), lambda: ops.gather(x, ops.cast(x, "i64"), padding_idx=2**62),
-    ):  # fmt: skip
+        lambda: ops.slice(x, (0,), (4,), (2**63,)),
+        lambda: ops.slice(x, (-(2**31),), (4,), (1,)),
+        lambda: ops.pad(x, ((2**63, 2**63),)),
+        lambda: ops.reshape(x, (2**62, 2**62)),
+        lambda: ops.broadcast_to(x, (2**40, 2**40, 4)),
+        lambda: ops.dequantize(ops.cast(x, "i8"), x, block=(0,)),
+        lambda: ops.scatter_add(ops.cast(x, "i64"), x, size=-1),
+        lambda: ops.sum(x, axis=2**70),
+        lambda: ops.transpose(x, (0, 0)),
+        lambda: ops.concat([], axis=0),
+        lambda: ops.gather(x, ops.cast(x, "i64"), padding_idx=2**62),
+    ):
         with pytest.raises(TypeRuleError):
             call()

@@ -45,7 +45,9 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_nothing_of_gradc_writes_a_file_but_the_writer() -> None:
-    """The class, not the example: no other code opens a file for writing, outside the compilers' own temporary folders."""
+    """The class, not the example: no other code opens a file for writing, outside the compilers' own temporary
+    folders.
+    """
     direct = {"write_text", "write_bytes", "savez", "savez_compressed", "mkstemp", "rename", "replace"}
     allowed = {"files.py", "runtime/toolchain.py"}  # what a compiler reads lies in a folder that goes with the call
     found = []
@@ -56,11 +58,23 @@ def test_nothing_of_gradc_writes_a_file_but_the_writer() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else node.func.id
+                if isinstance(node.func, ast.Name)
+                else ""
+            )
             owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-            if called in direct - {"replace", "rename"} or (called in ("replace", "rename") and owner == "os") or (called == "save" and owner in ("np", "numpy")):
+            if (
+                called in direct - {"replace", "rename"}
+                or (called in ("replace", "rename") and owner == "os")
+                or (called == "save" and owner in ("np", "numpy"))
+            ):
                 found.append(f"{name}:{node.lineno}: {called}")
-            mode = node.args[1] if len(node.args) > 1 else next((k.value for k in node.keywords if k.arg == "mode"), None)
+            mode = (
+                node.args[1] if len(node.args) > 1 else next((k.value for k in node.keywords if k.arg == "mode"), None)
+            )
             if called == "open" and not owner and isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+"):
                 found.append(f"{name}:{node.lineno}: open for writing")
     assert not found, found
@@ -86,7 +100,9 @@ def test_an_old_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["f"]
 
 
-def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a loss of power there is the old file or the whole new one, and the new one once writing has returned."""
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
@@ -119,7 +135,12 @@ def test_links_permissions_and_devices(tmp_path: Path) -> None:
     assert stat.S_IMODE(victim.stat().st_mode) == 0o600
     files.write("/dev/null", b"gone")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-    done = subprocess.run([sys.executable, "-c", "from gradc import files; files.write('/dev/stdout', b'said')"], cwd=ROOT, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "from gradc import files; files.write('/dev/stdout', b'said')"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     assert done.stdout == b"said"
     for wrong in (tmp_path, tmp_path / "no" / "f", "a\0b", "\ud800", 5, None, tmp_path / ("n" * 300)):
         with pytest.raises(FileError, match="cannot be written"):
@@ -162,8 +183,8 @@ def test_threads_that_save_over_each_other(tmp_path: Path) -> None:
     assert not problems and os.listdir(tmp_path) == ["g.gir"]
 
 
-# Python and gradc are started once: each victim is a fork that saves one of the files again and again, its two contents by turns; the parent
-# says the victim's number, and says so again when it has buried it.
+# Python and gradc are started once: each victim is a fork that saves one of the files again and again, its two contents
+# by turns; the parent says the victim's number, and says so again when it has buried it.
 VICTIMS = """
 import itertools, os, sys
 from pathlib import Path
@@ -200,7 +221,11 @@ for write in itertools.cycle(writers):
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """kill -9 at random moments; every file of every writer is whole after each."""
     draw = random.Random(5)
-    parent = subprocess.Popen([sys.executable, "-c", VICTIMS, str(tmp_path)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    parent = subprocess.Popen(
+        [sys.executable, "-c", VICTIMS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert parent.stdout is not None
     try:
         for _ in range(40):
@@ -244,17 +269,29 @@ def same(array: Any) -> int:
 
 # -- envelopes ---------------------------------------------------------------------------------------------------------
 
-ARRAYS = {"x": np.arange(6, dtype=f32).reshape(2, 3), "b": np.array([True, False]), "h": np.arange(3).astype(ml_dtypes.bfloat16), "none": np.zeros((0, 4)), "one": np.array(5)}
+ARRAYS = {
+    "x": np.arange(6, dtype=f32).reshape(2, 3),
+    "b": np.array([True, False]),
+    "h": np.arange(3).astype(ml_dtypes.bfloat16),
+    "none": np.zeros((0, 4)),
+    "one": np.array(5),
+}
 
 
 def test_envelopes_round_trip() -> None:
     for order in (lambda a: a, np.asfortranarray, lambda a: a[::-1] if a.ndim else a):
         arrays = {name: order(a) for name, a in ARRAYS.items()}
-        found = envelope.unsealed(envelope.sealed_bytes("test", 3, {"x": b"a part may have an array's name", "": b""}, arrays), "test", 3)
+        found = envelope.unsealed(
+            envelope.sealed_bytes("test", 3, {"x": b"a part may have an array's name", "": b""}, arrays), "test", 3
+        )
         assert found.parts == {"x": b"a part may have an array's name", "": b""}
         for name, array in arrays.items():
             got = found.arrays[name]
-            assert got.dtype == array.dtype and got.shape == array.shape and got.tobytes() == np.ascontiguousarray(array).tobytes()
+            assert (
+                got.dtype == array.dtype
+                and got.shape == array.shape
+                and got.tobytes() == np.ascontiguousarray(array).tobytes()
+            )
             assert not got.flags.writeable and got.flags.aligned
 
 
@@ -266,7 +303,10 @@ def test_damaged_envelopes_are_refused() -> None:
                 envelope.unsealed(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :], "test", 3)
             with pytest.raises(IRFormatError):
                 envelope.unsealed(data[:at], "test", 3)
-    for kind, version, message in (("graph", 3, "holds a test of gradc, not a graph"), ("test", 4, "format 3 of a test; this gradc reads 4")):
+    for kind, version, message in (
+        ("graph", 3, "holds a test of gradc, not a graph"),
+        ("test", 4, "format 3 of a test; this gradc reads 4"),
+    ):
         with pytest.raises(IRFormatError, match=message):
             envelope.unsealed(data, kind, version)
 
@@ -276,19 +316,44 @@ def forged(table: Any, body: bytes = b"\0" * 64, sizes: tuple[int, int] | None =
     import hashlib
 
     described = table if isinstance(table, bytes) else json.dumps(table).encode()
-    start = f"gradc-test 1 {(sizes or (len(described), len(body)))[0]} {(sizes or (len(described), len(body)))[1]} ".encode()
+    sizes = sizes or (len(described), len(body))
+    start = f"gradc-test 1 {sizes[0]} {sizes[1]} ".encode()
     return (start + hashlib.sha256(start + described + body).hexdigest().encode()).ljust(127) + b"\n" + described + body
 
 
 @pytest.mark.parametrize(
     "table",
     [
-        b"\xff", b"{", b"[" * 100_000, b"null", b"5", [5], [[]], [["a"]], [["a", -1]], [["a", 1.5]], [["a", True]], [["a", "1"]], [["a", 10**30]], [[5, 1]],
-        [["a", 65]], [["a", 1], ["b", 1]], [["a", 4], ["a", 4]], [["a", 64, "f32", [4]]], [["a", 64, "f33", [16]]], [["a", 64, "f32", [-16]]], [["a", 64, "f32", [16.0]]],
-        [["a", 64, "f32", [2**62, 4]]], [["a", 64, "f32", 16]], [["a", 64, ["f32"], [16]]], [["a", 0, "f32", [0, 2**62, 2**62]], ["b", 64]], [["a", 64, "f32", [1] * 40]], [["a", 64, "object", [8]]],
+        b"\xff",
+        b"{",
+        b"[" * 100_000,
+        b"null",
+        b"5",
+        [5],
+        [[]],
+        [["a"]],
+        [["a", -1]],
+        [["a", 1.5]],
+        [["a", True]],
+        [["a", "1"]],
+        [["a", 10**30]],
+        [[5, 1]],
+        [["a", 65]],
+        [["a", 1], ["b", 1]],
+        [["a", 4], ["a", 4]],
+        [["a", 64, "f32", [4]]],
+        [["a", 64, "f33", [16]]],
+        [["a", 64, "f32", [-16]]],
+        [["a", 64, "f32", [16.0]]],
+        [["a", 64, "f32", [2**62, 4]]],
+        [["a", 64, "f32", 16]],
+        [["a", 64, ["f32"], [16]]],
+        [["a", 0, "f32", [0, 2**62, 2**62]], ["b", 64]],
+        [["a", 64, "f32", [1] * 40]],
+        [["a", 64, "object", [8]]],
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_forged_tables(table: Any) -> None:
     with pytest.raises(IRFormatError):
         envelope.unsealed(forged(table), "test", 1)
@@ -326,7 +391,13 @@ def test_an_old_graph_with_new_arrays_is_refused(tmp_path: Path) -> None:
 def test_arrays_that_are_not_the_inputs(tmp_path: Path) -> None:
     text = "graph @g(%x: f32[3]) {\n  return y=%x\n}"
     path = tmp_path / "g.gir"
-    for arrays in ({"y": np.zeros(3, f32)}, {"x": np.zeros(4, f32)}, {"x": np.zeros(3, np.int32)}, {"x": np.zeros(3)}, {"x": np.zeros((3, 1), f32)}):
+    for arrays in (
+        {"y": np.zeros(3, f32)},
+        {"x": np.zeros(4, f32)},
+        {"x": np.zeros(3, np.int32)},
+        {"x": np.zeros(3)},
+        {"x": np.zeros((3, 1), f32)},
+    ):
         path.write_bytes(envelope.sealed_bytes("graph", 1, {"graph": text.encode()}, arrays))
         with pytest.raises(IRFormatError):
             gradc.load(path)
@@ -347,7 +418,19 @@ def test_a_text_that_was_saved_takes_nothing_from_beside_it(tmp_path: Path) -> N
     np.testing.assert_array_equal(gradc.load(tmp_path / "g.gir").defaults["x"], 1)
 
 
-@pytest.mark.parametrize("array", [np.array([1, 2, 3], "i4"), np.array(["a", "b", "c"]), np.zeros(3, [("a", "f4")]), np.zeros(3, "V4"), np.zeros(3, "u4"), np.zeros(3, "M8[s]"), np.zeros(3, "f8")], ids=str)
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1, 2, 3], "i4"),
+        np.array(["a", "b", "c"]),
+        np.zeros(3, [("a", "f4")]),
+        np.zeros(3, "V4"),
+        np.zeros(3, "u4"),
+        np.zeros(3, "M8[s]"),
+        np.zeros(3, "f8"),
+    ],
+    ids=str,
+)
 def test_other_types_of_one_size_are_not_reinterpreted(array: Any, tmp_path: Path) -> None:
     (tmp_path / "g.gir").write_text("graph @g(%x: f32[3]) {\n  return y=%x\n}")
     np.savez(tmp_path / "g.gir.npz", x=array)
@@ -371,9 +454,13 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
 
 def test_npz_in_any_order_of_bytes_and_axes(tmp_path: Path) -> None:
     arrays = {
-        "big": np.array([1, 2, 3], ">f4"), "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "bool": np.array([True, False]), "none": np.zeros((0, 3), ">i8"),
-        "scalar": np.array(7, ">i2"), "half": np.arange(3).astype(ml_dtypes.bfloat16),
-    }  # fmt: skip
+        "big": np.array([1, 2, 3], ">f4"),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "bool": np.array([True, False]),
+        "none": np.zeros((0, 3), ">i8"),
+        "scalar": np.array(7, ">i2"),
+        "half": np.arange(3).astype(ml_dtypes.bfloat16),
+    }
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", **arrays)
         found = npz.read_arrays(tmp_path / "a.npz")
@@ -418,14 +505,30 @@ def test_npz_that_lie(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("x.npy", b"x")
     refused("compressed in a way")
-    for array in (np.array([object()]), np.array(["a"]), np.zeros(3, [("a", "f4")]), np.zeros(2, "M8[s]"), np.zeros(2, complex)):
+    for array in (
+        np.array([object()]),
+        np.array(["a"]),
+        np.zeros(3, [("a", "f4")]),
+        np.zeros(2, "M8[s]"),
+        np.zeros(2, complex),
+    ):
         np.savez(path, x=array)
         refused("does not hold numbers")
     with zipfile.ZipFile(path, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("x.npy", npy("(1,)"))
         archive.writestr("x.npy", npy("(1,)"))
     refused("twice")
-    for shape in ("(10**9,)", "(1000000000,)", "(-1,)", "(1.5,)", "(True,)", "1", "(1,)*99", "(" * 90 + "1" + ")" * 90, "(2,)"):
+    for shape in (
+        "(10**9,)",
+        "(1000000000,)",
+        "(-1,)",
+        "(1.5,)",
+        "(True,)",
+        "1",
+        "(1,)*99",
+        "(" * 90 + "1" + ")" * 90,
+        "(2,)",
+    ):
         path.write_bytes(npy(shape))
         refused("declares|damaged|shape|goes on|ends after")
 
@@ -466,7 +569,11 @@ def module() -> gradc.Module:
 
 def given() -> dict[str, Any]:
     draw = np.random.default_rng(1)
-    return {"tokens": np.array([1, 0, 3]), "table": draw.standard_normal((5, 4)).astype(f32), "w": draw.standard_normal((4, 3)).astype(f32)}
+    return {
+        "tokens": np.array([1, 0, 3]),
+        "table": draw.standard_normal((5, 4)).astype(f32),
+        "w": draw.standard_normal((4, 3)).astype(f32),
+    }
 
 
 def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +583,11 @@ def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: 
     for native in (True, False):
         compiled: list[Any] = []
         with monkeypatch.context() as context, knobs.CACHE.set(False):
-            context.setattr(cpu, "compile_libraries", lambda units, real=cpu.compile_libraries, compiled=compiled: compiled.extend(units) or real(units))
+            context.setattr(
+                cpu,
+                "compile_libraries",
+                lambda units, real=cpu.compile_libraries, compiled=compiled: compiled.extend(units) or real(units),
+            )
             again = api.module_from_bytes(data, native=native)
             value, kept = again.forward(**given())
             back = again.backward(kept, np.ones((), f32))
@@ -486,12 +597,20 @@ def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: 
             np.testing.assert_array_equal(back[name], grads[name])
 
 
-def test_native_code_of_a_file_is_never_mapped_where_that_is_not_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_native_code_of_a_file_is_never_mapped_where_that_is_not_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file's machine code is another program's, of the same buffers: loading runs it, native=False does not."""
-    honest, other = (api.module_bytes(gradc.compile(gradc.trace(lambda x, k=k: ops.sum(x * k), x="f32[N]"))) for k in (3.0, 2.0))
+    honest, other = (
+        api.module_bytes(gradc.compile(gradc.trace(lambda x, k=k: ops.sum(x * k), x="f32[N]"))) for k in (3.0, 2.0)
+    )
     parts, evil = (envelope.unsealed(data, "module", saved.MODULE_FORMAT).parts for data in (honest, other))
     path, x = tmp_path / "m", np.arange(4, dtype=f32)
-    path.write_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, {**parts, "forward.so": evil["forward.so"], "forward": evil["forward"]}))
+    path.write_bytes(
+        envelope.sealed_bytes(
+            "module", saved.MODULE_FORMAT, {**parts, "forward.so": evil["forward.so"], "forward": evil["forward"]}
+        )
+    )
     assert gradc.load_module(path)(x=x) == 12.0
     assert gradc.load_module(path, native=False)(x=x) == 18.0
     np.save(tmp_path / "x.npy", x)
@@ -501,8 +620,16 @@ def test_native_code_of_a_file_is_never_mapped_where_that_is_not_wanted(tmp_path
 
 
 def test_an_input_may_have_the_name_of_a_part(tmp_path: Path) -> None:
-    graph = gradc.parse("graph @g(%graph: f32[2], %module: f32[2], %forward: f32[2]) {\n  %0: f32[2] = add %graph, %module\n  %1: f32[2] = add %0, %forward\n  return y=%1\n}")
-    graph = gradc.Graph(graph.name, graph.inputs, graph.outputs, defaults={name: np.full(2, k, f32) for k, name in enumerate(("graph", "module", "forward"))})
+    graph = gradc.parse(
+        "graph @g(%graph: f32[2], %module: f32[2], %forward: f32[2]) {\n  %0: f32[2] = add %graph, %module\n  %1:"
+        " f32[2] = add %0, %forward\n  return y=%1\n}"
+    )
+    graph = gradc.Graph(
+        graph.name,
+        graph.inputs,
+        graph.outputs,
+        defaults={name: np.full(2, k, f32) for k, name in enumerate(("graph", "module", "forward"))},
+    )
     gradc.compile(graph).save(tmp_path)
     assert os.listdir(tmp_path) == ["module.gradc"]
     np.testing.assert_array_equal(gradc.load_module(tmp_path)(), 3)
@@ -510,7 +637,9 @@ def test_an_input_may_have_the_name_of_a_part(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_first_format(tmp_path: Path) -> None:
     (tmp_path / "module.json").write_text("{}")
-    with pytest.raises(InvalidProblem, match=r"format 1, a folder; this gradc reads 2: compile the graph in its graph\.gir again"):
+    with pytest.raises(
+        InvalidProblem, match=r"format 1, a folder; this gradc reads 2: compile the graph in its graph\.gir again"
+    ):
         gradc.load_module(tmp_path)
 
 
@@ -542,41 +671,126 @@ def part(name: str, value: Any) -> Callable[[dict[str, bytes]], None]:
 
 FORGERIES = {
     **{f"no {key}": change(key, None) for key in ("wrt", "target", "options", "machine", "gradc")},
-    **{f"wrt {value!r}": change("wrt", value) for value in ("table", ["x"], [5], [["table"]], ["table", "table"], {}, ["w", "tokens"])},
+    **{
+        f"wrt {value!r}": change("wrt", value)
+        for value in ("table", ["x"], [5], [["table"]], ["table", "table"], {}, ["w", "tokens"])
+    },
     **{f"target {value!r}": change("target", value) for value in ("tpu", 5, [], "cuda")},
-    **{f"module {value[:9]!r}": part("module", value) for value in (b"", b"\xff", b"[]", b"5", b"{", b"[" * 100_000, b'{"wrt": ' + b"1" * 5000 + b"}")},
-    **{f"option {key}={str(value)[:20]!r}": option(key, value) for key, value in (
-        ("numerics", "exact"), ("numerics", 5), ("numerics", []), ("fuse", "yes"), ("save", {"a": 1}), ("save", 5), ("save", [[]]), ("memory_budget", -1), ("memory_budget", float("nan")),
-        ("memory_budget", "1"), ("dims", {"N": -1}), ("dims", {"N": 10**30}), ("dims", {"K": 1}), ("dims", [5]), ("hints", "N"), ("donate", {"w": 1}), ("donate", ["nothing"]), ("donate", [5]),
-        ("sparse", 5), ("sparse", ["tokens"]), ("reductions", ["a"]), ("reductions", {"*": "none"}), ("reductions", {"*": []}), ("errors", 5), ("errors", "never"), ("arch", []), ("device", {}), ("calibration", 5),
-        ("unheard", 1), ("unused", []), ("determinism", {}))},
-    **{f"no part {name}": part(name, None) for name in ("module", "graph", "forward", "backward", "residuals", "forward.sites", "backward.sites")},
-    **{f"{name} {value[:12]!r}": part(name, value) for name in ("graph", "forward", "backward") for value in (b"", b"\xff\xfe", b"program @p {\nreturn\n}", b"graph @g() {\nreturn\n}", b"(" * 100_000)},
+    **{
+        f"module {value[:9]!r}": part("module", value)
+        for value in (b"", b"\xff", b"[]", b"5", b"{", b"[" * 100_000, b'{"wrt": ' + b"1" * 5000 + b"}")
+    },
+    **{
+        f"option {key}={str(value)[:20]!r}": option(key, value)
+        for key, value in (
+            ("numerics", "exact"),
+            ("numerics", 5),
+            ("numerics", []),
+            ("fuse", "yes"),
+            ("save", {"a": 1}),
+            ("save", 5),
+            ("save", [[]]),
+            ("memory_budget", -1),
+            ("memory_budget", float("nan")),
+            ("memory_budget", "1"),
+            ("dims", {"N": -1}),
+            ("dims", {"N": 10**30}),
+            ("dims", {"K": 1}),
+            ("dims", [5]),
+            ("hints", "N"),
+            ("donate", {"w": 1}),
+            ("donate", ["nothing"]),
+            ("donate", [5]),
+            ("sparse", 5),
+            ("sparse", ["tokens"]),
+            ("reductions", ["a"]),
+            ("reductions", {"*": "none"}),
+            ("reductions", {"*": []}),
+            ("errors", 5),
+            ("errors", "never"),
+            ("arch", []),
+            ("device", {}),
+            ("calibration", 5),
+            ("unheard", 1),
+            ("unused", []),
+            ("determinism", {}),
+        )
+    },
+    **{
+        f"no part {name}": part(name, None)
+        for name in ("module", "graph", "forward", "backward", "residuals", "forward.sites", "backward.sites")
+    },
+    **{
+        f"{name} {value[:12]!r}": part(name, value)
+        for name in ("graph", "forward", "backward")
+        for value in (b"", b"\xff\xfe", b"program @p {\nreturn\n}", b"graph @g() {\nreturn\n}", b"(" * 100_000)
+    },
     "the backward as forward": lambda parts: parts.update(forward=parts["backward"]),
     "the forward as backward": lambda parts: parts.update(backward=parts["forward"]),
-    **{f"residuals {value[:16]!r}": part("residuals", value) for value in (
-        b"", b"{}", b"5", b"[5]", b"[[]]", b'[["a", "f32[N]"]]', b'[["a", "f32[N]", "input"]]', b'[["a b", "f32[N]", "x"]]', b'[["a", "f99", "x"]]', b"[[1, 2, 3]]", b"[]", b"\xff",
-        b'[["table", "f32[V,4]", "input"], ["table", "f32[V,4]", "input"]]', b'[["w", "f64[4,3]", "input"]]')},
-    **{f"sites {value[:16]!r}": part("forward.sites", value) for value in (b"", b"[]", b"5", b'{"a": ["x", "y"]}', b'{"1": 5}', b'{"1": ["x"]}', b'{"1": [1, 2]}', b'{"' + b"1" * 5000 + b'": ["x", "y"]}', b"\xff", b'{"\\u00b2": ["x", "y"]}')},
+    **{
+        f"residuals {value[:16]!r}": part("residuals", value)
+        for value in (
+            b"",
+            b"{}",
+            b"5",
+            b"[5]",
+            b"[[]]",
+            b'[["a", "f32[N]"]]',
+            b'[["a", "f32[N]", "input"]]',
+            b'[["a b", "f32[N]", "x"]]',
+            b'[["a", "f99", "x"]]',
+            b"[[1, 2, 3]]",
+            b"[]",
+            b"\xff",
+            b'[["table", "f32[V,4]", "input"], ["table", "f32[V,4]", "input"]]',
+            b'[["w", "f64[4,3]", "input"]]',
+        )
+    },
+    **{
+        f"sites {value[:16]!r}": part("forward.sites", value)
+        for value in (
+            b"",
+            b"[]",
+            b"5",
+            b'{"a": ["x", "y"]}',
+            b'{"1": 5}',
+            b'{"1": ["x"]}',
+            b'{"1": [1, 2]}',
+            b'{"' + b"1" * 5000 + b'": ["x", "y"]}',
+            b"\xff",
+            b'{"\\u00b2": ["x", "y"]}',
+        )
+    },
     "alias of itself": part("forward", lambda text: text.replace(b"return", b"temp a: f32[4] of a\n  return", 1)),
-    "aliases in a circle": part("forward", lambda text: text.replace(b"  input tokens", b"  temp a: f32[4] of b\n  temp b: f32[4] of a\n  input tokens", 1)),
-    "a slot of its own size": part("forward", lambda text: text.replace(b"  kernel", b"  temp huge: f32[4] slot 4611686018427387904\n  kernel", 1)),
+    "aliases in a circle": part(
+        "forward",
+        lambda text: text.replace(
+            b"  input tokens", b"  temp a: f32[4] of b\n  temp b: f32[4] of a\n  input tokens", 1
+        ),
+    ),
+    "a slot of its own size": part(
+        "forward", lambda text: text.replace(b"  kernel", b"  temp huge: f32[4] slot 4611686018427387904\n  kernel", 1)
+    ),
     "another type of an input": part("forward", lambda text: text.replace(b"input w: f32[4,3]", b"input w: f64[4,3]")),
     "a smaller table": part("forward", lambda text: text.replace(b"input table: f32[V,4]", b"input table: f32[V,2]")),
     "a value before its definition": part("forward", lambda text: text.replace(b"%0 = load", b"%9 = load", 1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("forgery", FORGERIES.values(), ids=[name[:60] for name in FORGERIES])
-def test_forged_modules_are_refused(forgery: Any, native: bool, module: gradc.Module, pristine: dict[str, bytes]) -> None:
+def test_forged_modules_are_refused(
+    forgery: Any, native: bool, module: gradc.Module, pristine: dict[str, bytes]
+) -> None:
     """Whatever the parts say, under the right digest: one typed error, before anything runs."""
     parts = dict(pristine)
     forgery(parts)
     assert parts != pristine
     data = envelope.sealed_bytes("module", saved.MODULE_FORMAT, parts)
     if not native and all(parts.get(name) == pristine[name] for name in ("module", "graph")):
-        again = api.module_from_bytes(data, native=False)  # it does not look at the programs, nor at what belongs to the machine code
+        again = api.module_from_bytes(
+            data, native=False
+        )  # it does not look at the programs, nor at what belongs to the machine code
         np.testing.assert_array_equal(again(**given()), module(**given()))
         return
     with pytest.raises(InvalidProblem, match="no module of gradc"):
@@ -596,31 +810,46 @@ def test_a_forged_record_of_cuda_is_refused() -> None:
         forged_parts = {**parts, "forward.so": envelope.sealed_bytes("parts", 1, {**inner, "rendered": rendered})}
         with pytest.raises(GradcError):
             _ = api.module_from_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, forged_parts)).forward.source
-    _ = api.module_from_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, {**parts, "forward.so": b"junk"}), native=False).forward.source
+    _ = api.module_from_bytes(
+        envelope.sealed_bytes("module", saved.MODULE_FORMAT, {**parts, "forward.so": b"junk"}), native=False
+    ).forward.source
 
 
 def test_saving_while_python_ends(tmp_path: Path) -> None:
     code = f"""
         import atexit, gradc
         from gradc import ops
-        module = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.tanh(x @ w)), x="f32[N,4]", w="f32[4,3]"), wrt=["w"])
+        graph = gradc.trace(lambda x, w: ops.sum(ops.tanh(x @ w)), x="f32[N,4]", w="f32[4,3]")
+        module = gradc.compile(graph, wrt=["w"])
         def late():
             module.save({str(tmp_path / "m")!r})
-            gradc.compile(gradc.trace(lambda x: ops.sum(ops.exp(x) * 3.25), x="f32[N]"), wrt=["x"]).save({str(tmp_path / "n")!r})
+            graph = gradc.trace(lambda x: ops.sum(ops.exp(x) * 3.25), x="f32[N]")
+            gradc.compile(graph, wrt=["x"]).save({str(tmp_path / "n")!r})
             print("saved")
         atexit.register(late)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "GRADC_CACHE": "0"}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "GRADC_CACHE": "0"},
+        check=False,
+    )
     assert done.stdout == "saved\n" and not done.stderr, done.stderr
     for name in ("m", "n"):
         assert gradc.load_module(tmp_path / name).wrt
 
 
 def test_machine_code_for_another_runtime_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions that the runtime gives a kernel are another structure: their header says so, whatever the version."""
+    """The functions that the runtime gives a kernel are another structure: their header says so, whatever the
+    version.
+    """
     from gradc.codegen import text
 
     before = api._identity("cpu")
     real = text.read_template
-    monkeypatch.setattr(text, "read_template", lambda name: real(name) + ("\nchanged" if name == "cpu/runtime.h" else ""))
+    monkeypatch.setattr(
+        text, "read_template", lambda name: real(name) + ("\nchanged" if name == "cpu/runtime.h" else "")
+    )
     assert api._identity("cpu") != before

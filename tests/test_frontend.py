@@ -33,7 +33,9 @@ def test_lists_and_tuples_keep_their_kind() -> None:
 
 
 def test_gradients_of_a_traced_graph_nest() -> None:
-    graph = gradc.trace(lambda params, x: ops.sum(x @ params["l1"]["w"]), params={"l1": {"w": "f32[4,3]"}}, x="f32[N,4]")
+    graph = gradc.trace(
+        lambda params, x: ops.sum(x @ params["l1"]["w"]), params={"l1": {"w": "f32[4,3]"}}, x="f32[N,4]"
+    )
     module = gradc.compile(graph, wrt=["params"])
     _, residuals = module.forward(params={"l1": {"w": np.ones((4, 3), np.float32)}}, x=np.ones((2, 4), np.float32))
     assert module.backward(residuals, np.float32(1)).tree["params"]["l1"]["w"].shape == (4, 3)
@@ -52,7 +54,9 @@ def test_a_captured_array_is_a_constant() -> None:
     assert module(x=np.ones(200, np.float32)) == 19900
 
 
-@pytest.mark.parametrize("attempt", [lambda x: float(x), lambda x: len(x), lambda x: x.__setitem__(0, 1.0), lambda x: 1 if x else 0])
+@pytest.mark.parametrize(
+    "attempt", [lambda x: float(x), lambda x: len(x), lambda x: x.__setitem__(0, 1.0), lambda x: 1 if x else 0]
+)
 def test_what_needs_data_says_so(attempt: object) -> None:
     with pytest.raises(TypeRuleError, match="traced f32"):
         gradc.trace(attempt, x="f32[N]")  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
-"""The fusions that the names promise: what a dequantize feeds reads the quantized values itself, and the scale's gradient is a sum in the kernel that
-has its terms.  Each case has its graph, its gradient graph and its programs in tests/golden/fusions, and no float of the table's size in memory.
+"""The fusions that the names promise: what a dequantize feeds reads the quantized values itself, and the scale's
+gradient is a sum in the kernel that has its terms.  Each case has its graph, its gradient graph and its programs in
+tests/golden/fusions, and no float of the table's size in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from gradc.ir.verify import verify_program
 from gradc.passes.split_axes import split_axes
 
 V, D = symbol("V"), 16
-GRANULARITY = {"tensor": ("f32[1,1]", (V, D)), "row": ("f32[V,1]", (1, D)), "column": ("f32[1,16]", (V, 1)), "group": ("f32[V,4]", (1, 4))}
+GRANULARITY = {
+    "tensor": ("f32[1,1]", (V, D)),
+    "row": ("f32[V,1]", (1, D)),
+    "column": ("f32[1,16]", (V, 1)),
+    "group": ("f32[V,4]", (1, 4)),
+}
 """Type of the scale, block; a row is a channel of a weight, a token of activations."""
 
 
@@ -38,7 +44,9 @@ SIZES = {"V": 12, "N": 9, "B": 4}
 
 
 def compiled(fn: Any, scale: str, block: Any, types: dict[str, str]) -> gradc.Module:
-    graph = gradc.trace(lambda q, s, **rest: fn(ops.dequantize(q, s, block=block), **rest), q="i8[V,16]", s=scale, **types)
+    graph = gradc.trace(
+        lambda q, s, **rest: fn(ops.dequantize(q, s, block=block), **rest), q="i8[V,16]", s=scale, **types
+    )
     return gradc.compile(graph, wrt=["s"])
 
 
@@ -47,15 +55,26 @@ def arrays(module: gradc.Module) -> dict[str, np.ndarray]:
     out: dict[str, np.ndarray] = {}
     for node in module.graph.inputs:
         name, shape = module.graph.input_name(node), node.type.concrete(SIZES)
-        values = {"i": lambda s: rng.integers(0, SIZES["V"], s), "o": lambda s: np.array([0, 3, 3, 7]), "q": lambda s: rng.integers(-128, 128, s), "s": lambda s: rng.uniform(0.01, 0.05, s)}
+        values = {
+            "i": lambda s: rng.integers(0, SIZES["V"], s),
+            "o": lambda s: np.array([0, 3, 3, 7]),
+            "q": lambda s: rng.integers(-128, 128, s),
+            "s": lambda s: rng.uniform(0.01, 0.05, s),
+        }
         draw = values.get(name, rng.standard_normal)
         out[name] = np.asarray(draw(shape)).astype(node.dtype.np)
     return out
 
 
 def floats_in_memory(program: Any, count: Any) -> list[str]:
-    """Buffers of floats with as many elements as the table, beside inputs and outputs; an alias is no memory of its own."""
-    return [b.name for b in program.buffers if b.type.dtype.is_float and b.type.count == count and b.kind == "temp" and not b.alias]
+    """Buffers of floats with as many elements as the table, beside inputs and outputs; an alias is no memory of its
+    own.
+    """
+    return [
+        b.name
+        for b in program.buffers
+        if b.type.dtype.is_float and b.type.count == count and b.kind == "temp" and not b.alias
+    ]
 
 
 def check_against_float64(module: gradc.Module) -> None:
@@ -65,7 +84,10 @@ def check_against_float64(module: gradc.Module) -> None:
     got = module.backward(residuals, dy)["s"]
     joint, given = differentiate(module.graph, ["s"]), {**given, "d.y": dy}
     exact, plain = interp.run(joint, given, precision="f64"), interp.run(joint, given)
-    for key, value in (("y", y), ("d.s", got)):  # a norm cancels its scale: what is left of that gradient is rounding, here and op by op
+    for key, value in (
+        ("y", y),
+        ("d.s", got),
+    ):  # a norm cancels its scale: what is left of that gradient is rounding, here and op by op
         bound = max(16 * 2.0**-24 * np.abs(exact[key]).max(), 4 * np.abs(plain[key] - exact[key]).max())
         assert np.abs(value - exact[key]).max() <= bound, key
 
@@ -78,12 +100,21 @@ def test_dequantize_is_read_where_it_is_used(name: str, granularity: str, golden
     for what in ("forward", "backward"):
         program = getattr(module, what).program
         found = floats_in_memory(program, V * D)
-        if name == "linear" and what == "backward":  # what the scale's gradient is summed from: dy^T x, a product, no table
-            assert len(found) == 1 and {c.out.buffer for c in program.steps if isinstance(c, Call)} == set(found), f"{found}\n{program}"
+        if (
+            name == "linear" and what == "backward"
+        ):  # what the scale's gradient is summed from: dy^T x, a product, no table
+            assert len(found) == 1 and {c.out.buffer for c in program.steps if isinstance(c, Call)} == set(found), (
+                f"{found}\n{program}"
+            )
         else:
             assert not found, f"{what}: {found}\n{program}"
     check_against_float64(module)
-    stages = {"before": module.graph, "gradient": module.stages["tidy"], "forward": module.forward.program, "backward": module.backward.program}
+    stages = {
+        "before": module.graph,
+        "gradient": module.stages["tidy"],
+        "forward": module.forward.program,
+        "backward": module.backward.program,
+    }
     text = "\n\n".join(f"-- {title}\n{stage}" for title, stage in stages.items())
     golden(f"fusions/{name}_{granularity}.txt", re.sub(r"  # .*", "", text))
 
@@ -91,18 +122,30 @@ def test_dequantize_is_read_where_it_is_used(name: str, granularity: str, golden
 @pytest.mark.parametrize("granularity", GRANULARITY)
 @pytest.mark.parametrize("name", ["embedding", "softmax", "pointwise"])
 def test_the_scales_gradient_is_a_sum_in_the_kernel_that_has_its_terms(name: str, granularity: str) -> None:
-    """The kernel that reads the upstream gradient and the quantized values adds their products up; no product reaches memory."""
+    """The kernel that reads the upstream gradient and the quantized values adds their products up; no product reaches
+    memory.
+    """
     fn, types = CASES[name]
     program = compiled(fn, *GRANULARITY[granularity], types).backward.program
-    adds = [k for k in program.kernels if {"d.y", "q"} <= set(k.reads) and any(s.op in ("sum_cols", "accum") for s in k.body)]
+    adds = [
+        k
+        for k in program.kernels
+        if {"d.y", "q"} <= set(k.reads) and any(s.op in ("sum_cols", "accum") for s in k.body)
+    ]
     assert adds and all(k in adds for k in program.kernels if "d.y" in k.reads), str(program)
-    assert not floats_in_memory(program, (symbol("N") if name == "embedding" else V) * D), "a product of the upstream gradient's size"
+    assert not floats_in_memory(program, (symbol("N") if name == "embedding" else V) * D), (
+        "a product of the upstream gradient's size"
+    )
 
 
-@pytest.mark.parametrize("dtype", ["bool", "i2", "u4", "i4", "i8", "u8", "i16", "u16", "f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "i2", "u4", "i4", "i8", "u8", "i16", "u16", "f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1"]
+)
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_a_matrix_product_reads_narrow_values_as_they_are(dtype: str, side: str) -> None:
-    """No f32 copy of int8 weights, nor of bf16 operands, in either layout; 70 steps and 300 columns are more than a tile's."""
+    """No f32 copy of int8 weights, nor of bf16 operands, in either layout; 70 steps and 300 columns are more than a
+    tile's.
+    """
     for flip in (False, True):
 
         def product(x: Any, w: Any, flip: bool = flip) -> Any:
@@ -114,19 +157,28 @@ def test_a_matrix_product_reads_narrow_values_as_they_are(dtype: str, side: str)
         module = gradc.compile(gradc.trace(product, **types))
         (call,) = module.forward.program.steps
         assert set(call.reads) == {"x", "w"}, str(module.forward.program)
-        for sizes in ({"M": 5, "K": 70, "N": 300}, {"M": 40, "K": 300, "N": 3}, {"M": 1, "K": 1, "N": 1}, {"M": 3, "K": 0, "N": 2}):
+        for sizes in (
+            {"M": 5, "K": 70, "N": 300},
+            {"M": 40, "K": 300, "N": 3},
+            {"M": 1, "K": 1, "N": 1},
+            {"M": 3, "K": 0, "N": 2},
+        ):
             rng = np.random.default_rng(0)
             given = {n: random_of(t.type, sizes, rng) for n, t in zip("xw", module.graph.inputs, strict=True)}
             exact = interp.run(module.graph, given, precision="f64")["y"]
             (got,) = module.forward.run(**given).values()
-            assert got.dtype == np.float32 and np.abs(got - exact).max(initial=0) <= 8 * 2.0**-24 * np.abs(exact).max(initial=0)
+            assert got.dtype == np.float32 and np.abs(got - exact).max(initial=0) <= 8 * 2.0**-24 * np.abs(exact).max(
+                initial=0
+            )
 
 
 @pytest.mark.parametrize("scale", ["[]", "[B,1,1]", "[1,R,1]", "[R,1]", "[C]", "[R,C]", "[B,R,1]", "[B,1,C]"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("wide", ["f32", "f64"])
 def test_a_matrix_product_reads_scaled_values(scale: str, side: str, wide: str) -> None:
-    """Scales per tensor, batch, row, column and element, of either operand, in either layout: read where they lie, multiplied as they are read."""
+    """Scales per tensor, batch, row, column and element, of either operand, in either layout: read where they lie,
+    multiplied as they are read.
+    """
     for flip in (False, True):
         rows, cols = ("M", "K") if side == "left" else ("K", "N")
         shape = scale.replace("R", rows).replace("C", cols)
@@ -136,10 +188,21 @@ def test_a_matrix_product_reads_scaled_values(scale: str, side: str, wide: str) 
             return q @ y if side == "left" else y @ q
 
         other = "K,N" if side == "left" else "M,K"
-        module = gradc.compile(gradc.trace(product, q=f"i8[B,{cols if flip else rows},{rows if flip else cols}]", s=wide + shape, y=f"{wide}[B,{other}]"))
+        module = gradc.compile(
+            gradc.trace(
+                product,
+                q=f"i8[B,{cols if flip else rows},{rows if flip else cols}]",
+                s=wide + shape,
+                y=f"{wide}[B,{other}]",
+            )
+        )
         (call,) = module.forward.program.steps
         assert isinstance(call, Call) and set(call.reads) == {"q", "s", "y"}, str(module.forward.program)
-        for sizes in ({"B": 2, "M": 5, "K": 70, "N": 300}, {"B": 3, "M": 270, "K": 300, "N": 3}, {"B": 1, "M": 1, "K": 1, "N": 1}):
+        for sizes in (
+            {"B": 2, "M": 5, "K": 70, "N": 300},
+            {"B": 3, "M": 270, "K": 300, "N": 3},
+            {"B": 1, "M": 1, "K": 1, "N": 1},
+        ):
             rng = np.random.default_rng(0)
             given = {module.graph.input_name(n): random_of(n.type, sizes, rng) for n in module.graph.inputs}
             exact = interp.run(module.graph, given, precision="f64")["y"]
@@ -163,7 +226,9 @@ def test_a_matrix_product_does_not_read_what_its_type_does_not_hold() -> None:
     """i32 -> f32 rounds as the node says it does: in memory, once."""
     module = gradc.compile(gradc.trace(lambda x, w: ops.cast(x, "f32") @ w, x="i32[M,K]", w="f32[K,N]"))
     assert [b.type.dtype.name for b in module.forward.program.buffers if b.kind == "temp"] == ["f32"]
-    text = str(gradc.compile(gradc.trace(lambda x, w: ops.cast(x, "f32") @ w, x="i16[M,K]", w="f32[K,N]")).forward.program)
+    text = str(
+        gradc.compile(gradc.trace(lambda x, w: ops.cast(x, "f32") @ w, x="i16[M,K]", w="f32[K,N]")).forward.program
+    )
     with pytest.raises(gradc.errors.GradcError, match="x is i32, and f32 does not hold its values"):
         verify_program(parse_program(text.replace("x: i16", "x: i32")))
 
@@ -172,7 +237,9 @@ def test_a_matrix_product_does_not_read_what_its_type_does_not_hold() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_matrix_product_reads_scales_per_group(block: tuple[int, int], side: str, flip: bool) -> None:
-    """A scale per group of one axis is read where it lies, that of blocks of both axes makes a copy; tiles begin inside groups."""
+    """A scale per group of one axis is read where it lies, that of blocks of both axes makes a copy; tiles begin inside
+    groups.
+    """
     for rows, cols, other in ((20, 120, 7), (540, 600, 5), (60, 120, 300)):
 
         def product(q: Any, s: Any, y: Any) -> Any:
@@ -181,7 +248,12 @@ def test_a_matrix_product_reads_scales_per_group(block: tuple[int, int], side: s
             return w @ y if side == "left" else y @ w
 
         inner = {("left", False): cols, ("left", True): rows, ("right", False): rows, ("right", True): cols}[side, flip]
-        graph = gradc.trace(product, q=f"i8[{rows},{cols}]", s=f"f32[{rows // block[0]},{cols // block[1]}]", y=f"f32[{inner},{other}]" if side == "left" else f"f32[{other},{inner}]")
+        graph = gradc.trace(
+            product,
+            q=f"i8[{rows},{cols}]",
+            s=f"f32[{rows // block[0]},{cols // block[1]}]",
+            y=f"f32[{inner},{other}]" if side == "left" else f"f32[{other},{inner}]",
+        )
         module = gradc.compile(graph)
         if min(block) == 1:
             (call,) = module.forward.program.steps
@@ -189,7 +261,11 @@ def test_a_matrix_product_reads_scales_per_group(block: tuple[int, int], side: s
         rng = np.random.default_rng(0)
         given = {n: random_of(graph.input(n).type, {}, rng) for n in graph.input_names}
         exact = interp.run(graph, given, precision="f64")["y"]
-        for got in (module(**given), interp.run_program(module.forward.program, given)["y"], gradc.compile(graph, numerics="strict")(**given)):
+        for got in (
+            module(**given),
+            interp.run_program(module.forward.program, given)["y"],
+            gradc.compile(graph, numerics="strict")(**given),
+        ):
             assert np.abs(got - exact).max() <= 16 * 2.0**-24 * np.abs(exact).max()
         assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
 
@@ -198,40 +274,61 @@ def test_a_matrix_product_reads_scales_per_group(block: tuple[int, int], side: s
 def test_groups_of_batched_products(block: tuple[int, int, int]) -> None:
     """Groups of the batch make a copy; those of rows or columns are read."""
     scales = [n // b for n, b in zip((8, 6, 5), block, strict=True)]
-    graph = gradc.trace(lambda q, s, y: ops.dequantize(q, s, block=block) @ y, q="i8[8,6,5]", s=f"f32[{','.join(map(str, scales))}]", y="f32[8,5,7]")
+    graph = gradc.trace(
+        lambda q, s, y: ops.dequantize(q, s, block=block) @ y,
+        q="i8[8,6,5]",
+        s=f"f32[{','.join(map(str, scales))}]",
+        y="f32[8,5,7]",
+    )
     rng = np.random.default_rng(0)
     given = {n: random_of(graph.input(n).type, {}, rng) for n in graph.input_names}
     exact = interp.run(graph, given, precision="f64")["y"]
     for numerics in ("real", "strict"):
         module = gradc.compile(graph, numerics=numerics)
         np.testing.assert_allclose(module(**given), exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
-        np.testing.assert_allclose(interp.run_program(module.forward.program, given)["y"], exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+        np.testing.assert_allclose(
+            interp.run_program(module.forward.program, given)["y"], exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max()
+        )
 
 
 @pytest.mark.parametrize("numerics", ["real", "strict"])
 def test_a_scale_is_rounded_to_its_own_dtype(numerics: str) -> None:
     """A product in f64 of values scaled in f32: the scaled values are f32 before they are f64."""
-    graph = gradc.trace(lambda q, s, y: ops.cast(ops.cast(q, "f32") * s, "f64") @ y, q="i8[M,K]", s="f32[M,1]", y="f64[K,N]")
+    graph = gradc.trace(
+        lambda q, s, y: ops.cast(ops.cast(q, "f32") * s, "f64") @ y, q="i8[M,K]", s="f32[M,1]", y="f64[K,N]"
+    )
     rng = np.random.default_rng(0)
     given = {n: random_of(graph.input(n).type, {"M": 7, "K": 50, "N": 3}, rng) for n in graph.input_names}
     module = gradc.compile(graph, numerics=numerics)
     np.testing.assert_allclose(module(**given), interp.run(graph, given)["y"], rtol=1e-13, atol=1e-13)
 
 
-IMAGE = {"tensor": ("f32[1,1,1,1]", None), "channel": ("f32[1,3,1,1]", (symbol("B"), 1, symbol("H"), symbol("W"))), "image": ("f32[B,1,1,1]", (1, 3, symbol("H"), symbol("W")))}
+IMAGE = {
+    "tensor": ("f32[1,1,1,1]", None),
+    "channel": ("f32[1,3,1,1]", (symbol("B"), 1, symbol("H"), symbol("W"))),
+    "image": ("f32[B,1,1,1]", (1, 3, symbol("H"), symbol("W"))),
+}
 
 
 @pytest.mark.parametrize("granularity", IMAGE)
 def test_dequantize_then_grid_sample(granularity: str) -> None:
     scale, block = IMAGE[granularity]
-    graph = gradc.trace(lambda q, s, g: ops.grid_sample(ops.dequantize(q, s, block=block), g), q="i8[B,3,H,W]", s=scale, g="f32[B,h,w,2]")
+    graph = gradc.trace(
+        lambda q, s, g: ops.grid_sample(ops.dequantize(q, s, block=block), g),
+        q="i8[B,3,H,W]",
+        s=scale,
+        g="f32[B,h,w,2]",
+    )
     module = gradc.compile(graph, wrt=["s", "g"])
     count = symbol("B") * 3 * symbol("H") * symbol("W")
     for program in (module.forward.program, module.backward.program):
         assert not floats_in_memory(program, count), str(program)
     sizes = {"B": 2, "H": 5, "W": 6, "h": 4, "w": 3}
     rng = np.random.default_rng(0)
-    given = {"q": rng.integers(-128, 128, (2, 3, 5, 6)).astype(np.int8), "g": rng.uniform(-1.2, 1.2, (2, 4, 3, 2)).astype(np.float32)}
+    given = {
+        "q": rng.integers(-128, 128, (2, 3, 5, 6)).astype(np.int8),
+        "g": rng.uniform(-1.2, 1.2, (2, 4, 3, 2)).astype(np.float32),
+    }
     given["s"] = rng.uniform(0.01, 0.05, graph.input("s").type.concrete(sizes)).astype(np.float32)
     y, residuals = module.forward(**given)
     dy = rng.standard_normal(y.shape).astype(np.float32)
@@ -245,7 +342,9 @@ def test_dequantize_then_grid_sample(granularity: str) -> None:
 def test_fake_quantize_then_embedding(granularity: str, golden: Any) -> None:
     """The mask of what was clamped is computed where the scatter loads its rows."""
     scale, block = GRANULARITY[granularity]
-    graph = gradc.trace(lambda w, s, i: ops.embedding(i, ops.fake_quantize(w, s, block=block)), w="f32[V,16]", s=scale, i="i64[N]")
+    graph = gradc.trace(
+        lambda w, s, i: ops.embedding(i, ops.fake_quantize(w, s, block=block)), w="f32[V,16]", s=scale, i="i64[N]"
+    )
     module = gradc.compile(graph, wrt=["w", "s"])
     for program in (module.forward.program, module.backward.program):
         assert not floats_in_memory(program, V * D), str(program)
@@ -275,8 +374,12 @@ def test_a_value_read_under_a_mask_is_not_the_value_read_without_one() -> None:
 
 @pytest.mark.parametrize("axes", [(1, 2), (0, 1, 2), (1,), (0, 2)])
 def test_sums_over_joined_axes_and_those_behind_them(axes: tuple[int, ...]) -> None:
-    """[N, 4, 3, K] read as [N, 12, K]: a sum over the joined axis is one over both, and the axis behind moves by one."""
-    graph = gradc.trace(lambda x: ops.sum(ops.exp(ops.reshape(ops.exp(x), (-1, 12, x.shape[3]))), axis=axes), x="f64[N,4,3,K]")
+    """[N, 4, 3, K] read as [N, 12, K]: a sum over the joined axis is one over both, and the axis behind moves by
+    one.
+    """
+    graph = gradc.trace(
+        lambda x: ops.sum(ops.exp(ops.reshape(ops.exp(x), (-1, 12, x.shape[3]))), axis=axes), x="f64[N,4,3,K]"
+    )
     split = split_axes(graph)
     x = np.random.default_rng(0).standard_normal((2, 4, 3, 5))
     want = np.exp(np.exp(x).reshape(2, 12, 5)).sum(axes)

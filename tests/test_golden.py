@@ -26,7 +26,9 @@ def model() -> gradc.Module:
 
 
 def test_the_ir_after_every_pass(golden) -> None:
-    text = "\n\n".join(f"-- {name}\n{stage}" for name, stage in ((stage.name, stage) for stage in model().stages.stages))
+    text = "\n\n".join(
+        f"-- {name}\n{stage}" for name, stage in ((stage.name, stage) for stage in model().stages.stages)
+    )
     golden("model/stages.txt", re.sub(r"test_golden\.py:\d+", "test_golden.py:LINE", text))
 
 
@@ -46,12 +48,32 @@ MISTAKES = {
     "dtypes": lambda: gradc.trace(lambda a, b: a * b, a="f32[3]", b="bf16[3]"),
     "attribute": lambda: gradc.trace(lambda a: ops.sum(a, axis=3), a="f32[2,3]"),
     "no such padding": lambda: gradc.trace(lambda i, w: ops.embedding(i, w, padding_idx=9), i="i64[N]", w="f32[8,4]"),
-    "in the way": lambda: gradc.compile(gradc.trace(lambda x: ops.argmax(x, axis=0).astype("f32") * 2.0, x="f32[4]"), wrt=["x"]),
-    "discrete": lambda: gradc.compile(gradc.trace(lambda i, w: ops.embedding(i, w), i="i64[N]", w="f32[8,4]"), wrt=["i"]),
-    "text": lambda: gradc.parse("graph @g<N>(%x: f32[N,4], %w: f32[3,4]) {\n  %0: f32[N,4] = matmul %x, %w\n  return y=%0\n}"),
+    "in the way": lambda: gradc.compile(
+        gradc.trace(lambda x: ops.argmax(x, axis=0).astype("f32") * 2.0, x="f32[4]"), wrt=["x"]
+    ),
+    "discrete": lambda: gradc.compile(
+        gradc.trace(lambda i, w: ops.embedding(i, w), i="i64[N]", w="f32[8,4]"), wrt=["i"]
+    ),
+    "text": lambda: gradc.parse(
+        "graph @g<N>(%x: f32[N,4], %w: f32[3,4]) {\n  %0: f32[N,4] = matmul %x, %w\n  return y=%0\n}"
+    ),
     "type in text": lambda: gradc.parse("graph @g(%x: f32[4]) {\n  %0: f32[5] = exp %x\n  return y=%0\n}"),
-    "dim": lambda: model().forward(tokens=np.zeros(3, np.int64), table=np.zeros((5, 16), np.int8), scale=np.zeros((6, 1), np.float32), gamma=np.ones(16, np.float32)),
-    "index": lambda: model().forward(tokens=np.array([0, 7, 2]), table=np.zeros((5, 16), np.int8), scale=np.zeros((5, 1), np.float32), gamma=np.ones(16, np.float32)),
+    "dim": (
+        lambda: model().forward(
+            tokens=np.zeros(3, np.int64),
+            table=np.zeros((5, 16), np.int8),
+            scale=np.zeros((6, 1), np.float32),
+            gamma=np.ones(16, np.float32),
+        )
+    ),
+    "index": (
+        lambda: model().forward(
+            tokens=np.array([0, 7, 2]),
+            table=np.zeros((5, 16), np.int8),
+            scale=np.zeros((5, 1), np.float32),
+            gamma=np.ones(16, np.float32),
+        )
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""The GPU benchmark's harness, on the simulator: every case at a small size is right, by every strategy, and its floor is the documented one."""
+"""The GPU benchmark's harness, on the simulator: every case at a small size is right, by every strategy, and its floor
+is the documented one.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,31 @@ from benchmarks.gpu_cases import all_cases
 
 CASES = all_cases()
 FLOORS = {
-    "E1": 396, "E2": 1185, "E3": 1588, "E4": 1976, "E5": 453, "E6": 103, "E7": 5555, "E8": 358, "E8b": 179, "E12": 35, "Q1": 1320, "N1": 403, "N2": 201, "N3": 403,
-    "S1": 805, "C1": 4203, "P1": 2349, "P2": 1611, "B1": 537, "G1": 167, "G3": 1048, "G4": 218, "G5": 295, "G6": 214,
-}  # fmt: skip
+    "E1": 396,
+    "E2": 1185,
+    "E3": 1588,
+    "E4": 1976,
+    "E5": 453,
+    "E6": 103,
+    "E7": 5555,
+    "E8": 358,
+    "E8b": 179,
+    "E12": 35,
+    "Q1": 1320,
+    "N1": 403,
+    "N2": 201,
+    "N3": 403,
+    "S1": 805,
+    "C1": 4203,
+    "P1": 2349,
+    "P2": 1611,
+    "B1": 537,
+    "G1": 167,
+    "G3": 1048,
+    "G4": 218,
+    "G5": 295,
+    "G6": 214,
+}
 """MB, as the standard cases are stated."""
 
 
@@ -39,7 +63,9 @@ def test_every_strategy_of_a_case(id: str, tmp_path: Path, capsys: pytest.Captur
     pytest.importorskip("torch")
     from benchmarks import gpu
 
-    assert gpu.main([id, "--tiny", "--target", "cuda-sim", "--out", str(tmp_path / "gpu.json")]) == 0, capsys.readouterr()
+    assert gpu.main([id, "--tiny", "--target", "cuda-sim", "--out", str(tmp_path / "gpu.json")]) == 0, (
+        capsys.readouterr()
+    )
     row = json.loads((tmp_path / "gpu.json").read_text())["cases"][id]
     assert row["choice"].keys() == {"run", "none", "symbols"} and len(row["strategies"]) == 4
     for name, entry in row["strategies"].items():
@@ -57,25 +83,34 @@ def test_what_is_measured(tmp_path: Path) -> None:
 
     report = gpu.Report(tmp_path / "gpu.json", gpu.machine(torch, "cuda-sim"))
     clock = Clock(Simulator(kernels()), rate=1e4)
-    gpu.Benchmark(torch, "cuda-sim", True, time.monotonic() + 3000, report, clock).run([CASES["E5"], CASES["S1"]], peers=False)
+    gpu.Benchmark(torch, "cuda-sim", True, time.monotonic() + 3000, report, clock).run(
+        [CASES["E5"], CASES["S1"]], peers=False
+    )
     content = json.loads((tmp_path / "gpu.json").read_text())
     assert content["fmad"]["case"] == "N1" and content["fmad"]["price"] > 0
     for id in ("E5", "S1"):
         row = content["cases"][id]
         assert "failed" not in row and "notes" not in row, row
         floor = row["floor_MB"] * 1e6 / (row["copy_GB_s"] * 1e9)
-        assert row["floor_share"] == pytest.approx(floor / row["ours"]["median"]) and row["over_eager"] == pytest.approx(row["eager"]["median"] / row["ours"]["median"])
+        assert row["floor_share"] == pytest.approx(floor / row["ours"]["median"]) and row[
+            "over_eager"
+        ] == pytest.approx(row["eager"]["median"] / row["ours"]["median"])
         assert row["ours"]["least"] <= row["ours"]["median"] <= row["ours"]["most"] and row["ours"]["runs"] >= 5
     row = content["cases"]["E5"]
     times = {name: entry["median"] for name, entry in row["strategies"].items()}
     assert row["best"]["none"] == min(times, key=times.__getitem__) and row["best"]["run"] != "atomic"
-    assert row["choice_over_best"]["none"] == pytest.approx(times[row["choice"]["none"]] / times[row["best"]["none"]]) and row["choice_over_best"]["none"] >= 1
+    assert (
+        row["choice_over_best"]["none"] == pytest.approx(times[row["choice"]["none"]] / times[row["best"]["none"]])
+        and row["choice_over_best"]["none"] >= 1
+    )
     from benchmarks.gpu_report import markdown
 
     assert f"({content['cases']['E5']['best']['run']})" in markdown(content)
 
 
-def test_a_case_that_goes_wrong_is_said_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_goes_wrong_is_said_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     from dataclasses import replace
 
@@ -86,7 +121,11 @@ def test_a_case_that_goes_wrong_is_said_and_the_others_go_on(tmp_path: Path, mon
     monkeypatch.setattr(gpu, "all_cases", lambda: {"B1": worse, "S1": broken, "P2": CASES["P2"]})
     assert gpu.main(["--tiny", "--target", "cuda-sim", "--out", str(tmp_path / "gpu.json")]) == 1
     found = json.loads((tmp_path / "gpu.json").read_text())["cases"]
-    assert not found["B1"]["results"]["b"]["right"] and "no_such_thing" in found["S1"]["failed"] and found["P2"]["results"]["x"]["right"]
+    assert (
+        not found["B1"]["results"]["b"]["right"]
+        and "no_such_thing" in found["S1"]["failed"]
+        and found["P2"]["results"]["x"]["right"]
+    )
     said = capsys.readouterr()
     assert "wrong: B1, S1" in said.err and "WRONG" in said.out
 
@@ -96,7 +135,9 @@ def test_the_time_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     from benchmarks import gpu
 
     assert gpu.main(["--tiny", "--target", "cuda-sim", "--seconds", "0", "--out", str(tmp_path / "gpu.json")]) == 0
-    assert all("no time left" in row["skipped"][0] for row in json.loads((tmp_path / "gpu.json").read_text())["cases"].values())
+    assert all(
+        "no time left" in row["skipped"][0] for row in json.loads((tmp_path / "gpu.json").read_text())["cases"].values()
+    )
 
 
 def test_time_boxes_end_what_takes_too_long() -> None:

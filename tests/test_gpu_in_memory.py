@@ -1,4 +1,6 @@
-"""Modules for a GPU, run on one that is not there (:mod:`gpu_in_memory`): arrays, streams, errors, products, captures."""
+"""Modules for a GPU, run on one that is not there (:mod:`gpu_in_memory`): arrays, streams, errors, products,
+captures.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[InMemory]]:
 
 
 def host(value: Any) -> np.ndarray:
-    return value.get() if isinstance(value, ndarray) else value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    return (
+        value.get() if isinstance(value, ndarray) else value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    )
 
 
 GRAPH = gradc.trace(lambda t, w, x: ops.softmax(ops.embedding(t, w) * x), t="i64[N]", w="f32[V,D]", x="f32[D]")
@@ -71,7 +75,9 @@ def test_forward_and_backward(move: Any, errors: str) -> None:
     wanted, kept = cpu.forward(**values)
     dy = rng.standard_normal(wanted.shape).astype(np.float32)
     gradients = module.backward(residuals, move(dy))
-    assert isinstance(y, Tensor if move is to_torch else ndarray) and all(type(g) is type(y) for g in gradients.values())
+    assert isinstance(y, Tensor if move is to_torch else ndarray) and all(
+        type(g) is type(y) for g in gradients.values()
+    )
     agree(y, wanted)
     for name, gradient in cpu.backward(kept, dy).items():
         agree(gradients[name], gradient)
@@ -93,7 +99,11 @@ def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
     values = {k: to_cupy(v) for k, v in given().items()}
     y, residuals = module.forward(**values)
-    out = {name: to_cupy(np.zeros_like(host(a))) for name, a in {"y": y, **residuals.arrays}.items() if name in module.forward.outputs}
+    out = {
+        name: to_cupy(np.zeros_like(host(a)))
+        for name, a in {"y": y, **residuals.arrays}.items()
+        if name in module.forward.outputs
+    }
     workspace = to_cupy(np.zeros(module.forward.workspace_size(N=30, V=12, D=7) + 256, np.uint8))
     workspace = workspace[-workspace.data.ptr % 256 :]
     module.synchronize()
@@ -114,7 +124,11 @@ def test_strided_and_misaligned_inputs_are_packed(move: Any) -> None:
     raw.host[1:] = other.reshape(-1).view(np.uint8)
     odd = raw.seen(raw.host[1:].view(np.float32).reshape(4, 5))
     agree(module(x=odd, y=move(other)), 2 * other)
-    strided = raw.seen(raw.host[1:].view(np.float32).reshape(4, 5)[::-1] if move is to_cupy else raw.host[1:].view(np.float32).reshape(4, 5)[::2])
+    strided = raw.seen(
+        raw.host[1:].view(np.float32).reshape(4, 5)[::-1]
+        if move is to_cupy
+        else raw.host[1:].view(np.float32).reshape(4, 5)[::2]
+    )
     if move is to_cupy:
         agree(module(x=strided, y=move(other)), other[::-1] + other)
     assert module.forward.copied["x"] >= 2
@@ -173,7 +187,9 @@ def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:
     if what == "the arrays are gone":
         del arrays
         gc.collect()
-        with pytest.raises(IndexOutOfRange, match=r"its array is gone or was changed since\) at position 4 .* \[0, 12\)") as caught:
+        with pytest.raises(
+            IndexOutOfRange, match=r"its array is gone or was changed since\) at position 4 .* \[0, 12\)"
+        ) as caught:
             module.synchronize()
         assert caught.value.value is None
         return
@@ -181,14 +197,24 @@ def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:
     assert device.waits == waits
     device.drain()
     with pytest.raises(IndexOutOfRange, match="index 15 at position 4"):
-        module.backward(residuals, to_cupy(np.ones((30, 7), np.float32))) if what == "backward" else module.forward(**good)
+        (
+            module.backward(residuals, to_cupy(np.ones((30, 7), np.float32)))
+            if what == "backward"
+            else module.forward(**good)
+        )
     module.forward(**good)
     module.synchronize()
 
 
 def test_ascending(device: type[InMemory]) -> None:
-    module = gradc.compile(gradc.trace(lambda w, t, o: ops.embedding_bag(t, w, o), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda")
-    module(t=to_cupy(np.array([0, 1, 2])), o=(offsets := to_cupy(np.array([0, 2, 1]))), w=(w := to_cupy(np.ones((3, 2), np.float32))))
+    module = gradc.compile(
+        gradc.trace(lambda w, t, o: ops.embedding_bag(t, w, o), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda"
+    )
+    module(
+        t=to_cupy(np.array([0, 1, 2])),
+        o=(offsets := to_cupy(np.array([0, 2, 1]))),
+        w=(w := to_cupy(np.ones((3, 2), np.float32))),
+    )
     assert offsets is not None and w is not None
     with pytest.raises((NotAscending, IndexOutOfRange)):
         module.synchronize()
@@ -196,10 +222,21 @@ def test_ascending(device: type[InMemory]) -> None:
 
 def test_steps_of_one_structure_keep_their_own_sizes_and_names() -> None:
     """Kernels that are equal share one name and one text, over other dims and other indices."""
-    graph = gradc.trace(lambda a, p, b, q: {"one": ops.embedding(a, p), "two": ops.embedding(b, q)}, a="i64[N]", p="f32[V,D]", b="i64[M]", q="f32[W,E]")
+    graph = gradc.trace(
+        lambda a, p, b, q: {"one": ops.embedding(a, p), "two": ops.embedding(b, q)},
+        a="i64[N]",
+        p="f32[V,D]",
+        b="i64[M]",
+        q="f32[W,E]",
+    )
     module = gradc.compile(graph, target="cuda", fuse=False)
     assert len({k.name for k in module.forward.program.kernels}) < len(module.forward.program.kernels)
-    values = {"a": rng.integers(0, 4, 3), "p": rng.standard_normal((4, 5)).astype(np.float32), "b": rng.integers(0, 9, 70), "q": rng.standard_normal((9, 40)).astype(np.float32)}
+    values = {
+        "a": rng.integers(0, 4, 3),
+        "p": rng.standard_normal((4, 5)).astype(np.float32),
+        "b": rng.integers(0, 9, 70),
+        "q": rng.standard_normal((9, 40)).astype(np.float32),
+    }
     found = module(**{k: to_cupy(v) for k, v in values.items()})
     agree(found["one"], values["p"][values["a"]])
     agree(found["two"], values["q"][values["b"]])
@@ -218,7 +255,10 @@ class External:
         return 0, 77
 
 
-@pytest.mark.parametrize(("stream", "number"), [(5, 5), (External(), 77), (type("S", (), {"ptr": 9})(), 9), (type("S", (), {"cuda_stream": 11})(), 11)])
+@pytest.mark.parametrize(
+    ("stream", "number"),
+    [(5, 5), (External(), 77), (type("S", (), {"ptr": 9})(), 9), (type("S", (), {"cuda_stream": 11})(), 11)],
+)
 @pytest.mark.parametrize("move", [to_cupy, to_torch])
 def test_streams(stream: Any, number: int, move: Any, device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
@@ -286,7 +326,11 @@ def test_wrong_places(device: type[InMemory]) -> None:
     far = to_cupy(np.zeros(7, np.float32))
     far.device.id = 3
     refused(DeviceError, "the input x lies on device 3, and this module on device 0", x=far)
-    refused(DeviceError, "the input x lies on device 2, and this module on device 0", x=Exchanged(np.zeros(7, np.float32), device=2))
+    refused(
+        DeviceError,
+        "the input x lies on device 2, and this module on device 0",
+        x=Exchanged(np.zeros(7, np.float32), device=2),
+    )
     refused(InvalidProblem, "the input x is a builtins.object", x=object())
     cpu = gradc.compile(GRAPH, target="cpu")
     with pytest.raises(DeviceError, match="module for the CPU"):
@@ -323,7 +367,15 @@ def test_a_failed_launch_names_its_function(device: type[InMemory]) -> None:
 
 def test_dtypes() -> None:
     """What torch calls bfloat16 and the f8 types are seen by their bits."""
-    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.float16, np.float64, np.int8, np.bool_):
+    for dtype in (
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e5m2,
+        np.float16,
+        np.float64,
+        np.int8,
+        np.bool_,
+    ):
         from gradc.ir.types import dtype as dtype_of
 
         name = dtype_of(dtype).name
@@ -350,7 +402,9 @@ def test_no_host_loop_reads_a_device() -> None:
 @pytest.mark.parametrize("what", ["forward", "backward", "both", "value_and_grad"])
 def test_capture(what: str, move: Any, device: type[InMemory]) -> None:
     """A replay reads the arrays as they are by then, and writes the same outputs."""
-    graph = gradc.trace(lambda t, w, x: ops.sum(ops.softmax(ops.embedding(t, w) * x) * x), t="i64[N]", w="f32[V,D]", x="f32[D]")
+    graph = gradc.trace(
+        lambda t, w, x: ops.sum(ops.softmax(ops.embedding(t, w) * x) * x), t="i64[N]", w="f32[V,D]", x="f32[D]"
+    )
     module, cpu = (gradc.compile(graph, wrt=["w", "x"], target=target) for target in ("cuda", "cpu"))
     values = given()
     arrays = {k: move(v) for k, v in values.items()}
@@ -371,7 +425,10 @@ def test_capture(what: str, move: Any, device: type[InMemory]) -> None:
     assert device.waits == waits and device.allocated == before
     handle.check()
     value, gradients = cpu.value_and_grad(**other)
-    wanted = {**({} if what == "backward" else {"y": value}), **({} if what == "forward" else {(k if what == "backward" else f"d.{k}"): v for k, v in gradients.items()})}
+    wanted = {
+        **({} if what == "backward" else {"y": value}),
+        **({} if what == "forward" else {(k if what == "backward" else f"d.{k}"): v for k, v in gradients.items()}),
+    }
     assert wanted.keys() <= handle.outputs.keys()
     for name, array in wanted.items():
         assert isinstance(handle.outputs[name], Tensor if move is to_torch else ndarray)
@@ -467,7 +524,11 @@ def test_products(dtype: str, sizes: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("fuse", [True, False])
 def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device: type[InMemory]) -> None:
     """The library cannot see the flag: its result stays out of the caller's array when an index is bad."""
-    module = gradc.compile(gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"), target="cuda", fuse=fuse)
+    module = gradc.compile(
+        gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"),
+        target="cuda",
+        fuse=fuse,
+    )
     w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)
     t, out = np.array([1, 5, 0, 2]), to_cupy(np.full((4, 5), 7, np.float32))
     arrays = {"w": to_cupy(w), "b": to_cupy(b)}
@@ -485,14 +546,19 @@ def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device:
 def test_batched_products() -> None:
     """One axis of a batch is the library's, two that do not step alike are ours; a repeated operand steps by 0."""
     shapes = {"a": "f32[3,4,M,K]", "b": "f32[4,K,5]"}
-    graph = gradc.trace(lambda a, b: ops.swapaxes(a, 0, 1) @ ops.reshape(b, (4, 1, 6, 5)) if hasattr(ops, "swapaxes") else a @ b, **{**shapes, "a": "f32[3,4,7,6]", "b": "f32[4,6,5]"})
+    graph = gradc.trace(
+        lambda a, b: ops.swapaxes(a, 0, 1) @ ops.reshape(b, (4, 1, 6, 5)) if hasattr(ops, "swapaxes") else a @ b,
+        **{**shapes, "a": "f32[3,4,7,6]", "b": "f32[4,6,5]"},
+    )
     module = gradc.compile(graph, wrt=["a", "b"], target="cuda")
     a, b = rng.standard_normal((3, 4, 7, 6)).astype(np.float32), rng.standard_normal((4, 6, 5)).astype(np.float32)
     y, residuals = module.forward(a=to_cupy(a), b=to_cupy(b))
     wanted, kept = gradc.compile(graph, wrt=["a", "b"], target="cpu").forward(a=a, b=b)
     agree(y, wanted)
     gradients = module.backward(residuals, to_cupy(np.ones_like(wanted)))
-    for name, gradient in gradc.compile(graph, wrt=["a", "b"], target="cpu").backward(kept, np.ones_like(wanted)).items():
+    for name, gradient in (
+        gradc.compile(graph, wrt=["a", "b"], target="cpu").backward(kept, np.ones_like(wanted)).items()
+    ):
         agree(gradients[name], gradient, 1e-5)
 
 
@@ -585,13 +651,17 @@ def test_channels_last_is_read_as_it_lies(device: type[InMemory]) -> None:
 
 @pytest.mark.parametrize("stream", [None, 9])
 def test_a_gradient_in_the_graphs_order_of_channels_last_inputs(stream: int | None, device: type[InMemory]) -> None:
-    """The variant's gradient is copied and added on the library's own stream, after the kernels' and before what follows."""
+    """The variant's gradient is copied and added on the library's own stream, after the kernels' and before what
+    follows.
+    """
     module = gradc.compile(gradc.trace(lambda x: x * x, x="f32[B,8,H,W]"), wrt=["x"], target="cuda")
     x, dy = (rng.standard_normal((2, 130, 130, 8)).astype(np.float32) for _ in range(2))
     seen, out = x.transpose(0, 3, 1, 2), to_cupy(np.ones((2, 8, 130, 130), np.float32))
     _, residuals = module.forward(x=to_cupy(x).transpose((0, 3, 1, 2)), stream=stream)
     for accumulate in (False, True):
-        gradients = module.backward(residuals, to_cupy(dy).transpose((0, 3, 1, 2)), out={"x": out}, accumulate=accumulate, stream=stream)
+        gradients = module.backward(
+            residuals, to_cupy(dy).transpose((0, 3, 1, 2)), out={"x": out}, accumulate=accumulate, stream=stream
+        )
         assert gradients["x"] is out
     agree(out, 2 * 2 * seen * dy.transpose(0, 3, 1, 2))
 
@@ -613,7 +683,9 @@ def test_launch_errors_are_of_the_call_with_sync() -> None:
 
 
 def test_constants_of_the_graph_are_uploaded_once(device: type[InMemory]) -> None:
-    """A large array met while tracing is an input with a default, which backward reads too; small ones are the program's own."""
+    """A large array met while tracing is an input with a default, which backward reads too; small ones are the
+    program's own.
+    """
     table = rng.standard_normal((20, 5)).astype(np.float32)
     graph = gradc.trace(lambda x: ops.tanh(x * table) * np.arange(5, dtype=np.float32), x="f32[20,5]")
     module, cpu = (gradc.compile(graph, wrt=["x"], target=target) for target in ("cuda", "cpu"))

@@ -24,12 +24,19 @@ def model(tokens: Any, table: Any, w: Any, b: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def module() -> gradc.Module:
-    return gradc.compile(gradc.trace(model, tokens="i64[N]", table="f32[V,4]", w="f32[4,M]", b="f32[M]"), wrt=["w", "table", "b"])
+    return gradc.compile(
+        gradc.trace(model, tokens="i64[N]", table="f32[V,4]", w="f32[4,M]", b="f32[M]"), wrt=["w", "table", "b"]
+    )
 
 
 def inputs() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {"tokens": rng.integers(0, 5, 7), "table": rng.standard_normal((5, 4)).astype(f32), "w": rng.standard_normal((4, 3)).astype(f32), "b": np.zeros(3, f32)}
+    return {
+        "tokens": rng.integers(0, 5, 7),
+        "table": rng.standard_normal((5, 4)).astype(f32),
+        "w": rng.standard_normal((4, 3)).astype(f32),
+        "b": np.zeros(3, f32),
+    }
 
 
 @pytest.fixture
@@ -156,7 +163,9 @@ def test_quantized_inputs(dtype: str) -> None:
     y, residuals = module.forward(q=q, s=s)
     assert residuals.inner("q") is q and residuals.inner("s") is s
     np.testing.assert_array_equal(q.astype(f32), plain(dtype).astype(f32))
-    np.testing.assert_array_equal(module.backward(residuals, np.ones((2, 3), f32))["s"], q.astype(f32).sum(1, keepdims=True))
+    np.testing.assert_array_equal(
+        module.backward(residuals, np.ones((2, 3), f32))["s"], q.astype(f32).sum(1, keepdims=True)
+    )
     straight = gradc.compile(graph, wrt=["q"])
     y, residuals = straight.forward(q=q, s=s)
     found = straight.backward(residuals, np.ones_like(y))["q"]
@@ -189,8 +198,12 @@ def test_bool_inputs() -> None:
 
 
 def test_straight_through_paths_alone() -> None:
-    """Quantized and back passes; rounding to an integer by a cast does not; one path that does not exist hides none that does."""
-    through = gradc.compile(gradc.trace(lambda x, s: ops.dequantize(ops.quantize(x, s), s), x="f32[N]", s="f32[]"), wrt=["x"])
+    """Quantized and back passes; rounding to an integer by a cast does not; one path that does not exist hides none
+    that does.
+    """
+    through = gradc.compile(
+        gradc.trace(lambda x, s: ops.dequantize(ops.quantize(x, s), s), x="f32[N]", s="f32[]"), wrt=["x"]
+    )
     x = np.array([0.4, 500.0], f32)
     _, residuals = through.forward(x=x, s=np.asarray(1, f32))
     np.testing.assert_array_equal(through.backward(residuals, np.ones(2, f32))["x"], [1, 0])
@@ -198,7 +211,9 @@ def test_straight_through_paths_alone() -> None:
         gradc.compile(gradc.trace(lambda x: x.astype("i32").astype("f32"), x="f32[N]"), wrt=["x"])
     with pytest.raises(NotDifferentiable, match="has no float output"):
         gradc.compile(gradc.trace(lambda q: q + 1, q="i8[N]"), wrt=["q"])
-    number = gradc.compile(gradc.trace(lambda q: q.astype("f32") * 3.0, q="i8[N]"), wrt=["q"])  # an integer taken as a number
+    number = gradc.compile(
+        gradc.trace(lambda q: q.astype("f32") * 3.0, q="i8[N]"), wrt=["q"]
+    )  # an integer taken as a number
     _, residuals = number.forward(q=np.ones(2, np.int8))
     np.testing.assert_array_equal(number.backward(residuals, np.ones(2, f32))["q"], [3, 3])
 
@@ -228,9 +243,13 @@ def test_inner_of_donated_memory() -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
 def test_contributions_of_16_bits_are_rounded_once(dtype: str, target: str) -> None:
-    """Three uses: one contribution as large as 2 / ulp and two of half an ulp, which are lost if each addition is rounded."""
+    """Three uses: one contribution as large as 2 / ulp and two of half an ulp, which are lost if each addition is
+    rounded.
+    """
     large = {"f16": 2.0**11, "bf16": 2.0**8}[dtype]
-    graph = gradc.trace(lambda x, a: ops.sin(x) * a + ops.tanh(x) * a + x * (a * large), x=f"{dtype}[N]", a=f"{dtype}[N]")
+    graph = gradc.trace(
+        lambda x, a: ops.sin(x) * a + ops.tanh(x) * a + x * (a * large), x=f"{dtype}[N]", a=f"{dtype}[N]"
+    )
     module = gradc.compile(graph, wrt=["x"], target=target, numerics="strict")  # else no value between is rounded
     kind = graph.input("x").dtype.np
     _, residuals = module.forward(x=np.zeros(3, kind), a=np.ones(3, kind))

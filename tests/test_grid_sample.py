@@ -116,7 +116,9 @@ SMOOTH = [case for case in ALL if case[1] != "nearest"]
 
 @pytest.mark.parametrize(("rank", "mode", "padding", "corners"), SMOOTH)
 def test_second_order(rank: int, mode: str, padding: str, corners: bool) -> None:
-    """The gradients' own gradients, against torch's double backward of the definition (tests/sampling.py), which is torch's op to the first order."""
+    """The gradients' own gradients, against torch's double backward of the definition (tests/sampling.py), which is
+    torch's op to the first order.
+    """
     first = differentiate(graph_of(rank, mode, padding, corners), ["x", "grid"])
     first = first.with_outputs([(n, node) for n, node in first.outputs if n != "y"])
     second = differentiate(first, ["x", "grid", "d.y"])
@@ -245,12 +247,17 @@ def test_nearest_rounds_half_to_even() -> None:
 
 def test_nearest_has_a_grid_gradient_of_zeros() -> None:
     both = differentiate(graph_of(2, "nearest", "border", False), ["grid"])
-    got = interp.run(both, {"x": images(2), "grid": grids(2, False)["random"], "d.y": upstream(2)} if "d.y" in both.input_names else {})
+    got = interp.run(
+        both,
+        {"x": images(2), "grid": grids(2, False)["random"], "d.y": upstream(2)} if "d.y" in both.input_names else {},
+    )
     assert got["d.grid"].shape == (2, 3, 7, 2) and not got["d.grid"].any()
 
 
 def test_bicubic_derivative_is_signed() -> None:
-    """At t = 0.3 the tap at the distance -1-t has the derivative -0.0525; with absolute distances a formula gives -19.55."""
+    """At t = 0.3 the tap at the distance -1-t has the derivative -0.0525; with absolute distances a formula gives
+    -19.55.
+    """
     both = differentiate(graph_of(2, "bicubic", "border", True), ["grid"])
     x = np.zeros((1, 1, 1, 5))
     x[..., 0] = 1.0
@@ -284,7 +291,9 @@ def test_dequantized_images_are_read_where_they_stand() -> None:
     scale = rng.uniform(0.1, 1, (1, 4, 1, 1)).astype(np.float32)
     grid = rng.uniform(-1, 1, (8, 3, 2, 2)).astype(np.float32)
     got = gradc.interp.run(program, {"q": q, "scale": scale, "grid": grid})
-    want = F.grid_sample(torch.tensor(q * scale.astype(np.float64)), torch.tensor(grid.astype(np.float64)), align_corners=False).numpy()
+    want = F.grid_sample(
+        torch.tensor(q * scale.astype(np.float64)), torch.tensor(grid.astype(np.float64)), align_corners=False
+    ).numpy()
     close(next(iter(got.values())), want, 1e-6, "y")
 
 
@@ -344,7 +353,11 @@ def test_affine_grid(size: tuple[int, ...], corners: bool) -> None:
         dy = rng.standard_normal(want.shape)
         want.backward(to_torch(dy))
         dims = dict(zip(names, size, strict=True)) if symbolic else {}
-        got = interp.run(both, {n: {"theta": theta, "d.y": dy}[n] for n in both.input_names}, dims={n: v for n, v in dims.items() if n in both.dims})
+        got = interp.run(
+            both,
+            {n: {"theta": theta, "d.y": dy}[n] for n in both.input_names},
+            dims={n: v for n, v in dims.items() if n in both.dims},
+        )
         close(got["y"], to_numpy(want), 1e-12, "y")
         close(got["d.theta"], to_numpy(leaf.grad), 1e-12, "d.theta")
 
@@ -361,7 +374,12 @@ def test_a_spatial_transformer() -> None:
     theta = np.array([[1.0, 0, 0], [0, 1, 0]]) + 0.3 * rng.standard_normal((4, 2, 3))
     dy = rng.standard_normal((4, 2, 6, 5))
     leaves = [to_torch(x).requires_grad_(), to_torch(theta).requires_grad_()]
-    want = F.grid_sample(leaves[0], F.affine_grid(leaves[1], [4, 2, 6, 5], align_corners=False), padding_mode="border", align_corners=False)
+    want = F.grid_sample(
+        leaves[0],
+        F.affine_grid(leaves[1], [4, 2, 6, 5], align_corners=False),
+        padding_mode="border",
+        align_corners=False,
+    )
     want.backward(to_torch(dy))
     y, residuals = module.forward(x=x, theta=theta)
     grads = module.backward(residuals, dy)
@@ -377,7 +395,9 @@ def runner(graphs: dict[str, Graph], target: str, fuse: bool = True) -> Any:
     """The values and gradients of several graphs, compiled as one module: ``{graph: inputs} -> {graph: outputs}``."""
     joint = {key: differentiate(graph, ["x", "grid"]) for key, graph in graphs.items()}
     if target == "numpy":
-        return lambda given: {key: interp.run(graph, {n: given[key][n] for n in graph.input_names}) for key, graph in joint.items()}
+        return lambda given: {
+            key: interp.run(graph, {n: given[key][n] for n in graph.input_names}) for key, graph in joint.items()
+        }
     # one dim of a name in all: the cases of a module share their sizes
     module = gradc.compile(merged("cases", joint.items()), fuse=fuse)
 
@@ -415,7 +435,9 @@ def test_compiled_is_interpreted_for_any_number_of_threads(rank: int, mode: str,
         for name in want:
             close(results[0][key][name], want[name], 2e-6, f"{option} {name}")
             for other in results[1:]:
-                assert other[key][name].tobytes() == results[0][key][name].tobytes(), f"{option} {name}: bits differ between numbers of threads"
+                assert other[key][name].tobytes() == results[0][key][name].tobytes(), (
+                    f"{option} {name}: bits differ between numbers of threads"
+                )
 
 
 def test_an_image_without_pixels_is_an_error_at_the_call() -> None:
@@ -430,16 +452,28 @@ def test_an_image_without_pixels_is_an_error_at_the_call() -> None:
 
 @pytest.mark.parametrize("channels", [3, 40])
 def test_a_chunk_goes_through_a_channel_before_the_next(channels: int) -> None:
-    """Sums over few channels add up in the gradient itself, over many beside it: in memory of the thread, as much for a large grid as for a small one."""
+    """Sums over few channels add up in the gradient itself, over many beside it: in memory of the thread, as much for a
+    large grid as for a small one.
+    """
     graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid), x=f"f32[N,{channels},H,W]", grid="f32[N,Q,P,2]")
     module = gradc.compile(graph, wrt=["grid"], target="cpu")
     program = module.backward.program
-    assert any("regular" in k.strategies.values() and "stays near for all of the chunk" in text for k in program.kernels for text in [module.backward.native.source.kernels[k.name]])
-    scratch = [(made := module.backward.native.bind({"N": 2, "H": 9, "W": 7, "Q": q, "P": 11})).workspace - made.scratch for q in (5, 5000)]
+    assert any(
+        "regular" in k.strategies.values() and "stays near for all of the chunk" in text
+        for k in program.kernels
+        for text in [module.backward.native.source.kernels[k.name]]
+    )
+    scratch = [
+        (made := module.backward.native.bind({"N": 2, "H": 9, "W": 7, "Q": q, "P": 11})).workspace - made.scratch
+        for q in (5, 5000)
+    ]
     assert scratch[0] == scratch[1]
     rng = np.random.default_rng(channels)
     for points in (1, 5, 700):  # 700 rows of points are several chunks
-        given = {"x": rng.standard_normal((2, channels, 9, 7)).astype(np.float32), "grid": rng.uniform(-1.2, 1.2, (2, points, 11, 2)).astype(np.float32)}
+        given = {
+            "x": rng.standard_normal((2, channels, 9, 7)).astype(np.float32),
+            "grid": rng.uniform(-1.2, 1.2, (2, points, 11, 2)).astype(np.float32),
+        }
         y, residuals = module.forward(**given)
         dy = rng.standard_normal(y.shape).astype(np.float32)
         got = module.backward(residuals, dy)["grid"]

@@ -47,13 +47,24 @@ def test_a_result_is_stored_as_it_is_asked_for() -> None:
     verify_program(made)
     assert len(made.steps) == 1 and "store y[n, h, c]" in str(made) and "t:" not in str(made)
     rng = np.random.default_rng(0)
-    given = {"x": rng.standard_normal((3, 64, 5)).astype(np.float32), "s": rng.standard_normal((3, 64)).astype(np.float32)}
+    given = {
+        "x": rng.standard_normal((3, 64, 5)).astype(np.float32),
+        "s": rng.standard_normal((3, 64)).astype(np.float32),
+    }
     np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
     kept = parse_program(TRANSPOSED.replace("temp t", "output t").replace("return y=y", "return y=y, t=t"))
     assert stored_as_asked(kept) == kept
 
 
-@pytest.mark.parametrize(("x", "y", "axis"), [("n, h, c", "n, h, c", "c"), ("n, c, h", "n, c, h", "h"), ("n, h, c", "n, c, h", "h"), ("n, c, h", "n, h, c", "h")])
+@pytest.mark.parametrize(
+    ("x", "y", "axis"),
+    [
+        ("n, h, c", "n, h, c", "c"),
+        ("n, c, h", "n, c, h", "h"),
+        ("n, h, c", "n, c, h", "h"),
+        ("n, c, h", "n, h, c", "h"),
+    ],
+)
 def test_columns_go_where_fewest_bytes_move(x: str, y: str, axis: str) -> None:
     """Both ways round: as the memory lies; where one of two lies each way, as it was."""
     shape = {"n, h, c": "N,H,64", "n, c, h": "N,64,H"}
@@ -73,7 +84,13 @@ def test_columns_go_where_fewest_bytes_move(x: str, y: str, axis: str) -> None:
     made = lanes(program)
     verify_program(made)
     assert columns(made, "exp") == [axis] and (made.kernels[0].name == program.kernels[0].name) == (axis == "h")
-    given = {"x": np.random.default_rng(0).standard_normal(tuple({"N": 2, "H": 7, "64": 64}[d] for d in shape[x].split(","))).astype(np.float32)}
+    given = {
+        "x": (
+            np.random.default_rng(0)
+            .standard_normal(tuple({"N": 2, "H": 7, "64": 64}[d] for d in shape[x].split(",")))
+            .astype(np.float32)
+        )
+    }
     np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
 
 
@@ -97,19 +114,28 @@ ROWS = """program @p {
 @pytest.mark.parametrize(("value", "turned"), [("%0", False), ("%1", True)])
 def test_what_happens_once_a_row_is_left_alone(value: str, turned: bool) -> None:
     """A sum of the rows' own values would count each of them H times."""
-    program = parse_program(ROWS.replace("VALUE", value).replace("    phase\n", "    phase\n" if turned else "    accum y[n] <- %0 : f32\n    phase\n").replace("    accum y[n] <- %0 : f32\n  }", "  }"))
+    program = parse_program(
+        ROWS.replace("VALUE", value)
+        .replace("    phase\n", "    phase\n" if turned else "    accum y[n] <- %0 : f32\n    phase\n")
+        .replace("    accum y[n] <- %0 : f32\n  }", "  }")
+    )
     made = lanes(program)
     verify_program(made)
     assert (columns(made, "k") == ["c"]) == turned
     rng = np.random.default_rng(0)
-    given = {"x": rng.integers(-9, 9, (2, 5, 64)).astype(np.float32), "s": rng.integers(-9, 9, (2, 64)).astype(np.float32)}
+    given = {
+        "x": rng.integers(-9, 9, (2, 5, 64)).astype(np.float32),
+        "s": rng.integers(-9, 9, (2, 64)).astype(np.float32),
+    }
     np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [("f32", 32), ("f32", 33), ("bf16", 32)])
 def test_grid_sample_of_channels_last(dtype: str, channels: int) -> None:
     """Forward and both gradients go along channels, nothing is transposed by itself, and all agree with NumPy."""
-    graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid), x=f"{dtype}[2,{channels},7,9]", grid=f"{dtype}[2,5,6,2]")
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid), x=f"{dtype}[2,{channels},7,9]", grid=f"{dtype}[2,5,6,2]"
+    )
     name = graph.output_names[0]
     with knobs.SIM_CHECK.set(True):
         module = gradc.compile(graph, wrt=["x", "grid"], target="cuda-sim", layout={"x": "NHWC", name: "NHWC"})
@@ -119,7 +145,10 @@ def test_grid_sample_of_channels_last(dtype: str, channels: int) -> None:
         assert dtype == "bf16" or not any("transpose" in k.name for k in over)
         rng = np.random.default_rng(0)
         kind = graph.input("x").dtype.np
-        x, grid = rng.uniform(-1, 1, (2, channels, 7, 9)).astype(kind), rng.uniform(-1.2, 1.2, (2, 5, 6, 2)).astype(kind)
+        x, grid = (
+            rng.uniform(-1, 1, (2, channels, 7, 9)).astype(kind),
+            rng.uniform(-1.2, 1.2, (2, 5, 6, 2)).astype(kind),
+        )
         g = rng.uniform(-1, 1, (2, channels, 5, 6)).astype(kind)
         plain = gradc.compile(graph, wrt=["x", "grid"], target="numpy")
         y, residuals = module.forward(x=np.ascontiguousarray(x.transpose(0, 2, 3, 1)), grid=grid)
@@ -127,7 +156,11 @@ def test_grid_sample_of_channels_last(dtype: str, channels: int) -> None:
         wanted, kept = plain.forward(x=x, grid=grid)
         other = plain.backward(kept, g)
     unit = 2.0**-8 if dtype == "bf16" else 2.0**-24
-    for got, want in ((np.asarray(y).transpose(0, 3, 1, 2), wanted), (np.asarray(grads["x"]).transpose(0, 3, 1, 2), other["x"]), (grads["grid"], other["grid"])):
+    for got, want in (
+        (np.asarray(y).transpose(0, 3, 1, 2), wanted),
+        (np.asarray(grads["x"]).transpose(0, 3, 1, 2), other["x"]),
+        (grads["grid"], other["grid"]),
+    ):
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         assert np.abs(got - want).max() <= 8 * unit * np.abs(want).max()
 

@@ -24,7 +24,16 @@ def compiled(rank: int, mode: str, **layout: Any) -> gradc.Module:
     return gradc.compile(graph, wrt=["x", "g"], layout=layout or None)
 
 
-@pytest.mark.parametrize(("rank", "mode", "layout"), [(4, "bilinear", "NHWC"), (4, "nearest", (0, 2, 3, 1)), (4, "bicubic", "NHWC"), (4, "bilinear", "CNHW"), (5, "bilinear", "NDHWC")])
+@pytest.mark.parametrize(
+    ("rank", "mode", "layout"),
+    [
+        (4, "bilinear", "NHWC"),
+        (4, "nearest", (0, 2, 3, 1)),
+        (4, "bicubic", "NHWC"),
+        (4, "bilinear", "CNHW"),
+        (5, "bilinear", "NDHWC"),
+    ],
+)
 def test_channels_last(rank: int, mode: str, layout: Any) -> None:
     plain, last = compiled(rank, mode), compiled(rank, mode, x=layout, y=layout)
     order = [("NCHW" if rank == 4 else "NCDHW").index(c) for c in layout] if isinstance(layout, str) else layout
@@ -43,9 +52,14 @@ def test_channels_last(rank: int, mode: str, layout: Any) -> None:
 def test_the_image_is_read_where_it_lies() -> None:
     """Neither direction copies the image; its gradient is scattered in the graph's order and then turned, once."""
     module, count = compiled(4, "bilinear", x="NHWC", y="NHWC"), symbol("B") * 6 * symbol("H") * symbol("W")
-    found = {what: [b for b in e.program.buffers if b.type.count == count and b.kind == "temp" and not b.alias] for what, e in module.executables.items()}
+    found = {
+        what: [b for b in e.program.buffers if b.type.count == count and b.kind == "temp" and not b.alias]
+        for what, e in module.executables.items()
+    }
     assert not found["forward"], str(module.forward.program)
-    assert len(found["backward"]) == 1 and not any("x" in k.reads and found["backward"][0].name in k.writes for k in module.backward.program.kernels), str(module.backward.program)
+    assert len(found["backward"]) == 1 and not any(
+        "x" in k.reads and found["backward"][0].name in k.writes for k in module.backward.program.kernels
+    ), str(module.backward.program)
 
 
 def test_any_graph_and_a_saved_module(tmp_path: Any) -> None:
@@ -61,7 +75,10 @@ def test_any_graph_and_a_saved_module(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"x": "NHWK"}, r"layout='NHWK' for x, which has rank 4: a word of the letters NCHW, or the numbers 0 to 3 in an order"),
+        (
+            {"x": "NHWK"},
+            r"layout='NHWK' for x, which has rank 4: a word of the letters NCHW, or the numbers 0 to 3 in an order",
+        ),
         ({"x": (0, 1, 2)}, "which has rank 4"),
         ({"q": "NHWC"}, "layout names 'q'; there are x, g, y"),
         ("NHWC", "it maps names of inputs and outputs"),
@@ -87,14 +104,21 @@ def last_axis_channels(kind: str, shape: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "array api"])
 def test_channels_last_is_recognised_at_the_call(kind: str) -> None:
-    """The image is read where it lies, by a module compiled for that order, and its gradient lies in memory as the image does."""
+    """The image is read where it lies, by a module compiled for that order, and its gradient lies in memory as the
+    image does.
+    """
     module = compiled(4, "bilinear")
     x, g = last_axis_channels(kind, (2, 6, 160, 170)), rng.uniform(-1.2, 1.2, (2, 30, 40, 2)).astype(np.float32)
     plain = np.ascontiguousarray(to_numpy(x)[0])
     want, kept = module.forward(x=plain, g=g)
     assert not module.variants
     y, residuals = module.forward(x=x, g=g)
-    assert len(module.variants) == 1 and residuals.module in module.variants.values() and not residuals.module.forward.copied and type(y) is type(x)
+    assert (
+        len(module.variants) == 1
+        and residuals.module in module.variants.values()
+        and not residuals.module.forward.copied
+        and type(y) is type(x)
+    )
     np.testing.assert_allclose(np.asarray(y), want, rtol=1e-6, atol=1e-6)
     assert residuals.inner("x") is x
     dy = rng.standard_normal(want.shape).astype(np.float32)
@@ -116,7 +140,10 @@ def test_out_of_a_recognised_layout() -> None:
     y, residuals = module.forward(x=x, g=g)
     dy = rng.standard_normal(y.shape).astype(np.float32)
     want = module.backward(residuals, dy)
-    for make in (lambda: np.moveaxis(np.ones((2, 160, 170, 6), np.float32), -1, 1), lambda: np.ones(x.shape, np.float32)):
+    for make in (
+        lambda: np.moveaxis(np.ones((2, 160, 170, 6), np.float32), -1, 1),
+        lambda: np.ones(x.shape, np.float32),
+    ):
         for accumulate in (False, True, {"x"}, {"g"}, "x"):
             out = {"x": make(), "g": np.ones(g.shape, np.float32)}
             got = module.backward(residuals, dy, out=dict(out), accumulate=accumulate)
@@ -149,14 +176,17 @@ def test_value_and_grad_and_a_weight_turned() -> None:
     np.testing.assert_allclose(value, want, rtol=1e-6)
     np.testing.assert_allclose(got["w"], exact["w"], rtol=1e-5, atol=1e-7)
     assert got["w"].strides == w.T.strides
-    axes = [np.moveaxis(np.zeros((40, 30, 20, 15), np.float32), (0, 1, 2, 3), order) for order in itertools.permutations(range(4))]
+    axes = [
+        np.moveaxis(np.zeros((40, 30, 20, 15), np.float32), (0, 1, 2, 3), order)
+        for order in itertools.permutations(range(4))
+    ]
     many = gradc.compile(gradc.trace(lambda a: ops.sum(a * a, axis=0), a="f32[A,B,C,D]"))
     for a in axes:
         many(a=a)
     assert len(many.variants) == MOST
 
 
-# -- what a reader found ------------------------------------------------------------------------------------------------
+# -- what a reader found -----------------------------------------------------------------------------------------------
 
 
 def turned(rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
@@ -211,7 +241,12 @@ def test_where_no_variant_can_be_made_the_array_is_copied() -> None:
 def test_a_wrong_call_is_told_as_without_variants() -> None:
     module = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,K]", w="f32[K,M]"), wrt=["w"])
     x, w = rng.standard_normal((5, 600)).astype(np.float32), turned(600, 500)
-    for wrong in ({"w": turned(600, 500, np.float64)}, {"w": turned(601, 500)}, {"w": w, "q": w}, {"w": np.moveaxis(np.ones((8, 300, 200), np.float32), 0, 2)}):
+    for wrong in (
+        {"w": turned(600, 500, np.float64)},
+        {"w": turned(601, 500)},
+        {"w": w, "q": w},
+        {"w": np.moveaxis(np.ones((8, 300, 200), np.float32), 0, 2)},
+    ):
         with pytest.raises(InvalidProblem) as seen:
             module.forward(x=x, **wrong)
         with pytest.raises(InvalidProblem) as wanted:
@@ -229,9 +264,13 @@ def test_out_of_a_variant_is_checked_before_anything_is_written() -> None:
     read_only = np.zeros((600, 500), np.float32)
     read_only.flags.writeable = False
     for out, accumulate in (
-        ({"x": gx, "w": np.zeros((600, 501), np.float32)}, False), ({"x": both.reshape(-1)[:3000].reshape(5, 600), "w": both}, False),
-        ({"w": read_only}, False), ({"w": both, "q": both}, False), ({"w": both}, 3), ({"w": both}, "x"),
-    ):  # fmt: skip
+        ({"x": gx, "w": np.zeros((600, 501), np.float32)}, False),
+        ({"x": both.reshape(-1)[:3000].reshape(5, 600), "w": both}, False),
+        ({"w": read_only}, False),
+        ({"w": both, "q": both}, False),
+        ({"w": both}, 3),
+        ({"w": both}, "x"),
+    ):
         with pytest.raises(gradc.errors.GradcError):
             module.backward(residuals, dy, out=out, accumulate=accumulate)
         assert not gx.any() and not both.any() and np.array_equal(dy, kept)

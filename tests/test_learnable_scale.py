@@ -1,5 +1,5 @@
-"""The fact gradc exists for: a learnable per-channel scale through dequantize -> embedding has the gradient eager torch gives, and nothing in the
-backward program is a float table.
+"""The fact gradc exists for: a learnable per-channel scale through dequantize -> embedding has the gradient eager torch
+gives, and nothing in the backward program is a float table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def test_the_gradient_is_eager_torchs(rows: int, padding_idx: int | None) -> Non
     np.testing.assert_allclose(got, learned.grad.numpy(), rtol=2e-6, atol=2e-5)
 
 
-GRANULARITY = {"row": ("f32[V,1]", (1, 8)), "column": ("f32[1,8]", (symbol("V"), 1)), "tensor": ("f32[1,1]", (symbol("V"), 8)), "group": ("f32[V,2]", (1, 4))}
+GRANULARITY = {
+    "row": ("f32[V,1]", (1, 8)),
+    "column": ("f32[1,8]", (symbol("V"), 1)),
+    "tensor": ("f32[1,1]", (symbol("V"), 8)),
+    "group": ("f32[V,2]", (1, 4)),
+}
 
 
 @pytest.mark.parametrize("granularity", GRANULARITY)
@@ -66,10 +71,14 @@ def test_every_granularity_and_option(granularity: str, by_freq: bool, padding_i
     torch = pytest.importorskip("torch", reason="gradients against torch")
     type_, block = GRANULARITY[granularity]
     options = {"padding_idx": padding_idx, "scale_grad_by_freq": by_freq}
-    graph = gradc.trace(lambda i, q, s: ops.embedding(i, ops.dequantize(q, s, block=block), **options), i="i64[N]", q="i8[V,8]", s=type_)
+    graph = gradc.trace(
+        lambda i, q, s: ops.embedding(i, ops.dequantize(q, s, block=block), **options), i="i64[N]", q="i8[V,8]", s=type_
+    )
     compiled = gradc.compile(graph, wrt=["s"])
     for program in (compiled.forward.program, compiled.backward.program):
-        assert not [b for b in program.buffers if b.type.dtype.name in FLOATS and b.type.count == symbol("V") * 8], str(program)
+        assert not [b for b in program.buffers if b.type.dtype.name in FLOATS and b.type.count == symbol("V") * 8], str(
+            program
+        )
     rng = np.random.default_rng(2)
     arrays = {"i": rng.integers(0, 12, 40), "q": rng.integers(-127, 128, (30, 8)).astype(np.int8)}
     arrays["s"] = rng.uniform(0.01, 0.1, graph.input("s").type.concrete({"V": 30})).astype(np.float32)
@@ -87,7 +96,11 @@ def test_every_granularity_and_option(granularity: str, by_freq: bool, padding_i
 def test_the_programs_interpreter_agrees() -> None:
     compiled = module()
     rng = np.random.default_rng(1)
-    arrays = {"tokens": rng.integers(0, 9, 30), "table": rng.integers(-9, 9, (9, 8)).astype(np.int8), "d.y": rng.standard_normal((30, 8)).astype(np.float32)}
+    arrays = {
+        "tokens": rng.integers(0, 9, 30),
+        "table": rng.integers(-9, 9, (9, 8)).astype(np.int8),
+        "d.y": rng.standard_normal((30, 8)).astype(np.float32),
+    }
     want = interp.run(compiled.backward.program, arrays)["d.scale"]
     np.testing.assert_allclose(compiled.backward.run(**arrays)["d.scale"], want, rtol=1e-6)
 

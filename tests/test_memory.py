@@ -26,7 +26,12 @@ def block(x: Any, w1: Any, w2: Any, g: Any) -> Any:
 
 
 BLOCK = gradc.trace(block, x="f32[N,16]", w1="f32[16,32]", w2="f32[32,16]", g="f32[16]")
-BAG = gradc.trace(lambda i, t, w: ops.cross_entropy(ops.embedding(i, t) @ w, ops.reshape(i % 7, (-1,))), i="i64[N]", t="f32[V,8]", w="f32[8,7]")
+BAG = gradc.trace(
+    lambda i, t, w: ops.cross_entropy(ops.embedding(i, t) @ w, ops.reshape(i % 7, (-1,))),
+    i="i64[N]",
+    t="f32[V,8]",
+    w="f32[8,7]",
+)
 CASES = {
     "block": (BLOCK, ["x", "w1", "w2", "g"], {"N": 300}, {}),
     "block, all saved": (BLOCK, ["w1", "w2", "g"], {"N": 300}, {"save": "all"}),
@@ -39,7 +44,9 @@ SIMULATED = ("block", "bag")
 
 
 def measured(module: gradc.Module, dims: dict[str, int]) -> tuple[int, int]:
-    """The pool's peaks of a forward and of a backward beside the values; the results are those of the caller until both have run."""
+    """The pool's peaks of a forward and of a backward beside the values; the results are those of the caller until both
+    have run.
+    """
     given = samples.sample(module.graph, dims, 0, {})[0]
     arrays.pool.trim()
     before = arrays.pool.reset_peak()
@@ -48,7 +55,9 @@ def measured(module: gradc.Module, dims: dict[str, int]) -> tuple[int, int]:
     if not module.wrt:
         return forward, 0
     assert arrays.pool.reset_peak() - before == module.memory(**dims).outputs + residuals.nbytes
-    gradients = module.backward(residuals, *[np.ones_like(v) for v in (value.values() if isinstance(value, dict) else [value])])
+    gradients = module.backward(
+        residuals, *[np.ones_like(v) for v in (value.values() if isinstance(value, dict) else [value])]
+    )
     assert len(gradients) == len(module.wrt)
     return forward, arrays.pool.peak - before
 
@@ -72,7 +81,11 @@ def test_cuda_sim_holds_what_was_predicted(case: str, monkeypatch: pytest.Monkey
     graph, wrt, dims, options = CASES[case]
     module = gradc.compile(graph, wrt=wrt, target="cuda-sim", **options)
     found = module.memory(**dims)
-    constants = sum(max(np.asarray(b.value).nbytes, 8) + 255 for e in module.executables.values() for b in e.program.of_kind("const"))
+    constants = sum(
+        max(np.asarray(b.value).nbytes, 8) + 255
+        for e in module.executables.values()
+        for b in e.program.of_kind("const")
+    )
     for held, said in zip(measured(module, dims), (found.forward, found.backward), strict=True):
         assert said <= held <= said + 255 + constants
 
@@ -92,7 +105,10 @@ def test_memory_in_words_and_bad_sizes() -> None:
     module = gradc.compile(BLOCK, wrt=["w1"])
     assert "memory beyond inputs" not in module.explain()  # of a size that stands for others nothing is claimed
     text, found = module.explain(N=1_000_000), module.memory(N=1_000_000)
-    assert f"memory beyond inputs and cotangents: {found.peak / 1e6:.1f} MB" in text and f"values {found.outputs / 1e6:.1f} MB" in text
+    assert (
+        f"memory beyond inputs and cotangents: {found.peak / 1e6:.1f} MB" in text
+        and f"values {found.outputs / 1e6:.1f} MB" in text
+    )
     assert found.outputs == 64_000_000 and found.gradients == 16 * 32 * 4
     with pytest.raises(InvalidProblem, match=r"memory of block depends on N: give a size"):
         module.memory()
@@ -133,7 +149,9 @@ def test_the_process_holds_little_more() -> None:
 
 
 def test_one_workspace_serves_calls_of_several_sizes() -> None:
-    """A longer one that is free is taken, a longer one that must be made replaces the shorter; arrays that stay have blocks of their size."""
+    """A longer one that is free is taken, a longer one that must be made replaces the shorter; arrays that stay have
+    blocks of their size.
+    """
     pool = arrays.OutputPool(limit=1 << 30)
     sizes = (3 << 20, 9 << 20, 5 << 20, 9 << 20, 3 << 20)
     for size in sizes:
@@ -191,13 +209,29 @@ def test_threads_keep_what_is_said(case: str) -> None:
 class Mallinfo(ctypes.Structure):
     """struct mallinfo2 of the C library."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 @pytest.mark.parametrize("read", ["reversed", "at its own place"])
 def test_a_donated_input_is_not_overwritten_before_it_is_read(read: str) -> None:
     """y may take x's memory only where each element is read at the place that it is written to."""
-    graph = gradc.trace(lambda x, b: ops.exp(ops.flip(x, axis=0) if read == "reversed" else x) * b, x="f32[N]", b="f32[N]")
+    graph = gradc.trace(
+        lambda x, b: ops.exp(ops.flip(x, axis=0) if read == "reversed" else x) * b, x="f32[N]", b="f32[N]"
+    )
     module = gradc.compile(graph, target="cpu", donate=["x"])
     x, b = np.random.default_rng(0).standard_normal((2, 100_001)).astype(np.float32)
     want = np.exp((x[::-1] if read == "reversed" else x).astype(np.float64)) * b

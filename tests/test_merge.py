@@ -18,16 +18,24 @@ def test_values_that_meet_late_share_a_kernel():
 
 
 def test_sums_of_one_row_share_a_kernel():
-    module = compiled(lambda x, w, b: ops.layer_norm(x, (64,), w, b), {"x": "f32[N,64]", "w": "f32[64]", "b": "f32[64]"}, ["x", "w", "b"])
+    module = compiled(
+        lambda x, w, b: ops.layer_norm(x, (64,), w, b),
+        {"x": "f32[N,64]", "w": "f32[64]", "b": "f32[64]"},
+        ["x", "w", "b"],
+    )
     assert len(module.backward.program.kernels) == 1
 
 
 def test_kernels_on_both_sides_of_a_product_stay_two():
     """x is read before and after the product, so one kernel of both would wait for itself."""
-    graph = gradc.trace(lambda x, w: ops.sum(ops.matmul(ops.exp(x) / ops.sum(x, axis=1, keepdims=True), w) + x), x="f32[512,512]", w="f32[512,512]")
+    graph = gradc.trace(
+        lambda x, w: ops.sum(ops.matmul(ops.exp(x) / ops.sum(x, axis=1, keepdims=True), w) + x),
+        x="f32[512,512]",
+        w="f32[512,512]",
+    )
     module = gradc.compile(graph)
     assert len(module.forward.program.kernels) >= 2
-    (pair, *_) = apart(module.stages["forward.partition"].result)
+    pair, *_ = apart(module.stages["forward.partition"].result)
     assert pair.nbytes == 4 * 512 * 512 and "a third kernel needs" in pair.why
     (line,) = (line for line in module.explain().splitlines() if "are two kernels" in line)
     assert line.startswith("  {} and {} both move 1.0 MB".format(*(k.name for k in module.forward.program.kernels)))

@@ -33,7 +33,11 @@ def module() -> gradc.Module:
 
 def inputs(n: int, v: int = 9, m: int = 5, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {"tokens": rng.integers(0, v, n), "table": rng.standard_normal((v, 8)).astype(f32), "w": rng.standard_normal((8, m)).astype(f32)}
+    return {
+        "tokens": rng.integers(0, v, n),
+        "table": rng.standard_normal((v, 8)).astype(f32),
+        "w": rng.standard_normal((8, m)).astype(f32),
+    }
 
 
 def expected(module: gradc.Module, arrays: dict[str, np.ndarray], dy: np.ndarray) -> dict[str, np.ndarray]:
@@ -43,7 +47,9 @@ def expected(module: gradc.Module, arrays: dict[str, np.ndarray], dy: np.ndarray
 
 @pytest.mark.parametrize("target", ["cpu", "numpy"])
 def test_one_module_for_every_size(target: str) -> None:
-    module = gradc.compile(gradc.trace(bag, tokens="i64[N]", table="f32[V,8]", w="f32[8,M]"), wrt=["w", "table"], target=target)
+    module = gradc.compile(
+        gradc.trace(bag, tokens="i64[N]", table="f32[V,8]", w="f32[8,M]"), wrt=["w", "table"], target=target
+    )
     for n, v, m in ((3, 9, 5), (1000, 40, 17), (1, 1, 1), (0, 2, 3)):
         arrays = inputs(n, v, m)
         y, residuals = module.forward(**arrays)
@@ -89,11 +95,23 @@ def test_cotangents_of_several_outputs() -> None:
 
 
 def test_value_and_grad() -> None:
-    graph = gradc.trace(lambda x, w, t: {"loss": ops.cross_entropy(x @ w, t), "hits": ops.sum(ops.cast(ops.eq(ops.argmax(x @ w, axis=1), t), "i64"))}, x="f32[N,6]", w="f32[6,4]", t="i64[N]")
+    graph = gradc.trace(
+        lambda x, w, t: {
+            "loss": ops.cross_entropy(x @ w, t),
+            "hits": ops.sum(ops.cast(ops.eq(ops.argmax(x @ w, axis=1), t), "i64")),
+        },
+        x="f32[N,6]",
+        w="f32[6,4]",
+        t="i64[N]",
+    )
     module = gradc.compile(graph, wrt=["w"])
     rng = np.random.default_rng(0)
     for n in (5, 300):
-        arrays = {"x": rng.standard_normal((n, 6)).astype(f32), "w": rng.standard_normal((6, 4)).astype(f32), "t": rng.integers(0, 4, n)}
+        arrays = {
+            "x": rng.standard_normal((n, 6)).astype(f32),
+            "w": rng.standard_normal((6, 4)).astype(f32),
+            "t": rng.integers(0, 4, n),
+        }
         value, grads = module.value_and_grad(**arrays)
         values, residuals = module.forward(**arrays)
         assert value["hits"] == values["hits"]
@@ -149,12 +167,27 @@ def test_nested_parameters() -> None:
 
     shapes = {"layers": [Layer("f32[3,4]", "f32[4]"), Layer("f32[4,2]", "f32[2]")], "scale": "f32[]"}
     module = gradc.compile(gradc.trace(model, x="f32[N,3]", params=shapes), wrt="params")
-    assert module.wrt == ("params.layers.0.w", "params.layers.0.b", "params.layers.1.w", "params.layers.1.b", "params.scale")
+    assert module.wrt == (
+        "params.layers.0.w",
+        "params.layers.0.b",
+        "params.layers.1.w",
+        "params.layers.1.b",
+        "params.scale",
+    )
     rng = np.random.default_rng(0)
-    params = {"layers": [Layer(rng.standard_normal((3, 4)).astype(f32), np.zeros(4, f32)), Layer(rng.standard_normal((4, 2)).astype(f32), np.zeros(2, f32))], "scale": np.asarray(2, f32)}
+    params = {
+        "layers": [
+            Layer(rng.standard_normal((3, 4)).astype(f32), np.zeros(4, f32)),
+            Layer(rng.standard_normal((4, 2)).astype(f32), np.zeros(2, f32)),
+        ],
+        "scale": np.asarray(2, f32),
+    }
     x = rng.standard_normal((5, 3)).astype(f32)
     value, grads = module.value_and_grad(x=x, params=params)
-    flat = {"params.scale": params["scale"], **{f"params.layers.{i}.{k}": getattr(layer, k) for i, layer in enumerate(params["layers"]) for k in "wb"}}
+    flat = {
+        "params.scale": params["scale"],
+        **{f"params.layers.{i}.{k}": getattr(layer, k) for i, layer in enumerate(params["layers"]) for k in "wb"},
+    }
     np.testing.assert_array_equal(module(x=x, **flat), module(x=x, params=params))
     assert grads["params.layers.1.w"].shape == (4, 2)
     np.testing.assert_allclose(grads["params.scale"], value / 2, rtol=1e-6)
@@ -195,7 +228,9 @@ def test_residuals_say_what_and_why(module: gradc.Module) -> None:
     assert repr(residuals) == f"Residuals({', '.join(names)})"
     for residual in module.residuals:
         assert residual.name in arrays or residual.name.startswith("r.")
-        assert residual.why and str(residual.node.type) in str(module.graph) + module.explain() + str(residual.node.type)
+        assert residual.why and str(residual.node.type) in str(module.graph) + module.explain() + str(
+            residual.node.type
+        )
     kept = sum(residuals.arrays[r.name].nbytes for r in module.residuals if r.why != "input")
     assert residuals.nbytes == kept
     everything = gradc.compile(module.graph, wrt=module.wrt, save="all").forward(**arrays)[1]
@@ -205,7 +240,9 @@ def test_residuals_say_what_and_why(module: gradc.Module) -> None:
 
 @pytest.mark.parametrize("save", ["min-cut", "all", "none"])
 def test_what_is_saved_changes_no_gradient(save: str) -> None:
-    module = gradc.compile(gradc.trace(bag, tokens="i64[N]", table="f32[V,8]", w="f32[8,M]"), wrt=["w", "table"], save=save)
+    module = gradc.compile(
+        gradc.trace(bag, tokens="i64[N]", table="f32[V,8]", w="f32[8,M]"), wrt=["w", "table"], save=save
+    )
     arrays = inputs(12)
     y, residuals = module.forward(**arrays)
     want = expected(module, arrays, y)
@@ -222,7 +259,9 @@ def test_quantized_inputs_come_back_untouched() -> None:
     np.testing.assert_array_equal(module.backward(residuals, np.ones((4, 4), f32))["s"], q.sum(1))
     straight = gradc.compile(graph, wrt=["q"])
     y, residuals = straight.forward(q=q, s=np.full(4, 2, f32))
-    np.testing.assert_array_equal(straight.backward(residuals, y)["q"], 2 * y)  # through the integers as if they were numbers
+    np.testing.assert_array_equal(
+        straight.backward(residuals, y)["q"], 2 * y
+    )  # through the integers as if they were numbers
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -256,14 +295,22 @@ def test_stages_of_a_module_from_the_cache(module: gradc.Module) -> None:
 def test_kernels_one_by_one(module: gradc.Module) -> None:
     assert module.kernels
     for name, kernel in module.kernels.items():
-        assert name in (kernel.name, f"backward.{kernel.name}") and str(kernel) == kernel.ir and kernel.name in kernel.ir
+        assert (
+            name in (kernel.name, f"backward.{kernel.name}") and str(kernel) == kernel.ir and kernel.name in kernel.ir
+        )
         assert f" * kernel @{kernel.name} rows(" in kernel.source  # its IR stands on its forehead
         buffers = kernel.sample(N=6, V=9, M=5)
         found = kernel.run(dims={"N": 6, "V": 9, "M": 5}, **buffers)
         assert set(found) == set(kernel.kernel.writes)
         numpy = interp.run(kernel.executable.program, buffers, dims={"N": 6, "V": 9, "M": 5})
         for buffer, value in found.items():
-            np.testing.assert_allclose(value.astype(np.float64), numpy[buffer].astype(np.float64), rtol=1e-4, atol=1e-4, err_msg=f"{name} {buffer}")
+            np.testing.assert_allclose(
+                value.astype(np.float64),
+                numpy[buffer].astype(np.float64),
+                rtol=1e-4,
+                atol=1e-4,
+                err_msg=f"{name} {buffer}",
+            )
         moved = kernel.bytes(N=6, V=9, M=5)
         assert 0 < moved < kernel.bytes(N=600, V=9, M=5) or "N" not in kernel.ir
         assert 0 <= kernel.time(repeat=2, N=6, V=9, M=5) < 10
@@ -276,7 +323,10 @@ def test_kernels_one_by_one(module: gradc.Module) -> None:
 def test_a_module_in_print(module: gradc.Module) -> None:
     text = str(module)
     steps = len(module.forward.program.steps) + len(module.backward.program.steps)
-    assert text.splitlines()[0].startswith(f"module bag on cpu: {steps} steps, wrt w, table") and len(text.splitlines()) == steps + 1
+    assert (
+        text.splitlines()[0].startswith(f"module bag on cpu: {steps} steps, wrt w, table")
+        and len(text.splitlines()) == steps + 1
+    )
     for step in (*module.forward.program.steps, *module.backward.program.steps):
         assert step.name in text
     assert re.search(r"\d+%", text) and "test_module.py" in text  # shares, and where it was written
@@ -293,7 +343,9 @@ def test_measured_times_stand_beside_the_predicted(module: gradc.Module) -> None
     steps = [s.name for e in module.executables.values() for s in e.program.steps]
     assert len(re.findall(r"measured \d+\.\d us\n", text)) == len(steps)  # of each step, matrix products too
     table = [line for line in text.splitlines() if re.match(r" +(-> )?(segmented|privatized|regular) ", line)]
-    assert len(table) > 1 and all(re.search(r"us  (measured \d+\.\d us|not possible beside its other combines)  ", line) for line in table)
+    assert len(table) > 1 and all(
+        re.search(r"us  (measured \d+\.\d us|not possible beside its other combines)  ", line) for line in table
+    )
     assert "measured" not in module.explain(N=100, V=9, M=5)
     for bad in (-1, 0.5):
         with pytest.raises(InvalidProblem, match="an integer from 0"):
@@ -316,7 +368,9 @@ def test_a_kernel_with_another_strategy() -> None:
         found = [handle.forced(buffer, how) for how in names]
         assert [f.kernel.strategies[buffer] for f in found if f is not None] == names
         sample = handle.sample(N=30)
-        given = [f.run(dims={"N": 30}, **sample)[buffer] for f in (found if target == "cpu" else found[2:3]) if f is not None]
+        given = [
+            f.run(dims={"N": 30}, **sample)[buffer] for f in (found if target == "cpu" else found[2:3]) if f is not None
+        ]
         want = interp.run(handle.executable.program, sample, dims={"N": 30})[buffer]
         for array in given:
             np.testing.assert_allclose(array, want, rtol=1e-6)
@@ -349,18 +403,26 @@ def test_precision_of_what_moves_compares_and_adds_up() -> None:
     table = {"i": "i64[N]", "w": "f32[V,D]"}
     for dtype in ("f32", "bf16"):
         assert precisions(ops.embedding, ["weight"], indices="i64[N]", weight=f"{dtype}[V,D]") == [(none, none), (f, f)]
-    assert precisions(ops.embedding, ["weight"], indices="i64[N]", weight="f64[V,D]") == [(none, none), (("f64",), ("f64",))]
+    assert precisions(ops.embedding, ["weight"], indices="i64[N]", weight="f64[V,D]") == [
+        (none, none),
+        (("f64",), ("f64",)),
+    ]
     bag = {"indices": "i64[N]", "weight": "bf16[V,D]", "offsets": "i64[B]"}  # a search says which bag a position is in
     assert precisions(lambda **o: ops.embedding_bag(**o, mode="max"), ["weight"], **bag) == [(f, none), (f, f)]
     assert precisions(lambda **o: ops.embedding_bag(**o, mode="sum"), ["weight"], **bag) == [(f, f), (f, f)]
-    assert precisions(lambda x, w: ops.layer_norm(x, (x.shape[1],), w), ["x", "w"], x="bf16[N,D]", w="bf16[D]") == [(f, f), (f, f)]
+    assert precisions(lambda x, w: ops.layer_norm(x, (x.shape[1],), w), ["x", "w"], x="bf16[N,D]", w="bf16[D]") == [
+        (f, f),
+        (f, f),
+    ]
     assert precisions(lambda x, w: x @ w, ["x", "w"], x="bf16[N,D]", w="bf16[D,M]") == [(f, f), (f, f)]
     assert precisions(lambda m, x: ops.where(m, x, ops.flip(x)), ["x"], m="bool[N]", x="bf16[N]")[0] == (none, none)
     assert precisions(lambda x: ops.amax(x, axis=1), [], x="f32[N,M]") == [(f, none)]
     assert precisions(lambda x: ops.prod(x, axis=1), [], x="f32[N,M]") == [(f, f)]
     product = gradc.trace(lambda i, w: ops.embedding(i, w) @ ops.embedding(i, w).T, **table)
     numpy, cpu = (gradc.compile(product, target=target).precision for target in ("numpy", "cpu"))
-    assert cpu.bit_stable and not numpy.bit_stable and numpy.deterministic  # NumPy's own product adds up by the number of threads
+    assert (
+        cpu.bit_stable and not numpy.bit_stable and numpy.deterministic
+    )  # NumPy's own product adds up by the number of threads
 
 
 def test_precision_knows_a_strategy_that_is_not_deterministic() -> None:
@@ -368,9 +430,13 @@ def test_precision_knows_a_strategy_that_is_not_deterministic() -> None:
 
     from gradc.runtime.precision import precision_of
 
-    program = gradc.compile(gradc.trace(ops.embedding, indices="i64[N]", weight="f32[5,3]"), wrt=["weight"]).backward.program
+    program = gradc.compile(
+        gradc.trace(ops.embedding, indices="i64[N]", weight="f32[5,3]"), wrt=["weight"]
+    ).backward.program
     assert precision_of(program, "cpu").deterministic
-    loose = replace(program, steps=tuple(replace(s, strategy=tuple((b, "atomic") for b, _ in s.strategy)) for s in program.steps))  # type: ignore[call-arg, union-attr]
+    loose = replace(
+        program, steps=tuple(replace(s, strategy=tuple((b, "atomic") for b, _ in s.strategy)) for s in program.steps)
+    )  # type: ignore[call-arg, union-attr]
     assert not precision_of(loose, "cpu").deterministic and not precision_of(loose, "cpu").bit_stable
 
 
@@ -390,9 +456,17 @@ def test_outputs_that_are_inputs_views_or_constants() -> None:
     def function(x: Any) -> Any:
         twice = x * 2.0
         return {
-            "a": x, "b": x, "flat": ops.reshape(x, (6,)), "across": x.T, "x": twice, "e": ops.reshape(twice, (6,)), "f": ops.reshape(twice, (6,)),
-            "one": ops.constant((1.5,), "f32", ()), "two": ops.broadcast_to(ops.constant((2,), "i32", ()), (2, 2)), "three": ops.constant((1.0, 2.0, 3.0), "f64", (3,)),
-        }  # fmt: skip
+            "a": x,
+            "b": x,
+            "flat": ops.reshape(x, (6,)),
+            "across": x.T,
+            "x": twice,
+            "e": ops.reshape(twice, (6,)),
+            "f": ops.reshape(twice, (6,)),
+            "one": ops.constant((1.5,), "f32", ()),
+            "two": ops.broadcast_to(ops.constant((2,), "i32", ()), (2, 2)),
+            "three": ops.constant((1.0, 2.0, 3.0), "f64", (3,)),
+        }
 
     graph = gradc.trace(function, x="f32[2,3]")
     for fuse in (True, False):
@@ -400,7 +474,9 @@ def test_outputs_that_are_inputs_views_or_constants() -> None:
         for name, want in interp.run(graph, {"x": x}).items():
             np.testing.assert_array_equal(found[name], want, err_msg=name)
             assert not np.shares_memory(found[name], x)
-    none = gradc.compile(gradc.parse("graph @g() {\n  %0: f32[4] = iota {axis=0, dtype=f32, shape=[4]}\n  return y=%0\n}"))
+    none = gradc.compile(
+        gradc.parse("graph @g() {\n  %0: f32[4] = iota {axis=0, dtype=f32, shape=[4]}\n  return y=%0\n}")
+    )
     np.testing.assert_array_equal(none(), [0, 1, 2, 3])
 
 
@@ -408,7 +484,13 @@ def test_outputs_that_are_inputs_views_or_constants() -> None:
 
 
 def test_equal_kernels_are_all_there() -> None:
-    graph = gradc.trace(lambda i, j, w, v: ops.sum(ops.embedding(i, w) * 2.0) + ops.sum(ops.embedding(j, v) * 2.0), i="i64[N]", j="i64[M]", w="f32[V,8]", v="f32[U,8]")
+    graph = gradc.trace(
+        lambda i, j, w, v: ops.sum(ops.embedding(i, w) * 2.0) + ops.sum(ops.embedding(j, v) * 2.0),
+        i="i64[N]",
+        j="i64[M]",
+        w="f32[V,8]",
+        v="f32[U,8]",
+    )
     found = gradc.compile(graph)
     assert len(found.kernels) == len(found.forward.program.kernels)
 
@@ -446,7 +528,11 @@ def test_save_and_load(module: gradc.Module, tmp_path: Path, monkeypatch: pytest
     assert loaded.wrt == module.wrt and [r.name for r in loaded.residuals] == [r.name for r in module.residuals]
     for name in module.wrt:
         np.testing.assert_array_equal(back[name], grads[name])
-    assert loaded.graph == module.graph and loaded.stages.names() == module.stages.names() and loaded.source() == module.source()
+    assert (
+        loaded.graph == module.graph
+        and loaded.stages.names() == module.stages.names()
+        and loaded.source() == module.source()
+    )
     parts = envelope.load(tmp_path / "m", "module", saved.MODULE_FORMAT).parts
     parts["module"] = json.dumps({**json.loads(parts["module"]), "machine": "another"}).encode()
     (tmp_path / "m").write_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, parts))
@@ -462,7 +548,16 @@ def test_damaged_modules_are_refused(module: gradc.Module, tmp_path: Path) -> No
     file = tmp_path / "m"
     module.save(file)
     data = file.read_bytes()
-    for damage in (b"", data[:40], data[: len(data) // 2], data[:-9] + b"x" + data[-8:], b"\x00" * len(data), b"[]", data + b"\0", data[:3000] + bytes([data[3000] ^ 1]) + data[3001:]):
+    for damage in (
+        b"",
+        data[:40],
+        data[: len(data) // 2],
+        data[:-9] + b"x" + data[-8:],
+        b"\x00" * len(data),
+        b"[]",
+        data + b"\0",
+        data[:3000] + bytes([data[3000] ^ 1]) + data[3001:],
+    ):
         file.write_bytes(damage)
         with pytest.raises(InvalidProblem, match="holds no module of gradc"):
             gradc.load_module(file)
@@ -482,7 +577,9 @@ def test_constants_travel_with_the_module(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, wanted)
     np.testing.assert_array_equal(loaded.backward(kept, y)["x"], module.backward(residuals, y)["x"])
     other = weights + 1  # the same graph with another array is another module
-    np.testing.assert_allclose(gradc.compile(gradc.trace(lambda x: x @ other, x="f32[N,100]"), wrt=["x"])(x=x), x @ other, rtol=1e-6)
+    np.testing.assert_allclose(
+        gradc.compile(gradc.trace(lambda x: x @ other, x="f32[N,100]"), wrt=["x"])(x=x), x @ other, rtol=1e-6
+    )
 
 
 # -- arrays of other libraries -----------------------------------------------------------------------------------------
@@ -504,7 +601,9 @@ def test_torch_in_torch_out(module: gradc.Module) -> None:
     back = module.backward(residuals, torch.ones_like(y), out={"w": mine}, accumulate=True)
     assert back["w"] is mine and torch.allclose(mine, 1 + grads["w"])
     t = {name: tensor.clone().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors.items()}
-    z = torch.nn.functional.layer_norm(torch.nn.functional.gelu(torch.nn.functional.embedding(t["tokens"], t["table"]) @ t["w"]), (5,))
+    z = torch.nn.functional.layer_norm(
+        torch.nn.functional.gelu(torch.nn.functional.embedding(t["tokens"], t["table"]) @ t["w"]), (5,)
+    )
     z.sum().backward()
     with torch.no_grad():  # nothing is to be recorded: tensors that require grad are taken as they are
         torch.testing.assert_close(module.forward(**t)[0], y)
@@ -523,7 +622,9 @@ def test_bf16_tensors() -> None:
     assert grads["w"].dtype is torch.bfloat16
     torch.testing.assert_close(grads["w"], x.float().sum(0).bfloat16(), atol=0.05, rtol=0.02)
     narrow = np.asarray(x.float().numpy()).astype(DTYPES["bf16"].np)
-    np.testing.assert_array_equal(module(x=narrow, w=w.float().numpy().astype(DTYPES["bf16"].np)).astype(f32), y.float().numpy())
+    np.testing.assert_array_equal(
+        module(x=narrow, w=w.float().numpy().astype(DTYPES["bf16"].np)).astype(f32), y.float().numpy()
+    )
 
 
 class Capsule:
@@ -577,4 +678,3 @@ def test_a_wanted_gradient_that_is_not_there() -> None:
     zero = gradc.compile(graph, wrt=["x", "w"], unused="zeros")
     _, residuals = zero.forward(x=np.ones(2, f32), w=np.ones(2, f32))
     assert not zero.backward(residuals, 1.0)["x"].any()
-

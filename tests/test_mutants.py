@@ -17,7 +17,9 @@ def test_there_are_a_hundred_of_different_names() -> None:
 
 @pytest.mark.parametrize("mutant", TABLE, ids=[m.name for m in TABLE])
 def test_it_can_be_applied(mutant: Mutant) -> None:
-    """Its text is found once, and Python that was Python is Python still: a fault that no module imports with would show nothing."""
+    """Its text is found once, and Python that was Python is Python still: a fault that no module imports with would
+    show nothing.
+    """
     assert not mutant.problem()
     if mutant.file.endswith(".py"):
         ast.parse((ROOT / mutant.file).read_text(encoding="utf-8").replace(mutant.old, mutant.new))

@@ -1,4 +1,6 @@
-"""Bytes that hold fewer than eight bits, the others being anything: read by their low bits, written with zeros above; any byte but 0 is true."""
+"""Bytes that hold fewer than eight bits, the others being anything: read by their low bits, written with zeros above;
+any byte but 0 is true.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_values_and_copies(dtype: str, target: str) -> None:
     np.testing.assert_array_equal(found.pop("value"), MEANING[dtype].astype(np.float64))
     want = BYTES != 0 if dtype == "bool" else BYTES & (2 ** DTYPES[dtype].bits - 1)
     for name, got in found.items():
-        np.testing.assert_array_equal(got.reshape(-1).view(np.uint8), np.tile(want, 2)[::-1] if name == "flip" else want, name)
+        np.testing.assert_array_equal(
+            got.reshape(-1).view(np.uint8), np.tile(want, 2)[::-1] if name == "flip" else want, name
+        )
 
 
 @every_target
@@ -60,7 +64,12 @@ def test_values_and_copies(dtype: str, target: str) -> None:
 def test_places(dtype: str, target: str) -> None:
     places = 2 ** DTYPES[dtype].bits
     found = results(
-        lambda x: {"read": ops.gather(ops.iota(shape=(places,)), x), "added": ops.scatter_add(x, ops.cast(ops.iota(shape=(x.shape[0],)), "f64"), size=places)}, dtype, target
+        lambda x: {
+            "read": ops.gather(ops.iota(shape=(places,)), x),
+            "added": ops.scatter_add(x, ops.cast(ops.iota(shape=(x.shape[0],)), "f64"), size=places),
+        },
+        dtype,
+        target,
     )
     np.testing.assert_array_equal(found["read"], MEANING[dtype])
     np.testing.assert_array_equal(found["added"], np.bincount(MEANING[dtype], weights=BYTES))
@@ -70,6 +79,16 @@ def test_places(dtype: str, target: str) -> None:
 def test_masks(target: str) -> None:
     """Logic on bytes that are neither 0 nor 1."""
     true, back = MEANING["bool"], MEANING["bool"][::-1]
-    found = results(lambda x: {"and": x & ops.flip(x), "xor": x ^ ops.flip(x), "eq": ops.eq(x, ops.flip(x)), "not": ~x, "sum": ops.sum(x)}, "bool", target)
+    found = results(
+        lambda x: {
+            "and": x & ops.flip(x),
+            "xor": x ^ ops.flip(x),
+            "eq": ops.eq(x, ops.flip(x)),
+            "not": ~x,
+            "sum": ops.sum(x),
+        },
+        "bool",
+        target,
+    )
     for name, want in {"and": true & back, "xor": true ^ back, "eq": true == back, "not": ~true, "sum": 255}.items():
         np.testing.assert_array_equal(found[name], want, name)

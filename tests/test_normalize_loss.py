@@ -45,9 +45,11 @@ def torch_gradients(
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, np.ndarray]:
     ts = {
-        k: torch.tensor(v.astype(np.float64)).to(dtype).requires_grad_(k in wrt)
-        if v.dtype.kind not in "iu"
-        else torch.tensor(v.astype(np.int64))
+        k: (
+            torch.tensor(v.astype(np.float64)).to(dtype).requires_grad_(k in wrt)
+            if v.dtype.kind not in "iu"
+            else torch.tensor(v.astype(np.int64))
+        )
         for k, v in arrays.items()
     }
     y = fn(**ts)
@@ -245,7 +247,9 @@ def test_one_rstd(kind: str) -> None:
     joint = opened(differentiate(trace(fn, **{k: types[k] for k in names}), names))
     assert count(joint, "rsqrt") == 1
     statistics = [n for n in joint.nodes if n.op.name == "sum" and n.shape == joint.input("x").shape[:1]]
-    assert len(statistics) == (5 if kind == "layer_norm" else 2)  # mean, what it missed, variance; mean(h), mean(h xhat)
+    assert len(statistics) == (
+        5 if kind == "layer_norm" else 2
+    )  # mean, what it missed, variance; mean(h), mean(h xhat)
 
 
 def test_a_bias_needs_a_weight() -> None:
@@ -384,9 +388,7 @@ def test_an_ignored_row_is_never_read() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_an_index_outside_the_classes(bad: int, weighted: bool) -> None:
     arrays = {"x": np.zeros((3, 5)), "t": np.array([0, -100, bad])} | ({"w": np.ones(5)} if weighted else {})
-    graph = trace(
-        lambda x, t, w=None: ops.cross_entropy(x, t, w), **{k: registry.typeof(v) for k, v in arrays.items()}
-    )
+    graph = trace(lambda x, t, w=None: ops.cross_entropy(x, t, w), **{k: registry.typeof(v) for k, v in arrays.items()})
     with pytest.raises(IndexOutOfRange) as caught:
         interp.run(graph, arrays)
     assert caught.value.value == bad and caught.value.position == 2 and caught.value.bound == 5
@@ -459,9 +461,7 @@ def test_mse_loss_f32() -> None:
 def test_mse_loss_of_16_bit_floats_is_summed_in_f32(dtype: Any) -> None:
     arrays = {"x": np.ones(5000, dtype), "t": np.zeros(5000, dtype)}
     assert interp.run(
-        trace(
-            lambda x, t: ops.mse_loss(x, t, reduction="sum"), **{k: registry.typeof(v) for k, v in arrays.items()}
-        ),
+        trace(lambda x, t: ops.mse_loss(x, t, reduction="sum"), **{k: registry.typeof(v) for k, v in arrays.items()}),
         arrays,
     )["y"] == np.asarray(5000, dtype)
 

@@ -150,7 +150,9 @@ def test_spills_are_errors_where_asked(arch: str, how: str, compiles: list[str])
         pytest.skip(lack)
     bounds, limit = ("__launch_bounds__(1024, 2)", 0) if how == "launch_bounds" else ("", 32)
     source = SAXPY + many_values("greedy", bounds)
-    with pytest.raises(RegistersSpilled, match=rf"registers are spilled on {arch}: greedy: \d+ bytes stored, \d+ loaded") as caught:
+    with pytest.raises(
+        RegistersSpilled, match=rf"registers are spilled on {arch}: greedy: \d+ bytes stored, \d+ loaded"
+    ) as caught:
         compile_cuda(source, arch=arch, spills="error", max_registers=limit)
     stores, loads = caught.value.kernels.pop("greedy")
     assert stores > 0 and loads > 0 and not caught.value.kernels
@@ -170,12 +172,14 @@ def test_enough_registers_do_not_spill():
     assert made.kernels["fits"].registers > 96
 
 
-LOG = """ptxas warning : Registers are spilled to local memory in function 'b', 12 bytes spill stores, 16 bytes spill loads
+LOG = """\
+ptxas warning : Registers are spilled to local memory in function 'b', 12 bytes spill stores, 16 bytes spill loads
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'b' for 'sm_80'
 ptxas info    : Function properties for b
 ptxas         .     40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
-ptxas info    : Used 32 registers, used 1 barriers, 2432 bytes cumulative stack size, 4224 bytes smem, 372 bytes cmem[0], 8 bytes cmem[2]
+ptxas info    : Used 32 registers, used 1 barriers, 2432 bytes cumulative stack size, 4224 bytes smem, \
+372 bytes cmem[0], 8 bytes cmem[2]
 ptxas info    : Function properties for _Z6helperPKfi
     8 bytes stack frame, 288 bytes spill stores, 292 bytes spill loads
 ptxas info    : Compiling entry function 'a' for 'sm_80'
@@ -188,7 +192,9 @@ ptxas info    : Used 10 registers, 384 bytes cmem[0]
 def test_the_log_is_read():
     assert nvrtc._resources(LOG) == {
         "a": KernelResources("a", 10, constant=384),
-        "b": KernelResources("b", 32, spill_stores=300, spill_loads=308, shared=4224, stack=48, constant=380, barriers=1),
+        "b": KernelResources(
+            "b", 32, spill_stores=300, spill_loads=308, shared=4224, stack=48, constant=380, barriers=1
+        ),
     }
     assert nvrtc._resources("") == nvrtc._resources("a log of another kind: Used 3 registers") == {}
 
@@ -202,13 +208,33 @@ def test_a_log_that_says_nothing_is_not_free_of_spills():
 # -- architectures -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["", "90", "sm90", "SM_90", "sm_9", "sm_90b", "sm_80a", "sm_90f", "compute_90", "sm_90 ", "sm_90\n", "sm_٩٠", "sm_90 -ftz=true", "sm_1000"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "",
+        "90",
+        "sm90",
+        "SM_90",
+        "sm_9",
+        "sm_90b",
+        "sm_80a",
+        "sm_90f",
+        "compute_90",
+        "sm_90 ",
+        "sm_90\n",
+        "sm_٩٠",
+        "sm_90 -ftz=true",
+        "sm_1000",
+    ],
+)
 def test_what_is_no_architecture(arch: str):
     with pytest.raises(InvalidProblem, match="arch="):
         compile_cuda(SAXPY, arch=arch)
 
 
-@pytest.mark.parametrize("options", [{"emit": ()}, {"emit": ("exe",)}, {"spills": "warn"}, {"max_registers": 256}, {"max_registers": -1}])
+@pytest.mark.parametrize(
+    "options", [{"emit": ()}, {"emit": ("exe",)}, {"spills": "warn"}, {"max_registers": 256}, {"max_registers": -1}]
+)
 def test_what_is_no_option(options: dict[str, Any]):
     with pytest.raises(InvalidProblem, match="spills is 'allow' or 'error'"):
         compile_cuda(SAXPY, arch="sm_90", **options)
@@ -216,7 +242,13 @@ def test_what_is_no_option(options: dict[str, Any]):
 
 @needs_nvrtc
 def test_an_architecture_that_it_lacks():
-    with pytest.raises(CompilerMissing, match=r"no NVRTC for sm_13: NVRTC \d+\.\d+ \(.*libnvrtc.*compiles for sm_.*sm_90, .*not for sm_13; .*(pip install|GRADC_NVRTC)") as caught:
+    with pytest.raises(
+        CompilerMissing,
+        match=(
+            r"no NVRTC for sm_13: NVRTC \d+\.\d+ \(.*libnvrtc.*compiles for sm_.*sm_90, .*not for sm_13; .*(pip"
+            r" install|GRADC_NVRTC)"
+        ),
+    ) as caught:
         compile_cuda(SAXPY, arch="sm_13")
     assert all(f"sm_{n}" in str(caught.value) for n in FOUND.architectures)
 
@@ -254,7 +286,12 @@ def test_families_need_12_9():
 
 @needs_nvrtc
 def test_it_is_found():
-    assert FOUND.version >= (12, 0) and 90 in FOUND.architectures and Path(FOUND.path).is_file() and len(FOUND.identity) == 64
+    assert (
+        FOUND.version >= (12, 0)
+        and 90 in FOUND.architectures
+        and Path(FOUND.path).is_file()
+        and len(FOUND.identity) == 64
+    )
     assert str(FOUND) == f"NVRTC {FOUND.version[0]}.{FOUND.version[1]} ({FOUND.path})"
     with knobs.NVRTC.set(FOUND.path):
         assert find_nvrtc() == FOUND
@@ -262,12 +299,21 @@ def test_it_is_found():
 
 def test_none_at_all(search: pytest.MonkeyPatch):
     search.setattr(nvrtc, "_candidates", lambda homes: iter(["libnvrtc-nowhere.so.12"]))
-    with pytest.raises(CompilerMissing, match=r"no NVRTC: GRADC_NVRTC is not set.*nvidia-cuda-nvrtc-cu12.*CUDA_HOME.*libnvrtc\.so\.12.*pip install gradc\[nvrtc\]"):
+    with pytest.raises(
+        CompilerMissing,
+        match=(
+            r"no NVRTC: GRADC_NVRTC is not set.*nvidia-cuda-nvrtc-cu12.*CUDA_HOME.*libnvrtc\.so\.12.*pip install"
+            r" gradc\[nvrtc\]"
+        ),
+    ):
         compile_cuda(SAXPY, arch="sm_90")
 
 
 def test_a_path_that_names_nothing_is_not_replaced():
-    with knobs.NVRTC.set("/nowhere/libnvrtc.so"), pytest.raises(CompilerMissing, match=r"GRADC_NVRTC='/nowhere/libnvrtc\.so' names no file"):
+    with (
+        knobs.NVRTC.set("/nowhere/libnvrtc.so"),
+        pytest.raises(CompilerMissing, match=r"GRADC_NVRTC='/nowhere/libnvrtc\.so' names no file"),
+    ):
         compile_cuda(SAXPY, arch="sm_90")
 
 
@@ -277,7 +323,10 @@ def test_a_path_that_names_something_else(tmp_path: Path):
     text = tmp_path / "libnvrtc.so.12"
     text.write_text("not a library\n")
     for path in (str(text), _ctypes.__file__):
-        with knobs.NVRTC.set(path), pytest.raises(CompilerError, match=f"{re.escape(os.path.realpath(path))} is not an NVRTC that works: "):
+        with (
+            knobs.NVRTC.set(path),
+            pytest.raises(CompilerError, match=f"{re.escape(os.path.realpath(path))} is not an NVRTC that works: "),
+        ):
             compile_cuda(SAXPY, arch="sm_90")
 
 
@@ -295,7 +344,10 @@ def test_without_its_builtins_it_is_passed_over(search: pytest.MonkeyPatch, tmp_
     search.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
     candidates = nvrtc._candidates
     search.setattr(nvrtc, "_candidates", lambda homes: (c for c in candidates(homes) if os.path.isabs(c)))
-    with knobs.CUDA_HOME.set(str(tmp_path)), pytest.raises(CompilerMissing, match=rf"no NVRTC that works: .*{wanted}.*pip install"):
+    with (
+        knobs.CUDA_HOME.set(str(tmp_path)),
+        pytest.raises(CompilerMissing, match=rf"no NVRTC that works: .*{wanted}.*pip install"),
+    ):
         find_nvrtc()
     with knobs.CUDA_HOME.set(str(tmp_path)), knobs.CUDA_PATH.set(str(tmp_path / "b")):
         for name in (Path(FOUND.path).name, wanted):  # a toolkit that is whole, after one that is not
@@ -305,8 +357,18 @@ def test_without_its_builtins_it_is_passed_over(search: pytest.MonkeyPatch, tmp_
 
 
 def test_where_it_is_looked_for(search: pytest.MonkeyPatch, tmp_path: Path):
-    files = ["nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "kit/targets/x/lib/libnvrtc.so.12.4.1", "kit/lib64/libnvrtc.so.11"]
-    strange = ["nvidia/cu13/lib/libnvrtc-builtins.so.13.0", "nvidia/cuda_nvrtc/lib/libnvrtc.alt.so.12", "kit/lib64/libnvrtc_static.a", "kit/lib64/libnvrtc.so.txt"]
+    files = [
+        "nvidia/cu13/lib/libnvrtc.so.13",
+        "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+        "kit/targets/x/lib/libnvrtc.so.12.4.1",
+        "kit/lib64/libnvrtc.so.11",
+    ]
+    strange = [
+        "nvidia/cu13/lib/libnvrtc-builtins.so.13.0",
+        "nvidia/cuda_nvrtc/lib/libnvrtc.alt.so.12",
+        "kit/lib64/libnvrtc_static.a",
+        "kit/lib64/libnvrtc.so.txt",
+    ]
     for file in (*files, *strange):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("")
@@ -343,9 +405,13 @@ print([m for m in ("cupy", "cuda", "torch", "numba", "jinja2", "networkx", "nvid
 
 @needs_nvrtc
 def test_an_error_shows_the_source_and_the_log():
-    with pytest.raises(CompilerError, match=r"NVRTC \d+\.\d+ .* failed \(NVRTC_ERROR_COMPILATION\) on our CUDA source for sm_90") as caught:
+    with pytest.raises(
+        CompilerError, match=r"NVRTC \d+\.\d+ .* failed \(NVRTC_ERROR_COMPILATION\) on our CUDA source for sm_90"
+    ) as caught:
         compile_cuda(SAXPY.replace("a * x", "b * x"), arch="sm_90")
-    assert 'gradc.cu(3): error: identifier "b" is undefined' in caught.value.log and caught.value.log in str(caught.value)
+    assert 'gradc.cu(3): error: identifier "b" is undefined' in caught.value.log and caught.value.log in str(
+        caught.value
+    )
     assert "    3    if (i < n) y[i] = b * x[i] + y[i];" in caught.value.source
     assert compile_cuda(SAXPY, arch="sm_90").cubin, "and it goes on"
 
@@ -376,7 +442,9 @@ def test_a_nul_hides_nothing():
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("text", ["", "// nothing but words\n", "// \udc80 \u202e ünïcode\n" + SAXPY], ids=["empty", "comment", "strange"])
+@pytest.mark.parametrize(
+    "text", ["", "// nothing but words\n", "// \udc80 \u202e ünïcode\n" + SAXPY], ids=["empty", "comment", "strange"]
+)
 def test_strange_text_compiles(text: str):
     made = compile_cuda(text, arch="sm_90", spills="error")
     assert made.cubin and list(made.kernels) == (["saxpy"] if "saxpy" in text else [])
@@ -388,7 +456,16 @@ def test_a_megabyte():
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("text", ["(" * 100_000, "int x = " + "-" * 100_000 + "1;", "int x = 1" + "+ y" * 100_000 + ";", "{" * 100_000, "nonsense;\n" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 100_000,
+        "int x = " + "-" * 100_000 + "1;",
+        "int x = 1" + "+ y" * 100_000 + ";",
+        "{" * 100_000,
+        "nonsense;\n" * 100_000,
+    ],
+)
 def test_hostile_text_does_not_end_the_process(text: str):
     with pytest.raises(CompilerError) as caught:
         compile_cuda(text, arch="sm_90")
@@ -404,7 +481,15 @@ def test_a_hit_makes_no_compile(compiles: list[str]):
     assert compile_cuda(SAXPY, arch="sm_90") == first and len(compiles) == 1
     compile_cuda(SAXPY, arch="sm_90", emit=("cubin",))
     assert len(compiles) == 1, "one entry holds both"
-    for n, options in enumerate(({"arch": "sm_80"}, {"arch": "sm_90", "max_registers": 64}, {"arch": "sm_90", "line_info": True}, {"arch": "sm_90a"}), 2):
+    for n, options in enumerate(
+        (
+            {"arch": "sm_80"},
+            {"arch": "sm_90", "max_registers": 64},
+            {"arch": "sm_90", "line_info": True},
+            {"arch": "sm_90a"},
+        ),
+        2,
+    ):
         compile_cuda(SAXPY, **options)
         assert len(compiles) == n
     compile_cuda(SAXPY + "\n", arch="sm_90")
@@ -432,7 +517,12 @@ made = nvrtc.compile_cuda({SAXPY!r}, arch="sm_90")
 print(len(made.cubin), any("libnvrtc" in line for line in open("/proc/self/maps")))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": knobs.CACHE_DIR.get()}
-    told = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True).stdout.split() for _ in range(2)]
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
     assert told[0][0] == told[1][0] and [t[1] for t in told] == ["True", "False"], told
 
 
@@ -473,7 +563,10 @@ def test_an_entry_of_a_broken_build_is_made_again(monkeypatch: pytest.MonkeyPatc
 @needs_nvrtc
 def test_a_cache_that_cannot_be_used_is_no_failure(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with knobs.CACHE_DIR.set(str(tmp_path / "file")), pytest.warns(RuntimeWarning, match="the kernel cache cannot be used"):
+    with (
+        knobs.CACHE_DIR.set(str(tmp_path / "file")),
+        pytest.warns(RuntimeWarning, match="the kernel cache cannot be used"),
+    ):
         assert compile_cuda(SAXPY, arch="sm_90").cubin
     with knobs.CACHE.set(False):
         assert compile_cuda(SAXPY, arch="sm_90").cubin
@@ -484,7 +577,14 @@ def test_a_cache_that_cannot_be_used_is_no_failure(tmp_path: Path):
 
 @needs_nvrtc
 def test_threads_at_once():
-    texts = [SAXPY, SAXPY, REDUCE, many_values("many", "__launch_bounds__(256)"), "nonsense", SAXPY.replace("saxpy", "other")]
+    texts = [
+        SAXPY,
+        SAXPY,
+        REDUCE,
+        many_values("many", "__launch_bounds__(256)"),
+        "nonsense",
+        SAXPY.replace("saxpy", "other"),
+    ]
     expected = [compile_cuda(t, arch="sm_80") if t != "nonsense" else None for t in texts]
     got: list[Any] = [None] * len(texts)
 
@@ -554,7 +654,9 @@ except KeyboardInterrupt:
     print("interrupted", threading.active_count(), len(nvrtc.compile_cuda({REDUCE!r}, arch="sm_90").kernels))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": knobs.CACHE_DIR.get()}
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -583,7 +685,12 @@ def test_doctor_names_it(tmp_path: Path):
     if FOUND is None:
         assert line.startswith("  --") and ("pip install gradc[nvrtc]" in line or "GRADC_NVRTC" in line)
     else:
-        assert line.startswith("  ok") and FOUND.path in line and "sm_90" in line and "{}.{}".format(*FOUND.version) in line
+        assert (
+            line.startswith("  ok")
+            and FOUND.path in line
+            and "sm_90" in line
+            and "{}.{}".format(*FOUND.version) in line
+        )
     assert "names no file" in doctor(GRADC_NVRTC="/nowhere/libnvrtc.so")[1]
     (tmp_path / "text").write_text("not a library")
     code, line = doctor(GRADC_NVRTC=str(tmp_path / "text"))

@@ -1,8 +1,8 @@
 """Every op of the registry: its type rule, its meaning, its gradient, its text, its errors.
 
-The cases are the op's own samples (tests/registry.py); the oracles are NumPy and finite differences, and torch in f64 in
-tests/test_ops_torch.py, never another part of gradc.  The gradient of a vjp is asked with random cotangents, never ones.
-A target is tested by the same code through ``RUNNERS``.
+The cases are the op's own samples (tests/registry.py); the oracles are NumPy and finite differences, and torch in f64
+in tests/test_ops_torch.py, never another part of gradc.  The gradient of a vjp is asked with random cotangents, never
+ones. A target is tested by the same code through ``RUNNERS``.
 """
 
 from __future__ import annotations
@@ -173,7 +173,10 @@ def test_bad_sample_is_refused(op: Op, bad: Any) -> None:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-NOT_ITS_DERIVATIVE = {"embedding": {"max_norm", "scale_grad_by_freq", "padding_idx"}, "embedding_bag": {"max_norm", "scale_grad_by_freq"}}
+NOT_ITS_DERIVATIVE = {
+    "embedding": {"max_norm", "scale_grad_by_freq", "padding_idx"},
+    "embedding_bag": {"max_norm", "scale_grad_by_freq"},
+}
 """Attributes with which a gradient is another one by definition; tests/test_ops_torch.py knows them."""
 
 
@@ -218,7 +221,9 @@ def check_differences(
         def along(t: float, tangents: Arrays = tangents) -> float:
             moved = {name: a + t * tangents[name] if name in tangents else a for name, a in wide(arrays).items()}
             y = interp.run(graph, {**moved, **frozen}, dims=dims)["y"]
-            return float(np.sum(np.where(np.isfinite(y), cotangent.astype(np.float64) * y, 0)))  # an extremum of nothing
+            return float(
+                np.sum(np.where(np.isfinite(y), cotangent.astype(np.float64) * y, 0))
+            )  # an extremum of nothing
 
         rows = [[(along(step / 2**k) - along(-step / 2**k)) / (step / 2 ** (k - 1))] for k in range(4)]
         for k in range(1, 4):
@@ -418,7 +423,7 @@ def gradient_at(fn: Callable[..., Any], *points: Any, g: Any = None, dtype: str 
         (lambda x: ops.where(ops.gt(x, 0), ops.log(x), x), ([-1.0, 2.0],), ([3, 1.5],)),
         (lambda x: ops.mod(x, 2.0), ([0.5, 3.0, -1.0],), ([3, 3, 3],)),
     ],
-)  # fmt: skip
+)
 def test_gradient_at_ties_and_kinks(fn: Any, points: Any, want: Any) -> None:
     for got, expected in zip(gradient_at(fn, *points), want, strict=True):
         np.testing.assert_allclose(got, np.asarray(expected, float), rtol=1e-15)
@@ -630,8 +635,10 @@ def test_cast_passes_the_gradient_in_the_operands_dtype() -> None:
             both = differentiate(trace(lambda x, target=target: ops.cast(x, target), x=f"{source}[3]"), ["x"])
             got = interp.run(
                 both,
-                {"x": np.ones(3, DTYPES[source].np), "d.y": np.array([1, 2, -3], DTYPES[target].np)}
-                if "x" in both.input_names
-                else {},
+                (
+                    {"x": np.ones(3, DTYPES[source].np), "d.y": np.array([1, 2, -3], DTYPES[target].np)}
+                    if "x" in both.input_names
+                    else {}
+                ),
             )
             assert got["d.x"].dtype == DTYPES[source].np and got["d.x"].astype(float).tolist() == [1, 2, -3]

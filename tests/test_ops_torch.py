@@ -1,4 +1,5 @@
-"""Every op of the registry against torch in f64: its meaning, its gradient, its second order, its error in f32, f16 and bf16.
+"""Every op of the registry against torch in f64: its meaning, its gradient, its second order, its error in f32, f16 and
+bf16.
 
 What needs no torch is in tests/test_ops.py.
 """
@@ -51,7 +52,9 @@ def test_every_op_has_an_oracle(op: Op) -> None:
     assert op.name in TORCH or op.name in NUMPY, f"{op.name} has none in tests/torch_oracles.py nor tests/oracles.py"
 
 
-@pytest.mark.parametrize("case", [c for c in DIFFERENTIABLE if c.op.name in TORCH and (c.op.vjp or isinstance(c.op, Composite))], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in DIFFERENTIABLE if c.op.name in TORCH and (c.op.vjp or isinstance(c.op, Composite))], ids=str
+)
 def test_vjp_is_torchs(case: Case, runner: Runner) -> None:  # noqa: F811
     run, names = gradients_of(case, runner)
     for dims in case.bindings((7, 0, 1)):

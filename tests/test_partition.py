@@ -38,7 +38,9 @@ def joint(graph: gradc.Graph) -> gradc.Graph:
 
 def kept(parts: Partition, **dims: int) -> int:
     """Bytes beyond the inputs."""
-    return sum(int(np.prod(r.node.type.concrete(dims))) * r.node.dtype.itemsize for r in parts.residuals if r.why != "input")
+    return sum(
+        int(np.prod(r.node.type.concrete(dims))) * r.node.dtype.itemsize for r in parts.residuals if r.why != "input"
+    )
 
 
 def arrays(n: int = 64, seed: int = 0) -> dict[str, np.ndarray]:
@@ -72,13 +74,17 @@ def test_residuals_stay_within_every_budget_that_is_possible(joint: gradc.Graph,
 
 
 def test_what_is_cheap_to_compute_again_goes_first() -> None:
-    """exp(x) is as large as sums of 64 products each; it costs a pass over itself, they cost one over what they add up."""
+    """exp(x) is as large as sums of 64 products each; it costs a pass over itself, they cost one over what they add
+    up.
+    """
 
     def model(x: Any, w: Any) -> Any:
         sums = ops.sum(ops.exp(ops.broadcast_to(ops.reshape(x, (256, 1)), (256, 64)) * 0.1), axis=1)
         return ops.exp(x) * w + sums * w
 
-    joint = gradc.compile(gradc.trace(model, x="f32[256]", w="f32[256]"), wrt=["w"], target="numpy").stages["tidy"].result
+    joint = (
+        gradc.compile(gradc.trace(model, x="f32[256]", w="f32[256]"), wrt=["w"], target="numpy").stages["tidy"].result
+    )
     every = {n.op.name: n for n in joint.nodes}
     saved = {every["sum"], *(n for n in joint.nodes if n.op.name == "exp" and n.shape == (256,))}
     size = {n: bytes_of(n, None) for n in joint.nodes}
@@ -102,9 +108,20 @@ def test_what_still_fits_is_kept_after_all() -> None:
 
 
 def test_an_impossible_budget_says_both_numbers(graph: gradc.Graph) -> None:
-    with pytest.raises(InvalidProblem, match=r"memory_budget=1000 bytes, and 12288 are the fewest that can be kept for the backward: results of matmul"):
+    with pytest.raises(
+        InvalidProblem,
+        match=(
+            r"memory_budget=1000 bytes, and 12288 are the fewest that can be kept for the backward: results of matmul"
+        ),
+    ):
         gradc.compile(graph, wrt=WRT, memory_budget=1000, hints=SIZES)
-    with pytest.raises(InvalidProblem, match=r"memory_budget=1000 bytes: how many there are depends on N; hints=\{'N': ...\} says at which sizes, or give a fraction"):
+    with pytest.raises(
+        InvalidProblem,
+        match=(
+            r"memory_budget=1000 bytes: how many there are depends on N; hints=\{'N': ...\} says at which sizes, or"
+            r" give a fraction"
+        ),
+    ):
         gradc.compile(graph, wrt=WRT, memory_budget=1000)
 
 
@@ -124,7 +141,13 @@ def test_hints_bind_nothing_and_are_checked(graph: gradc.Graph) -> None:
 
 
 def test_inputs_and_nothing_to_keep_cost_nothing() -> None:
-    module = gradc.compile(gradc.trace(lambda a, b: a * b, a="f32[N]", b="f32[N]"), wrt=["a", "b"], target="numpy", memory_budget=0, hints={"N": 10**12})
+    module = gradc.compile(
+        gradc.trace(lambda a, b: a * b, a="f32[N]", b="f32[N]"),
+        wrt=["a", "b"],
+        target="numpy",
+        memory_budget=0,
+        hints={"N": 10**12},
+    )
     assert [r.why for r in module.residuals] == ["input", "input"]
     assert not gradc.compile(gradc.trace(lambda a: a + 1, a="f32[N]"), target="numpy", memory_budget=0).residuals
 
@@ -152,7 +175,9 @@ MODELS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_saving_all_keeps_nothing_twice(name: str) -> None:
-    """No residual is an input or another residual moved or repeated; the gradients are those of a module that keeps the least."""
+    """No residual is an input or another residual moved or repeated; the gradients are those of a module that keeps the
+    least.
+    """
     graph = gradc.trace(MODELS[name], x="f64[N,5]", w="f64[5]")
     rng = np.random.default_rng(0)
     given = {"x": rng.standard_normal((4, 5)), "w": rng.uniform(1, 2, 5)}

@@ -21,7 +21,10 @@ CASES = {
     "map": (lambda x, w: ops.silu(x) * w, {"x": "f32[N,D]", "w": "f32[D]"}),
     "two outputs": (lambda x, w: (ops.exp(x), ops.tanh(x) + w), {"x": "f32[N,D]", "w": "f32[D]"}),
     "softmax": (lambda x, w: ops.softmax(x * w), {"x": "f32[N,D]", "w": "f32[D]"}),
-    "softmax of the middle": (lambda x, w: ops.softmax(ops.reshape(x, (x.shape[0], x.shape[1], 1)) * 2.0, axis=1), {"x": "f32[N,D]", "w": "f32[D]"}),
+    "softmax of the middle": (
+        lambda x, w: ops.softmax(ops.reshape(x, (x.shape[0], x.shape[1], 1)) * 2.0, axis=1),
+        {"x": "f32[N,D]", "w": "f32[D]"},
+    ),
     "layer_norm": (lambda x, w: ops.layer_norm(x, (x.shape[1],), w), {"x": "f32[N,D]", "w": "f32[D]"}),
     "bf16": (lambda x, w: ops.gelu(x) * w, {"x": "bf16[N,D]", "w": "bf16[D]"}),
     "f64": (lambda x, w: ops.sigmoid(x) * w, {"x": "f64[N,D]", "w": "f64[D]"}),
@@ -77,9 +80,13 @@ def test_rows_of_a_table(rows, table, width, dtype):
     weight = random.standard_normal((table, width)).astype(np.float32 if dtype == "f32" else np.float64)
 
     def gradient():
-        module = gradc.compile(gradc.trace(lambda tokens, weight: ops.embedding(tokens, weight), **types), wrt=["weight"])
+        module = gradc.compile(
+            gradc.trace(lambda tokens, weight: ops.embedding(tokens, weight), **types), wrt=["weight"]
+        )
         y, residuals = module.forward(tokens=tokens, weight=weight)
-        return module.backward(residuals, np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype), dims={"V": table})["weight"]
+        return module.backward(
+            residuals, np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype), dims={"V": table}
+        )["weight"]
 
     plain = gradient()
     with knobs.PAST.set(EVERYTHING):
@@ -107,7 +114,9 @@ def test_narrow_types_in_memory():
 
 
 def test_the_rule_is_measured_once(monkeypatch, tmp_path):
-    """What a machine gains is kept; below a gain of 5 percent nothing is written past the caches, and small arrays never ask."""
+    """What a machine gains is kept; below a gain of 5 percent nothing is written past the caches, and small arrays
+    never ask.
+    """
     monkeypatch.setenv("GRADC_CACHE_DIR", str(tmp_path))
     asked = []
 
@@ -151,12 +160,21 @@ def test_the_measurement():
     assert pool._past_gain() > 0
     source = np.arange(3 << 18, dtype=np.float32)
     target = np.zeros_like(source)
-    assert pool._library().gradc_past_gain(pool.new_context().pointer, *(ctypes.c_void_p(a.ctypes.data) for a in (target, source)), ctypes.c_int64(source.nbytes)) > 0
+    assert (
+        pool._library().gradc_past_gain(
+            pool.new_context().pointer,
+            *(ctypes.c_void_p(a.ctypes.data) for a in (target, source)),
+            ctypes.c_int64(source.nbytes),
+        )
+        > 0
+    )
     np.testing.assert_array_equal(target, -source)
 
 
 def test_empty_rows_of_two_tables_in_one_kernel():
-    """Each has a row of its own to write from; memory that was given back is overwritten here, so that its contents would show."""
+    """Each has a row of its own to write from; memory that was given back is overwritten here, so that its contents
+    would show.
+    """
     script = """
     import numpy as np, gradc
     from gradc import ops
@@ -167,8 +185,14 @@ def test_empty_rows_of_two_tables_in_one_kernel():
     module = gradc.compile(gradc.trace(both, i="i64[N]", x="f32[N,D]"), reductions={"*": "segmented"})
     assert len(module.forward.program.kernels) == 2  # one of them looks at the indices
     for d in range(64, 513, 64):  # each time more than a thread has
-        for value in module.forward.run(i=np.array([1, 1, 70]), x=np.zeros((3, d), np.float32), dims={"V": 6000}).values():
+        found = module.forward.run(i=np.array([1, 1, 70]), x=np.zeros((3, d), np.float32), dims={"V": 6000})
+        for value in found.values():
             assert value[1, 0] == 2 and value[70, 0] == 1 and value.sum() == 3 * d
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "GRADC_PAST": str(EVERYTHING), "GRADC_NUM_THREADS": "4", "MALLOC_PERTURB_": "165"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "GRADC_PAST": str(EVERYTHING), "GRADC_NUM_THREADS": "4", "MALLOC_PERTURB_": "165"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -23,7 +23,9 @@ def normal(*shape: int, dtype: Any = f32) -> np.ndarray:
 
 def close(found: Any, want: Any, tolerance: float = 1e-5) -> None:
     want = np.asarray(want, np.float64)
-    np.testing.assert_allclose(np.asarray(found, np.float64), want, rtol=0, atol=tolerance * max(1.0, float(np.abs(want).max(initial=0.0))))
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64), want, rtol=0, atol=tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
+    )
 
 
 def added(indices: np.ndarray, dy: np.ndarray, rows: int, padding: int | None = None) -> np.ndarray:
@@ -60,7 +62,9 @@ def test_embedding_backward_of_any_rank_into_another_dtype() -> None:
     close(plan.run(indices=indices, dy=dy)["weight"], added(indices, dy, 9), 1e-6)
     one = plans.embedding_backward(rank=0).run(indices=np.asarray(2), dy=normal(4), dims={"V": 3})["weight"]
     assert one.shape == (3, 4) and not one[:2].any()
-    counted = plans.embedding_backward(3, scale_grad_by_freq=True).run(indices=np.array([0, 0, 2]), dy=np.ones((3, 2), f32))["weight"]
+    counted = plans.embedding_backward(3, scale_grad_by_freq=True).run(
+        indices=np.array([0, 0, 2]), dy=np.ones((3, 2), f32)
+    )["weight"]
     np.testing.assert_array_equal(counted, [[1, 1], [0, 0], [1, 1]])
 
 
@@ -68,12 +72,22 @@ def test_out_of_range_is_skipped_unless_asked() -> None:
     dy = np.ones((3, 2), f32)
     bad = np.array([0, 5, -1])
     np.testing.assert_array_equal(plans.embedding_backward(2).run(indices=bad, dy=dy)["weight"], [[1, 1], [0, 0]])
-    np.testing.assert_array_equal(plans.index_add().run(input=np.zeros((2, 2), f32), index=bad, source=dy)["y"], [[1, 1], [0, 0]])
+    np.testing.assert_array_equal(
+        plans.index_add().run(input=np.zeros((2, 2), f32), index=bad, source=dy)["y"], [[1, 1], [0, 0]]
+    )
     with pytest.raises(errors.IndexOutOfRange, match="index 5 at position 1 of 'indices'"):
         plans.embedding_backward(2, oob="error").run(indices=bad, dy=dy)
-    for op, plan in (("embedding", plans.embedding_backward), ("embedding_bag", plans.embedding_bag_backward), ("index_add", plans.index_add)):
+    for op, plan in (
+        ("embedding", plans.embedding_backward),
+        ("embedding_bag", plans.embedding_bag_backward),
+        ("index_add", plans.index_add),
+    ):
         assert inspect.signature(plan).parameters["oob"].default == "skip"
-        assert '"skip"' in str(plan.__doc__) and '"error"' in str(plan.__doc__) and "'skip' in gradc.plans" in ops.REGISTRY[op].doc
+        assert (
+            '"skip"' in str(plan.__doc__)
+            and '"error"' in str(plan.__doc__)
+            and "'skip' in gradc.plans" in ops.REGISTRY[op].doc
+        )
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max", "sqrtn"])
@@ -85,8 +99,16 @@ def test_embedding_bag_backward(mode: str, weighted: bool) -> None:
             plans.embedding_bag_backward(mode="max", per_sample_weights=True)
         return
     offsets, indices, table, dy = np.array([0, 2, 2, 7]), rng.integers(0, 6, 9), normal(6, 3), normal(4, 3)
-    operands: dict[str, Any] = {"indices": indices, "weight": table, "offsets": offsets} | ({"per_sample_weights": rng.uniform(0.5, 2, 9).astype(f32)} if weighted else {})
-    graph = gradc.trace(lambda **o: ops.embedding_bag(**o, mode=mode, padding_idx=1), indices="i64[N]", weight="f32[V,D]", offsets="i64[B]", **({"per_sample_weights": "f32[N]"} if weighted else {}))
+    operands: dict[str, Any] = {"indices": indices, "weight": table, "offsets": offsets} | (
+        {"per_sample_weights": rng.uniform(0.5, 2, 9).astype(f32)} if weighted else {}
+    )
+    graph = gradc.trace(
+        lambda **o: ops.embedding_bag(**o, mode=mode, padding_idx=1),
+        indices="i64[N]",
+        weight="f32[V,D]",
+        offsets="i64[B]",
+        **({"per_sample_weights": "f32[N]"} if weighted else {}),
+    )
     wrt = ["weight", *(["per_sample_weights"] if weighted else [])]
     module = gradc.compile(graph, wrt=wrt)
     _, residuals = module.forward(**operands)
@@ -97,14 +119,23 @@ def test_embedding_bag_backward(mode: str, weighted: bool) -> None:
     for name in wrt:
         close(found[name], want[name])
     rows = plans.embedding_bag_backward(mode=mode, rank=2)
-    square = rows.run({k: v for k, v in {"indices": indices[:8].reshape(4, 2), "weight": table}.items() if k in rows.arguments}, dy=dy, dims={"V": 6})["weight"]
+    square = rows.run(
+        {k: v for k, v in {"indices": indices[:8].reshape(4, 2), "weight": table}.items() if k in rows.arguments},
+        dy=dy,
+        dims={"V": 6},
+    )["weight"]
     assert square.shape == (6, 3)
 
 
 GRANULARITIES: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "tensor": (plans.per_tensor(), (1, 1)), "channel 0": (plans.per_channel(0), (4, 1)), "channel -1": (plans.per_channel(-1), (1, 10)), "token": (plans.per_token(), (4, 1)),
-    "group": (plans.per_group(4), (4, 3)), "blocks": ((3, 4), (2, 3)), "scalar": (None, ()),
-}  # fmt: skip
+    "tensor": (plans.per_tensor(), (1, 1)),
+    "channel 0": (plans.per_channel(0), (4, 1)),
+    "channel -1": (plans.per_channel(-1), (1, 10)),
+    "token": (plans.per_token(), (4, 1)),
+    "group": (plans.per_group(4), (4, 3)),
+    "blocks": ((3, 4), (2, 3)),
+    "scalar": (None, ()),
+}
 
 
 def spread(parameter: np.ndarray, block: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -160,8 +191,19 @@ def test_quantization_backward_by_the_table(name: str, zero: str | None) -> None
 
 
 def test_options_of_quantization_plans() -> None:
-    plan = plans.dequantize_backward(block=plans.per_group(2, rank=3), shape=(2, "N", 4), q_dtype="u4", scale_dtype="bf16", out_dtype="bf16", wrt="scale")
-    assert str(plan.results["scale"]) == "bf16[2,N,2]" and str(plan.arguments["dy"]) == "bf16[2,N,4]" and list(plan.results) == ["scale"]
+    plan = plans.dequantize_backward(
+        block=plans.per_group(2, rank=3),
+        shape=(2, "N", 4),
+        q_dtype="u4",
+        scale_dtype="bf16",
+        out_dtype="bf16",
+        wrt="scale",
+    )
+    assert (
+        str(plan.results["scale"]) == "bf16[2,N,2]"
+        and str(plan.arguments["dy"]) == "bf16[2,N,4]"
+        and list(plan.results) == ["scale"]
+    )
     x, s = np.array([[0.4, 9.0]], f32), np.asarray(1, f32)
     half = plans.fake_quantize_backward(dtype="i4", grad_factor=0.5).run(x=x, scale=s, dy=np.ones((1, 2), f32))
     np.testing.assert_allclose(half["scale"], 0.5 * (-0.4 + 7), rtol=1e-6)
@@ -201,14 +243,22 @@ def test_index_add_forward_and_backward() -> None:
     plan = plans.index_add_backward(rank=3, dim=-2, alpha=2.0)
     found = plan.run(index=index, dy=dy)
     np.testing.assert_array_equal(found["input"], dy)
-    np.testing.assert_array_equal(found["source"], 2 * np.concatenate([dy[:, index[:3]], np.zeros((2, 1, 3), f32)], axis=1))
+    np.testing.assert_array_equal(
+        found["source"], 2 * np.concatenate([dy[:, index[:3]], np.zeros((2, 1, 3), f32)], axis=1)
+    )
     assert list(plans.index_add_backward(wrt="source").results) == ["source"]
 
 
 def test_the_kind_that_went_in() -> None:
     torch = pytest.importorskip("torch")
-    found = plans.embedding_backward(4, dtype="bf16").run(indices=torch.tensor([1, 1]), dy=torch.ones(2, 3, dtype=torch.bfloat16))
-    assert isinstance(found["weight"], torch.Tensor) and found["weight"].dtype == torch.bfloat16 and found["weight"][1, 0] == 2
+    found = plans.embedding_backward(4, dtype="bf16").run(
+        indices=torch.tensor([1, 1]), dy=torch.ones(2, 3, dtype=torch.bfloat16)
+    )
+    assert (
+        isinstance(found["weight"], torch.Tensor)
+        and found["weight"].dtype == torch.bfloat16
+        and found["weight"][1, 0] == 2
+    )
 
 
 # -- what it is --------------------------------------------------------------------------------------------------------
@@ -218,10 +268,17 @@ def test_plans_are_kept_by_descriptor() -> None:
     first = plans.embedding_backward(D=8, padding_idx=1)
     assert plans.embedding_backward(D=8, padding_idx=1, dtype=np.float32, oob="skip", index_dtype="i64") is first
     assert gradc.plans is plans and "plans" in dir(gradc)
-    others = [plans.embedding_backward(D=8), plans.embedding_backward(D=8, padding_idx=0), plans.embedding_backward(D=9, padding_idx=1), plans.embedding_backward(D=8, padding_idx=1, target="numpy")]
+    others = [
+        plans.embedding_backward(D=8),
+        plans.embedding_backward(D=8, padding_idx=0),
+        plans.embedding_backward(D=9, padding_idx=1),
+        plans.embedding_backward(D=8, padding_idx=1, target="numpy"),
+    ]
     assert len({id(p) for p in (first, *others)}) == 5
     fresh = plans.embedding_backward(D=8, padding_idx=3)
-    assert fresh._module is None and fresh.arguments["dy"].shape[1] == 8 and fresh._module is None  # looking compiles nothing
+    assert (
+        fresh._module is None and fresh.arguments["dy"].shape[1] == 8 and fresh._module is None
+    )  # looking compiles nothing
     assert fresh.precision.accumulator == ("f32",) and fresh._module is not None
 
 
@@ -232,26 +289,51 @@ def test_every_plan_can_be_looked_at() -> None:
         assert name in repr(plan) and make.__name__ == name and str(plan.graph).startswith(f"graph @{name}")
         assert gradc.parse(str(plan.graph)) == plan.graph
         dims = dict.fromkeys(plan.executable.program.dims, 4)
-        assert plan.workspace_size(**dims) >= 0 and plan.precision.deterministic and plan.precision.bit_stable and set(plan.precision.math) <= {"f32", "f64"}
+        assert (
+            plan.workspace_size(**dims) >= 0
+            and plan.precision.deterministic
+            and plan.precision.bit_stable
+            and set(plan.precision.math) <= {"f32", "f64"}
+        )
         assert plan.sku(**dims).startswith(f"{name}.{plan.executable.target}.")
         assert plan.kernels and "kernel" in plan.source and plan.explain()
         assert plan.executable.inputs == plan.arguments and plan.executable.outputs == plan.results
         assert inspect.signature(make).parameters["target"].default is None and make.__doc__
-        for option, parameter in ops.REGISTRY[plans.TABLE[name].op].parameters.items():  # the op's options, under their names
+        for option, parameter in ops.REGISTRY[
+            plans.TABLE[name].op
+        ].parameters.items():  # the op's options, under their names
             mine = inspect.signature(make).parameters[option]
             assert mine.default == plans.TABLE[name].options.get(option, parameter.default)
-    skus = [p.sku(V=5) for p in (plans.embedding_bag_backward(), plans.embedding_bag_backward(mode="max"), plans.embedding_bag_backward(D=4), plans.embedding_bag_backward(dtype="bf16"))]
+    skus = [
+        p.sku(V=5)
+        for p in (
+            plans.embedding_bag_backward(),
+            plans.embedding_bag_backward(mode="max"),
+            plans.embedding_bag_backward(D=4),
+            plans.embedding_bag_backward(dtype="bf16"),
+        )
+    ]
     assert len(set(skus)) == 4 and "mode_max" in skus[1] and skus[2].endswith("D4.V5")
 
 
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    (plans.embedding_backward, {"colour": 1}, InvalidProblem, "has no 'colour'; it has the sizes D, N, V and dtype, index_dtype"),
+    (
+        plans.embedding_backward,
+        {"colour": 1},
+        InvalidProblem,
+        "has no 'colour'; it has the sizes D, N, V and dtype, index_dtype",
+    ),
     (plans.embedding_backward, {"colour": None}, InvalidProblem, "has no 'colour'"),
     (plans.embedding_backward, {"V": -1}, InvalidProblem, "V=-1 is no size"),
     (plans.embedding_backward, {"V": 2.5}, InvalidProblem, "V=2.5 is no size"),
     (plans.embedding_backward, {"rank": -1}, InvalidProblem, "rank=-1"),
     (plans.embedding_backward, {"wrt": "indices"}, NotDifferentiable, "indices"),
-    (plans.embedding_backward, {"wrt": "offsets"}, InvalidProblem, "wrt names 'offsets'; there are gradients of weight"),
+    (
+        plans.embedding_backward,
+        {"wrt": "offsets"},
+        InvalidProblem,
+        "wrt names 'offsets'; there are gradients of weight",
+    ),
     (plans.embedding_backward, {"wrt": ()}, InvalidProblem, "wrt names 'nothing'"),
     (plans.embedding_backward, {"wrt": 3}, InvalidProblem, "wrt=3: a tuple of names"),
     (plans.embedding_backward, {"padding_idx": 5, "V": 5}, TypeRuleError, "padding_idx=5 of 5 rows"),
@@ -269,7 +351,9 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "options", "error", "message"), WRONG, ids=[f"{m.__name__}-{o}" for m, o, _, _ in WRONG])
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"), WRONG, ids=[f"{m.__name__}-{o}" for m, o, _, _ in WRONG]
+)
 def test_wrong_options(make: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         make(**options)
@@ -277,7 +361,11 @@ def test_wrong_options(make: Any, options: dict[str, Any], error: type[Exception
 
 
 def test_sizes_by_position_once() -> None:
-    for call in (lambda: plans.embedding_backward(3, V=4), lambda: plans.embedding_backward(1, 2, 3), lambda: plans.index_add(3)):
+    for call in (
+        lambda: plans.embedding_backward(3, V=4),
+        lambda: plans.embedding_backward(1, 2, 3),
+        lambda: plans.index_add(3),
+    ):
         with pytest.raises(InvalidProblem, match="by position, once"):
             call()
 
@@ -307,30 +395,86 @@ CALLS: dict[str, tuple[dict[str, Any], type[errors.GradcError], str]] = {
     "a stream": ({"stream": object()}, Unsupported, "the CPU has no streams"),
     "an argument missing": ({"dy": None}, InvalidProblem, "needs the input 'dy': f32[N,4]"),
     "one too many": ({"weight": WHOLE}, InvalidProblem, "has no input 'weight'; it has indices, dy"),
-    "a dtype": ({"dy": DY.astype(np.float64)}, InvalidProblem, "dy is f32[N,4], got an array of float64[5, 4]; convert it first"),
-    "an index dtype": ({"indices": INDICES.astype(np.int32)}, InvalidProblem, "indices is i64[N], got an array of int32[5]"),
-    "a rank": ({"indices": INDICES[None]}, InvalidProblem, "indices is i64[N] (rank 1), got an array of rank 2: (1, 5)"),
+    "a dtype": (
+        {"dy": DY.astype(np.float64)},
+        InvalidProblem,
+        "dy is f32[N,4], got an array of float64[5, 4]; convert it first",
+    ),
+    "an index dtype": (
+        {"indices": INDICES.astype(np.int32)},
+        InvalidProblem,
+        "indices is i64[N], got an array of int32[5]",
+    ),
+    "a rank": (
+        {"indices": INDICES[None]},
+        InvalidProblem,
+        "indices is i64[N] (rank 1), got an array of rank 2: (1, 5)",
+    ),
     "a length": ({"dy": DY[:3]}, InvalidProblem, "axis 0 is 3, not 5 (N=5 from indices)"),
     "a width": ({"dy": DY[:, :2]}, InvalidProblem, "axis 1 is 2, not 4"),
     "no array": ({"dy": [1.0]}, InvalidProblem, "a builtins.list is not an array"),
     "another device": ({"dy": Elsewhere()}, errors.DeviceError, "on cuda:0 was given to a module for the CPU"),
-    "out of another dtype": ({"out": {"weight": np.zeros((V, D))}}, InvalidProblem, "out['weight'] is float64, the output is f32[6,4]"),
-    "out of another shape": ({"out": {"weight": np.zeros((D, V), f32)}}, InvalidProblem, "out['weight'] has the shape (4, 6), the output f32[6,4] (6, 4)"),
+    "out of another dtype": (
+        {"out": {"weight": np.zeros((V, D))}},
+        InvalidProblem,
+        "out['weight'] is float64, the output is f32[6,4]",
+    ),
+    "out of another shape": (
+        {"out": {"weight": np.zeros((D, V), f32)}},
+        InvalidProblem,
+        "out['weight'] has the shape (4, 6), the output f32[6,4] (6, 4)",
+    ),
     "out of another name": ({"out": {"d.weight": WHOLE}}, InvalidProblem, "has no output 'd.weight'; it has weight"),
-    "out too short": ({"out": {"weight": np.zeros((V - 1, D), f32)}}, errors.BufferTooSmall, "'weight' needs 96 bytes, got 80"),
-    "out with strides": ({"out": {"weight": np.zeros((V, 2 * D), f32)[:, ::2]}}, errors.MisalignedOperand, "out['weight'] is not contiguous and aligned (strides (32, 8))"),
-    "out misaligned": ({"out": {"weight": shifted(V, D)}}, errors.MisalignedOperand, "out['weight'] is not contiguous and aligned"),
-    "out over an input": ({"dy": WHOLE[V:], "out": {"weight": WHOLE[V - 3 : 2 * V - 3]}}, errors.OverlappingOperands, "out['weight'] shares memory with the input dy"),
-    "accumulate over an input": ({"dy": WHOLE[V:], "out": {"weight": WHOLE[V - 3 : 2 * V - 3]}, "accumulate": True}, errors.OverlappingOperands, "shares memory with the input dy"),
-    "out read-only": ({"out": {"weight": np.frombuffer(bytes(96), f32).reshape(V, D)}}, InvalidProblem, "out['weight'] is read-only"),
+    "out too short": (
+        {"out": {"weight": np.zeros((V - 1, D), f32)}},
+        errors.BufferTooSmall,
+        "'weight' needs 96 bytes, got 80",
+    ),
+    "out with strides": (
+        {"out": {"weight": np.zeros((V, 2 * D), f32)[:, ::2]}},
+        errors.MisalignedOperand,
+        "out['weight'] is not contiguous and aligned (strides (32, 8))",
+    ),
+    "out misaligned": (
+        {"out": {"weight": shifted(V, D)}},
+        errors.MisalignedOperand,
+        "out['weight'] is not contiguous and aligned",
+    ),
+    "out over an input": (
+        {"dy": WHOLE[V:], "out": {"weight": WHOLE[V - 3 : 2 * V - 3]}},
+        errors.OverlappingOperands,
+        "out['weight'] shares memory with the input dy",
+    ),
+    "accumulate over an input": (
+        {"dy": WHOLE[V:], "out": {"weight": WHOLE[V - 3 : 2 * V - 3]}, "accumulate": True},
+        errors.OverlappingOperands,
+        "shares memory with the input dy",
+    ),
+    "out read-only": (
+        {"out": {"weight": np.frombuffer(bytes(96), f32).reshape(V, D)}},
+        InvalidProblem,
+        "out['weight'] is read-only",
+    ),
     "accumulate without out": ({"accumulate": True}, InvalidProblem, "accumulate=True adds to the arrays of out="),
-    "accumulate a stranger": ({"accumulate": [["weight"]], "out": {"weight": WHOLE[:V]}}, InvalidProblem, "accumulate names \"['weight']\""),
+    "accumulate a stranger": (
+        {"accumulate": [["weight"]], "out": {"weight": WHOLE[:V]}},
+        InvalidProblem,
+        "accumulate names \"['weight']\"",
+    ),
     "a size": ({"dims": {"N": -2}}, InvalidProblem, "dims: N=-2 is no size"),
     "sizes that differ": ({"dims": {"N": 4}}, InvalidProblem, "axis 0 is 5, not 4 (N=4 from dims=)"),
     "workspace too small": ({"workspace": np.empty(16, np.uint8)}, errors.WorkspaceTooSmall, "workspace needs"),
-    "workspace misaligned": ({"workspace": np.empty(1 << 16, np.uint8)[1:]}, errors.MisalignedOperand, "the workspace is not contiguous"),
-    "workspace with strides": ({"workspace": np.empty(1 << 17, np.uint8)[::2]}, errors.MisalignedOperand, "the workspace is not contiguous"),
-}  # fmt: skip
+    "workspace misaligned": (
+        {"workspace": np.empty(1 << 16, np.uint8)[1:]},
+        errors.MisalignedOperand,
+        "the workspace is not contiguous",
+    ),
+    "workspace with strides": (
+        {"workspace": np.empty(1 << 17, np.uint8)[::2]},
+        errors.MisalignedOperand,
+        "the workspace is not contiguous",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -358,7 +502,13 @@ def test_can_implement_what_is_right() -> None:
     strided = np.asfortranarray(DY)
     room = np.empty(plan.workspace_size(N=N) + 64, np.uint8)
     start = -room.ctypes.data % 64
-    for call in ({}, {"dy": strided}, {"dy": shifted(N, D)}, {"out": {"weight": np.zeros((V, D), f32)}, "accumulate": "weight"}, {"workspace": room[start:]}):
+    for call in (
+        {},
+        {"dy": strided},
+        {"dy": shifted(N, D)},
+        {"out": {"weight": np.zeros((V, D), f32)}, "accumulate": "weight"},
+        {"workspace": room[start:]},
+    ):
         call = {"indices": INDICES, "dy": DY, **call}
         assert plan.can_implement(**call) is None
         plan.run(**call)
@@ -368,7 +518,13 @@ def test_can_implement_what_is_right() -> None:
     assert "nothing binds the dim V" in str(loose.can_implement(indices=INDICES, dy=DY))
     assert "assume(V >= 10)" in str(loose.can_implement(indices=INDICES, dy=DY, dims={"V": 9}))
     assert loose.can_implement(indices=INDICES, dy=DY, dims={"V": 10}) is None
-    overlap = loose.can_implement(indices=INDICES, dy=DY, dims={"V": 10}, out={"weight": (whole := np.zeros((30, 4), f32))[:10]}, workspace=whole[:, :].view(np.uint8))
+    overlap = loose.can_implement(
+        indices=INDICES,
+        dy=DY,
+        dims={"V": 10},
+        out={"weight": (whole := np.zeros((30, 4), f32))[:10]},
+        workspace=whole[:, :].view(np.uint8),
+    )
     assert isinstance(overlap, errors.GradcError)
 
 
@@ -390,7 +546,13 @@ def test_more_than_there_is_memory() -> None:
 
 
 def test_the_numpy_target_agrees() -> None:
-    for make, arguments in ((plans.embedding_backward, {"indices": INDICES, "dy": DY}), (plans.fake_quantize_backward, {"x": DY * 3, "scale": np.asarray(0.7, f32), "dy": DY})):
-        cpu, numpy = (make(target=target).run(arguments, dims={"V": V} if "indices" in arguments else None) for target in ("cpu", "numpy"))
+    for make, arguments in (
+        (plans.embedding_backward, {"indices": INDICES, "dy": DY}),
+        (plans.fake_quantize_backward, {"x": DY * 3, "scale": np.asarray(0.7, f32), "dy": DY}),
+    ):
+        cpu, numpy = (
+            make(target=target).run(arguments, dims={"V": V} if "indices" in arguments else None)
+            for target in ("cpu", "numpy")
+        )
         for name in cpu:
             close(cpu[name], numpy[name], 1e-6)

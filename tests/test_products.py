@@ -1,4 +1,6 @@
-"""The kernels that serve a call beside a program's own: matrix products of any strides, additions, packing; in the simulator's checking mode, and compiled by NVRTC."""
+"""The kernels that serve a call beside a program's own: matrix products of any strides, additions, packing; in the
+simulator's checking mode, and compiled by NVRTC.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,18 @@ def multiplied(device: Simulator, a: np.ndarray, b: np.ndarray, flag: np.ndarray
         low, high = _bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
         start = array.ctypes.data - low
         held = Part(name, 0, (high - low) // array.itemsize, array.dtype)
-        return Strided(held, array.shape, tuple(s // array.itemsize for s in array.strides), start // array.itemsize), array
+        return (
+            Strided(held, array.shape, tuple(s // array.itemsize for s in array.strides), start // array.itemsize),
+            array,
+        )
 
     parts = {"a": operand("a", a)[0], "b": operand("b", b)[0], "out": operand("out", out)[0]}
-    bases = {"a": _bounds(a)[0] if a.size else 0, "b": _bounds(b)[0] if b.size else 0, "out": out.ctypes.data, "flag": flag.ctypes.data}
+    bases = {
+        "a": _bounds(a)[0] if a.size else 0,
+        "b": _bounds(b)[0] if b.size else 0,
+        "out": out.ctypes.data,
+        "flag": flag.ctypes.data,
+    }
     device.begin([Span(out.ctypes.data, out.nbytes, np.dtype(np.uint8))])
     for launch in launches_of(Product(parts["a"], parts["b"], parts["out"], site), Part("flag", 0, 4, U64)):
         args = [Span(bases[x.root] + x.start, x.count, x.dtype) if isinstance(x, Part) else x for x in launch.args]
@@ -74,14 +84,24 @@ def test_products_of_ours(device: Simulator, name: str, sizes: tuple[int, int, i
     rng = np.random.default_rng(m)
     for a, b in (
         (values(rng, (m, k), name), values(rng, (k, n), name)),
-        (values(rng, (2 * k, 3 * m), name).T[::3, 1::2] if k else values(rng, (m, k), name), values(rng, (n, k), name).T),
+        (
+            values(rng, (2 * k, 3 * m), name).T[::3, 1::2] if k else values(rng, (m, k), name),
+            values(rng, (n, k), name).T,
+        ),
         (np.broadcast_to(values(rng, (1, k), name), (m, k)), values(rng, (k, n), name)[::-1]),
     ):
         out, wanted = multiplied(device, a, b), exact(a, b)
         if DTYPES[name].is_float:
             unit = {"f64": 1e-15, "f32": 1e-7, "f16": 5e-4, "bf16": 4e-3, "f8e4m3": 0.07, "f8e5m2": 0.13}[name]
             # each term is rounded once when it is added, the sum once when it is stored
-            assert (np.abs(out.astype(np.float64) - wanted) <= unit * np.abs(wanted) + max(1e-7 if name != "f64" else 1e-15, 0) * max(k, 1) * (np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))) + (2e-3 if name.startswith("f8") else 1e-7)).all()
+            assert (
+                np.abs(out.astype(np.float64) - wanted)
+                <= unit * np.abs(wanted)
+                + max(1e-7 if name != "f64" else 1e-15, 0)
+                * max(k, 1)
+                * (np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)))
+                + (2e-3 if name.startswith("f8") else 1e-7)
+            ).all()
         else:
             assert np.array_equal(out, wanted)
 
@@ -135,14 +155,29 @@ def test_additions(name: str) -> None:
 def test_packing(dtype: str) -> None:
     """Any order, negative and repeated steps, odd addresses."""
     place = OnDevice(Simulator(), Simulator(support_text(), check=True))
-    whole = np.random.default_rng(0).integers(0, 255, 6000 * 8).astype(np.uint8)[: 2520 * np.dtype(dtype).itemsize].view(dtype).reshape(2, 3, 4, 5, 3, 7)
+    whole = (
+        np.random.default_rng(0)
+        .integers(0, 255, 6000 * 8)
+        .astype(np.uint8)[: 2520 * np.dtype(dtype).itemsize]
+        .view(dtype)
+        .reshape(2, 3, 4, 5, 3, 7)
+    )
     odd = np.zeros(2520 * whole.itemsize + 1, np.uint8)[1:].view(dtype).reshape(whole.shape)
     odd[...] = whole
-    for array in (whole.transpose(5, 0, 3, 1, 4, 2), whole[:, ::-1, 1:3, ::2], np.broadcast_to(whole[0, 0, 0, 0], (4, 3, 7)), odd, odd[:, :, ::2], whole[0, 0, 0, 0, 0, :0]):
+    for array in (
+        whole.transpose(5, 0, 3, 1, 4, 2),
+        whole[:, ::-1, 1:3, ::2],
+        np.broadcast_to(whole[0, 0, 0, 0], (4, 3, 7)),
+        odd,
+        odd[:, :, ::2],
+        whole[0, 0, 0, 0, 0, :0],
+    ):
         if not array.size:
             continue
         found = place.packed(array, 0)
-        assert found.flags.c_contiguous and np.array_equal(np.asarray(found.view(np.ndarray)).view(np.uint8), np.ascontiguousarray(array).view(np.uint8))
+        assert found.flags.c_contiguous and np.array_equal(
+            np.asarray(found.view(np.ndarray)).view(np.uint8), np.ascontiguousarray(array).view(np.uint8)
+        )
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -152,4 +187,7 @@ def test_nvrtc_takes_them(arch: str) -> None:
 
     products, support = (compile_cuda(text, arch=arch, spills="error") for text in (TEXT, support_text()))
     assert set(products.kernels) == {f"gradc_matmul_{name}" for name in MULTIPLIED}
-    assert set(support.kernels) == {*(f"gradc_add_{name}" for name in ADDED), *(f"gradc_pack_{size}" for size in (1, 2, 4, 8))}
+    assert set(support.kernels) == {
+        *(f"gradc_add_{name}" for name in ADDED),
+        *(f"gradc_pack_{size}" for size in (1, 2, 4, 8)),
+    }

@@ -18,7 +18,14 @@ U8, I8, F32 = DTYPES["u8"], DTYPES["i8"], DTYPES["f32"]
 INTEGERS, FLOATS = (I64, I32, I8, U8), (F64, F32)
 N, M = symbol("N"), symbol("M")
 HERE = (Index.of("n"),)
-ELEMENTS = {I64: [3, 0, 7, -2, 5, 1], I32: [0, 1, 2, 3, 4, 5], I8: [-128, 127, 5, 0, -1, 3], U8: [255, 0, 128, 1, 7, 4], F64: [3.5, -0.5, np.nan, np.inf, 4.0, -2.0], F32: [0.0, 3.5, 6.5, -1.5, np.inf, np.nan]}  # fmt: skip
+ELEMENTS = {
+    I64: [3, 0, 7, -2, 5, 1],
+    I32: [0, 1, 2, 3, 4, 5],
+    I8: [-128, 127, 5, 0, -1, 3],
+    U8: [255, 0, 128, 1, 7, 4],
+    F64: [3.5, -0.5, np.nan, np.inf, 4.0, -2.0],
+    F32: [0.0, 3.5, 6.5, -1.5, np.inf, np.nan],
+}
 
 
 @st.composite
@@ -56,7 +63,15 @@ def kernels(draw: st.DrawFn) -> tuple[Stmt, ...]:
             of_ = draw(st.sampled_from((*INTEGERS, *FLOATS)))
             add("where", (of(BOOL), of(of_), of(of_)), of_)
         elif kind == "masked load" and any(s.dtype is BOOL for s in body):
-            add("load", (), dtype, buffer=f"in_{dtype.name}", index=HERE, where=of(BOOL), attrs={"other": draw(st.integers(0, 100))})
+            add(
+                "load",
+                (),
+                dtype,
+                buffer=f"in_{dtype.name}",
+                index=HERE,
+                where=of(BOOL),
+                attrs={"other": draw(st.integers(0, 100))},
+            )
         elif kind == "cast":
             source = draw(st.sampled_from((*INTEGERS, *FLOATS)))
             to = draw(st.sampled_from(INTEGERS if source.is_float else (*INTEGERS, *FLOATS)))
@@ -74,14 +89,31 @@ def kernels(draw: st.DrawFn) -> tuple[Stmt, ...]:
         terms = draw(st.lists(st.tuples(st.sampled_from(["n", of(I64)]), st.integers(-3, 3)), min_size=1, max_size=2))
         return sum((Index.of(v) * c for v, c in terms), Index(draw(st.integers(-4, 4))))
 
-    kinds = ["number", "add", "sub", "mul", "compare", "compare", "both", "where", "where", "masked load", "cast", "inside", "index", "divided"]
+    kinds = [
+        "number",
+        "add",
+        "sub",
+        "mul",
+        "compare",
+        "compare",
+        "both",
+        "where",
+        "where",
+        "masked load",
+        "cast",
+        "inside",
+        "index",
+        "divided",
+    ]
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=14)):
         step(kind)
     return tuple(body)
 
 
 def holds(found: Range, values: np.ndarray, sizes: dict[str, int]) -> bool:
-    """Whether all values lie between the bounds; a range without a bound says nothing, one with a bound leaves no NaN."""
+    """Whether all values lie between the bounds; a range without a bound says nothing, one with a bound leaves no
+    NaN.
+    """
     lows, highs = ([evaluate(b, sizes) for b in bounds] for bounds in (found.lows, found.highs))
     for value in values.tolist():
         if isinstance(value, float) and not np.isfinite(value):
@@ -100,7 +132,9 @@ def ranges_and_values(body: tuple[Stmt, ...]) -> tuple[KernelRanges, dict[str, n
     named = [s for s in body if s.dtype is not None]
     stores = tuple(Stmt("", "store", (s.name,), s.dtype, f"out_{i}", HERE) for i, s in enumerate(named))
     kernel = Kernel("k", (), (("n", N),), (*body, *stores))
-    buffers = [Buffer(f"in_{t.name}", parse_type(f"{t.name}[N]"), "input") for t in ELEMENTS] + [Buffer("of_m", parse_type("i8[M]"), "input")]
+    buffers = [Buffer(f"in_{t.name}", parse_type(f"{t.name}[N]"), "input") for t in ELEMENTS] + [
+        Buffer("of_m", parse_type("i8[M]"), "input")
+    ]
     outputs = [Buffer(f"out_{i}", parse_type(f"{s.dtype}[N]"), "output") for i, s in enumerate(named)]
     program = Program("p", (*buffers, *outputs), (kernel,), (), tuple((b.name, b.name) for b in outputs))
     given = {f"in_{t.name}": array for t, array in loaded.items()} | {"of_m": np.zeros(4, np.int8)}
@@ -122,7 +156,10 @@ def test_no_range_is_too_narrow(body: tuple[Stmt, ...]) -> None:
         for s in body:
             if s.dtype is not BOOL:
                 found = ranges.value(s.name, true)
-                assert holds(found, values[s.name][where], sizes), f"{s} where {mask or 'anything'}: {found}, but {values[s.name][where]}\n" + "\n".join(map(str, body))
+                assert holds(found, values[s.name][where], sizes), (
+                    f"{s} where {mask or 'anything'}: {found}, but {values[s.name][where]}\n"
+                    + "\n".join(map(str, body))
+                )
 
 
 def test_what_the_ranges_say() -> None:

@@ -1,4 +1,6 @@
-"""Graphs that once went wrong, each as small as it could be made: compiled, fused and not, against the interpreter in f64."""
+"""Graphs that once went wrong, each as small as it could be made: compiled, fused and not, against the interpreter in
+f64.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ def agrees(fn: Any, types: dict[str, str], arrays: dict[str, np.ndarray]) -> Non
     for fuse in (True, False):
         got = gradc.compile(graph, fuse=fuse).forward.run(**arrays)
         for name, value in got.items():
-            np.testing.assert_allclose(value.astype(np.float64), want[name].astype(np.float64), rtol=1e-4, atol=1e-4, err_msg=f"{name} fuse={fuse}")
+            np.testing.assert_allclose(
+                value.astype(np.float64),
+                want[name].astype(np.float64),
+                rtol=1e-4,
+                atol=1e-4,
+                err_msg=f"{name} fuse={fuse}",
+            )
 
 
 def f32(*shape: int) -> np.ndarray:
@@ -61,7 +69,11 @@ def test_what_falls_outside_an_image_is_not_multiplied() -> None:
     i, j, u = rng.integers(0, 5, (2, 6)), rng.integers(0, 4, (2, 6)), f32(2, 3, 6)
     i[:, 0], u[:, :, 0] = 9, np.inf
     types = {"a": "f32[2,3,5,4]", "u": "f32[2,3,6]", "i": "i64[2,6]", "j": "i64[2,6]"}
-    agrees(lambda a, u, i, j: ops.sum(a * ops.scatter_2d(u, i, j, size=(5, 4)), axis=(2, 3)), types, {"a": f32(2, 3, 5, 4), "u": u, "i": i, "j": j})
+    agrees(
+        lambda a, u, i, j: ops.sum(a * ops.scatter_2d(u, i, j, size=(5, 4)), axis=(2, 3)),
+        types,
+        {"a": f32(2, 3, 5, 4), "u": u, "i": i, "j": j},
+    )
 
 
 @pytest.mark.parametrize("oob", ["clamp", "wrap"])
@@ -86,7 +98,9 @@ def test_a_long_chain_is_cut_into_kernels(links: int) -> None:
 
 
 def test_a_fact_about_a_dim_that_nothing_depends_on() -> None:
-    """The gradient of nearest sampling's grid is zero whatever the image is, so nothing of its program binds H and W."""
+    """The gradient of nearest sampling's grid is zero whatever the image is, so nothing of its program binds H and
+    W.
+    """
     graph = gradc.trace(lambda x, g: ops.grid_sample(x, g, mode="nearest"), x="f32[B,2,H,W]", g="f32[B,h,w,2]")
     module = gradc.compile(graph, wrt=["g"])
     y, residuals = module.forward(x=f32(1, 2, 4, 4), g=f32(1, 3, 2, 2))
@@ -96,7 +110,9 @@ def test_a_fact_about_a_dim_that_nothing_depends_on() -> None:
 def test_tracing_is_all_that_was_asked_for() -> None:
     """In a process that has used nothing else of gradc."""
     code = "import gradc; print(gradc.trace(lambda x: x, x='f32[N]'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True
+    )
     assert "%x: f32[N]" in done.stdout
 
 
@@ -112,7 +128,10 @@ def test_joined_columns_take_sizes_in_the_order_of_the_call(fn: Any, types: dict
     """Columns joined with the rows around them name N and M in another order than the kernel that the program calls."""
     dims = {"N": 5, "M": 3}
     graph = gradc.trace(fn, **types)
-    arrays = {name: rng.standard_normal(t.concrete(dims)).astype(t.dtype.np) for name, t in zip(types, (n.type for n in graph.inputs), strict=True)}
+    arrays = {
+        name: rng.standard_normal(t.concrete(dims)).astype(t.dtype.np)
+        for name, t in zip(types, (n.type for n in graph.inputs), strict=True)
+    }
     found = {}
     for target in ("cpu", "numpy"):
         module = gradc.compile(graph, wrt=list(types), target=target)
@@ -127,7 +146,9 @@ def test_joined_columns_take_sizes_in_the_order_of_the_call(fn: Any, types: dict
 def test_a_masked_row_read_twice_beside_a_prefetch_of_the_next(rows: int) -> None:
     """gcc 12 read the next row in the second pass (-fno-tree-ter)."""
     x, w = rng.standard_normal((rows, 3)), rng.standard_normal(5)
-    graph = gradc.trace(lambda x, w: ops.rms_norm(ops.pad(x, [[0, 0], [1, 1]]), (5,), w, eps=0.01), x="f64[N,3]", w="f64[5]")
+    graph = gradc.trace(
+        lambda x, w: ops.rms_norm(ops.pad(x, [[0, 0], [1, 1]]), (5,), w, eps=0.01), x="f64[N,3]", w="f64[5]"
+    )
     padded = np.pad(x, ((0, 0), (1, 1)))
     expected = padded / np.sqrt((padded**2).mean(1, keepdims=True) + 0.01) * w
     np.testing.assert_allclose(gradc.compile(graph, target="cpu")(x=x, w=w), expected, rtol=1e-14)

@@ -455,7 +455,9 @@ def test_units_share_symbols_and_the_header() -> None:
     assert library.f() == 2.0
 
 
-COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] + [f"{sys.executable} -m ziglang cc"] * (importlib.util.find_spec("ziglang") is not None)
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] + [f"{sys.executable} -m ziglang cc"] * (
+    importlib.util.find_spec("ziglang") is not None
+)
 
 
 @pytest.mark.parametrize("command", COMPILERS, ids=lambda command: command.split("/")[-1])
@@ -468,11 +470,27 @@ def test_every_compiler_of_this_machine_builds_the_runtime(command: str) -> None
 def test_the_runtime_and_a_kernel_compile_for_arm(tmp_path: Path) -> None:
     """Without a warning; what sets the floating-point environment there is assembly of its own."""
     pytest.importorskip("ziglang")
-    module = gradc.compile(gradc.trace(lambda x: gradc.ops.softmax(gradc.ops.tanh(x)), x="f32[N,M]"), wrt=["x"], target="cpu")
+    module = gradc.compile(
+        gradc.trace(lambda x: gradc.ops.softmax(gradc.ops.tanh(x)), x="f32[N,M]"), wrt=["x"], target="cpu"
+    )
     for name, text in {"runtime": read_template("cpu/runtime.c"), "kernels": module.forward.source}.items():
         (tmp_path / f"{name}.c").write_text(text)
-        flags = [flag for flag in toolchain.FLAGS if flag != "-march=native" and not flag.startswith("-fno-t")]  # gcc's alone
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu", *flags, "-Wall", "-Werror", "-Wno-unused-function", "-Wno-pass-failed"]
+        flags = [
+            flag for flag in toolchain.FLAGS if flag != "-march=native" and not flag.startswith("-fno-t")
+        ]  # gcc's alone
+        command = [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            "aarch64-linux-gnu",
+            *flags,
+            "-Wall",
+            "-Werror",
+            "-Wno-unused-function",
+            "-Wno-pass-failed",
+        ]
         for folder in template_dirs():
             command += ["-iquote", str(folder / "cpu"), "-iquote", str(folder / "common")]
         subprocess.run([*command, "-c", "-o", f"{name}.o", f"{name}.c"], cwd=tmp_path, check=True)
@@ -698,7 +716,9 @@ def lying(x: np.ndarray, how: str) -> np.ndarray:
     memory = {
         "t": lambda: np.empty((batch, cols, rows), x.dtype).transpose(0, 2, 1),
         "s": lambda: np.empty((batch, 2 * rows, 2 * cols), x.dtype)[:, ::2, ::-2],  # every second of each, backwards
-        "w": lambda: np.empty((batch, rows + 3, cols + 5), x.dtype)[:, 1 : rows + 1, 2 : cols + 2],  # a window of something wider
+        "w": lambda: np.empty((batch, rows + 3, cols + 5), x.dtype)[
+            :, 1 : rows + 1, 2 : cols + 2
+        ],  # a window of something wider
         "v": lambda: np.empty((batch, cols + 5, rows + 3), x.dtype)[:, 1 : cols + 1, 2 : rows + 2].transpose(0, 2, 1),
         "u": lambda: np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape),  # begins between two vectors
     }[how]()
@@ -736,9 +756,18 @@ def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dty
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 70, 300])
 def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: str) -> None:
-    """Plain, transposed, strided, in windows, at any alignment, with and without accumulation: one row, one column, edges of tiles, long sums."""
+    """Plain, transposed, strided, in windows, at any alignment, with and without accumulation: one row, one column,
+    edges of tiles, long sums.
+    """
     random = np.random.default_rng(columns)
-    for batch, m, k in [*itertools.product((1,), (1, 2, 5, 12, 13, 40), (1, 7, 15, 16, 65, 300)), (3, 20, 30), (1, 5, 540), (1, 290, 130), (1, 1, 4200), (1, 3, 4200)]:
+    for batch, m, k in [
+        *itertools.product((1,), (1, 2, 5, 12, 13, 40), (1, 7, 15, 16, 65, 300)),
+        (3, 20, 30),
+        (1, 5, 540),
+        (1, 290, 130),
+        (1, 1, 4200),
+        (1, 3, 4200),
+    ]:
         a, b = operands(batch, m, columns, k, dtype)
         before = random.standard_normal((batch, m, columns)).astype(dtype)
         seen = set()
@@ -755,7 +784,12 @@ def test_an_element_does_not_depend_on_its_neighbours() -> None:
     a, b = operands(1, 300, 520, 700, "f4")
     whole = np.empty((1, 300, 520), "f4")
     pool.matmul(a, b, whole)
-    for rows, columns in ((slice(0, 20), slice(0, 520)), (slice(37, 300), slice(3, 100)), (slice(7, 9), slice(500, 520)), (slice(7, 28), slice(0, 9))):
+    for rows, columns in (
+        (slice(0, 20), slice(0, 520)),
+        (slice(37, 300), slice(3, 100)),
+        (slice(7, 9), slice(500, 520)),
+        (slice(7, 28), slice(0, 9)),
+    ):
         part = np.empty(whole[:, rows, columns].shape, "f4")
         pool.matmul(a[:, rows], b[:, :, columns], part)
         np.testing.assert_array_equal(part, whole[:, rows, columns])

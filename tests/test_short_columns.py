@@ -1,8 +1,10 @@
-"""Short columns under rows of symbolic sizes, for every op: the cpu against NumPy, with every access in C looked at (GRADC_BOUNDS).
+"""Short columns under rows of symbolic sizes, for every op: the cpu against NumPy, with every access in C looked at
+(GRADC_BOUNDS).
 
-The registry's samples have one symbol, or none, beside their short axes, and random graphs bound all symbols to one size: a kernel whose columns are
-joined with the rows around them names its sizes in another order, which shows only where two symbols have two sizes, and a value is read by part of the
-rows.  So each case comes twice: with symbols for its sizes, and with its operands repeated along their first axis besides.
+The registry's samples have one symbol, or none, beside their short axes, and random graphs bound all symbols to one
+size: a kernel whose columns are joined with the rows around them names its sizes in another order, which shows only
+where two symbols have two sizes, and a value is read by part of the rows.  So each case comes twice: with symbols for
+its sizes, and with its operands repeated along their first axis besides.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from gradc.ir.types import F32, parse_type
 from gradc.runtime.cpu import CpuProgram
 
 FLOATS = ("f32", "f64")
-DERIVED = {op.name: [new for case in cases(FLOATS, names=[op.name]) if case.dtype in ("", FLOATS[case.number % 2]) and (new := symbolic_rows(case))] for op in tested_ops()}
+DERIVED = {
+    op.name: [
+        new
+        for case in cases(FLOATS, names=[op.name])
+        if case.dtype in ("", FLOATS[case.number % 2]) and (new := symbolic_rows(case))
+    ]
+    for op in tested_ops()
+}
 
 
 def test_most_ops_have_such_a_case() -> None:
@@ -43,7 +52,10 @@ def test_cpu_is_numpy(name: str) -> None:
 def test_an_access_outside_is_reported(op: str) -> None:
     """A program that no verifier has seen."""
     here, there = (Index.of("i0"),), (Index.of("i0") + 2,)
-    body = (Stmt("%0", "load", (), F32, "x", there if op == "load" else here), Stmt("", "store", ("%0",), F32, "y", there if op == "store" else here))
+    body = (
+        Stmt("%0", "load", (), F32, "x", there if op == "load" else here),
+        Stmt("", "store", ("%0",), F32, "y", there if op == "store" else here),
+    )
     buffers = (Buffer("x", parse_type("f32[N]"), "input"), Buffer("y", parse_type("f32[N]"), "output"))
     program = Program("p", buffers, (Kernel("k", (), (("i0", symbol("N")),), body),), (), (("y", "y"),))
     x, y = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
@@ -60,10 +72,19 @@ SHORTER = {"": "f32[]", "a": "f32[B,M - 1,K]", "b": "i8[K - 1,4]", "scale": "f32
 @pytest.mark.parametrize("name", SHORTER)
 def test_a_product_that_reaches_outside_is_reported(name: str) -> None:
     """Operand ``name`` is a row too short; at a size of 0 nothing is touched."""
-    buffers = tuple(Buffer(n, parse_type(SHORTER[n] if n == name else text), "output" if n == "out" else "input") for n, text in PRODUCT.items())
+    buffers = tuple(
+        Buffer(n, parse_type(SHORTER[n] if n == name else text), "output" if n == "out" else "input")
+        for n, text in PRODUCT.items()
+    )
     e, m, k, n = (Index.of(axis) for axis in "emkn")
     axes = (("e", symbol("B")), ("m", symbol("M")), ("k", symbol("K")), ("n", 4))
-    call = Call("product", "matmul", axes, Operand("out", (e, m, n)), (Operand("a", (e, m, k)), Operand("b", (k, n), Operand("scale", (n,)))))
+    call = Call(
+        "product",
+        "matmul",
+        axes,
+        Operand("out", (e, m, n)),
+        (Operand("a", (e, m, k)), Operand("b", (k, n), Operand("scale", (n,)))),
+    )
     with knobs.BOUNDS.set(True):
         compiled = CpuProgram(Program("p", buffers, (call,), (), (("out", "out"),)))
 

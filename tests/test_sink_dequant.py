@@ -62,7 +62,10 @@ def prepared(graph: Graph, wrt=(), **options) -> Graph:
 def pair(golden):
     """``pair(name, before, after)``: both graphs are what the golden file says."""
     return lambda name, before, after: golden(
-        f"sink_dequant/{name}.gir", "\n\n".join(f"{title}\n{dataclasses.replace(g, notes={})}" for title, g in (("before", before), ("after", after)))
+        f"sink_dequant/{name}.gir",
+        "\n\n".join(
+            f"{title}\n{dataclasses.replace(g, notes={})}" for title, g in (("before", before), ("after", after))
+        ),
     )
 
 
@@ -74,7 +77,14 @@ def tables(graph: Graph, backward_only: bool = True) -> list:
             late.add(node)
     gradients = graph.with_outputs([(n, v) for n, v in graph.outputs if n.startswith("d.")])
     nodes = gradients.nodes if backward_only else graph.nodes
-    return [n for n in nodes if n.op.name != "input" and n.dtype.is_float and n.rank == 2 and str(n.type.count) in (f"{D}*V", f"V*{D}", "D*V")]
+    return [
+        n
+        for n in nodes
+        if n.op.name != "input"
+        and n.dtype.is_float
+        and n.rank == 2
+        and str(n.type.count) in (f"{D}*V", f"V*{D}", "D*V")
+    ]
 
 
 def names(graph: Graph) -> list[str]:
@@ -85,20 +95,74 @@ def names(graph: Graph) -> list[str]:
 
 QUANTIZED = {"tokens": "i64[N]", "q": f"i8[V,{D}]"}
 PREPARED = {
-    "per_channel": (lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale.reshape(-1, 1), block=(1, D))), {**QUANTIZED, "scale": "f32[V]"}, ["scale"]),
-    "per_channel_zero_point": (lambda tokens, q, scale, zp: ops.embedding(tokens, ops.dequantize(q, scale, zp, block=(1, D)), padding_idx=1), {**QUANTIZED, "scale": "f32[V,1]", "zp": "f32[V,1]"}, ["scale", "zp"]),
-    "per_tensor": (lambda tokens, q, scale, zp: ops.embedding(tokens, ops.dequantize(q, scale, zp), padding_idx=1), {**QUANTIZED, "scale": "f32[]", "zp": "f32[]"}, ["scale", "zp"]),
-    "per_group": (lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 4)), scale_grad_by_freq=True, padding_idx=1), {**QUANTIZED, "scale": "f32[V,4]"}, ["scale"]),
-    "ragged_group": (lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 5))), {**QUANTIZED, "scale": "f32[V,4]"}, ["scale"]),
-    "by_hand": (lambda tokens, q, scale: (q.astype("f32") * scale[:, None])[tokens], {**QUANTIZED, "scale": "f32[V]"}, ["scale"]),
-    "keepdims": (lambda tokens, q, scale: ops.embedding(tokens, ops.sum(scale, axis=1, keepdims=True) * q.astype("f32")), {**QUANTIZED, "scale": "f32[V,1]"}, ["scale"]),
-    "transposed": (lambda tokens, q, scale: ops.embedding(tokens, (q.astype("f32") / scale).T, oob="skip"), {"tokens": "i64[N]", "q": f"i8[{D},V]", "scale": "f32[V]"}, ["scale"]),
-    "two_dimensional_indices": (lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, D)), padding_idx=0), {"tokens": "i64[B,3]", "q": f"i8[V,{D}]", "scale": "f32[V,1]"}, ["scale"]),
-    "second_axis": (lambda tokens, q, scale: ops.gather(ops.dequantize(q, scale, block=(D, 1)), tokens, axis=1), {"tokens": "i64[2,N]", "q": f"i8[{D},V]", "scale": "f32[1,V]"}, ["scale"]),
-    "composite": (lambda tokens, table: ops.embedding(tokens, ops.softplus(ops.gelu(table) * 2)), {"tokens": "i64[N]", "table": f"f32[V,{D}]"}, ["table"]),
-    "two_gathers": (lambda tokens, others, q, scale: (lambda w: (w[tokens], w[others]))(ops.dequantize(q, scale, block=(1, D))), {**QUANTIZED, "others": "i32[M]", "scale": "f32[V,1]"}, ["scale"]),
-    "bf16": (lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, D), out_dtype="bf16")), {**QUANTIZED, "scale": "f32[V,1]"}, ["scale"]),
-}  # fmt: skip
+    "per_channel": (
+        lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale.reshape(-1, 1), block=(1, D))),
+        {**QUANTIZED, "scale": "f32[V]"},
+        ["scale"],
+    ),
+    "per_channel_zero_point": (
+        lambda tokens, q, scale, zp: ops.embedding(tokens, ops.dequantize(q, scale, zp, block=(1, D)), padding_idx=1),
+        {**QUANTIZED, "scale": "f32[V,1]", "zp": "f32[V,1]"},
+        ["scale", "zp"],
+    ),
+    "per_tensor": (
+        lambda tokens, q, scale, zp: ops.embedding(tokens, ops.dequantize(q, scale, zp), padding_idx=1),
+        {**QUANTIZED, "scale": "f32[]", "zp": "f32[]"},
+        ["scale", "zp"],
+    ),
+    "per_group": (
+        lambda tokens, q, scale: ops.embedding(
+            tokens, ops.dequantize(q, scale, block=(1, 4)), scale_grad_by_freq=True, padding_idx=1
+        ),
+        {**QUANTIZED, "scale": "f32[V,4]"},
+        ["scale"],
+    ),
+    "ragged_group": (
+        lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 5))),
+        {**QUANTIZED, "scale": "f32[V,4]"},
+        ["scale"],
+    ),
+    "by_hand": (
+        lambda tokens, q, scale: (q.astype("f32") * scale[:, None])[tokens],
+        {**QUANTIZED, "scale": "f32[V]"},
+        ["scale"],
+    ),
+    "keepdims": (
+        lambda tokens, q, scale: ops.embedding(tokens, ops.sum(scale, axis=1, keepdims=True) * q.astype("f32")),
+        {**QUANTIZED, "scale": "f32[V,1]"},
+        ["scale"],
+    ),
+    "transposed": (
+        lambda tokens, q, scale: ops.embedding(tokens, (q.astype("f32") / scale).T, oob="skip"),
+        {"tokens": "i64[N]", "q": f"i8[{D},V]", "scale": "f32[V]"},
+        ["scale"],
+    ),
+    "two_dimensional_indices": (
+        lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, D)), padding_idx=0),
+        {"tokens": "i64[B,3]", "q": f"i8[V,{D}]", "scale": "f32[V,1]"},
+        ["scale"],
+    ),
+    "second_axis": (
+        lambda tokens, q, scale: ops.gather(ops.dequantize(q, scale, block=(D, 1)), tokens, axis=1),
+        {"tokens": "i64[2,N]", "q": f"i8[{D},V]", "scale": "f32[1,V]"},
+        ["scale"],
+    ),
+    "composite": (
+        lambda tokens, table: ops.embedding(tokens, ops.softplus(ops.gelu(table) * 2)),
+        {"tokens": "i64[N]", "table": f"f32[V,{D}]"},
+        ["table"],
+    ),
+    "two_gathers": (
+        lambda tokens, others, q, scale: (lambda w: (w[tokens], w[others]))(ops.dequantize(q, scale, block=(1, D))),
+        {**QUANTIZED, "others": "i32[M]", "scale": "f32[V,1]"},
+        ["scale"],
+    ),
+    "bf16": (
+        lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, D), out_dtype="bf16")),
+        {**QUANTIZED, "scale": "f32[V,1]"},
+        ["scale"],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PREPARED)
@@ -121,7 +185,11 @@ def test_the_new_gathers_keep_the_rules_for_positions(oob, padding_idx, by_frequ
     """f(0) = 0, f(0) != 0, and an operand that is not gathered: value and gradient are those of the old graph."""
 
     def fn(tokens, table, s):
-        value = {"zero": ops.sin(table) * s[:, None], "not_zero": ops.cos(table) + s[:, None], "not_gathered": table * s[0] * 2}[kind]
+        value = {
+            "zero": ops.sin(table) * s[:, None],
+            "not_zero": ops.cos(table) + s[:, None],
+            "not_gathered": table * s[0] * 2,
+        }[kind]
         return ops.embedding(tokens, value, padding_idx=padding_idx, scale_grad_by_freq=by_frequency, oob=oob)
 
     before = trace(fn, tokens="i64[N]", table="f64[7,3]", s="f64[7]")
@@ -129,7 +197,9 @@ def test_the_new_gathers_keep_the_rules_for_positions(oob, padding_idx, by_frequ
     if not (kind == "not_gathered" and by_frequency):
         assert after != before
         table = names(after)
-        assert ("where" in table) == ((oob == "skip" and kind != "zero") or (kind == "not_gathered" and padding_idx is not None))
+        assert ("where" in table) == (
+            (oob == "skip" and kind != "zero") or (kind == "not_gathered" and padding_idx is not None)
+        )
     random = np.random.default_rng(3)
     tokens = random.integers(0, 7, 20) if oob == "error" else random.integers(-3, 11, 20)
     inputs = {"tokens": tokens, "table": random.normal(size=(7, 3)), "s": random.normal(size=7)}
@@ -142,7 +212,10 @@ def test_the_new_gathers_keep_the_rules_for_positions(oob, padding_idx, by_frequ
 
 def look_alikes():
     q, s = f"i8[V,{D}]", "f32[V,1]"
-    yield "used elsewhere", trace(lambda t, q, s: (lambda w: (w[t], ops.sum(w)))(q.astype("f32") * s), t="i64[N]", q=q, s=s)
+    yield (
+        "used elsewhere",
+        trace(lambda t, q, s: (lambda w: (w[t], ops.sum(w)))(q.astype("f32") * s), t="i64[N]", q=q, s=s),
+    )
     yield "an output too", trace(lambda t, q, s: (lambda w: (w[t], w))(q.astype("f32") * s), t="i64[N]", q=q, s=s)
     yield "not pointwise", trace(lambda t, x: ops.softmax(x, axis=0)[t], t="i64[N]", x=f"f32[V,{D}]")
     yield "only moved", trace(lambda t, x: x.T[t], t="i64[N]", x=f"f32[{D},V]")
@@ -157,7 +230,9 @@ def test_look_alikes_are_not_prepared(why, graph):
 
 
 def test_narrow_rows_pay_however_many_are_gathered():
-    graph = trace(lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, 8))), t="i64[500]", q="i8[4,8]", s="f32[4,1]")
+    graph = trace(
+        lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, 8))), t="i64[500]", q="i8[4,8]", s="f32[4,1]"
+    )
     assert prepared(graph, ["s"]) != graph
 
 
@@ -184,10 +259,16 @@ def test_strict_turns_both_passes_off():
 RULES = {
     # b
     "b_scale_gradient": lambda i, q, u: ops.sum(ops.scatter_add(i, u, size=V) * q.astype("f32"), axis=1),
-    "b_two_gradients": lambda i, q, s, u: (lambda dw: (ops.sum(dw * q.astype("f32"), axis=1), -(s * ops.sum(dw, axis=1))))(ops.scatter_add(i, u, size=V, padding_idx=0)),
+    "b_two_gradients": lambda i, q, s, u: (
+        lambda dw: (ops.sum(dw * q.astype("f32"), axis=1), -(s * ops.sum(dw, axis=1)))
+    )(ops.scatter_add(i, u, size=V, padding_idx=0)),
     "b_per_tensor": lambda i, q, u: ops.sum(q.astype("f32") * ops.scatter_add(i, u, size=V)),
-    "b_transposed": lambda i, q, u: ops.sum(q.astype("f32").T * ops.scatter_add(i, u, size=V, oob="skip").T, axis=0, keepdims=True),
-    "b_masked": lambda i, q, u: ops.sum(ops.where(ops.gt(q.astype("f32"), 0.0), ops.scatter_add(i, u, size=V), 0.0) * q.astype("f32"), axis=1),
+    "b_transposed": lambda i, q, u: ops.sum(
+        q.astype("f32").T * ops.scatter_add(i, u, size=V, oob="skip").T, axis=0, keepdims=True
+    ),
+    "b_masked": lambda i, q, u: ops.sum(
+        ops.where(ops.gt(q.astype("f32"), 0.0), ops.scatter_add(i, u, size=V), 0.0) * q.astype("f32"), axis=1
+    ),
     "b_group": lambda i, q, u: ops.sum((ops.scatter_add(i, u, size=V) * q.astype("f32")).reshape(V, 4, 4), axis=2),
     # c
     "c_into_the_load": lambda i, s, u: s[:, None] * ops.scatter_add(i, u, size=V),
@@ -201,8 +282,17 @@ RULES = {
     "d_slice_and_cast": lambda x, s: (x * s[:, None])[:, :4].astype("bf16").astype("f32"),
     "d_gather": lambda x, c, few: (x * c)[few],
     "d_merge_scales": lambda x, s: (x * s[:, None]) * ops.exp(s)[:, None],
-}  # fmt: skip
-TYPES = {"i": "i64[N]", "q": f"i8[V,{D}]", "u": f"f32[N,{D}]", "s": "f32[V]", "c": f"f32[{D}]", "x": f"f32[V,{D}]", "dy": f"f32[V,{D}]", "few": "i64[5]"}
+}
+TYPES = {
+    "i": "i64[N]",
+    "q": f"i8[V,{D}]",
+    "u": f"f32[N,{D}]",
+    "s": "f32[V]",
+    "c": f"f32[{D}]",
+    "x": f"f32[V,{D}]",
+    "dy": f"f32[V,{D}]",
+    "few": "i64[5]",
+}
 
 
 def ruled(name: str) -> Graph:
@@ -277,9 +367,18 @@ def test_scatters_that_only_look_alike_stay():
 
 
 @pytest.mark.parametrize("axis", [0, (0, 1)])
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"oob": "skip"}, {"oob": "wrap", "padding_idx": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 2}, {"oob": "skip"}, {"oob": "wrap", "padding_idx": 1}], ids=str
+)
 def test_a_sum_over_the_scattered_axis_needs_no_scatter(axis, options):
-    graph = plain(trace(lambda i, u, x: ops.sum(x * ops.scatter_add(i, u, size=V, **options), axis=axis), i="i64[N]", u=f"f32[N,{D}]", x=f"f32[V,{D}]"))
+    graph = plain(
+        trace(
+            lambda i, u, x: ops.sum(x * ops.scatter_add(i, u, size=V, **options), axis=axis),
+            i="i64[N]",
+            u=f"f32[N,{D}]",
+            x=f"f32[V,{D}]",
+        )
+    )
     after = sunk(graph)
     assert "scatter_add" not in [n.op.name for n in after.nodes], after
     rng = np.random.default_rng(0)
@@ -304,18 +403,39 @@ def test_scatter_and_scale_by_cost(pair):
     assert "gather" not in names(after)
     inward = plain(trace(lambda i, s, u: ops.scatter_add(i, u, size=10) * s[:, None], **types))
     assert sunk(inward) == inward
-    few = plain(trace(lambda i, s, u: ops.scatter_add(i, u * s[i][:, None], size=10000), i="i64[10]", s="f32[10000]", u="f32[10,4]"))
+    few = plain(
+        trace(
+            lambda i, s, u: ops.scatter_add(i, u * s[i][:, None], size=10000),
+            i="i64[10]",
+            s="f32[10000]",
+            u="f32[10,4]",
+        )
+    )
     assert sunk(few) == few
-    other = plain(trace(lambda i, j, s, u: ops.scatter_add(i, u * s[j][:, None], size=10), **types, j="i64[10000]"))  # another index
+    other = plain(
+        trace(lambda i, j, s, u: ops.scatter_add(i, u * s[j][:, None], size=10), **types, j="i64[10000]")
+    )  # another index
     assert sunk(other) == other
 
 
 def test_scales_of_several_axes_follow_their_rows_into_a_scatter():
     for fn, types in (
-        (lambda i, s, u: ops.scatter_add(i, u, size=V) * s[:, None], {"i": "i64[3,2]", "s": "f32[V]", "u": "f32[3,2,4]"}),
-        (lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1) / s[:, :, None], {"i": "i64[3,2]", "s": "f32[5,V]", "u": "f32[5,3,2,4]"}),
-        (lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1).T * s[:, None], {"i": "i64[]", "s": "f32[V]", "u": "f32[4]"}),
-        (lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1, oob="wrap") * s.T[:, :, None], {"i": "i64[6]", "s": "f32[V,5]", "u": "f32[5,6,4]"}),
+        (
+            lambda i, s, u: ops.scatter_add(i, u, size=V) * s[:, None],
+            {"i": "i64[3,2]", "s": "f32[V]", "u": "f32[3,2,4]"},
+        ),
+        (
+            lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1) / s[:, :, None],
+            {"i": "i64[3,2]", "s": "f32[5,V]", "u": "f32[5,3,2,4]"},
+        ),
+        (
+            lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1).T * s[:, None],
+            {"i": "i64[]", "s": "f32[V]", "u": "f32[4]"},
+        ),
+        (
+            lambda i, s, u: ops.scatter_add(i, u, size=V, axis=1, oob="wrap") * s.T[:, :, None],
+            {"i": "i64[6]", "s": "f32[V,5]", "u": "f32[5,6,4]"},
+        ),
     ):
         graph = plain(trace(fn, **types))
         after = sunk(graph)
@@ -324,7 +444,12 @@ def test_scales_of_several_axes_follow_their_rows_into_a_scatter():
 
 
 def test_symbolic_columns_and_narrow_integers():
-    graph = trace(lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, symbol("K"))), oob="skip"), t="u8[N]", q="i4[V,K]", s="f32[V,1]")
+    graph = trace(
+        lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, symbol("K"))), oob="skip"),
+        t="u8[N]",
+        q="i4[V,K]",
+        s="f32[V,1]",
+    )
     after = prepared(graph, ["s"])
     assert names(after).count("gather") == 2
     assert "where" not in names(after)  # (0 - 0) * 0 = 0 needs no mask
@@ -334,8 +459,14 @@ def test_an_op_declared_linear_needs_no_pass_to_know_it(pair):
     def infer(x: Type) -> Type:
         return x.with_shape(*x.shape[:-1], x.shape[-1] // 2)
 
-    pairs = Primitive("pair_sums", infer=infer, lower=Movement(lambda *_: None), reference=lambda x: x[..., ::2] + x[..., 1::2],
-        linear=lambda node: {0: (*range(node.rank - 1), None)}, vjp=lambda g, y, x: (g,))  # fmt: skip
+    pairs = Primitive(
+        "pair_sums",
+        infer=infer,
+        lower=Movement(lambda *_: None),
+        reference=lambda x: x[..., ::2] + x[..., 1::2],
+        linear=lambda node: {0: (*range(node.rank - 1), None)},
+        vjp=lambda g, y, x: (g,),
+    )
     try:
         fn = lambda x, s: ops.pair_sums(ops.pair_sums(x * s[:, None]))
         before = trace(fn, x="f64[N,16]", s="f64[N]", name="custom")
@@ -384,7 +515,11 @@ def random_graph(seed: int) -> Graph:
             elif choice == 5:
                 pool.append(-n)
             elif choice == 6 and n.shape[0] == V:
-                pool.append(ops.gather(n, i, padding_idx=(None, 1)[random.integers(2)], oob=("error", "skip")[random.integers(2)]))
+                pool.append(
+                    ops.gather(
+                        n, i, padding_idx=(None, 1)[random.integers(2)], oob=("error", "skip")[random.integers(2)]
+                    )
+                )
             elif choice == 7 and str(n.shape[0]) == "N":
                 pool.append(ops.scatter_add(i, n, size=V, padding_idx=(None, 1)[random.integers(2)]))
             elif choice == 8:
@@ -466,11 +601,15 @@ def embedding_case(granularity: str):
     def fn(tokens, q, scale, zp=None):
         return ops.embedding(tokens, ops.dequantize(q, scale, zp, block=block, out_dtype="f64"), padding_idx=3)
 
-    types = {"tokens": "i64[N]", "q": f"i8[V,{D}]", "scale": f"f64[{shape}]"} | ({"zp": f"f64[{shape}]"} if zero_point else {})
+    types = {"tokens": "i64[N]", "q": f"i8[V,{D}]", "scale": f"f64[{shape}]"} | (
+        {"zp": f"f64[{shape}]"} if zero_point else {}
+    )
     return trace(fn, **types), ["scale"] + ([zero_point] if zero_point else []), groups
 
 
-@pytest.mark.parametrize("granularity", ["channel", "channel_zero_point", "group", "group_zero_point", "tensor", "tensor_zero_point"])
+@pytest.mark.parametrize(
+    "granularity", ["channel", "channel_zero_point", "group", "group_zero_point", "tensor", "tensor_zero_point"]
+)
 def test_no_float_of_the_tables_size_in_the_backward_of_a_quantized_embedding(granularity):
     graph, wrt, groups = embedding_case(granularity)
     joint = optimised(graph, wrt)
@@ -478,7 +617,11 @@ def test_no_float_of_the_tables_size_in_the_backward_of_a_quantized_embedding(gr
     random = np.random.default_rng(5)
     rows, n = 11, 40
     shape = (rows, groups) if groups else ()
-    inputs = {"tokens": random.integers(0, rows, n), "q": random.integers(-128, 128, (rows, D)).astype(np.int8), "scale": random.uniform(0.5, 2, shape)}
+    inputs = {
+        "tokens": random.integers(0, rows, n),
+        "q": random.integers(-128, 128, (rows, D)).astype(np.int8),
+        "scale": random.uniform(0.5, 2, shape),
+    }
     if "zp" in wrt:
         inputs["zp"] = random.normal(size=shape)
     dy = random.normal(size=(n, D))
@@ -495,19 +638,29 @@ def test_no_float_of_the_tables_size_in_the_backward_of_a_quantized_embedding(gr
 
 def test_a_table_that_learns_itself_has_one_gradient_of_its_size():
     """fake_quantize -> embedding: d.table is a scatter of rows, and nothing else has the table's size."""
-    fn = lambda tokens, table, scale: ops.embedding(tokens, ops.fake_quantize(table, scale, block=(1, D)), padding_idx=3)
+    fn = lambda tokens, table, scale: ops.embedding(
+        tokens, ops.fake_quantize(table, scale, block=(1, D)), padding_idx=3
+    )
     joint = optimised(trace(fn, tokens="i64[N]", table=f"f64[V,{D}]", scale="f64[V,1]"), ["table", "scale"])
     assert tables(joint, backward_only=False) == [joint.output("d.table")]
     random = np.random.default_rng(5)
     rows, n = 11, 40
-    inputs = {"tokens": random.integers(0, rows, n), "table": random.normal(size=(rows, D)) * 3, "scale": random.uniform(0.01, 0.05, (rows, 1))}
+    inputs = {
+        "tokens": random.integers(0, rows, n),
+        "table": random.normal(size=(rows, D)) * 3,
+        "scale": random.uniform(0.01, 0.05, (rows, 1)),
+    }
     dy = random.normal(size=(n, D))
     got = interp.run(joint, {**inputs, "d.y": dy})
     table, scale = (torch.tensor(inputs[k], requires_grad=True) for k in ("table", "scale"))
     ratio = table / scale
     inside = (ratio.round() >= -128) & (ratio.round() <= 127)
     whole = ratio + (ratio.round() - ratio).detach()
-    y = F.embedding(torch.tensor(inputs["tokens"]), torch.where(inside, whole, ratio.round().clamp(-128, 127)) * scale, padding_idx=3)
+    y = F.embedding(
+        torch.tensor(inputs["tokens"]),
+        torch.where(inside, whole, ratio.round().clamp(-128, 127)) * scale,
+        padding_idx=3,
+    )
     y.backward(torch.tensor(dy))
     for name, tensor in (("table", table), ("scale", scale)):
         np.testing.assert_allclose(got[f"d.{name}"], tensor.grad.numpy(), rtol=1e-9, atol=1e-12)
@@ -535,9 +688,16 @@ def test_dequantize_then_linear(pair):
     before = fold(simplify(widen(decompose(differentiate(prepare(graph), ["x", "scale"])))))
     after = sunk(before)
     pair("dequantize_linear", before, after)
-    assert not any(n.op.name == "mul" and n.shape == (32, 64) and n.operands[1].op.name == "broadcast_to" for n in after.nodes)
+    assert not any(
+        n.op.name == "mul" and n.shape == (32, 64) and n.operands[1].op.name == "broadcast_to" for n in after.nodes
+    )
     random = np.random.default_rng(1)
-    x, q, s, dy = random.normal(size=(4, 64)), random.integers(-128, 128, (32, 64)).astype(np.int8), random.uniform(0.5, 2, (32, 1)), random.normal(size=(4, 32))
+    x, q, s, dy = (
+        random.normal(size=(4, 64)),
+        random.integers(-128, 128, (32, 64)).astype(np.int8),
+        random.uniform(0.5, 2, (32, 1)),
+        random.normal(size=(4, 32)),
+    )
     got = interp.run(after, {"x": x, "q": q, "scale": s, "d.y": dy})
     tx, ts = torch.tensor(x, requires_grad=True), torch.tensor(s, requires_grad=True)
     F.linear(tx, torch.tensor(q).double() * ts).backward(torch.tensor(dy))
@@ -568,12 +728,24 @@ def test_every_resized_record_tells_the_truth():
                     if how is None:
                         continue
                     checked.add(op.name)
-                    where = call("constant", value=tuple(int(p) for p in positions.reshape(-1)), dtype="i64", shape=shape)
-                    operands = [call("gather", o, where, axis=a) if isinstance(a, int) else o.reshape(*a) for o, a in zip(node.operands, how[0], strict=True)]
-                    both = graph.with_outputs([("old", call("gather", node, where, axis=axis)), ("new", op.apply(operands, how[1]))])
-                    inputs = {both.input_name(n): random.integers(0, 2, n.shape).astype(n.dtype.np) + (n.dtype.is_float and 1) for n in both.inputs}
+                    where = call(
+                        "constant", value=tuple(int(p) for p in positions.reshape(-1)), dtype="i64", shape=shape
+                    )
+                    operands = [
+                        call("gather", o, where, axis=a) if isinstance(a, int) else o.reshape(*a)
+                        for o, a in zip(node.operands, how[0], strict=True)
+                    ]
+                    both = graph.with_outputs(
+                        [("old", call("gather", node, where, axis=axis)), ("new", op.apply(operands, how[1]))]
+                    )
+                    inputs = {
+                        both.input_name(n): random.integers(0, 2, n.shape).astype(n.dtype.np) + (n.dtype.is_float and 1)
+                        for n in both.inputs
+                    }
                     values = interp.run(both, {k: v.astype(both.input(k).dtype.np) for k, v in inputs.items()})
-                    old, new = (np.asarray(values[k]).astype(np.float64) for k in ("old", "new"))  # NumPy knows no NaN of the short floats
+                    old, new = (
+                        np.asarray(values[k]).astype(np.float64) for k in ("old", "new")
+                    )  # NumPy knows no NaN of the short floats
                     np.testing.assert_array_equal(old, new, err_msg=f"{op.name} {node.attrs} axis {axis}")
     assert checked == {op.name for op in REGISTRY.values() if op.resized is not None}
 
@@ -598,7 +770,10 @@ def test_a_scale_stays_before_a_mask_where_it_could_be_infinite(masked: str, sca
     functions = {
         "skipped": lambda x, s, i: ops.sum(ops.gather(x * s, i, oob="skip"), axis=1),
         "padded": lambda x, s, i: ops.sum(ops.pad(x * s, ((1, 0), (0, 0))), axis=1),
-        "outside the image": lambda x, s, i: ops.sum(ops.gather_2d(ops.reshape(x * s, (1, 1, 3, 64)), ops.reshape(i, (1, -1)), ops.reshape(i, (1, -1))), axis=(0, 1)),
+        "outside the image": lambda x, s, i: ops.sum(
+            ops.gather_2d(ops.reshape(x * s, (1, 1, 3, 64)), ops.reshape(i, (1, -1)), ops.reshape(i, (1, -1))),
+            axis=(0, 1),
+        ),
     }
     graph = trace(functions[masked], x="f32[3,64]", s="f32[1]", i="i64[N]")
     x, s, i = np.ones((3, 64), np.float32), np.full(1, scale, np.float32), np.array([0, 7, 2])

@@ -32,7 +32,10 @@ def both(name: str, dtype: str = "f32") -> tuple[gradc.Module, gradc.Module]:
 def arrays(module: gradc.Module, rows: int, size: int, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     index, table = module.graph.input("i").dtype.np, module.graph.input("w").dtype.np
-    return {"i": rng.integers(0, max(size - 1, 1), (rows, 3)).astype(index), "w": rng.standard_normal((size, 8)).astype(table)}
+    return {
+        "i": rng.integers(0, max(size - 1, 1), (rows, 3)).astype(index),
+        "w": rng.standard_normal((size, 8)).astype(table),
+    }
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
@@ -57,14 +60,19 @@ def test_rows_are_what_the_dense_gradient_has(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["embedding", "bag", "by frequency"])
 def test_no_float_of_the_tables_size_is_there(name: str) -> None:
     program = both(name)[0].backward.program
-    assert not [b for b in program.buffers if b.type.dtype.is_float and b.kind != "input" and b.type.shape[:1] == (symbol("V"),)], str(program)
+    assert not [
+        b for b in program.buffers if b.type.dtype.is_float and b.kind != "input" and b.type.shape[:1] == (symbol("V"),)
+    ], str(program)
 
 
 def test_rows_are_added_into_an_array_without_touching_others() -> None:
     sparse, dense = both("embedding")
     given = arrays(sparse, 4, 50)
     y, residuals = sparse.forward(**given)
-    got, want = sparse.backward(residuals, np.ones_like(y))["w"], dense.backward(dense.forward(**given)[1], np.ones_like(y))["w"]
+    got, want = (
+        sparse.backward(residuals, np.ones_like(y))["w"],
+        dense.backward(dense.forward(**given)[1], np.ones_like(y))["w"],
+    )
     total = np.full((50, 8), np.nan, np.float32)
     total[got.rows] = 1
     got.add_to(total)
@@ -94,7 +102,11 @@ def test_value_and_grad_and_a_saved_module(tmp_path: Path) -> None:
     graph = gradc.trace(lambda i, w, b: ops.sum(ops.embedding(i, w) * b), i="i64[N]", w="f32[V,8]", b="f32[8]")
     module = gradc.compile(graph, wrt=["w", "b"], sparse=["w"])
     rng = np.random.default_rng(0)
-    given = {"i": rng.integers(0, 9, 5), "w": rng.standard_normal((9, 8)).astype(np.float32), "b": np.ones(8, np.float32)}
+    given = {
+        "i": rng.integers(0, 9, 5),
+        "w": rng.standard_normal((9, 8)).astype(np.float32),
+        "b": np.ones(8, np.float32),
+    }
     value, gradients = module.value_and_grad(**given)
     np.testing.assert_allclose(value, given["w"][given["i"]].sum(), rtol=1e-5)
     np.testing.assert_array_equal(gradients["w"].dense()[:, 0], np.bincount(given["i"], minlength=9))

@@ -37,7 +37,9 @@ def ours(function: Callable[..., Any], target: str, g: Array, **given: Array) ->
 
 def torchs(function: Callable[..., Any], g: Array, dtype: Any = None, **given: Array) -> tuple[Array, dict[str, Array]]:
     tensors = {k: torch.from_numpy(v.copy()) for k, v in given.items()}
-    leaves = {k: (t if dtype is None else t.to(dtype)).requires_grad_() for k, t in tensors.items() if t.is_floating_point()}
+    leaves = {
+        k: (t if dtype is None else t.to(dtype)).requires_grad_() for k, t in tensors.items() if t.is_floating_point()
+    }
     y = function(**{**tensors, **leaves})
     y.backward(torch.from_numpy(np.asarray(g)).to(y.dtype))
     return y.detach().numpy(), {k: t.grad.numpy() for k, t in leaves.items()}
@@ -45,16 +47,25 @@ def torchs(function: Callable[..., Any], g: Array, dtype: Any = None, **given: A
 
 LARGEST: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "softmax": (lambda x: ops.softmax(x, axis=-1), lambda x: torch.softmax(x, -1)),
-    "softmax of the middle": (lambda x: ops.softmax(ops.reshape(x, (*x.shape, 1)), axis=1), lambda x: torch.softmax(x, 1)[..., None]),
+    "softmax of the middle": (
+        lambda x: ops.softmax(ops.reshape(x, (*x.shape, 1)), axis=1),
+        lambda x: torch.softmax(x, 1)[..., None],
+    ),
     "logsumexp": (lambda x: ops.logsumexp(x, axis=-1), lambda x: torch.logsumexp(x, -1)),
-    "cross_entropy": (lambda x: ops.cross_entropy(x, ops.argmax(x, axis=-1), reduction="none"), lambda x: F.cross_entropy(x, x.argmax(-1), reduction="none")),
-    "mean of cross_entropy": (lambda x: ops.cross_entropy(x, ops.argmax(x, axis=-1)), lambda x: F.cross_entropy(x, x.argmax(-1))),
+    "cross_entropy": (
+        lambda x: ops.cross_entropy(x, ops.argmax(x, axis=-1), reduction="none"),
+        lambda x: F.cross_entropy(x, x.argmax(-1), reduction="none"),
+    ),
+    "mean of cross_entropy": (
+        lambda x: ops.cross_entropy(x, ops.argmax(x, axis=-1)),
+        lambda x: F.cross_entropy(x, x.argmax(-1)),
+    ),
     "mse_loss": (lambda x: ops.mse_loss(x, x * 0.5), lambda x: F.mse_loss(x, x * 0.5)),
     "var": (lambda x: ops.var(x, axis=-1), lambda x: torch.var(x, -1, correction=0)),
     "silu": (lambda x: ops.silu(x), lambda x: F.silu(x)),
     "gelu": (lambda x: ops.gelu(x), lambda x: F.gelu(x)),
     "gelu, tanh form": (lambda x: ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
-}  # fmt: skip
+}
 
 
 @every_target
@@ -66,12 +77,19 @@ def test_gradients_of_the_largest_cotangents_are_finite_where_torchs_are(name: s
         x = (rng.standard_normal((6, columns)) * scale).astype(np.float32)
         shape = reference(torch.from_numpy(x)).shape
         g = np.where(rng.random(shape) < 0.5, -3e38, 3e38).astype(np.float32)
-        (_, got), (_, peer), (_, exact) = ours(function, target, g, x=x), torchs(reference, g, x=x), torchs(reference, g, torch.float64, x=x)
+        (_, got), (_, peer), (_, exact) = (
+            ours(function, target, g, x=x),
+            torchs(reference, g, x=x),
+            torchs(reference, g, torch.float64, x=x),
+        )
         finite = np.isfinite(peer["x"])
         assert np.isfinite(got["x"][finite]).all()
         assert not np.isnan(got["x"]).any()
         scale = max(float(np.abs(exact["x"][finite]).max(initial=0)), 1.0)
-        error, allowed = (float(np.abs(v[finite].astype(np.float64) - exact["x"][finite]).max(initial=0)) / scale for v in (got["x"], peer["x"]))
+        error, allowed = (
+            float(np.abs(v[finite].astype(np.float64) - exact["x"][finite]).max(initial=0)) / scale
+            for v in (got["x"], peer["x"])
+        )
         assert error <= max(allowed, 4 * UNIT["float32"])
 
 
@@ -80,9 +98,14 @@ def test_gradients_of_the_largest_cotangents_are_finite_where_torchs_are(name: s
 def test_no_finite_cotangent_of_softmax_overflows(name: str, target: str) -> None:
     """torch's does: of two cotangents of opposite sign the difference is infinite."""
     rng = np.random.default_rng(0)
-    x, g = rng.standard_normal((20, 9)).astype(np.float32), np.where(rng.random((20, 9)) < 0.5, -1, 1) * np.finfo(np.float32).max
-    (_, got), (_, exact) = (ours(LARGEST[name][0], target, g.reshape(g.shape if name == "softmax" else (20, 9, 1)).astype(np.float32), x=x),
-                            torchs(LARGEST["softmax"][1], g, torch.float64, x=x))  # fmt: skip
+    x, g = (
+        rng.standard_normal((20, 9)).astype(np.float32),
+        np.where(rng.random((20, 9)) < 0.5, -1, 1) * np.finfo(np.float32).max,
+    )
+    (_, got), (_, exact) = (
+        ours(LARGEST[name][0], target, g.reshape(g.shape if name == "softmax" else (20, 9, 1)).astype(np.float32), x=x),
+        torchs(LARGEST["softmax"][1], g, torch.float64, x=x),
+    )
     np.testing.assert_allclose(got["x"], exact["x"], rtol=0, atol=float(np.abs(exact["x"]).max()) * 8 * UNIT["float32"])
 
 
@@ -100,11 +123,16 @@ def test_an_infinite_sum_stays_infinite(dtype: str, target: str) -> None:
 @every_target
 @pytest.mark.parametrize("top", [2, 5, 10, 15, 20])
 def test_gradient_of_a_softmax_that_is_nearly_one(top: int, target: str) -> None:
-    """The gradient of such a row is small, a difference of cotangents that are not: torch's, in f32, has no right digit from 15 on."""
+    """The gradient of such a row is small, a difference of cotangents that are not: torch's, in f32, has no right digit
+    from 15 on.
+    """
     rng = np.random.default_rng(top)
     x, g = (rng.standard_normal((64, 9)).astype(np.float32) for _ in range(2))
     x[:, 3] += top
-    (_, got), (_, exact) = ours(LARGEST["softmax"][0], target, g, x=x), torchs(LARGEST["softmax"][1], g, torch.float64, x=x)
+    (_, got), (_, exact) = (
+        ours(LARGEST["softmax"][0], target, g, x=x),
+        torchs(LARGEST["softmax"][1], g, torch.float64, x=x),
+    )
     error = np.abs(got["x"] - exact["x"]).max(1) / np.abs(exact["x"]).max(1)
     assert error.max() <= 64 * UNIT["float32"]
 
@@ -160,20 +188,31 @@ def test_long_rows_of_f64_are_added_up_as_exactly_as_torch_does(name: str, targe
     function, reference = LONG[name]
     module = gradc.compile(gradc.trace(function, x="f64[N,D]"), target=target)
     for columns in (300, 1000, 5000):
-        for k, x in enumerate((np.full((1, columns), 0.1), np.full((1, columns), 0.3), np.random.default_rng(columns).random((3, columns)))):
+        for k, x in enumerate(
+            (
+                np.full((1, columns), 0.1),
+                np.full((1, columns), 0.3),
+                np.random.default_rng(columns).random((3, columns)),
+            )
+        ):
             if name == "layer_norm" and k < 2:
                 continue  # a row of one value has no variance
             exact = _exact(name, x)
 
             def error(value: Any, exact: Array = exact) -> float:
-                return float(np.abs(np.asarray(value).astype(np.longdouble) - exact).max() / np.abs(exact).max()) / UNIT["float64"]
+                return (
+                    float(np.abs(np.asarray(value).astype(np.longdouble) - exact).max() / np.abs(exact).max())
+                    / UNIT["float64"]
+                )
 
             assert error(module.forward.run(x=x)["y"]) <= max(4, error(reference(torch.from_numpy(x)))), (columns, k)
 
 
 @pytest.mark.parametrize("rest", [1.0, 2.0**-30])
 def test_blocks_of_a_long_row_that_cancel_leave_the_small_ones(rest: float) -> None:
-    """What an addition of f64 block sums rounds away is kept, whichever of the two is the larger (Knuth's TwoSum, not Dekker's)."""
+    """What an addition of f64 block sums rounds away is kept, whichever of the two is the larger (Knuth's TwoSum, not
+    Dekker's).
+    """
     module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axis=-1), x="f64[N,D]"), target="cpu")
     x = np.zeros((2, 8192))
     x[:, ::2048] = [[rest, 2.0**80, rest, -(2.0**80)], [2.0**80, rest, -(2.0**80), rest]]
@@ -195,7 +234,7 @@ KINKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "amin": (lambda a, b: ops.amin(a, axis=0) * ops.amin(b, axis=1), lambda a, b: a.amin(0) * b.amin(1)),
     "max": (lambda a, b: ops.max(a, axis=1) * ops.max(b, axis=0), lambda a, b: a.max(1).values * b.max(0).values),
     "min": (lambda a, b: ops.min(a, axis=0) * ops.min(b, axis=1), lambda a, b: a.min(0).values * b.min(1).values),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
@@ -220,18 +259,54 @@ def test_gradients_where_functions_have_kinks(name: str, target: str) -> None:
 
 FLOATS, INTEGERS = ("f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64"), ("i8", "u8", "i16", "i32", "i64")
 REWRITTEN: dict[str, Callable[..., Any]] = {
-    "x * 1": lambda x, m: x * 1.0, "1 * x": lambda x, m: 1.0 * x, "x / 1": lambda x, m: x / 1.0, "-(-x)": lambda x, m: ops.neg(ops.neg(x)),
-    "x + 0": lambda x, m: x + 0.0, "0 + x": lambda x, m: 0.0 + x, "x - 0": lambda x, m: x - 0.0, "x + -0": lambda x, m: x + -0.0, "x - -0": lambda x, m: x - -0.0,
-    "one of the same": lambda x, m: ops.where(m, x, x), "under a mask twice": lambda x, m: ops.where(m, ops.where(m, x, x * 2.0), x * 3.0),
-    "a mask of a constant": lambda x, m: ops.where(ops.constant(value=(True,), dtype="bool"), x, x * 2.0) + ops.where(ops.constant(value=(False,), dtype="bool"), x * 2.0, x),
-}  # fmt: skip
+    "x * 1": lambda x, m: x * 1.0,
+    "1 * x": lambda x, m: 1.0 * x,
+    "x / 1": lambda x, m: x / 1.0,
+    "-(-x)": lambda x, m: ops.neg(ops.neg(x)),
+    "x + 0": lambda x, m: x + 0.0,
+    "0 + x": lambda x, m: 0.0 + x,
+    "x - 0": lambda x, m: x - 0.0,
+    "x + -0": lambda x, m: x + -0.0,
+    "x - -0": lambda x, m: x - -0.0,
+    "one of the same": lambda x, m: ops.where(m, x, x),
+    "under a mask twice": lambda x, m: ops.where(m, ops.where(m, x, x * 2.0), x * 3.0),
+    "a mask of a constant": (
+        lambda x, m: (
+            ops.where(ops.constant(value=(True,), dtype="bool"), x, x * 2.0)
+            + ops.where(ops.constant(value=(False,), dtype="bool"), x * 2.0, x)
+        )
+    ),
+}
 
 
 def _extreme(dtype: str) -> Array:
-    """Zeros of both signs, subnormals, halves and neighbours of 1, the largest of every narrower type and what is beyond, infinities, NaN."""
+    """Zeros of both signs, subnormals, halves and neighbours of 1, the largest of every narrower type and what is
+    beyond, infinities, NaN.
+    """
     if dtype in INTEGERS:
-        return np.array([-(2**40), -(2**31), -(2**15), -129, -128, -1, 0, 1, 127, 128, 255, 256, 2**24 + 1, 2**31, 2**40]).astype(DTYPES[dtype].np)
-    positive = [0.0, 2.0**-149, 2.0**-133, 2.0**-24, 2.0**-14, 1 / 3, 1.0, 1 + 2.0**-8, 1 + 2.0**-23, 448.0, 464.0, 57344.0, 65504.0, 65520.0, 1e5, 3e38, 1e300, np.inf]
+        return np.array(
+            [-(2**40), -(2**31), -(2**15), -129, -128, -1, 0, 1, 127, 128, 255, 256, 2**24 + 1, 2**31, 2**40]
+        ).astype(DTYPES[dtype].np)
+    positive = [
+        0.0,
+        2.0**-149,
+        2.0**-133,
+        2.0**-24,
+        2.0**-14,
+        1 / 3,
+        1.0,
+        1 + 2.0**-8,
+        1 + 2.0**-23,
+        448.0,
+        464.0,
+        57344.0,
+        65504.0,
+        65520.0,
+        1e5,
+        3e38,
+        1e300,
+        np.inf,
+    ]
     return convert(np.array([*positive, *(-x for x in positive), np.nan]), DTYPES[dtype])
 
 
@@ -254,7 +329,9 @@ def test_strict_rewrites_keep_every_bit(name: str) -> None:
 @pytest.mark.parametrize("inner", [*FLOATS, *INTEGERS])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_casts_that_are_dropped_lose_nothing(inner: str) -> None:
-    """source -> inner -> outer, for every three types: only a cast through a type that holds all of the source's values may go."""
+    """source -> inner -> outer, for every three types: only a cast through a type that holds all of the source's values
+    may go.
+    """
     for source in (*FLOATS, *INTEGERS):
         x = _extreme(source)
         for outer in (*FLOATS, *INTEGERS):
@@ -266,18 +343,36 @@ def test_casts_that_are_dropped_lose_nothing(inner: str) -> None:
 
 MASKED: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "read outside": (lambda x, p: ops.gather_2d(ops.mean(x, axis=4), p, p), {"x": "f32[1,1,3,3,K]", "p": "i64[1,5]"}),
-    "rows outside": (lambda x, p: ops.gather(ops.mean(x, axis=2), ops.reshape(p, (5,)), oob="skip"), {"x": "f32[3,2,K]", "p": "i64[1,5]"}),
+    "rows outside": (
+        lambda x, p: ops.gather(ops.mean(x, axis=2), ops.reshape(p, (5,)), oob="skip"),
+        {"x": "f32[3,2,K]", "p": "i64[1,5]"},
+    ),
     "padded": (lambda x: ops.pad(ops.mean(x, axis=2), ((0, 0), (1, 0))), {"x": "f32[3,2,K]"}),
-    "selected": (lambda x, p: ops.where(ops.ge(ops.reshape(p, (5,)), 1), ops.mean(x, axis=1), 0.0), {"x": "f32[5,K]", "p": "i64[1,5]"}),
-    "joined": (lambda x: ops.concat([ops.mean(x, axis=1), ops.constant(value=(0.0, 0.0), dtype="f32", shape=(2,))]), {"x": "f32[5,K]"}),
-    "summed over nothing": (lambda x, z: ops.sum(ops.broadcast_to(ops.reshape(ops.sum(x, axis=1), (5, 1)), (5, z.shape[0])) / ops.cast(ops.dim(size=z.shape[0]), "f32"), axis=1), {"x": "f32[5,3]", "z": "f32[K]"}),
-}  # fmt: skip
+    "selected": (
+        lambda x, p: ops.where(ops.ge(ops.reshape(p, (5,)), 1), ops.mean(x, axis=1), 0.0),
+        {"x": "f32[5,K]", "p": "i64[1,5]"},
+    ),
+    "joined": (
+        lambda x: ops.concat([ops.mean(x, axis=1), ops.constant(value=(0.0, 0.0), dtype="f32", shape=(2,))]),
+        {"x": "f32[5,K]"},
+    ),
+    "summed over nothing": (
+        lambda x, z: ops.sum(
+            ops.broadcast_to(ops.reshape(ops.sum(x, axis=1), (5, 1)), (5, z.shape[0]))
+            / ops.cast(ops.dim(size=z.shape[0]), "f32"),
+            axis=1,
+        ),
+        {"x": "f32[5,3]", "z": "f32[K]"},
+    ),
+}
 
 
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
 @pytest.mark.parametrize("name", MASKED)
 def test_a_division_stays_behind_a_mask(name: str, target: str) -> None:
-    """A mean over nothing is NaN where it is read, and what is masked stays 0: with the licence to reassociate as without."""
+    """A mean over nothing is NaN where it is read, and what is masked stays 0: with the licence to reassociate as
+    without.
+    """
     function, types = MASKED[name]
     graph = gradc.trace(function, **types)
     for count in (0, 3):
@@ -286,7 +381,9 @@ def test_a_division_stays_behind_a_mask(name: str, target: str) -> None:
             given["p"] = np.array([[0, 1, 2, -1, 7]])
         want = interp.run(graph, given)["y"]
         for numerics in ("real", "strict"):
-            np.testing.assert_array_equal(gradc.compile(graph, target=target, numerics=numerics).forward.run(given)["y"], want)
+            np.testing.assert_array_equal(
+                gradc.compile(graph, target=target, numerics=numerics).forward.run(given)["y"], want
+            )
         if not count and name != "summed over nothing":
             assert np.isnan(want).any() and (want == 0).any()
 
@@ -294,8 +391,17 @@ def test_a_division_stays_behind_a_mask(name: str, target: str) -> None:
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
 def test_rows_that_nothing_is_added_to_stay_zero(target: str) -> None:
     """Whatever the scale of a row that is not read: one that was never initialised, for instance."""
-    graph = gradc.trace(lambda i, s, u: ops.scatter_add(i, u * ops.reshape(ops.gather(s, i), (i.shape[0], 1)), size=4), i="i64[N]", s="f32[4]", u="f32[N,3]")
-    given = {"i": np.array([0, 2, 2, 0, 0, 0, 2, 2]), "s": np.array([2, np.nan, 3, np.inf], np.float32), "u": np.ones((8, 3), np.float32)}
+    graph = gradc.trace(
+        lambda i, s, u: ops.scatter_add(i, u * ops.reshape(ops.gather(s, i), (i.shape[0], 1)), size=4),
+        i="i64[N]",
+        s="f32[4]",
+        u="f32[N,3]",
+    )
+    given = {
+        "i": np.array([0, 2, 2, 0, 0, 0, 2, 2]),
+        "s": np.array([2, np.nan, 3, np.inf], np.float32),
+        "u": np.ones((8, 3), np.float32),
+    }
     want = interp.run(graph, given)["y"]
     assert not np.isnan(want).any()
     module = gradc.compile(graph, target=target, hints={"N": 100_000})
@@ -303,9 +409,14 @@ def test_rows_that_nothing_is_added_to_stay_zero(target: str) -> None:
 
 
 def test_exact_algebra_sees_a_division_moved_past_a_mask() -> None:
-    """1/0 is a tagged value there: the graph before the pass, the graph after it, and one with the division moved by hand."""
+    """1/0 is a tagged value there: the graph before the pass, the graph after it, and one with the division moved by
+    hand.
+    """
     graph = gradc.trace(*(MASKED["read outside"][:1]), **MASKED["read outside"][1])
-    moved = gradc.trace(lambda x, p: ops.gather_2d(ops.sum(x, axis=4), p, p) / ops.cast(ops.dim(size=x.shape[4]), "f32"), **MASKED["read outside"][1])
+    moved = gradc.trace(
+        lambda x, p: ops.gather_2d(ops.sum(x, axis=4), p, p) / ops.cast(ops.dim(size=x.shape[4]), "f32"),
+        **MASKED["read outside"][1],
+    )
     given = {"x": np.ones((1, 1, 3, 3, 0), np.float32), "p": np.array([[0, 1, 2, -1, 7]])}
 
     def values(g: Any) -> tuple[Any, Any]:
@@ -340,15 +451,25 @@ class _FakeQuantized(torch.autograd.Function):
 def test_ties_of_quantized_values_share_the_gradient(target: str) -> None:
     """Numbers that share a code tie, in the scatter and in maximum, whatever they were before."""
     graph = gradc.trace(
-        lambda x, s, i, z: ops.maximum(ops.scatter_amax(i, ops.fake_quantize(x, s, dtype="f8e5m2", grad_factor=0.25), axis=0, size=3), z),
-        x="f32[12]", s="f32[]", i="i64[12]", z="f32[3]",
-    )  # fmt: skip
+        lambda x, s, i, z: ops.maximum(
+            ops.scatter_amax(i, ops.fake_quantize(x, s, dtype="f8e5m2", grad_factor=0.25), axis=0, size=3), z
+        ),
+        x="f32[12]",
+        s="f32[]",
+        i="i64[12]",
+        z="f32[3]",
+    )
     module = gradc.compile(graph, wrt=["x", "s", "z"], target=target)
     tied = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
         s = np.float32(rng.uniform(0.05, 0.5))
-        given = {"x": rng.choice([1.0, 1.02, 0.97, -0.5, 0.5, 0.52], 12).astype(np.float32), "s": np.asarray(s), "i": rng.integers(0, 3, 12), "z": (rng.integers(-2, 3, 3) * s).astype(np.float32)}
+        given = {
+            "x": rng.choice([1.0, 1.02, 0.97, -0.5, 0.5, 0.52], 12).astype(np.float32),
+            "s": np.asarray(s),
+            "i": rng.integers(0, 3, 12),
+            "z": (rng.integers(-2, 3, 3) * s).astype(np.float32),
+        }
         g = rng.standard_normal(3).astype(np.float32)
 
         def reference(x: Any, s: Any, i: Any, z: Any) -> Any:

@@ -79,7 +79,11 @@ def sample_graphs() -> list[tuple[str, Graph]]:
     for name, op in sorted(REGISTRY.items()):
         for sample in op.samples:
             for dtype in ("f32", "bf16"):
-                inputs = [input_node(f"x{i}", parse_type(t.replace("F[", f"{dtype}["))) for i, t in enumerate(sample.operands) if isinstance(t, str)]
+                inputs = [
+                    input_node(f"x{i}", parse_type(t.replace("F[", f"{dtype}[")))
+                    for i, t in enumerate(sample.operands)
+                    if isinstance(t, str)
+                ]
                 places = iter(inputs)
                 try:
                     operands = [next(places) if isinstance(t, str) else t for t in sample.operands]
@@ -101,7 +105,10 @@ def test_the_text_of_a_graph() -> None:
     assert str(example()).splitlines()[:4] == [
         "graph @bag<N,V,D>(%tokens: i64[N], %d.table: f32[V,D]) {",
         "  assume(N >= 1)",
-        '  %0: f32[N,D] = gather %d.table, %tokens {axis=0, oob="error", padding_idx=none, scale_grad_by_freq=false}  # embed/rows  model.py:12',
+        (
+            '  %0: f32[N,D] = gather %d.table, %tokens {axis=0, oob="error", padding_idx=none,'
+            " scale_grad_by_freq=false}  # embed/rows  model.py:12"
+        ),
         "  %1: f32[N,D] = exp %0",
     ]
     check_round_trip(example())
@@ -119,7 +126,18 @@ def test_by_hand() -> None:
 
 
 CONSTANTS = {
-    "f64": [0.0, -0.0, 1.5, 0.1, math.inf, -math.inf, math.nan, struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0], 5e-324, 1.7976931348623157e308],
+    "f64": [
+        0.0,
+        -0.0,
+        1.5,
+        0.1,
+        math.inf,
+        -math.inf,
+        math.nan,
+        struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0],
+        5e-324,
+        1.7976931348623157e308,
+    ],
     "bool": [True, False],
     "i64": [0, 1, -1, 2**63 - 1, -(2**63) + 1],
 }
@@ -143,7 +161,10 @@ def test_zeros_and_nans_of_other_bits_are_other_constants() -> None:
 
 
 sizes = st.recursive(
-    st.one_of(st.integers(0, 9), st.sampled_from([N, D, symbol("none"), symbol("f32"), symbol("inf"), symbol("true"), symbol("max")])),
+    st.one_of(
+        st.integers(0, 9),
+        st.sampled_from([N, D, symbol("none"), symbol("f32"), symbol("inf"), symbol("true"), symbol("max")]),
+    ),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map(lambda p: p[0] + p[1]),
         st.tuples(inner, inner).map(lambda p: p[0] * p[1]),
@@ -188,12 +209,23 @@ def graphs(draw) -> Graph:  # type: ignore[no-untyped-def]
         elif which == 5:
             values.append(x * ops.sum(y, axis=1, keepdims=True))
         elif which == 6:
-            values.append(ops.clamp(x, min=draw(st.one_of(st.none(), st.floats(-3, 0))), max=draw(st.one_of(st.none(), st.floats(0, 3)))))
+            values.append(
+                ops.clamp(
+                    x, min=draw(st.one_of(st.none(), st.floats(-3, 0))), max=draw(st.one_of(st.none(), st.floats(0, 3)))
+                )
+            )
         else:
             values.append(x.T.reshape(shape) if draw(st.booleans()) else ops.flip(x, axis=(0,)))
     outputs = draw(st.lists(st.sampled_from(values), min_size=1, max_size=4))
-    notes = {v: Note(draw(st.text(max_size=20)), draw(st.text(max_size=20)), draw(st.text(max_size=8))) for v in draw(st.lists(st.sampled_from(values)))}
-    facts = draw(st.lists(st.sampled_from([Assumption(N, ">=", 1), Assumption(N, "==", 4 * D), Assumption(maximum(N, D), ">=", 2)])))
+    notes = {
+        v: Note(draw(st.text(max_size=20)), draw(st.text(max_size=20)), draw(st.text(max_size=8)))
+        for v in draw(st.lists(st.sampled_from(values)))
+    }
+    facts = draw(
+        st.lists(
+            st.sampled_from([Assumption(N, ">=", 1), Assumption(N, "==", 4 * D), Assumption(maximum(N, D), ">=", 2)])
+        )
+    )
     return Graph("g", inputs, tuple((f"o{i}", v) for i, v in enumerate(outputs)), tuple(facts), notes)
 
 
@@ -215,8 +247,14 @@ def test_types_made_under_an_assumption_and_without_it() -> None:
 
 def test_a_file_and_its_arrays(tmp_path) -> None:  # type: ignore[no-untyped-def]
     names = ("file", "d.t", "w")
-    arrays = {"file": np.arange(6, dtype=np.float32).reshape(2, 3), "d.t": np.arange(6).astype(ml_dtypes.bfloat16), "w": np.array([1, 2, 3], ml_dtypes.int4)}
-    inputs = tuple(input_node(n, Type(DTYPES[t], arrays[n].shape)) for n, t in zip(names, ("f32", "bf16", "i4"), strict=True))
+    arrays = {
+        "file": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "d.t": np.arange(6).astype(ml_dtypes.bfloat16),
+        "w": np.array([1, 2, 3], ml_dtypes.int4),
+    }
+    inputs = tuple(
+        input_node(n, Type(DTYPES[t], arrays[n].shape)) for n, t in zip(names, ("f32", "bf16", "i4"), strict=True)
+    )
     graph = Graph("g", inputs, tuple((n, i) for n, i in zip(names, inputs, strict=True)), defaults=arrays)
     path = tmp_path / "g.gir"
     graph.save(path)
@@ -224,7 +262,10 @@ def test_a_file_and_its_arrays(tmp_path) -> None:  # type: ignore[no-untyped-def
     again = load(path)
     assert again == graph
     for name in names:
-        assert again.defaults[name].dtype == arrays[name].dtype and again.defaults[name].tobytes() == arrays[name].tobytes()
+        assert (
+            again.defaults[name].dtype == arrays[name].dtype
+            and again.defaults[name].tobytes() == arrays[name].tobytes()
+        )
     save_graph(Graph("g", inputs, graph.outputs), path)
     assert path.read_text().startswith("gradc-ir 1\n# no arrays\ngraph @g(")
     assert load(path).defaults == {} and sorted(p.name for p in tmp_path.iterdir()) == ["g.gir"]
@@ -273,7 +314,15 @@ def example_program() -> Program:
     body = (
         Stmt("%t", "load", (), I64, "tokens", at("n")),
         Stmt("", "check", ("%t",), attrs=(("source", 'a"b'), ("op", "embedding"), ("bound", V))),
-        Stmt("%k", "inside", (), BOOL, "", (Index(n - 1, (("n", 2), ("d", V), ("%t", -1))),), attrs=(("hi", N), ("lo", 0))),
+        Stmt(
+            "%k",
+            "inside",
+            (),
+            BOOL,
+            "",
+            (Index(n - 1, (("n", 2), ("d", V), ("%t", -1))),),
+            attrs=(("hi", N), ("lo", 0)),
+        ),
         Stmt("%i", "index", (), I64, "", (Index(),)),
         Stmt("%z", "size", (), I64, attrs=(("size", N * D),)),
         Stmt("%c", "const", (), F32, attrs=(("value", -0.1),)),
@@ -285,8 +334,23 @@ def example_program() -> Program:
         Stmt("", "accum", ("%2",), None, "g", at("%t", "d"), "%k"),
         Stmt("", "accum", ("%s",), None, "total", ()),
     )
-    kernel = Kernel("k_0", (("n", n), ("h", 2)), (("d", d),), body, "g", (("g", "segmented"), ("total", "privatized")), Note("k", "a.py:1"))
-    call = Call("mm", "matmul", (("m", N), ("k", D)), Operand("c", at("m")), (Operand("a", at("m", "k")), Operand("b", (Index(1, (("k", 2),)),))), Note("mm"))
+    kernel = Kernel(
+        "k_0",
+        (("n", n), ("h", 2)),
+        (("d", d),),
+        body,
+        "g",
+        (("g", "segmented"), ("total", "privatized")),
+        Note("k", "a.py:1"),
+    )
+    call = Call(
+        "mm",
+        "matmul",
+        (("m", N), ("k", D)),
+        Operand("c", at("m")),
+        (Operand("a", at("m", "k")), Operand("b", (Index(1, (("k", 2),)),))),
+        Note("mm"),
+    )
     buffers = (
         Buffer("tokens", parse_type("i64[n]"), "input"),
         Buffer("where", parse_type("f32[N,D]"), "temp"),
@@ -295,7 +359,14 @@ def example_program() -> Program:
         Buffer("g", parse_type("f32[V,D]"), "output"),
     )
     choice = Select(((Assumption(N, ">=", 3072), kernel), (None, kernel)))
-    return Program("p", buffers, (kernel, call, choice), (Assumption(N, "==", 4 * D),), (("d.table", "g"), ("again", "g")), {"g": Note("g", "b.py:2")})
+    return Program(
+        "p",
+        buffers,
+        (kernel, call, choice),
+        (Assumption(N, "==", 4 * D),),
+        (("d.table", "g"), ("again", "g")),
+        {"g": Note("g", "b.py:2")},
+    )
 
 
 def test_programs_round_trip() -> None:
@@ -330,15 +401,32 @@ def test_the_text_of_a_kernel() -> None:
     ]
 
 
-indices = st.builds(Index, sizes, st.lists(st.tuples(st.sampled_from(["n", "d", "%t", "%0.x"]), sizes), unique_by=lambda t: t[0]).map(tuple))
+indices = st.builds(
+    Index,
+    sizes,
+    st.lists(st.tuples(st.sampled_from(["n", "d", "%t", "%0.x"]), sizes), unique_by=lambda t: t[0]).map(tuple),
+)
 
 
-@given(st.lists(indices, max_size=3), st.sampled_from(["load", "index", "inside", "max", "where"]), st.booleans(), st.booleans())
+@given(
+    st.lists(indices, max_size=3),
+    st.sampled_from(["load", "index", "inside", "max", "where"]),
+    st.booleans(),
+    st.booleans(),
+)
 @settings(deadline=None)
 def test_any_statement_round_trips(index, op, buffer, where) -> None:  # type: ignore[no-untyped-def]
     if op in ("index", "inside"):
         buffer, index = False, index[:1] or [Index()]
-    s = Stmt("%a", op, () if op in ("index", "inside") else ("%b", "%c"), F32, "where" if buffer else "", tuple(index), "%m" if where else "")
+    s = Stmt(
+        "%a",
+        op,
+        () if op in ("index", "inside") else ("%b", "%c"),
+        F32,
+        "where" if buffer else "",
+        tuple(index),
+        "%m" if where else "",
+    )
     kernel = Kernel("k", (("n", N),), (("d", D),), (s,))
     assert parse_kernel(str(kernel)) == kernel
 
@@ -446,7 +534,8 @@ def test_mistakes_in_programs(old: str, new: str, message: str) -> None:
 # -- texts that mean harm ---------------------------------------------------------------------------------------------
 
 HANG = 60.0
-"""Seconds of the processor's time, far above what any of these takes; work that grows faster than the text takes hours."""
+"""Seconds of the processor's time, far above what any of these takes; work that grows faster than the text takes hours.
+"""
 
 
 def refused(text: str, read=parse) -> GradcError:  # type: ignore[no-untyped-def]
@@ -460,10 +549,25 @@ def refused(text: str, read=parse) -> GradcError:  # type: ignore[no-untyped-def
 
 @pytest.mark.parametrize("read", [parse, parse_program, parse_kernel])
 def test_large_garbage(read) -> None:  # type: ignore[no-untyped-def]
-    head = "graph @f(%x: f32[4]) {\n" if read is parse else "program @f {\n" if read is parse_program else "kernel @k rows() cols() {\n"
+    head = (
+        "graph @f(%x: f32[4]) {\n"
+        if read is parse
+        else "program @f {\n"
+        if read is parse_program
+        else "kernel @k rows() cols() {\n"
+    )
     noise = random.Random(0).randbytes(20_000_000).decode("latin-1")
     long = 20_000_000
-    for text in (noise, head + noise, "a" * long, head + "%" * long, "\n" * long, head + "{[(" * (long // 3), " " * long, "x" * (2**26 + 1)):
+    for text in (
+        noise,
+        head + noise,
+        "a" * long,
+        head + "%" * long,
+        "\n" * long,
+        head + "{[(" * (long // 3),
+        " " * long,
+        "x" * (2**26 + 1),
+    ):
         with pytest.raises(IRFormatError):
             start = time.process_time()
             read(text)
@@ -483,7 +587,12 @@ def test_nesting_and_repetition(bracket: str) -> None:
         assert time.process_time() - start < HANG
 
 
-EXPLODING = ("*".join(f"(a{i}+b{i})" for i in range(60)), "//".join(f"a{i}" for i in range(150)), "min(" * 30 + "N" + ",b)" * 30, "9" * 5000)
+EXPLODING = (
+    "*".join(f"(a{i}+b{i})" for i in range(60)),
+    "//".join(f"a{i}" for i in range(150)),
+    "min(" * 30 + "N" + ",b)" * 30,
+    "9" * 5000,
+)
 
 
 @pytest.mark.parametrize("size", EXPLODING)
@@ -499,8 +608,14 @@ def test_a_million_lines() -> None:
 
 def test_reading_is_linear() -> None:
     def calls(lines: int) -> int:
-        """How many functions, Python's and C's, reading so many lines calls: the same on every machine, however busy."""
-        text = "graph @f(%x: f32[N]) {\n" + "".join(f"  %{i:05}: f32[N] = exp %{f'{i - 1:05}' if i else 'x'}\n" for i in range(lines)) + f"  return y=%{lines - 1:05}\n}}"
+        """How many functions, Python's and C's, reading so many lines calls: the same on every machine, however
+        busy.
+        """
+        text = (
+            "graph @f(%x: f32[N]) {\n"
+            + "".join(f"  %{i:05}: f32[N] = exp %{f'{i - 1:05}' if i else 'x'}\n" for i in range(lines))
+            + f"  return y=%{lines - 1:05}\n}}"
+        )
         count = 0
 
         def seen(frame: object, event: str, arg: object) -> None:
@@ -528,7 +643,21 @@ def test_truncated_at_every_byte() -> None:
             assert isinstance(caught.value, IRFormatError | TypeRuleError)
 
 
-HOSTILE = ["*/", 'x\n#include "/etc/passwd"', "{{7*7}}", "a\0b", "a" * 1_000_000, "a\u202eb", "__asm__()", '"); system("id");//', "a b", "", "1a", "a..b", "%a"]
+HOSTILE = [
+    "*/",
+    'x\n#include "/etc/passwd"',
+    "{{7*7}}",
+    "a\0b",
+    "a" * 1_000_000,
+    "a\u202eb",
+    "__asm__()",
+    '"); system("id");//',
+    "a b",
+    "",
+    "1a",
+    "a..b",
+    "%a",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -602,7 +731,11 @@ def attribute_rich() -> str:
 
 @pytest.mark.parametrize("which", ["graph", "attributes", "program"])
 def test_mutations(which: str) -> None:
-    text, read = {"graph": (str(example()), parse), "attributes": (attribute_rich(), parse), "program": (str(example_program()), parse_program)}[which]
+    text, read = {
+        "graph": (str(example()), parse),
+        "attributes": (attribute_rich(), parse),
+        "program": (str(example_program()), parse_program),
+    }[which]
     read(text)
     count = 400_000 if SLOW else 4_000
     slowest = accepted = 0.0
@@ -622,11 +755,27 @@ def test_mutations(which: str) -> None:
 
 def test_hostile_data() -> None:
     good = to_json(example())
-    for broken in ({}, {**good, "format": "gradc-ir 2"}, {**good, "nodes": [{}]}, {**good, "inputs": None}, {**good, "assumptions": ["N >= 1)\nreturn"]}):
+    for broken in (
+        {},
+        {**good, "format": "gradc-ir 2"},
+        {**good, "nodes": [{}]},
+        {**good, "inputs": None},
+        {**good, "assumptions": ["N >= 1)\nreturn"]},
+    ):
         with pytest.raises(IRFormatError):
             from_json(broken)
     deep = json.loads("[" * 18 + "]" * 18)
-    for value in ({"size": "N}"}, {"float": "1e5"}, {"code": "x"}, {"size": 3}, {"dtype": "f33"}, deep, "x", {}, {"a": 1, "b": 2}):
+    for value in (
+        {"size": "N}"},
+        {"float": "1e5"},
+        {"code": "x"},
+        {"size": 3},
+        {"dtype": "f33"},
+        deep,
+        "x",
+        {},
+        {"a": 1, "b": 2},
+    ):
         nodes = [{**good["nodes"][0], "attributes": {"axis": value}}, *good["nodes"][1:]]
         with pytest.raises((IRFormatError, TypeRuleError)):
             from_json({**good, "nodes": nodes})

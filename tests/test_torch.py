@@ -1,4 +1,6 @@
-"""Beside torch: torch.compile around calls, gradients that would be lost, residuals that no longer hold, tensors without memory, docs/torch.md."""
+"""Beside torch: torch.compile around calls, gradients that would be lost, residuals that no longer hold, tensors
+without memory, docs/torch.md.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,18 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def module() -> gradc.Module:
     """tanh(x * w + b): every input is borrowed for the backward."""
-    return gradc.compile(gradc.trace(lambda x, w, b: ops.tanh(x * w + b), x="f32[N,4]", w="f32[4]", b="f32[4]"), wrt=["w", "b"])
+    return gradc.compile(
+        gradc.trace(lambda x, w, b: ops.tanh(x * w + b), x="f32[N,4]", w="f32[4]", b="f32[4]"), wrt=["w", "b"]
+    )
 
 
 def tensors(rows: int = 3, **grad: bool) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"x": (rows, 4), "w": (4,), "b": (4,)}
-    return {name: torch.randn(shape, generator=generator).requires_grad_(grad.get(name, False)) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, generator=generator).requires_grad_(grad.get(name, False))
+        for name, shape in shapes.items()
+    }
 
 
 def test_the_page_on_torch_runs() -> None:
@@ -41,7 +48,7 @@ def test_the_page_on_torch_runs() -> None:
         exec(compile(block, "docs/torch.md", "exec"), names)
 
 
-# -- torch.compile: in a child, whose heap the C library checks ----------------------------------------------------------
+# -- torch.compile: in a child, whose heap the C library checks --------------------------------------------------------
 
 CHILD = """
 import sys
@@ -49,7 +56,8 @@ import sys
 import gradc
 from gradc import ops
 
-module = gradc.compile(gradc.trace(lambda x, w, v: ops.linear(ops.gelu(ops.linear(x, w)), v), x="f32[N,8]", w="f32[H,8]", v="f32[C,H]"), wrt=["x", "w", "v"])
+layers = lambda x, w, v: ops.linear(ops.gelu(ops.linear(x, w)), v)
+module = gradc.compile(gradc.trace(layers, x="f32[N,8]", w="f32[H,8]", v="f32[C,H]"), wrt=["x", "w", "v"])
 import torch
 
 F = torch.nn.functional
@@ -94,7 +102,9 @@ def executable(x, w, v):
 
 def kernel(x, w, v):
     handle = next(iter(module.kernels.values()))
-    return [out.sum() for out in handle.run(**{{name: torch.ones(t.concrete(dict(N=2, H=3, C=4))) for name, t in handle.executable.inputs.items()}}).values()][0] + x.sum()
+    inputs = handle.executable.inputs
+    given = {{name: torch.ones(t.concrete(dict(N=2, H=3, C=4))) for name, t in inputs.items()}}
+    return [out.sum() for out in handle.run(**given).values()][0] + x.sum()
 
 
 def planned(x, w, v):
@@ -132,15 +142,27 @@ sys.stdout.write("whole")
 """
 
 
-@pytest.mark.parametrize(("imports", "backend", "functions"), [("", "eager", "value, both, traced, executable, kernel, planned"), ("import torch, torch._dynamo", "aot_eager", "value,")])
+@pytest.mark.parametrize(
+    ("imports", "backend", "functions"),
+    [
+        ("", "eager", "value, both, traced, executable, kernel, planned"),
+        ("import torch, torch._dynamo", "aot_eager", "value,"),
+    ],
+)
 def test_torch_compile_leaves_calls_alone(imports: str, backend: str, functions: str) -> None:
     """Traced through, a call gave stand-ins' addresses to machine code, and the C library ended the process."""
     text = CHILD.format(imports=imports, backend=backend, functions=functions)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, cwd=ROOT, env={**os.environ, "MALLOC_PERTURB_": "85"})
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "MALLOC_PERTURB_": "85"},
+    )
     assert done.returncode == 0 and done.stdout == "whole", f"{done.returncode}\n{done.stdout}{done.stderr[-3000:]}"
 
 
-# -- tensors without memory -----------------------------------------------------------------------------------------------
+# -- tensors without memory --------------------------------------------------------------------------------------------
 
 
 def in_fake_mode(call: Any) -> None:
@@ -204,7 +226,9 @@ def test_a_tensor_without_memory_is_one_error(module: gradc.Module, name: str, w
 
     STAND_INS[name](call)
     (error,) = caught
-    assert isinstance(error, DeviceError | InvalidProblem | NotDifferentiable) and ("the input x" if what == "x" else "out['y']") in str(error), error
+    assert isinstance(error, DeviceError | InvalidProblem | NotDifferentiable) and (
+        "the input x" if what == "x" else "out['y']"
+    ) in str(error), error
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,7 +240,7 @@ def test_lazy_signs_are_resolved(module: gradc.Module) -> None:
     torch.testing.assert_close(module({**plain, "x": x}), module(plain))
 
 
-# -- gradients that would be lost -----------------------------------------------------------------------------------------
+# -- gradients that would be lost --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["x", "w"])  # not in wrt, and in it
@@ -225,7 +249,10 @@ def test_an_input_that_requires_grad_is_refused(module: gradc.Module, name: str,
     given = tensors(**{name: True})
     if entry == "variant":
         given["x"] = torch.randn(4, 200_000).t().requires_grad_(name == "x")
-    with pytest.raises(NotDifferentiable, match=rf"the input {name} is a tensor that requires grad.*detach\(\).*no_grad\(\).*autograd\.Function"):
+    with pytest.raises(
+        NotDifferentiable,
+        match=rf"the input {name} is a tensor that requires grad.*detach\(\).*no_grad\(\).*autograd\.Function",
+    ):
         if entry == "can_implement":
             refused = module.can_implement(given)
             assert refused is not None
@@ -280,7 +307,7 @@ def test_a_function_whose_gradient_is_differentiated_again_says_so(module: gradc
         torch.autograd.grad(loss, given["w"], create_graph=True)
 
 
-# -- residuals that no longer hold ----------------------------------------------------------------------------------------
+# -- residuals that no longer hold -------------------------------------------------------------------------------------
 
 CHANGES = {
     "mul_": lambda w: w.mul_(100),
@@ -368,11 +395,17 @@ def test_numpy_arrays_and_inference_tensors_are_compared_by_digest_under_the_kno
 
 def test_residuals_of_another_module_are_refused(module: gradc.Module) -> None:
     """The same names and types, another function; a copy of the module is no other."""
-    other = gradc.compile(gradc.trace(lambda x, w, b: ops.sigmoid(x * w + b), x="f32[N,4]", w="f32[4]", b="f32[4]", name="other"), wrt=["w", "b"])
+    other = gradc.compile(
+        gradc.trace(lambda x, w, b: ops.sigmoid(x * w + b), x="f32[N,4]", w="f32[4]", b="f32[4]", name="other"),
+        wrt=["w", "b"],
+    )
     given = tensors()
     y, residuals = module.forward(given)
     _, strange = other.forward(given)
-    with pytest.raises(InvalidProblem, match=r"these residuals are of another module: other\(x: f32\[N,4\].*kept them, and this is the backward of"):
+    with pytest.raises(
+        InvalidProblem,
+        match=r"these residuals are of another module: other\(x: f32\[N,4\].*kept them, and this is the backward of",
+    ):
         module.backward(strange, torch.ones_like(y))
     again = gradc.compile(module.graph, wrt=module.wrt)
     for name, grad in again.backward(residuals, torch.ones_like(y)).items():
@@ -387,7 +420,13 @@ def test_residuals_of_another_module_are_refused(module: gradc.Module) -> None:
 
 def test_residuals_of_other_sizes_are_refused(module: gradc.Module) -> None:
     _, residuals = module.forward(tensors(rows=3))
-    with pytest.raises(InvalidProblem, match=r"the cotangent of y has the shape \(5, 4\), and forward gave y: f32\[N,4\] of the shape \(3, 4\) \(N=3 in that call\)"):
+    with pytest.raises(
+        InvalidProblem,
+        match=(
+            r"the cotangent of y has the shape \(5, 4\), and forward gave y: f32\[N,4\] of the shape \(3, 4\) \(N=3 in"
+            r" that call\)"
+        ),
+    ):
         module.backward(residuals, torch.ones(5, 4))
     with pytest.raises(InvalidProblem, match="dims= says N=5, and these residuals are of a call with N=3"):
         module.backward(residuals, torch.ones(5, 4), dims={"N": 5})
@@ -396,7 +435,9 @@ def test_residuals_of_other_sizes_are_refused(module: gradc.Module) -> None:
 
 def test_out_of_a_backward_whose_arrays_lie_in_another_order() -> None:
     """What is not written by the kernels: torch counts the change, and flush-to-zero changes no bits."""
-    module = gradc.compile(gradc.trace(lambda x, w: ops.sum(ops.tanh(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"], target="cpu")
+    module = gradc.compile(
+        gradc.trace(lambda x, w: ops.sum(ops.tanh(x) * w), x="f32[N,M]", w="f32[N,M]"), wrt=["x", "w"], target="cpu"
+    )
     x, w, one = torch.zeros(512, 700).t(), torch.full((700, 512), 1e-41), torch.ones(())
     _, residuals = module.forward(x=x, w=w)
     assert residuals.module is not module

@@ -26,9 +26,17 @@ def names(text: str) -> set[str]:
 
 
 def test_costly_kernels_stand_apart() -> None:
-    found = units(lambda x, w: ops.exp(x), lambda x, w: x + w, lambda x, w: ops.tanh(x), lambda x, w: ops.sum(x, axis=0), lambda x, w: ops.sqrt(x))
+    found = units(
+        lambda x, w: ops.exp(x),
+        lambda x, w: x + w,
+        lambda x, w: ops.tanh(x),
+        lambda x, w: ops.sum(x, axis=0),
+        lambda x, w: ops.sqrt(x),
+    )
     assert [text.startswith('#include "wide.h"\n') for text in found] == [True, False]
-    assert {n.split("_")[0] for n in names(found[0])} == {"exp", "tanh"} and {n.split("_")[0] for n in names(found[1])} >= {"add", "sum", "sqrt"}
+    assert {n.split("_")[0] for n in names(found[0])} == {"exp", "tanh"} and {
+        n.split("_")[0] for n in names(found[1])
+    } >= {"add", "sum", "sqrt"}
 
 
 def test_every_kernel_is_in_one_unit() -> None:
@@ -50,6 +58,8 @@ def test_vectors_are_wide_where_it_pays(tmp_path: Path) -> None:
     for i, text in enumerate(units(lambda x, w: ops.exp(x), lambda x, w: x + w)):
         (tmp_path / f"{i}.c").write_text(text)
         subprocess.run([*compiler.argv, *flags, *include, "-S", "-o", f"{i}.s", f"{i}.c"], cwd=tmp_path, check=True)
-        rows = "".join(re.findall(r"^\w+_rows:\n(.*?)\.cfi_endproc", (tmp_path / f"{i}.s").read_text(), re.MULTILINE | re.DOTALL))
+        rows = "".join(
+            re.findall(r"^\w+_rows:\n(.*?)\.cfi_endproc", (tmp_path / f"{i}.s").read_text(), re.MULTILINE | re.DOTALL)
+        )
         widths.append({width for width in ("zmm", "ymm") if re.search(rf"v(add|mul)ps\t.*%{width}", rows)})
     assert "zmm" in widths[0] and widths[1] == {"ymm"}

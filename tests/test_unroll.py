@@ -48,7 +48,9 @@ def test_stacks_are_gone(what: str) -> None:
 
 
 def test_sums_of_stacks_are_stacks_of_sums() -> None:
-    graph = gradc.trace(lambda a, b: ops.sum(ops.exp(ops.concat([a, b], axis=1)), axis=2), a="f64[N,1,7]", b="f64[N,1,7]")
+    graph = gradc.trace(
+        lambda a, b: ops.sum(ops.exp(ops.concat([a, b], axis=1)), axis=2), a="f64[N,1,7]", b="f64[N,1,7]"
+    )
     after = unroll(graph)
     same(graph, after)
     (stack,) = (n for n in after.nodes if n.op.name == "concat")
@@ -76,10 +78,16 @@ def test_a_sampling_is_one_loop_over_the_points(image: str, grid: str, padding: 
     """Value and gradient of the grid: each one kernel, and no array of taps in memory."""
     graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid, padding_mode=padding), x=image, grid=grid)
     module = gradc.compile(graph, wrt=["grid"], target="cpu")
-    assert len(module.forward.program.kernels) == 1 and not [b for b in module.forward.program.buffers if b.kind == "temp"]
+    assert len(module.forward.program.kernels) == 1 and not [
+        b for b in module.forward.program.buffers if b.kind == "temp"
+    ]
     if padding != "reflection":  # whose coordinates take a kernel of their own in f64
         assert len(module.backward.program.kernels) <= 2, str(module.backward.program)
-    assert all(b.type.shape[1] == 1 or b.type.rank < len(graph.input("x").type.shape) for b in module.backward.program.buffers if b.kind == "temp")
+    assert all(
+        b.type.shape[1] == 1 or b.type.rank < len(graph.input("x").type.shape)
+        for b in module.backward.program.buffers
+        if b.kind == "temp"
+    )
     rng = np.random.default_rng(0)
     given = {n: rng.uniform(-1.2, 1.2, graph.input(n).type.concrete({"N": 3})) for n in graph.input_names}
     y, residuals = module.forward(**given)
@@ -102,5 +110,9 @@ def test_long_chains_of_values() -> None:
     after = unroll(graph)
     same(graph, after)
     assert not count(after, "concat") and len(after.nodes) < 2 * len(graph.nodes)
-    widest = unroll(gradc.trace(lambda a: ops.sum(functools.reduce(lambda x, _: x * 0.5 + 1.0, range(1500), a), axis=1), a="f64[N,2,7]"))
+    widest = unroll(
+        gradc.trace(
+            lambda a: ops.sum(functools.reduce(lambda x, _: x * 0.5 + 1.0, range(1500), a), axis=1), a="f64[N,2,7]"
+        )
+    )
     assert count(widest, "sum") == 1

@@ -12,11 +12,18 @@ from gradc.errors import Unsupported
 
 
 def _run_with_stream() -> object:
-    return gradc.compile(gradc.trace(lambda x: x + 1, x="f32[4]")).forward.run(x=np.zeros(4, np.float32), stream=object())
+    return gradc.compile(gradc.trace(lambda x: x + 1, x="f32[4]")).forward.run(
+        x=np.zeros(4, np.float32), stream=object()
+    )
 
 
 NOT_YET: dict[str, tuple[Callable[[], object], str]] = {
-    "float atomics on the cpu": (lambda: gradc.compile(gradc.trace(lambda x, b: x + b, x="f32[N,3]", b="f32[3]"), wrt=["b"], reductions={"*": "atomic"}), "the reduction 'atomic'"),
+    "float atomics on the cpu": (
+        lambda: gradc.compile(
+            gradc.trace(lambda x, b: x + b, x="f32[N,3]", b="f32[3]"), wrt=["b"], reductions={"*": "atomic"}
+        ),
+        "the reduction 'atomic'",
+    ),
     "the torch frontend": (lambda: gradc.from_torch(object()), "gradc.from_torch is not there yet"),
     "the ONNX frontend": (lambda: gradc.from_onnx("model.onnx"), "gradc.from_onnx is not there yet"),
     "streams on the cpu": (_run_with_stream, "the CPU has no streams"),

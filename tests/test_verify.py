@@ -105,7 +105,13 @@ BODY = (
     Stmt("", "accum", ("%0",), None, "table", at("%t", "d"), "%k"),
 )
 KERNEL = Kernel("k_0", (("n", N),), (("d", D),), BODY, "table", (("table", "segmented"),))
-CALL = Call("mm_0", "matmul", (("m", N), ("n", N), ("k", D)), Operand("square", at("m", "n")), (Operand("dy", at("m", "k")), Operand("dy", at("n", "k"))))
+CALL = Call(
+    "mm_0",
+    "matmul",
+    (("m", N), ("n", N), ("k", D)),
+    Operand("square", at("m", "n")),
+    (Operand("dy", at("m", "k")), Operand("dy", at("n", "k"))),
+)
 BUFFERS = (
     Buffer("tokens", parse_type("i64[N]"), "input"),
     Buffer("dy", parse_type("f32[N,D]"), "input"),
@@ -117,9 +123,20 @@ BUFFERS = (
     Buffer("c0", parse_type("f32[2]"), "const", "", (1.0, 2.0)),
     Buffer("y", parse_type("f32[N]"), "output"),
 )
-LAST = Kernel("last", (("n", N),), (), (Stmt("%0", "load", (), F32, "again", (*at("n"), Index())), Stmt("", "store", ("%0",), None, "y", at("n"))))
+LAST = Kernel(
+    "last",
+    (("n", N),),
+    (),
+    (Stmt("%0", "load", (), F32, "again", (*at("n"), Index())), Stmt("", "store", ("%0",), None, "y", at("n"))),
+)
 CHECK = check_of("tokens", parse_type("i64[N]"), V, "embedding", "tokens")
-PROGRAM = Program("p", BUFFERS, (CHECK, KERNEL, CALL, LAST), (), (("low", "low"), ("d.table", "table"), ("square", "square"), ("y", "y"), ("dy", "dy")))
+PROGRAM = Program(
+    "p",
+    BUFFERS,
+    (CHECK, KERNEL, CALL, LAST),
+    (),
+    (("low", "low"), ("d.table", "table"), ("square", "square"), ("y", "y"), ("dy", "dy")),
+)
 
 
 def body(position: int, *statements: Stmt) -> Program:
@@ -138,7 +155,12 @@ def buffers(name: str, **changes) -> Program:  # type: ignore[no-untyped-def]
 
 def test_right_programs_pass() -> None:
     verify_program(PROGRAM)
-    verify_program(replace(PROGRAM, steps=(CHECK, Select(((Assumption(N, ">=", 9), KERNEL), (None, replace(KERNEL, name="k_1")))), CALL, LAST)))
+    verify_program(
+        replace(
+            PROGRAM,
+            steps=(CHECK, Select(((Assumption(N, ">=", 9), KERNEL), (None, replace(KERNEL, name="k_1")))), CALL, LAST),
+        )
+    )
     verify_program(Program("p", (), ()))
 
 
@@ -149,7 +171,12 @@ UNSAFE = {
     "of something else": (check_of("tokens", parse_type("i64[N]"), D, "embedding", "tokens"), KERNEL, CALL, LAST),
     "too loose a check": (check_of("tokens", parse_type("i64[N]"), V + 1, "embedding", "tokens"), KERNEL, CALL, LAST),
     "of some elements": (replace(CHECK, rows=(), cols=(("i0", N // 2),)), KERNEL, CALL, LAST),
-    "in one of two cases": (Select(((Assumption(N, ">=", 9), CHECK), (None, replace(CHECK, body=CHECK.body[:1])))), KERNEL, CALL, LAST),
+    "in one of two cases": (
+        Select(((Assumption(N, ">=", 9), CHECK), (None, replace(CHECK, body=CHECK.body[:1])))),
+        KERNEL,
+        CALL,
+        LAST,
+    ),
 }
 
 
@@ -165,9 +192,14 @@ def test_a_check_dominates_its_use(steps) -> None:  # type: ignore[no-untyped-de
 
 
 def test_places_that_sizes_decide_are_looked_at_when_sizes_are_known() -> None:
-    """Of symbolic sizes it may not be known whether a place is inside: a call with sizes that put it outside is refused."""
+    """Of symbolic sizes it may not be known whether a place is inside: a call with sizes that put it outside is
+    refused.
+    """
     x, y = (Buffer(n, parse_type("f32[N]"), kind) for n, kind in (("x", "input"), ("y", "output")))
-    body = (Stmt("%0", "load", (), F32, "x", (Index.of("i0") + (N - 2 * D),)), Stmt("", "store", ("%0",), F32, "y", at("i0")))
+    body = (
+        Stmt("%0", "load", (), F32, "x", (Index.of("i0") + (N - 2 * D),)),
+        Stmt("", "store", ("%0",), F32, "y", at("i0")),
+    )
     other = Buffer("d", parse_type("f32[D]"), "input")
     program = Program("p", (x, other, y), (Kernel("k", (), (("i0", D),), body),), (), (("y", "y"),))
     assert [k.name for k in verify_accesses(program)] == ["k"]
@@ -182,12 +214,20 @@ WRONG_PROGRAMS = {
     "bad kind": (buffers("sums", kind="scratch"), "'scratch' is no kind of buffer", "scratch"),
     "alias of nothing": (buffers("again", alias="nobody"), "alias of nobody, which is not defined before it", "nobody"),
     "alias of itself": (buffers("again", alias="again"), "alias of again, which is not defined", "again"),
-    "alias too large": (buffers("again", type=parse_type("f32[N,2]")), "again: f32[N,2] has other bytes than sums: f32[N]", "f32[N,2]"),
+    "alias too large": (
+        buffers("again", type=parse_type("f32[N,2]")),
+        "again: f32[N,2] has other bytes than sums: f32[N]",
+        "f32[N,2]",
+    ),
     "const count": (buffers("c0", value=(1.0,)), "c0: f32[2] has 2 elements, its value 1", "f32[2]"),
     "output unknown": (replace(PROGRAM, outputs=(("y", "z"),)), "the buffer z, which is not defined", "z"),
     "output a temp": (replace(PROGRAM, outputs=(("s", "sums"),)), "is the temp sums", "sums"),
     "output unwritten": (replace(PROGRAM, steps=(KERNEL, CALL)), "the output y is never written", "y"),
-    "temp unwritten": (replace(PROGRAM, steps=(LAST, KERNEL, CALL)), "kernel last: again is read before anything is written", "again["),
+    "temp unwritten": (
+        replace(PROGRAM, steps=(LAST, KERNEL, CALL)),
+        "kernel last: again is read before anything is written",
+        "again[",
+    ),
     "rank": (body(0, replace(BODY[0], index=at("n", "d"))), "tokens: i64[N] has rank 1, the index 2 parts", "tokens["),
     "no buffer": (body(0, replace(BODY[0], buffer="toks")), "the buffer toks is not defined", "toks"),
     "no axis": (body(0, replace(BODY[0], index=at("q"))), "there is no axis q", "q"),
@@ -208,21 +248,49 @@ WRONG_PROGRAMS = {
     "store dtype": (body(8, replace(BODY[8], args=("%0",))), "stores f32 to low: bf16[N,D]", "<- %0"),
     "store race": (body(7, replace(BODY[7], args=("%0",))), "varies along d at an index that does not", "sums["),
     "accum kind": (body(9, replace(BODY[9], args=("%k",))), "adds bool to table: f32[V,D]", "<- %k"),
-    "input written": (body(7, replace(BODY[7], buffer="dy", index=at("n", "d"))), "writes dy, which is an input", "dy["),
+    "input written": (
+        body(7, replace(BODY[7], buffer="dy", index=at("n", "d"))),
+        "writes dy, which is an input",
+        "dy[",
+    ),
     "const written": (body(7, replace(BODY[7], buffer="c0")), "writes c0, which is a constant", "c0["),
     "check attrs": (body(1, replace(BODY[1], attrs=())), "the attribute bound is missing", "check"),
-    "a bound that is no size": (body(2, replace(BODY[2], attrs=(("hi", D), ("lo", float("nan"))))), "inside: lo=nan is no size", "lo="),
+    "a bound that is no size": (
+        body(2, replace(BODY[2], attrs=(("hi", D), ("lo", float("nan"))))),
+        "inside: lo=nan is no size",
+        "lo=",
+    ),
     "inside attrs": (body(2, replace(BODY[2], attrs=(("hi", D),))), "the attribute lo is missing", "inside"),
     "axis twice": (kernel(cols=(("n", D),)), "the axis n is named twice", "n:"),
     "negative axis": (kernel(cols=(("d", -1),)), "the axis d has the size -1", "d:"),
     "strategy": (kernel(strategy=(("table", "magic"),)), "'magic' is no strategy", "magic"),
-    "strategy target": (kernel(strategy=(("low", "segmented"),)), "a strategy for low, which no accum of it writes", "low:"),
+    "strategy target": (
+        kernel(strategy=(("low", "segmented"),)),
+        "a strategy for low, which no accum of it writes",
+        "low:",
+    ),
     "order": (kernel(order="low", strategy=()), "the order low is the buffer of none of its accums", "order(low)"),
     "segmented order": (kernel(order=""), "table is segmented, but the rows are in the order of nothing", "table:"),
-    "call op": (replace(PROGRAM, steps=(KERNEL, replace(CALL, op="matmull"), LAST)), "call mm_0: there is no op 'matmull'", "matmull"),
-    "call axis": (replace(PROGRAM, steps=(KERNEL, replace(CALL, axes=CALL.axes[:2]), LAST)), "call mm_0: there is no axis k", "k"),
-    "select": (replace(PROGRAM, steps=(Select(((None, KERNEL), (None, KERNEL))), CALL, LAST)), "the last case, and only that", "select"),
-    "select writes": (replace(PROGRAM, steps=(KERNEL, CALL, Select(((Assumption(N, ">=", 2), LAST), (None, KERNEL))))), "the cases write", "select"),
+    "call op": (
+        replace(PROGRAM, steps=(KERNEL, replace(CALL, op="matmull"), LAST)),
+        "call mm_0: there is no op 'matmull'",
+        "matmull",
+    ),
+    "call axis": (
+        replace(PROGRAM, steps=(KERNEL, replace(CALL, axes=CALL.axes[:2]), LAST)),
+        "call mm_0: there is no axis k",
+        "k",
+    ),
+    "select": (
+        replace(PROGRAM, steps=(Select(((None, KERNEL), (None, KERNEL))), CALL, LAST)),
+        "the last case, and only that",
+        "select",
+    ),
+    "select writes": (
+        replace(PROGRAM, steps=(KERNEL, CALL, Select(((Assumption(N, ">=", 2), LAST), (None, KERNEL))))),
+        "the cases write",
+        "select",
+    ),
 }
 
 
@@ -239,12 +307,19 @@ def test_every_scheduled_sample() -> None:
     checked = 0
     for name, op in sorted(REGISTRY.items()):
         for sample in op.samples:
-            inputs = [input_node(f"x{i}", parse_type(t.replace("F[", "f32["))) for i, t in enumerate(sample.operands) if isinstance(t, str)]
+            inputs = [
+                input_node(f"x{i}", parse_type(t.replace("F[", "f32[")))
+                for i, t in enumerate(sample.operands)
+                if isinstance(t, str)
+            ]
             places = iter(inputs)
             try:
                 result = op(*(next(places) if isinstance(t, str) else t for t in sample.operands), **sample.attrs)
                 program = schedule(decompose(Graph(name, tuple(inputs), (("y", result),))))
-            except (TypeRuleError, InternalError):  # attributes that are texts; what no kernel is written for: others test that
+            except (
+                TypeRuleError,
+                InternalError,
+            ):  # attributes that are texts; what no kernel is written for: others test that
                 continue
             verify_program(program)
             assert parse_program(str(program)) == program

@@ -33,7 +33,9 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach()
     return (
-        tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np) if tensor.dtype is torch.bfloat16 else tensor.numpy(force=True)
+        tensor.view(torch.uint16).numpy().view(DTYPES["bf16"].np)
+        if tensor.dtype is torch.bfloat16
+        else tensor.numpy(force=True)
     )
 
 
@@ -150,20 +152,36 @@ def _scatter_combined(reduce: str) -> Callable[..., torch.Tensor]:
     def oracle(indices: torch.Tensor, updates: torch.Tensor, axis: int, size: int, oob: str = "error") -> torch.Tensor:
         where, counts = positions(indices, size, oob)
         if reduce == "prod":  # torch's forward mode says 0 for scatter_reduce's prod
-            line = torch.arange(size).reshape([size if a == axis % updates.ndim else 1 for a in range(updates.ndim + 1)])
+            line = torch.arange(size).reshape(
+                [size if a == axis % updates.ndim else 1 for a in range(updates.ndim + 1)]
+            )
             mine = (where.unsqueeze(axis % updates.ndim) == line) & counts.unsqueeze(axis % updates.ndim)
-            return torch.where(mine, updates.unsqueeze(axis % updates.ndim), 1).prod(axis % updates.ndim + 1).to(updates.dtype)
+            return (
+                torch.where(mine, updates.unsqueeze(axis % updates.ndim), 1)
+                .prod(axis % updates.ndim + 1)
+                .to(updates.dtype)
+            )
         axis, kind = axis % updates.ndim, torch.finfo if updates.dtype.is_floating_point else torch.iinfo
         limit = {"amax": kind(updates.dtype).min, "amin": kind(updates.dtype).max}[reduce]
-        start = -float("inf") if kind is torch.finfo and reduce == "amax" else float("inf") if kind is torch.finfo and reduce == "amin" else limit
-        shape = [size + 1 if a == axis else n for a, n in enumerate(updates.shape)]  # what counts nowhere goes to one more place
+        start = (
+            -float("inf")
+            if kind is torch.finfo and reduce == "amax"
+            else float("inf")
+            if kind is torch.finfo and reduce == "amin"
+            else limit
+        )
+        shape = [
+            size + 1 if a == axis else n for a, n in enumerate(updates.shape)
+        ]  # what counts nowhere goes to one more place
         out = torch.full(shape, start, dtype=updates.dtype)
         return out.scatter_reduce(axis, torch.where(counts, where, size), updates, reduce).narrow(axis, 0, size)
 
     return oracle
 
 
-def _coalesced(indices: torch.Tensor, size: int, oob: str = "error", padding_idx: int | None = None) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _coalesced(
+    indices: torch.Tensor, size: int, oob: str = "error", padding_idx: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     """(rows with room for all, of each index the place of its row or the room, how many rows)."""
     where, counts = positions(indices.reshape(-1), size, oob)
     if padding_idx is not None:
@@ -180,7 +198,9 @@ def _coalesced_values(indices: torch.Tensor, updates: torch.Tensor, size: int, *
     return torch.zeros(len(flat) + 1, flat.shape[1], dtype=flat.dtype).index_add(0, place, flat)[: len(flat)]
 
 
-def _scatter_reduce(x: torch.Tensor, index: torch.Tensor, src: torch.Tensor, dim: int, reduce: str, include_self: bool = True) -> torch.Tensor:
+def _scatter_reduce(
+    x: torch.Tensor, index: torch.Tensor, src: torch.Tensor, dim: int, reduce: str, include_self: bool = True
+) -> torch.Tensor:
     src = src[tuple(map(slice, index.shape))]  # torch has no gradient where src is the larger
     if reduce != "prod" or not x.dtype.is_floating_point:
         return torch.scatter_reduce(x, dim, index.long(), src, reduce, include_self=include_self)
@@ -198,14 +218,25 @@ def _renormed(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm
     return weight + (new - weight).detach()
 
 
-def _embedding(indices: torch.Tensor, weight: torch.Tensor, max_norm: float | None = None, norm_type: float = 2.0, **attrs: Any) -> torch.Tensor:
+def _embedding(
+    indices: torch.Tensor, weight: torch.Tensor, max_norm: float | None = None, norm_type: float = 2.0, **attrs: Any
+) -> torch.Tensor:
     return _gather(weight if max_norm is None else _renormed(weight, indices, max_norm, norm_type), indices, **attrs)
 
 
 def _bag(
-    indices: torch.Tensor, weight: torch.Tensor, offsets: Any = None, factors: Any = None, *, mode: str = "mean", include_last_offset: bool = False,
-    padding_idx: int | None = None, scale_grad_by_freq: bool = False, max_norm: float | None = None, oob: str = "error",
-) -> torch.Tensor:  # fmt: skip
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: Any = None,
+    factors: Any = None,
+    *,
+    mode: str = "mean",
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False,
+    max_norm: float | None = None,
+    oob: str = "error",
+) -> torch.Tensor:
     """By definition, one bag after another; tests/test_embedding_family.py holds it against torch's own."""
     if indices.ndim == 2 and offsets is not None:
         offsets, factors = None, offsets
@@ -219,7 +250,9 @@ def _bag(
         bags = [(rows[b], kept[b], None if factors is None else factors[b]) for b in range(indices.shape[0])]
     else:
         ends = [*offsets.tolist(), indices.numel()]
-        bags = [(rows[i:j], kept[i:j], None if factors is None else factors[i:j]) for i, j in itertools.pairwise(ends)][: len(offsets) - include_last_offset]
+        bags = [(rows[i:j], kept[i:j], None if factors is None else factors[i:j]) for i, j in itertools.pairwise(ends)][
+            : len(offsets) - include_last_offset
+        ]
     out = []
     for x, keep, w in bags:
         x = x[keep]
@@ -314,9 +347,18 @@ def _mse(x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Ten
     return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
 
 
-def _nf4(packed: torch.Tensor, scale: torch.Tensor, block: Any = None, axis: int = -1, low_nibble_first: bool = True, out_dtype: str = "f32") -> torch.Tensor:
+def _nf4(
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    block: Any = None,
+    axis: int = -1,
+    low_nibble_first: bool = True,
+    out_dtype: str = "f32",
+) -> torch.Tensor:
     wide = torch.float64 if torch.float64 in (scale.dtype, DTYPE[out_dtype]) else torch.float32
-    values = torch.tensor(NF4, dtype=wide)[torch.from_numpy(_unpack(packed.numpy(), "u4", axis, low_nibble_first).astype(np.int64))]
+    values = torch.tensor(NF4, dtype=wide)[
+        torch.from_numpy(_unpack(packed.numpy(), "u4", axis, low_nibble_first).astype(np.int64))
+    ]
     return (values * _over_blocks(scale.to(wide), values.shape, block)).to(DTYPE[out_dtype])
 
 
@@ -342,30 +384,100 @@ def _dynamic_scale(x: torch.Tensor, block: Any = None, dtype: str = "i8", differ
 
 
 TORCH: dict[str, Callable[..., Any]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg, "reciprocal": torch.reciprocal, "pow": torch.pow,
-    "floordiv": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")), "mod": _divided(torch.remainder), "maximum": torch.maximum, "minimum": torch.minimum,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "neg": torch.neg,
+    "reciprocal": torch.reciprocal,
+    "pow": torch.pow,
+    "floordiv": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")),
+    "mod": _divided(torch.remainder),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
     "clamp": lambda x, min=None, max=None: torch.clamp(x, min, max),
-    **{name: getattr(torch, name) for name in "exp log log1p expm1 sqrt rsqrt tanh sigmoid erf sin cos abs sign floor round relu eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor where".split()},
-    "invert": torch.bitwise_not, "stop_gradient": lambda x: x.detach(), "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype), "cast": _cast,
-    "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate), "silu": F.silu,
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "exp log log1p expm1 sqrt rsqrt tanh sigmoid erf sin cos abs sign floor round relu "
+            "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor where"
+        ).split()
+    },
+    "invert": torch.bitwise_not,
+    "stop_gradient": lambda x: x.detach(),
+    "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype),
+    "cast": _cast,
+    "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
+    "silu": F.silu,
     "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),
-    "dim": lambda size: torch.tensor(size), "iota": lambda shape, axis=0, dtype="i64": torch.arange(shape[axis], dtype=DTYPE[dtype]).reshape([-1 if a == axis else 1 for a in range(len(shape))]).expand(*shape),
-    "reshape": lambda x, shape: torch.reshape(x, shape) if x.numel() or -1 not in shape else x.flatten() if shape == (-1,) else x.reshape([0 if s == -1 else s for s in shape]),
+    "dim": lambda size: torch.tensor(size),
+    "iota": (
+        lambda shape, axis=0, dtype="i64": (
+            torch.arange(shape[axis], dtype=DTYPE[dtype])
+            .reshape([-1 if a == axis else 1 for a in range(len(shape))])
+            .expand(*shape)
+        )
+    ),
+    "reshape": lambda x, shape: (
+        torch.reshape(x, shape)
+        if x.numel() or -1 not in shape
+        else x.flatten()
+        if shape == (-1,)
+        else x.reshape([0 if s == -1 else s for s in shape])
+    ),
     "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.ndim))) if axes is None else axes),
-    "broadcast_to": lambda x, shape: torch.broadcast_to(x, shape), "slice": _slice, "pad": _pad, "concat": lambda *xs, axis=0: torch.cat(xs, axis),
+    "broadcast_to": lambda x, shape: torch.broadcast_to(x, shape),
+    "slice": _slice,
+    "pad": _pad,
+    "concat": lambda *xs, axis=0: torch.cat(xs, axis),
     "flip": lambda x, axis=None: torch.flip(x, _axes(x, axis)),
-    "sum": _reduction(torch.sum), "mean": _reduction(torch.mean), "prod": _prod, "amax": _reduction(torch.amax), "amin": _reduction(torch.amin),
-    "argmax": _arg(torch.argmax), "argmin": _arg(torch.argmin), "max": _first(torch.max), "min": _first(torch.min), "var": _var,
-    "logsumexp": _reduction(torch.logsumexp), "softmax": lambda x, axis=-1: torch.softmax(x, axis), "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
-    "gather": _gather, "embedding": _embedding, "embedding_renorm": _renormed, "embedding_bag": _bag, "coalesce_rows": lambda indices, **attrs: _coalesced(indices, **attrs)[0], "coalesce_count": lambda indices, **attrs: torch.tensor(_coalesced(indices, **attrs)[2]), "coalesce_values": _coalesced_values,
+    "sum": _reduction(torch.sum),
+    "mean": _reduction(torch.mean),
+    "prod": _prod,
+    "amax": _reduction(torch.amax),
+    "amin": _reduction(torch.amin),
+    "argmax": _arg(torch.argmax),
+    "argmin": _arg(torch.argmin),
+    "max": _first(torch.max),
+    "min": _first(torch.min),
+    "var": _var,
+    "logsumexp": _reduction(torch.logsumexp),
+    "softmax": lambda x, axis=-1: torch.softmax(x, axis),
+    "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
+    "gather": _gather,
+    "embedding": _embedding,
+    "embedding_renorm": _renormed,
+    "embedding_bag": _bag,
+    "coalesce_rows": lambda indices, **attrs: _coalesced(indices, **attrs)[0],
+    "coalesce_count": lambda indices, **attrs: torch.tensor(_coalesced(indices, **attrs)[2]),
+    "coalesce_values": _coalesced_values,
     "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
-    "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()), "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
-    **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")}, "scatter_reduce": _scatter_reduce,
-    "scatter_add": _scatter, "scatter_add_along_axis": _put, "dequantize_nf4": _nf4, "dynamic_scale": _dynamic_scale,
-    "take_along_axis": lambda x, indices, axis: torch.gather(x, axis, indices.long().expand(*[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))])),
-    "matmul": torch.matmul, "linear": F.linear, "dequantize": _dequantize, "cross_entropy": _cross_entropy, "mse_loss": _mse,
-    "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(x, _shape(normalized_shape), weight, bias, eps),
+    "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()),
+    "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
+    **{f"scatter_{way}": _scatter_combined(way) for way in ("amax", "amin", "prod")},
+    "scatter_reduce": _scatter_reduce,
+    "scatter_add": _scatter,
+    "scatter_add_along_axis": _put,
+    "dequantize_nf4": _nf4,
+    "dynamic_scale": _dynamic_scale,
+    "take_along_axis": lambda x, indices, axis: torch.gather(
+        x,
+        axis,
+        indices.long().expand(
+            *[n if a == axis % x.ndim else m for a, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))]
+        ),
+    ),
+    "matmul": torch.matmul,
+    "linear": F.linear,
+    "dequantize": _dequantize,
+    "cross_entropy": _cross_entropy,
+    "mse_loss": _mse,
+    "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(
+        x, _shape(normalized_shape), weight, bias, eps
+    ),
     **sampling.TORCH,
-    "rms_norm": lambda x, weight=None, *, normalized_shape, eps=None: F.rms_norm(x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps),
-}  # fmt: skip
+    "rms_norm": lambda x, weight=None, *, normalized_shape, eps=None: F.rms_norm(
+        x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps
+    ),
+}

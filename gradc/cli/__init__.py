@@ -26,8 +26,8 @@ FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 def cli() -> None:
     """Forward tensor graphs to modules of fused forward and backward kernels, readable at every stage.
 
-    MODEL is a graph in text form (model.gir), a file that module.save wrote, or file.py:NAME, where NAME is a graph, a function
-    under @gradc.graph, or a plain function whose types are given by --type.
+    MODEL is a graph in text form (model.gir), a file that module.save wrote, or file.py:NAME, where NAME is a graph, a
+    function under @gradc.graph, or a plain function whose types are given by --type.
 
     \b
     gradc dump model.py:loss --wrt w --diff sink_dequant
@@ -58,8 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return end.exit_code
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
-        text = error.message if isinstance(error, click.BadParameter) and error.param is None else error.format_message()
-        print(f"error: {text}" + (f"\n  {where.command_path} --help shows how" if where is not None else ""), file=sys.stderr)
+        text = (
+            error.message if isinstance(error, click.BadParameter) and error.param is None else error.format_message()
+        )
+        print(
+            f"error: {text}" + (f"\n  {where.command_path} --help shows how" if where is not None else ""),
+            file=sys.stderr,
+        )
         return USERS_MISTAKE
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
@@ -75,7 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USERS_MISTAKE
     except Exception as error:
         traceback.print_exc()
-        print(f"\nThis is a bug of gradc {VERSION}: {type(error).__name__}. Please report it with the text above; GRADC_DUMP=folder keeps every stage.", file=sys.stderr)
+        print(
+            f"\nThis is a bug of gradc {VERSION}: {type(error).__name__}. Please report it with the text above;"
+            " GRADC_DUMP=folder keeps every stage.",
+            file=sys.stderr,
+        )
         return OUR_BUG
     return result if isinstance(result, int) else FINE
 
@@ -83,4 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def describe(error: BaseException) -> str:
     """An error as one message: its class, its text, its notes."""
     notes = getattr(error, "__notes__", ())
-    return "\n".join([f"error: {type(error).__name__}: {error}", *("  " + line for note in notes for line in note.splitlines())])
+    return "\n".join(
+        [f"error: {type(error).__name__}: {error}", *("  " + line for note in notes for line in note.splitlines())]
+    )

@@ -15,15 +15,29 @@ from .progress import Progress
 
 
 @click.command(short_help="Measure a GPU's constants for choose_reduction.")
-@click.option("--device", "number", type=click.IntRange(0), default=0, show_default=True, help="Which GPU, as the driver counts them.")
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="The file to write; by default the user's own for this kind of device, which compile finds.")
+@click.option(
+    "--device",
+    "number",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Which GPU, as the driver counts them.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write; by default the user's own for this kind of device, which compile finds.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print every time that was taken.")
-@click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal.")
+@click.option(
+    "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
+)
 def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None) -> None:
     """Measure a GPU: bandwidth of copies, atomics of neighbours, of lines and of one row, L2, the sort, a launch.
 
-    The file replaces the constants that gradc is listed with for this kind of device whenever target="cuda" compiles for it:
-    its own place, GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on the device.
+    The file replaces the constants that gradc is listed with for this kind of device whenever target="cuda" compiles
+    for it: its own place, GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on the device.
 
     \b
     gradc calibrate
@@ -50,5 +64,8 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
     device = calibrated_by(listed, text, path)
     for name, source in sorted(device.sources.items()):
         if source == "calibrated":
-            click.echo(f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g} ({listed.sources.get(name, '')})")
+            click.echo(
+                f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g}"
+                f" ({listed.sources.get(name, '')})"
+            )
     click.echo(f"wrote {path}" + ("" if out is None else f"; GRADC_CALIBRATION={path} or calibration= reads it"))

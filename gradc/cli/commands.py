@@ -23,7 +23,14 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @click.command(short_help="Compile; write its IR, C, explanation, or the whole module.")
 @with_model
-@click.option("--emit", metavar="ir,c,explain", help="What to write into -o: every stage (ir), every kernel's C (c) or CUDA (cu, ptx, cubin with --target cuda), the explanation.")
+@click.option(
+    "--emit",
+    metavar="ir,c,explain",
+    help=(
+        "What to write into -o: every stage (ir), every kernel's C (c) or CUDA (cu, ptx, cubin with --target cuda), the"
+        " explanation."
+    ),
+)
 @click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
 @click.option("--save-module", type=click.Path(path_type=Path), help="Write a file that runs again without compiling.")
 def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
@@ -36,10 +43,19 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
     gradc compile model.gir --wrt w --target cuda --arch sm_90 --emit ir,cu,ptx,cubin,explain -o out
     """
     wanted = [part.strip() for part in (emit or "").split(",") if part.strip()]
-    known = ("ir", "cu", "ptx", "cubin", "explain") if settings.target == "cuda" else ("ir", "cu", "explain") if settings.target == "cuda-sim" else ("ir", "c", "explain")
+    known = (
+        ("ir", "cu", "ptx", "cubin", "explain")
+        if settings.target == "cuda"
+        else ("ir", "cu", "explain")
+        if settings.target == "cuda-sim"
+        else ("ir", "c", "explain")
+    )
     unknown = set(wanted) - set(known)
     if unknown:
-        raise click.BadParameter(f"--emit {min(unknown)}: there are {', '.join(known)}{'' if settings.target else '; cu, ptx, cubin with --target cuda'}")
+        raise click.BadParameter(
+            f"--emit {min(unknown)}: there are"
+            f" {', '.join(known)}{'' if settings.target else '; cu, ptx, cubin with --target cuda'}"
+        )
     if bool(wanted) != (output is not None):
         raise click.UsageError("--emit and -o belong together: --emit ir,c,explain -o FOLDER")
     began = time.perf_counter()
@@ -69,7 +85,10 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
     if "ptx" in wanted:
         files |= {f"{name}.ptx": executable.binary.ptx for name, executable in module.executables.items()}
     if "cubin" in wanted:
-        binaries = {f"{name}.{executable.binary.arch}.cubin": executable.binary.cubin for name, executable in module.executables.items()}
+        binaries = {
+            f"{name}.{executable.binary.arch}.cubin": executable.binary.cubin
+            for name, executable in module.executables.items()
+        }
     if "explain" in wanted:
         files["explain.txt"] = module.explain(**dims)
     for name, text in files.items():
@@ -82,14 +101,21 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
 
 @click.command(short_help="Run on arrays from files, or on random ones.")
 @with_model
-@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE", help="x=file.npy, x=file.npz:key, or file.npz with all of them.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="x=file.npy, x=file.npz:key, or file.npz with all of them.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs that are not given.")
 @click.option("--grad", is_flag=True, help="Run backward too; without --wrt for every float input.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
 def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
     """Run MODEL once; print the shape and statistics of every result.
 
-    The cotangent of a scalar is 1; those of other outputs are random by --seed. Dims that nothing binds get small sizes.
+    The cotangent of a scalar is 1; those of other outputs are random by --seed. Dims that nothing binds get small
+    sizes.
 
     \b
     gradc run model.gir --input x=x.npy --out y.npz
@@ -103,12 +129,15 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     drawn_arrays, dims = sample(graph, settings.dims, seed, given)
     arrays: dict[str, Any] = dict(drawn_arrays)
     drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
-    click.echo(f"{graph.name} on {module.target}{' at ' + ', '.join(f'{k}={v}' for k, v in dims.items()) if dims else ''}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
+    at = f" at {', '.join(f'{k}={v}' for k, v in dims.items())}" if dims else ""
+    click.echo(f"{graph.name} on {module.target}{at}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
     began = time.perf_counter()
     results: dict[str, Any] = {}
     with settings.waiting("running"):
         try:
-            value, residuals = module.forward(dims={d: n for d, n in dims.items() if d in module.forward.program.dims}, **arrays)
+            value, residuals = module.forward(
+                dims={d: n for d, n in dims.items() if d in module.forward.program.dims}, **arrays
+            )
         except IndexOutOfRange as error:
             if drawn:
                 error.add_note(f"{', '.join(drawn)} were drawn at random; --input NAME=FILE gives indices that fit")
@@ -117,8 +146,17 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
         if grad:
             random = np.random.default_rng([seed, 1])
             types = residuals.cotangent_types
-            cotangents: dict[str, Any] = {n: (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(t.dtype.np) for n, t in types.items()}
-            gradients = module.backward(residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents)
+            cotangents: dict[str, Any] = {
+                n: (
+                    (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(
+                        t.dtype.np
+                    )
+                )
+                for n, t in types.items()
+            }
+            gradients = module.backward(
+                residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents
+            )
             results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
     seconds = time.perf_counter() - began
     for line in _statistics(results):
@@ -140,7 +178,9 @@ def _statistics(results: Mapping[str, Any]) -> list[str]:
         if array.size == 1:
             text += f" = {numbers.reshape(-1)[0]:.9g}"
         elif finite.size:
-            text += f"  min {finite.min():.6g}  mean {finite.mean():.6g}  max {finite.max():.6g}  std {finite.std():.6g}"
+            text += (
+                f"  min {finite.min():.6g}  mean {finite.mean():.6g}  max {finite.max():.6g}  std {finite.std():.6g}"
+            )
         if finite.size < array.size:
             text += f"  ({array.size - finite.size} not finite)"
         lines.append(text)
@@ -149,7 +189,12 @@ def _statistics(results: Mapping[str, Any]) -> list[str]:
 
 @click.command(short_help="Bytes, floors, the choice of each reduction, residuals, passes.")
 @with_model
-@click.option("--timed", type=click.IntRange(0), default=0, help="Run each kernel, and each way to combine, so many times on random data, and show the times.")
+@click.option(
+    "--timed",
+    type=click.IntRange(0),
+    default=0,
+    help="Run each kernel, and each way to combine, so many times on random data, and show the times.",
+)
 def explain(model: str, settings: Settings, timed: int) -> None:
     """Say what MODEL became and why, at --dims or at nominal sizes.
 
@@ -161,14 +206,16 @@ def explain(model: str, settings: Settings, timed: int) -> None:
 
 @click.command(short_help="Each gradient against numbers that no vjp made.")
 @with_model
-@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE", help="Check at these arrays; the others are random.")
+@click.option(
+    "--input", "inputs", multiple=True, metavar="NAME=FILE", help="Check at these arrays; the others are random."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--kernels/--no-kernels", default=True, help="Compare what the compiled kernels give too.")
 def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool) -> int:
     """Check the gradients of MODEL against differences in f64 and the adjoint identity, and its kernels against both.
 
-    Without --wrt every float input is checked. Ops whose gradient is by intention not their derivative (quantize) are replaced by
-    the function it is the derivative of, and the report says so. Exit code 1 if a gradient fails.
+    Without --wrt every float input is checked. Ops whose gradient is by intention not their derivative (quantize) are
+    replaced by the function it is the derivative of, and the report says so. Exit code 1 if a gradient fails.
 
     \b
     gradc check model.gir --wrt w --dims N=5
@@ -179,13 +226,22 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
     wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or floats(graph)
     subject = compiled(model, settings, wrt) if kernels and wrt else graph
     with settings.waiting(f"checking {graph.name}") as progress:
-        report = check_gradients(subject, subject.wrt if isinstance(subject, Module) else wrt, settings.dims, seed, inputs=read_arrays(inputs, graph), progress=progress.say)
+        report = check_gradients(
+            subject,
+            subject.wrt if isinstance(subject, Module) else wrt,
+            settings.dims,
+            seed,
+            inputs=read_arrays(inputs, graph),
+            progress=progress.say,
+        )
     click.echo(str(report))
     return 0 if report.ok else 1
 
 
 @click.command(short_help="Train a quantized language model with gradc's kernels alone.")
-@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Of training, each on 512 contexts.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=500, show_default=True, help="Of training, each on 512 contexts."
+)
 @click.option("--quick", is_flag=True, help="A few steps on a slice of the text, in seconds.")
 @click.option("-o", "--output", type=FOLDER, help="Where every stage is dumped; ./gradc-demo by default.")
 def demo(steps: int, quick: bool, output: Path | None) -> int:

@@ -34,7 +34,9 @@ class Line:
 
 
 @click.command(short_help="What was found: compiler, threads, GPU, cache.")
-@click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal.")
+@click.option(
+    "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
+)
 def doctor(progress: bool | None) -> int:
     """Look for everything gradc can use and say what was found.
 
@@ -69,14 +71,21 @@ def _version(package: str) -> str:
 
 def _python() -> Iterator[Line]:
     yield Line("gradc", VERSION)
-    yield Line("Python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.system()} {platform.machine()})")
+    yield Line(
+        "Python",
+        f"{platform.python_version()} ({platform.python_implementation()}, {platform.system()} {platform.machine()})",
+    )
 
 
 def _packages() -> Iterator[Line]:
     for package in ("numpy", "ml_dtypes", "jinja2", "networkx", "click"):
         found = _version(package)
         yield Line(package, found or "not installed, and gradc needs it", "ok" if found else "broken")
-    for package, purpose in (("platformdirs", "directories are XDG's"), ("torch", "gradc[torch]"), ("onnx", "gradc[onnx]")):
+    for package, purpose in (
+        ("platformdirs", "directories are XDG's"),
+        ("torch", "gradc[torch]"),
+        ("onnx", "gradc[onnx]"),
+    ):
         found = _version(package)
         yield Line(package, found or f"not installed ({purpose})", "ok" if found else "missing")
 
@@ -93,12 +102,18 @@ def _compiler() -> Iterator[Line]:
         yield Line("C compiler", str(error).splitlines()[0], "broken")
         return
     try:
-        library = load_library(compile_c('__attribute__((visibility("default"))) int gradc_answer(void) { return 42; }\n'), "doctor")
+        library = load_library(
+            compile_c('__attribute__((visibility("default"))) int gradc_answer(void) { return 42; }\n'), "doctor"
+        )
         answer = int(library.gradc_answer())
     except (GradcError, OSError, AttributeError) as error:
         yield Line("C compiler", f"{compiler}; it does not compile: {str(error).splitlines()[0]}", "broken")
         return
-    yield Line("C compiler", str(compiler) if answer == 42 else f"{compiler}; what it compiles does not run", "ok" if answer == 42 else "broken")
+    yield Line(
+        "C compiler",
+        str(compiler) if answer == 42 else f"{compiler}; what it compiles does not run",
+        "ok" if answer == 42 else "broken",
+    )
 
 
 def _threads() -> Iterator[Line]:
@@ -110,7 +125,9 @@ def _threads() -> Iterator[Line]:
         yield Line("threads", f"{pool.num_threads()} of {available} CPUs{f' ({settings})' if settings else ''}")
         yield Line("vectors", f"{8 * pool.vector_bytes()} bits in matrix products")
     except CompilerMissing:
-        yield Line("threads", f"{available} CPUs; the pool needs a C compiler{f' ({settings})' if settings else ''}", "missing")
+        yield Line(
+            "threads", f"{available} CPUs; the pool needs a C compiler{f' ({settings})' if settings else ''}", "missing"
+        )
         yield Line("vectors", "needs a C compiler", "missing")
 
 
@@ -125,14 +142,23 @@ def _nvrtc() -> Iterator[Line]:
     except GradcError as error:
         yield Line("NVRTC", str(error).splitlines()[0], "broken")
         return
-    text = f"{found.version[0]}.{found.version[1]} ({found.path}), for {', '.join(f'sm_{n}' for n in found.architectures)}"
+    text = (
+        f"{found.version[0]}.{found.version[1]} ({found.path}), for {', '.join(f'sm_{n}' for n in found.architectures)}"
+    )
     try:
         with knobs.CACHE.set(False):  # the library is asked, not what it said once
-            made = compile_cuda('extern "C" __global__ void gradc_answer(int *answer) { *answer = 42; }\n', arch=f"sm_{found.architectures[0]}")
+            made = compile_cuda(
+                'extern "C" __global__ void gradc_answer(int *answer) { *answer = 42; }\n',
+                arch=f"sm_{found.architectures[0]}",
+            )
     except GradcError as error:
         yield Line("NVRTC", f"{text}; it does not compile: {str(error).splitlines()[0]}", "broken")
         return
-    yield Line("NVRTC", text if made.kernels else f"{text}; its log is not understood: registers are not known", "ok" if made.kernels else "broken")
+    yield Line(
+        "NVRTC",
+        text if made.kernels else f"{text}; its log is not understood: registers are not known",
+        "ok" if made.kernels else "broken",
+    )
 
 
 def _gpu() -> Iterator[Line]:
@@ -141,16 +167,31 @@ def _gpu() -> Iterator[Line]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         driver = Path("/proc/driver/nvidia/version")
-        yield Line("GPU", driver.read_text().splitlines()[0] if driver.exists() else "no NVIDIA driver", "ok" if driver.exists() else "missing")
+        yield Line(
+            "GPU",
+            driver.read_text().splitlines()[0] if driver.exists() else "no NVIDIA driver",
+            "ok" if driver.exists() else "missing",
+        )
         return
     try:
-        asked = subprocess.run([tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"], capture_output=True, text=True, timeout=15, stdin=subprocess.DEVNULL, check=False)
+        asked = subprocess.run(
+            [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=15,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         yield Line("GPU", "nvidia-smi did not answer within 15 s", "broken")
         return
     found = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
     if asked.returncode or not found:
-        yield Line("GPU", f"nvidia-smi finds none ({(asked.stderr or asked.stdout).strip().splitlines()[:1] or 'no output'})", "missing")
+        yield Line(
+            "GPU",
+            f"nvidia-smi finds none ({(asked.stderr or asked.stdout).strip().splitlines()[:1] or 'no output'})",
+            "missing",
+        )
     for line in found if not asked.returncode else []:
         yield Line("GPU", line)
 
@@ -167,7 +208,9 @@ def _cache() -> Iterator[Line]:
         warnings.simplefilter("always")
         cache = default_cache()
     if cache.directory is None:
-        yield Line("cache", str(caught[0].message) if caught else "no directory; entries live in a process only", "broken")
+        yield Line(
+            "cache", str(caught[0].message) if caught else "no directory; entries live in a process only", "broken"
+        )
         return
     entries, total, strange = 0, 0, 0
     for entry in os.scandir(cache.directory):
@@ -183,7 +226,11 @@ def _cache() -> Iterator[Line]:
     if path is not None:
         path.unlink(missing_ok=True)
     text = f"{cache.directory}: {entries} entries, {total / 1e6:.1f} MB{f', {strange} other files' if strange else ''}"
-    yield Line("cache", f"{text}, healthy" if healthy else f"{text}; an entry that was written could not be read", "ok" if healthy else "broken")
+    yield Line(
+        "cache",
+        f"{text}, healthy" if healthy else f"{text}; an entry that was written could not be read",
+        "ok" if healthy else "broken",
+    )
 
 
 def _temporary() -> Iterator[Line]:

@@ -23,7 +23,9 @@ from .model import Settings, compiled, with_model
 @click.option("--all", "everything", is_flag=True, help="Every stage, in order.")
 @click.option("--diff", metavar="PASS", help="What this pass changed, as a unified diff.")
 @click.option("--follow", metavar="VALUE", help="The lines that hold a value of this name after each pass.")
-def dump(model: str, settings: Settings, after: str | None, everything: bool, diff: str | None, follow: str | None) -> None:
+def dump(
+    model: str, settings: Settings, after: str | None, everything: bool, diff: str | None, follow: str | None
+) -> None:
     """Print the IR of MODEL; without an option the list of its stages and the graph as it came in.
 
     \b
@@ -54,7 +56,10 @@ def _find(stages: list[Stage], name: str) -> int:
         if stage.name == name:
             return number
     close = difflib.get_close_matches(name, [s.name for s in stages], 1)
-    raise click.BadParameter(f"there is no pass {name!r}; {f'did you mean {close[0]}? ' if close else ''}the passes are {', '.join(s.name for s in stages)}")
+    raise click.BadParameter(
+        f"there is no pass {name!r}; {f'did you mean {close[0]}? ' if close else ''}the passes are"
+        f" {', '.join(s.name for s in stages)}"
+    )
 
 
 def _before(stages: list[Stage], number: int) -> Stage | None:
@@ -73,7 +78,10 @@ def listing(stages: list[Stage]) -> str:
     for number, stage in enumerate(stages):
         last = _before(stages, number)
         change = "" if last is None else "unchanged" if last.result == stage.result else f"{last.size} -> {stage.size}"
-        lines.append(f"{stage.name:<28} {stage.size:>5} {'nodes' if isinstance(stage.result, Graph) else 'steps'}  {stage.seconds * 1e3:8.1f} ms  {change}".rstrip())
+        lines.append(
+            f"{stage.name:<28} {stage.size:>5} {'nodes' if isinstance(stage.result, Graph) else 'steps'} "
+            f" {stage.seconds * 1e3:8.1f} ms  {change}".rstrip()
+        )
     return "\n".join(lines)
 
 
@@ -98,11 +106,18 @@ def difference(stages: list[Stage], number: int) -> str:
 def _lines(graph: Graph, names: Mapping[Node, str]) -> list[str]:
     head, *_ = str(graph).splitlines()
     ops = [f"  {format_op(n, names)}{format_note(graph.notes.get(n))}" for n in graph.nodes[len(graph.inputs) :]]
-    return [head, *(f"  {fact}" for fact in graph.assumptions), *ops, f"  return {', '.join(f'{name}={names[n]}' for name, n in graph.outputs)}"]
+    return [
+        head,
+        *(f"  {fact}" for fact in graph.assumptions),
+        *ops,
+        f"  return {', '.join(f'{name}={names[n]}' for name, n in graph.outputs)}",
+    ]
 
 
 def shared_names(old: Graph, new: Graph, names: Mapping[Node, str]) -> dict[Node, str]:
-    """Names for ``new``: a node that ``old`` has keeps its name; so does one that reads as an old line, or took the place of one with the same note."""
+    """Names for ``new``: a node that ``old`` has keeps its name; so does one that reads as an old line, or took the
+    place of one with the same note.
+    """
     result = {node: name for node, name in names.items() if node in set(new.nodes)}
     gone = [node for node in old.nodes if node not in result]
     by_text = {_text(node, names): node for node in gone}
@@ -116,7 +131,14 @@ def shared_names(old: Graph, new: Graph, names: Mapping[Node, str]) -> dict[Node
         twin = by_text.get(_text(node, result))
         if twin is None or names[twin] in taken:
             note = new.notes.get(node)
-            twin = next((n for n in gone if note and note.name and old.notes.get(n) == note and n.type == node.type and names[n] not in taken), None)
+            twin = next(
+                (
+                    n
+                    for n in gone
+                    if note and note.name and old.notes.get(n) == note and n.type == node.type and names[n] not in taken
+                ),
+                None,
+            )
         if twin is not None:
             result[node] = names[twin]
         else:
@@ -133,12 +155,20 @@ def _text(node: Node, names: Mapping[Node, str]) -> str:
 
 
 def following(module: Module, stages: list[Stage], value: str) -> str:
-    """For each stage the lines that hold the value: by the name the user gave it, as an input, an output or a cotangent."""
+    """For each stage the lines that hold the value: by the name the user gave it, as an input, an output or a
+    cotangent.
+    """
     lines: list[str] = []
     seen, last = False, False
     for stage in stages:
         in_graph = isinstance(stage.result, Graph)
-        held = list(dict.fromkeys(_graph_lines(stage.result, value) if isinstance(stage.result, Graph) else _program_lines(stage.result, value)))
+        held = list(
+            dict.fromkeys(
+                _graph_lines(stage.result, value)
+                if isinstance(stage.result, Graph)
+                else _program_lines(stage.result, value)
+            )
+        )
         if held:
             note = ""
         elif not seen:
@@ -150,9 +180,18 @@ def following(module: Module, stages: list[Stage], value: str) -> str:
         lines += [f"{stage.name}:", *(f"  {line}" for line in held or [note])]
         seen, last = seen or bool(held), bool(held)
     if not seen:
-        known = dict.fromkeys([*module.graph.input_names, *module.graph.output_names, *(_full(n) for n in module.graph.notes.values() if n.name)])
+        known = dict.fromkeys(
+            [
+                *module.graph.input_names,
+                *module.graph.output_names,
+                *(_full(n) for n in module.graph.notes.values() if n.name),
+            ]
+        )
         close = difflib.get_close_matches(value, known, 1)
-        raise click.BadParameter(f"no value is called {value!r}{f'; did you mean {close[0]}?' if close else ''} The names: {', '.join(known)}")
+        raise click.BadParameter(
+            f"no value is called {value!r}{f'; did you mean {close[0]}?' if close else ''} The names:"
+            f" {', '.join(known)}"
+        )
     return "\n".join(lines)
 
 
@@ -170,15 +209,21 @@ def _graph_lines(graph: Graph, value: str) -> Iterator[str]:
         if node in graph.inputs:
             if graph.input_name(node) in (value, f"d.{value}", f"r.{value}"):
                 yield f"input {names[node]}: {node.type}"
-        elif _is(graph.notes.get(node), value) or any(name in (value, f"d.{value}", f"r.{value}") and n is node for name, n in graph.outputs):
-            as_output = [name for name, n in graph.outputs if n is node]
-            yield f"{format_op(node, names)}{format_note(graph.notes.get(node))}{'  -> ' + ', '.join(as_output) if as_output else ''}"
+        elif _is(graph.notes.get(node), value) or any(
+            name in (value, f"d.{value}", f"r.{value}") and n is node for name, n in graph.outputs
+        ):
+            outputs = ", ".join(name for name, n in graph.outputs if n is node)
+            yield f"{format_op(node, names)}{format_note(graph.notes.get(node))}{f'  -> {outputs}' if outputs else ''}"
 
 
 def _program_lines(program: Program, value: str) -> Iterator[str]:
     """Its buffer, the statements that read and write it, the kernels that bear its name."""
     last = value.rsplit("/", 1)[-1]
-    buffers = {b.name for b in program.buffers if b.name in (last, f"r.{last}", f"d.{last}") or _is(program.notes.get(b.name), value)}
+    buffers = {
+        b.name
+        for b in program.buffers
+        if b.name in (last, f"r.{last}", f"d.{last}") or _is(program.notes.get(b.name), value)
+    }
     for b in program.buffers:
         if b.name in buffers:
             yield f"{b.kind} {b.name}: {b.type}"

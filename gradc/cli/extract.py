@@ -1,4 +1,6 @@
-"""extract: one kernel as files of its own: its IR, its C, inputs, what they must give, and a script that checks and times it."""
+"""extract: one kernel as files of its own: its IR, its C, inputs, what they must give, and a script that checks and
+times it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from ..npz import write_arrays
 from ..samples import SMALL
 from .model import Settings, compiled, with_model
 
-SCRIPT = '''"""Compiles kernel.c (edit it!), runs it on inputs.npz, compares with the interpreter's results and times it."""
+SCRIPT = '''\
+"""Compiles kernel.c (edit it!), runs it on inputs.npz, compares with the interpreter's results and times it."""
 
 import sys
 import time
@@ -43,7 +46,8 @@ for name, got in kernel.run(**inputs).items():
     error = np.max(np.abs(got.astype(np.float64) - want), initial=0.0) / max(np.max(np.abs(want), initial=0.0), 1e-30)
     good = error <= {tolerance:g}
     failed |= not good
-    print(f"{{name}}: {{got.dtype}}{{list(got.shape)}}, worst relative error {{error:.1e}}: {{'ok' if good else 'WRONG'}}")
+    verdict = "ok" if good else "WRONG"
+    print(f"{{name}}: {{got.dtype}}{{list(got.shape)}}, worst relative error {{error:.1e}}: {{verdict}}")
 seconds = []
 for _ in range(30):
     prepared = kernel.prepare(inputs)
@@ -58,17 +62,22 @@ sys.exit(failed)
 @click.command(short_help="One kernel as files of its own, with inputs and a checker.")
 @with_model
 @click.argument("kernel")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write.")
+@click.option(
+    "-o", "--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int) -> None:
-    """Write KERNEL of MODEL as kernel.gir, kernel.c, inputs.npz, expected.npz and check.py, which compiles, checks and times it.
+    """Write KERNEL of MODEL as kernel.gir, kernel.c, inputs.npz, expected.npz and check.py, which compiles, checks and
+    times it.
 
     \b
     gradc extract model.py:loss --wrt table sum_scatter_add_280ac0 -o one --dims N=4096,V=50000
     python one/check.py
     """
     module = compiled(model, settings)
-    handle = module.kernels.get(kernel) or next((h for n, h in module.kernels.items() if n.rsplit("_", 1)[0] == kernel), None)
+    handle = module.kernels.get(kernel) or next(
+        (h for n, h in module.kernels.items() if n.rsplit("_", 1)[0] == kernel), None
+    )
     if handle is None:
         raise click.BadParameter(module.kernels.lacking(kernel))
     from ..runtime.executable import Executable
@@ -85,5 +94,8 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
         write_arrays(output / f"{name}.npz", arrays)
     script = SCRIPT.format(dims=dims, tolerance=1e-2 if widest else 1e-4, bytes=handle.bytes(**dims))
     write(output / "check.py", script)
-    click.echo(f"wrote kernel.gir, kernel.c, inputs.npz, expected.npz and check.py to {output} (at {', '.join(f'{k}={v}' for k, v in dims.items()) or 'fixed sizes'})")
+    click.echo(
+        f"wrote kernel.gir, kernel.c, inputs.npz, expected.npz and check.py to {output} (at"
+        f" {', '.join(f'{k}={v}' for k, v in dims.items()) or 'fixed sizes'})"
+    )
     click.echo(f"python {output / 'check.py'} compiles kernel.c, compares and times it")

@@ -90,24 +90,80 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the MODEL argument and the options of a compilation; the command gets ``model`` and ``settings``."""
 
     @functools.wraps(command)
-    def run(model: str, types: dict[str, str], wrt: tuple[str, ...], target: str | None, dims: dict[str, int], arch: str | None, save: str | None, memory_budget: int | float | None, numerics: str | None, fuse: bool | None, progress: bool | None, native: bool, **rest: Any) -> Any:
-        save_ = save if save in (None, "min-cut", "all", "none") else tuple(part.strip() for part in str(save).split(",") if part.strip())
-        given = {name: value for name, value in {"save": save_, "memory_budget": memory_budget, "numerics": numerics, "fuse": fuse, "arch": arch}.items() if value is not None}
+    def run(
+        model: str,
+        types: dict[str, str],
+        wrt: tuple[str, ...],
+        target: str | None,
+        dims: dict[str, int],
+        arch: str | None,
+        save: str | None,
+        memory_budget: int | float | None,
+        numerics: str | None,
+        fuse: bool | None,
+        progress: bool | None,
+        native: bool,
+        **rest: Any,
+    ) -> Any:
+        save_ = (
+            save
+            if save in (None, "min-cut", "all", "none")
+            else tuple(part.strip() for part in str(save).split(",") if part.strip())
+        )
+        given = {
+            name: value
+            for name, value in {
+                "save": save_,
+                "memory_budget": memory_budget,
+                "numerics": numerics,
+                "fuse": fuse,
+                "arch": arch,
+            }.items()
+            if value is not None
+        }
         return command(model=model, settings=Settings(types, wrt, target, dims, given, progress, native), **rest)
 
     decorators = (
         click.argument("model"),
-        click.option("--type", "types", multiple=True, metavar="NAME=TYPE", callback=pairs, help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4]."),
-        click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."),
+        click.option(
+            "--type",
+            "types",
+            multiple=True,
+            metavar="NAME=TYPE",
+            callback=pairs,
+            help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4].",
+        ),
+        click.option(
+            "--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."
+        ),
         click.option("--target", type=click.Choice(TARGETS), help="What the kernels run on."),
         click.option("--arch", metavar="sm_90", help="What --target cuda compiles for."),
         click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
-        click.option("--save", metavar="HOW", help="What forward keeps for backward: min-cut, all, none, or names of values."),
-        click.option("--memory-budget", metavar="BYTES", callback=budget, help="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5."),
-        click.option("--numerics", type=click.Choice(["real", "strict"]), help="real allows rewrites equal over the reals; strict keeps every bit."),
+        click.option(
+            "--save", metavar="HOW", help="What forward keeps for backward: min-cut, all, none, or names of values."
+        ),
+        click.option(
+            "--memory-budget",
+            metavar="BYTES",
+            callback=budget,
+            help="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5.",
+        ),
+        click.option(
+            "--numerics",
+            type=click.Choice(["real", "strict"]),
+            help="real allows rewrites equal over the reals; strict keeps every bit.",
+        ),
         click.option("--fuse/--no-fuse", default=None, help="Several nodes in a kernel, or one each."),
-        click.option("--native/--no-native", default=True, help="--no-native: compile a saved module anew, and do not run the machine code in its file."),
-        click.option("--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."),
+        click.option(
+            "--native/--no-native",
+            default=True,
+            help="--no-native: compile a saved module anew, and do not run the machine code in its file.",
+        ),
+        click.option(
+            "--progress/--no-progress",
+            default=None,
+            help="Show what is being done after a second; by default on a terminal.",
+        ),
     )
     for decorate in reversed(decorators):
         run = decorate(run)
@@ -118,7 +174,9 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Graph | Module:
-    """The graph or module that MODEL names; ``native=False`` compiles a saved module anew instead of running the machine code in its file."""
+    """The graph or module that MODEL names; ``native=False`` compiles a saved module anew instead of running the
+    machine code in its file.
+    """
     path = Path(text)
     if path.is_dir() or _is_module(path):
         _no_types(types, text)
@@ -127,7 +185,9 @@ def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Grap
     if not path.exists():
         before, colon, name = text.rpartition(":")
         if not colon:
-            raise click.BadParameter(f"there is no file or folder {text!r}; MODEL is model.gir, a saved module or file.py:NAME")
+            raise click.BadParameter(
+                f"there is no file or folder {text!r}; MODEL is model.gir, a saved module or file.py:NAME"
+            )
         path = Path(before)
         if not path.is_file():
             raise click.BadParameter(f"there is no file {before!r}")
@@ -183,7 +243,10 @@ def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Modul
     if not types:
         missing = [p for p in made.signature.parameters if p not in types]
         if made._graph is None:
-            raise click.BadParameter(f"{what} takes {', '.join(missing)}; give their types: {' '.join(f'--type {p}=f32[N,4]' for p in missing)}")
+            raise click.BadParameter(
+                f"{what} takes {', '.join(missing)}; give their types:"
+                f" {' '.join(f'--type {p}=f32[N,4]' for p in missing)}"
+            )
         return made.graph
     tree: dict[str, Any] = {}
     for dotted, text in types.items():
@@ -196,8 +259,16 @@ def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Modul
         inner[last] = parse_type(text)
     unknown = tree.keys() - made.signature.parameters.keys()
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in made.signature.parameters.values()):
-        raise click.BadParameter(f"{what} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}")
-    absent = [n for n, p in made.signature.parameters.items() if n not in tree and p.default is inspect.Parameter.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        raise click.BadParameter(
+            f"{what} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}"
+        )
+    absent = [
+        n
+        for n, p in made.signature.parameters.items()
+        if n not in tree
+        and p.default is inspect.Parameter.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     if absent:
         raise click.BadParameter(f"{what}: --type {absent[0]}=... is missing")
     return _users(what, lambda: trace(made.fn, assume=made.facts, **tree))
@@ -224,14 +295,22 @@ def _users(what: str, call: Callable[[], Any]) -> Any:
         raise click.ClickException(f"{what} ended Python ({error.code}) while it was read") from error
     except Exception as error:
         package = Path(__file__).resolve().parents[1]
-        own = [f for f in traceback.extract_tb(error.__traceback__) if package not in Path(f.filename).parents and "importlib" not in f.filename]
+        own = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if package not in Path(f.filename).parents and "importlib" not in f.filename
+        ]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         raise click.ClickException(f"{what} raised {type(error).__name__}{where}: {error}") from error
 
 
 def _offer(found: Mapping[str, Any]) -> str:
     graphs = [n for n, v in found.items() if isinstance(v, Graph | Module | TracedFunction)]
-    plain = [n for n, v in found.items() if inspect.isfunction(v) and v.__module__ == found.get("__name__") and not n.startswith("_")]
+    plain = [
+        n
+        for n, v in found.items()
+        if inspect.isfunction(v) and v.__module__ == found.get("__name__") and not n.startswith("_")
+    ]
     return f"it has {', '.join(graphs + plain) or 'no graph and no function'}"
 
 
@@ -241,7 +320,11 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
     wanted = tuple(wrt if wrt is not None else settings.wrt)
     options: dict[str, Any] = dict(settings.options)
     if isinstance(opened, Module):
-        if not (options or (wanted and set(wanted) != set(opened.wrt)) or (settings.target and settings.target != opened.target)):
+        if not (
+            options
+            or (wanted and set(wanted) != set(opened.wrt))
+            or (settings.target and settings.target != opened.target)
+        ):
             return opened
         options = {**opened.options, **options}
         graph, wanted, target = opened.graph, wanted or opened.wrt, settings.target or opened.target
@@ -249,7 +332,9 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
         graph, target = opened, settings.target or "cpu"
     unknown = settings.dims.keys() - set(graph.dims)
     if unknown:
-        raise click.BadParameter(f"--dims {min(unknown)}: {graph.name} has the dims {', '.join(graph.dims) or '(none)'}")
+        raise click.BadParameter(
+            f"--dims {min(unknown)}: {graph.name} has the dims {', '.join(graph.dims) or '(none)'}"
+        )
     bare = {str(size) for node in graph.inputs for size in node.shape}
     if options.get("memory_budget") is not None and settings.dims:
         options["hints"] = {**(options.get("hints") or {}), **settings.dims}
@@ -290,7 +375,9 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
         else:
             key = key or (name if name in loaded else next(iter(loaded)) if len(loaded) == 1 else "")
             if name and key not in loaded:
-                raise click.BadParameter(f"{file} holds {', '.join(loaded) or 'nothing'}; say which one: {name}={file}:KEY")
+                raise click.BadParameter(
+                    f"{file} holds {', '.join(loaded) or 'nothing'}; say which one: {name}={file}:KEY"
+                )
             found = {name: loaded[key]} if name else loaded
         for each, array in found.items():
             if each not in graph.input_names:

@@ -55,22 +55,38 @@ PROGRAM_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (choose_
 
 @click.command(short_help="Run single passes over IR in a file.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-p", "--passes", multiple=True, required=True, metavar="A,B", callback=names, help="Which, in this order.")
-@click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="For differentiate: the inputs whose gradients are wanted.")
+@click.option(
+    "-p", "--passes", multiple=True, required=True, metavar="A,B", callback=names, help="Which, in this order."
+)
+@click.option(
+    "--wrt",
+    multiple=True,
+    metavar="A,B",
+    callback=names,
+    help="For differentiate: the inputs whose gradients are wanted.",
+)
 @click.option("--numerics", type=click.Choice(["real", "strict"]), default="real", help="strict keeps every bit.")
 @click.option("--fuse/--no-fuse", default=True, help="For schedule: several nodes in a kernel, or one each.")
 @click.option("--all", "everything", is_flag=True, help="Print the result of each pass, not only of the last.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A file for the result.")
-def opt(file: Path, passes: tuple[str, ...], wrt: tuple[str, ...], numerics: str, fuse: bool, everything: bool, output: Path | None) -> None:
+def opt(
+    file: Path,
+    passes: tuple[str, ...],
+    wrt: tuple[str, ...],
+    numerics: str,
+    fuse: bool,
+    everything: bool,
+    output: Path | None,
+) -> None:
     """Read a graph or a program from FILE, run passes over it, verify after each, and print what comes out.
 
-    \b
-    gradc opt 02-joint.gir -p decompose,widen,simplify
-    gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
-    gradc opt 02-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction,plan_buffers -o program.gir
+    \b gradc opt 02-joint.gir -p decompose,widen,simplify gradc opt model.gir -p differentiate,decompose,simplify --wrt
+    w --all gradc opt 02-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction,plan_buffers
+    -o program.gir
 
-    GRADC_DUMP=folder, or gradc compile --emit ir, writes 02-joint.gir. The passes are called as the files are; a name that is no pass lists those there
-    are. forward.partition and backward.partition each give one of the two graphs that a joint graph is cut into; schedule makes a program of a graph.
+    GRADC_DUMP=folder, or gradc compile --emit ir, writes 02-joint.gir. The passes are called as the files are; a name
+    that is no pass lists those there are. forward.partition and backward.partition each give one of the two graphs that
+    a joint graph is cut into; schedule makes a program of a graph.
     """
     subject = read(file)
     texts = []
@@ -93,7 +109,14 @@ def read(file: Path) -> Graph | Program:
     """The graph or program that a file holds; what precedes either are comments and the format's first line."""
     with files.opened(file) as (stream, _):
         text = stream.read(1 << 16).decode("latin-1")
-    first = next((line.split("@")[0].strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "gradc-ir"))), "")
+    first = next(
+        (
+            line.split("@")[0].strip()
+            for line in text.splitlines()
+            if line.strip() and not line.lstrip().startswith(("#", "gradc-ir"))
+        ),
+        "",
+    )
     return parse_program(files.read(file, LONGEST_TEXT).decode("latin-1")) if first == "program" else load(file)
 
 
@@ -104,14 +127,22 @@ def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str
         known = f"passes over a {kind}: {', '.join(here)}"
         near = [other for other in here if other.endswith(f".{name}")] or difflib.get_close_matches(name, here, 1)
         known = (f"did you mean {' or '.join(near)}? " if near else "") + known
-        raise click.BadParameter(f"{name} is no pass over a {kind}; {known}" if name in GRAPH_PASSES or name in PROGRAM_PASSES else f"there is no pass {name!r}; {known}")
+        raise click.BadParameter(
+            f"{name} is no pass over a {kind}; {known}"
+            if name in GRAPH_PASSES or name in PROGRAM_PASSES
+            else f"there is no pass {name!r}; {known}"
+        )
     if name == "differentiate":
         if not wrt:
             raise click.UsageError("differentiate needs --wrt")
         return differentiate(subject, wrt)  # type: ignore[arg-type]
     if name == "schedule" and isinstance(subject, Graph) and any(isinstance(n.op, Composite) for n in subject.nodes):
         whole = next(n.op.name for n in subject.nodes if isinstance(n.op, Composite))
-        raise click.BadParameter(f"schedule works on primitives, and {whole} is made of others: decompose comes before it")
+        raise click.BadParameter(
+            f"schedule works on primitives, and {whole} is made of others: decompose comes before it"
+        )
     known_options = {"numerics": numerics, "fuse": fuse}
-    result: Graph | Program = here[name](subject, **{k: v for k, v in known_options.items() if k in inspect.signature(here[name]).parameters})
+    result: Graph | Program = here[name](
+        subject, **{k: v for k, v in known_options.items() if k in inspect.signature(here[name]).parameters}
+    )
     return result

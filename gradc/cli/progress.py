@@ -11,9 +11,11 @@ PATIENCE, PERIOD = 1.0, 0.25
 
 
 class Progress:
-    """Within the block, what :meth:`say` said last is shown with its time, once a second has passed; a terminal's line is wiped at the end.
+    """Within the block, what :meth:`say` said last is shown with its time, once a second has passed; a terminal's line
+    is wiped at the end.
 
-    :param wanted: True shows it also where standard error is no terminal, one line per thing; None only on a terminal; False never.
+    :param wanted: True shows it also where standard error is no terminal, one line per thing; None only on a terminal;
+        False never.
     """
 
     def __init__(self, what: str, wanted: bool | None = None):
@@ -32,7 +34,9 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._done.set()
         if self.shown:
             self._thread.join()

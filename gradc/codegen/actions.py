@@ -1,4 +1,6 @@
-"""What a call on a GPU is made of: starts of functions and matrix products, over parts of memory that are not bound to addresses yet."""
+"""What a call on a GPU is made of: starts of functions and matrix products, over parts of memory that are not bound to
+addresses yet.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ U8, U32, U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
 
 @dataclass(frozen=True)
 class Part:
-    """A part of memory: ``count`` elements from byte ``start`` of a root on, which is a buffer's name, WORKSPACE or FLAG."""
+    """A part of memory: ``count`` elements from byte ``start`` of a root on, which is a buffer's name, WORKSPACE or
+    FLAG.
+    """
 
     root: str
     start: int
@@ -48,7 +52,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Strided:
-    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated), from an element of it on."""
+    """A matrix product's operand: a part seen with a shape and strides in elements (0: repeated), from an element of it
+    on.
+    """
 
     part: Part
     shape: tuple[int, ...]
@@ -78,7 +84,9 @@ class Product:
 class Side:
     """An operand as column-major memory.
 
-    :param transposed: rows lie together, not columns.  :param leading: elements from one to the next.  :param step: to the next of the batch.
+    :param transposed: rows lie together, not columns.
+    :param leading: elements from one to the next.
+    :param step: to the next of the batch.
     """
 
     transposed: bool

@@ -1,7 +1,9 @@
-"""Which accesses of a row program go through neighbouring columns, and how many of these a thread of a GPU takes at once.
+"""Which accesses of a row program go through neighbouring columns, and how many of these a thread of a GPU takes at
+once.
 
-An access is *linear* if its element is a place that the columns do not move, plus the column: the rows of a matrix, a gathered row of a table, a
-row of parameters.  Such elements are moved 16 bytes at a time where address and length allow, which is known at the launch.
+An access is *linear* if its element is a place that the columns do not move, plus the column: the rows of a matrix, a
+gathered row of a table, a row of parameters.  Such elements are moved 16 bytes at a time where address and length
+allow, which is known at the launch.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ WORDS, LOOSE_WORDS = 40, 32
 AGAIN = 4
 """Of a further pass in a body's length: its first loads overlap the end of the one before."""
 LONG_BODY = 20
-"""Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every one of them."""
+"""Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every
+one of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,10 @@ class Access:
     def conditions(self, vec: int) -> list[str]:
         """What a launch must find to move ``vec`` elements at once."""
         steps = [c for c in (self.base.const, *(c for _, c in self.base.terms)) if not isinstance(c, int)]
-        return [f"gradc_aligned({self.buffer}, {min(vec * self.item, BYTES)})", *(f"{size(c)} % {vec} == 0" for c in steps)]
+        return [
+            f"gradc_aligned({self.buffer}, {min(vec * self.item, BYTES)})",
+            *(f"{size(c)} % {vec} == 0" for c in steps),
+        ]
 
     @property
     def at(self) -> str:
@@ -60,7 +67,9 @@ class Access:
 
 
 def linear(kernel: Kernel, types: Mapping[str, Type], s: Stmt, leading: int = 0) -> Index | None:
-    """The place of column 0, without the ``leading`` entries of the index, if the columns lie one after another from there on."""
+    """The place of column 0, without the ``leading`` entries of the index, if the columns lie one after another from
+    there on.
+    """
     cols = {a for a, _ in kernel.cols}
     flat = flatten(s.index[leading:], types[s.buffer].shape[leading:])
     terms = dict(flat.terms)
@@ -90,7 +99,8 @@ def _weight(s: Stmt) -> int:
 
 
 def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
-    """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out and registers are enough.
+    """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out
+    and registers are enough.
 
     :param sums: accums: what a thread has of each for each of its columns is in registers, too.
     """
@@ -98,7 +108,15 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
     found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
     vec = min(MOST, max(BYTES // a.item for a in found.values())) if found else 1
     weight = max(sum(map(_weight, body)) for body in bodies) + AGAIN * (len(bodies) - 1)
-    vec = 1 if weight > 4 * LONG_BODY else min(vec, MOST // 4) if weight > 2 * LONG_BODY else min(vec, MOST // 2) if weight > LONG_BODY else vec
+    vec = (
+        1
+        if weight > 4 * LONG_BODY
+        else min(vec, MOST // 4)
+        if weight > 2 * LONG_BODY
+        else min(vec, MOST // 2)
+        if weight > LONG_BODY
+        else vec
+    )
     count: Size = product(n for _, n in kernel.cols)
 
     def spills() -> bool:
@@ -106,6 +124,8 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
             return sum(max(vec * a.item // 4, 1) for a in found.values()) + 2 * vec * sums > WORDS
         return vec * (sum(max(a.item // 4, 1) for a in found.values()) + 2 * sums) > LOOSE_WORDS
 
-    while vec > 1 and (spills() or not any(a.fits(vec) for a in found.values()) or (isinstance(count, int) and count % vec)):
+    while vec > 1 and (
+        spills() or not any(a.fits(vec) for a in found.values()) or (isinstance(count, int) and count % vec)
+    ):
         vec //= 2
     return vec

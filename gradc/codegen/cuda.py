@@ -1,7 +1,7 @@
 """Programs as CUDA: one text of kernels, and the launches that run them.
 
-The statements are the ones of every target (:mod:`gradc.codegen.expr`); ``templates/cuda/rows.cu.j2`` owns threads, visiting order,
-partials and flush, and :mod:`gradc.codegen.cuda_rows` says what it needs to know of a kernel.
+The statements are the ones of every target (:mod:`gradc.codegen.expr`); ``templates/cuda/rows.cu.j2`` owns threads,
+visiting order, partials and flush, and :mod:`gradc.codegen.cuda_rows` says what it needs to know of a kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
 
 
 def of_kernel(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
-    """What was made of a kernel, for another one of the same structure and name: its buffers, dims and indices are its own."""
+    """What was made of a kernel, for another one of the same structure and name: its buffers, dims and indices are its
+    own.
+    """
     sites = tuple((s.attr("op"), s.attr("source")) for s in kernel.body if s.op == "check")
     return replace(made, buffers=kernel.buffers, dims=tuple(kernel.dims(types)), sites=sites)
 

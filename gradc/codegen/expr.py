@@ -1,6 +1,7 @@
 """Statements as C: the scalar vocabulary of ``templates/*/math.h``.
 
-A value in a register has a *carrier*: f32 for the storage floats (already rounded), f64 for f64, 32 bits for bool, the integer itself.
+A value in a register has a *carrier*: f32 for the storage floats (already rounded), f64 for f64, 32 bits for bool, the
+integer itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from ..ir.types import BOOL, DType, Type
 from .index import flatten, index, literal, size
 
 _NARROW_INT = {"i2": "i8", "i4": "i8", "u2": "u8", "u4": "u8"}
-STORED = {"bool": "u8", "f16": "u16", "bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8", "f4e2m1": "u8", "e8m0": "u8", **_NARROW_INT}
+STORED = {
+    "bool": "u8",
+    "f16": "u16",
+    "bf16": "u16",
+    "f8e4m3": "u8",
+    "f8e5m2": "u8",
+    "f4e2m1": "u8",
+    "e8m0": "u8",
+    **_NARROW_INT,
+}
 ROUNDED = ("f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1", "e8m0")
 _MAY_OVERFLOW = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "-{0}")
 
@@ -71,7 +81,11 @@ def converted(value: str, source: DType, target: DType) -> str:
 
 def with_bits(value: str, target: DType) -> str:
     """An unsigned integer as the value that has these bits."""
-    return f"{target.name}_of_bits({value})" if target.name in ("f32", "f64") else loaded(target, f"({stored(target)})({value})")
+    return (
+        f"{target.name}_of_bits({value})"
+        if target.name in ("f32", "f64")
+        else loaded(target, f"({stored(target)})({value})")
+    )
 
 
 def wrapped(value: str, dtype: DType) -> str:
@@ -90,13 +104,23 @@ class Scribe:
 
     :param types: the type of each buffer, over the kernel's own dim names.
     :param wraps: whether the compiler lets signed arithmetic wrap; else it is done on unsigned numbers.
-    :param offsets: the C type of axes, dims and elements' places; where that is not i64, what has 64 bits for its value's sake is cast.
-    :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the buffer is that small.
+    :param offsets: the C type of axes, dims and elements' places; where that is not i64, what has 64 bits for its
+        value's sake is cast.
+    :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the
+        buffer is that small.
     :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
     :ivar values: the dtype of each value.
     """
 
-    def __init__(self, types: Mapping[str, Type], statements: Sequence[Stmt], wraps: bool = True, offsets: str = "i64", columns: Collection[str] = (), guarded: bool = False):
+    def __init__(
+        self,
+        types: Mapping[str, Type],
+        statements: Sequence[Stmt],
+        wraps: bool = True,
+        offsets: str = "i64",
+        columns: Collection[str] = (),
+        guarded: bool = False,
+    ):
         self.guarded = guarded
         self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
@@ -106,12 +130,16 @@ class Scribe:
         found = [t for t in flat.terms if t[0].startswith("%")]
         if self.guarded:
             return self.guard(buffer, index(flat), count, stored(self.types[buffer].dtype))
-        short = isinstance(count, int) and isinstance(flat.const, int) and count + abs(flat.const) < 2**31  # what the values add up to, less a border before the buffer
+        short = (
+            isinstance(count, int) and isinstance(flat.const, int) and count + abs(flat.const) < 2**31
+        )  # what the values add up to, less a border before the buffer
         if self.columns and found and short and not any(v in self.columns for v, _ in flat.terms):
             rest = Index(flat.const, tuple(t for t in flat.terms if t not in found))
             return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(found)), 'i32')})]"
         text = index(flat, self.offsets)
-        return f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
+        return (
+            f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
+        )
 
     def guard(self, array: str, place: str, count: Size, ctype: str) -> str:
         """An element of an array of so many, looked at before it is touched."""
@@ -149,9 +177,17 @@ class Scribe:
             at = index(s.index[0])
             lo, hi = s.attr("lo"), s.attr("hi")
             value = s.index[0].variable
-            if lo == 0 and isinstance(hi, int) and hi < 2**31 and value in self.values and self.values[value].bits <= 32:
+            if (
+                lo == 0
+                and isinstance(hi, int)
+                and hi < 2**31
+                and value in self.values
+                and self.values[value].bits <= 32
+            ):
                 return f"(u32){variable(value)} < {hi}u"
-            return f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
+            return (
+                f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
+            )
         if s.op == "bounded":
             high = self.size(s.attr("size"))
             if s.attr("oob") == "wrap":
@@ -170,7 +206,9 @@ class Scribe:
         suffix = carrier(operand)
         text = re.sub(r"\b([a-z]\w*)\(", rf"\1_{suffix}(", text)
         for name, value in s.attrs:  # attributes that an expression names: {alpha}
-            text = text.replace("{" + name + "}", literal(value, s.dtype) if isinstance(value, int | float) else str(value))
+            text = text.replace(
+                "{" + name + "}", literal(value, s.dtype) if isinstance(value, int | float) else str(value)
+            )
         if not self.wraps and s.dtype.is_integer and s.dtype.bits >= 16 and lower.text in _MAY_OVERFLOW:
             args = [f"(u{max(32, s.dtype.bits)}){a}" for a in args]
         text = text.format(*args)

@@ -14,7 +14,9 @@ from ..ir.types import DType
 def size(value: Size, cast: str = "") -> str:
     """A size over variables n0, n1..., in their arithmetic, or in that of the type they are cast to."""
     if isinstance(value, int):
-        return str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-9223372036854775807LL - 1)"
+        return (
+            str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-9223372036854775807LL - 1)"
+        )
     parts = []
     for monomial, coefficient in value.terms:
         factors = []

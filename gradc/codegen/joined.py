@@ -1,7 +1,7 @@
 """Short columns of neighbouring rows as one loop.
 
-A loop of 28 columns is a vector of 16 and a tail that costs as much again; where rows follow one another in memory, rows and columns are one
-loop of 784.
+A loop of 28 columns is a vector of 16 and a tail that costs as much again; where rows follow one another in memory,
+rows and columns are one loop of 784.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _U32 = DTYPES["u32"]
 def join_columns(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]]:
     """The kernel with its short innermost columns and the axis around them as one, over flat buffers; else itself.
 
-    The axis around them is a column too, or a row of a kernel that only maps elements.  Every access must run on from one row to the next;
-    where an axis itself is asked for, it is computed from the joined one.
+    The axis around them is a column too, or a row of a kernel that only maps elements.  Every access must run on from
+    one row to the next; where an axis itself is asked for, it is computed from the joined one.
     """
     while (found := _joined(kernel, types)) is not None:
         kernel, types = found
@@ -34,12 +34,22 @@ def _joined(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[
     if not kernel.cols or any(s.op in ("accum", "check", "search") for s in kernel.body):
         return None
     inner = kernel.cols[-1]
-    elementwise = len(kernel.passes) == 1 and len(kernel.cols) == 1 and not any(s.op.endswith("_cols") for s in kernel.body)
-    if not isinstance(inner[1], int) or inner[1] >= SHORT or not (len(kernel.cols) > 1 or (elementwise and kernel.rows)):
+    elementwise = (
+        len(kernel.passes) == 1 and len(kernel.cols) == 1 and not any(s.op.endswith("_cols") for s in kernel.body)
+    )
+    if (
+        not isinstance(inner[1], int)
+        or inner[1] >= SHORT
+        or not (len(kernel.cols) > 1 or (elementwise and kernel.rows))
+    ):
         return None
     outer = kernel.cols[-2] if len(kernel.cols) > 1 else kernel.rows[-1]
     whole: Axis = (outer[0], outer[1] * inner[1])
-    apart = [s for s in kernel.body if s.op in ("index", "inside") and {inner[0], outer[0]} & {v for i in s.index for v, _ in i.terms}]
+    apart = [
+        s
+        for s in kernel.body
+        if s.op in ("index", "inside") and {inner[0], outer[0]} & {v for i in s.index for v, _ in i.terms}
+    ]
     if apart and not (isinstance(whole[1], int) and whole[1] < 2**31):
         return None
     body: list[Stmt] = []
@@ -62,7 +72,9 @@ def _joined(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[
 
 
 def _along(flat: Index, inner: Axis, outer: str) -> Index | None:
-    """A flat index over the joined axis, which has the outer one's name; None where a row does not follow the one before."""
+    """A flat index over the joined axis, which has the outer one's name; None where a row does not follow the one
+    before.
+    """
     steps: dict[str, Size] = dict(flat.terms)
     step, row = steps.pop(inner[0], 0), steps.pop(outer, 0)
     if not same(row, step * inner[1]):

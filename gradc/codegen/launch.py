@@ -1,7 +1,8 @@
-"""What a call does on a GPU, as data: the launches and products of a Program for one set of dims, over parts of its memory.
+"""What a call does on a GPU, as data: the launches and products of a Program for one set of dims, over parts of its
+memory.
 
-Everything here follows from shapes alone; nothing is known of where memory lies.  A runtime binds the roots to addresses and runs the steps
-in order, now or into a graph.
+Everything here follows from shapes alone; nothing is known of where memory lies.  A runtime binds the roots to
+addresses and runs the steps in order, now or into a graph.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def chunks(count: int, each: int) -> int:
 class Sizes:
     """A kernel's numbers for one set of dims.
 
-    :param chunk: rows (or positions) per task; columns, where rows are cut up.  :param scratch: bytes.  :param parts: strips of each row; 0: it is not cut up.
+    :param chunk: rows (or positions) per task; columns, where rows are cut up.
+    :param scratch: bytes.
+    :param parts: strips of each row; 0: it is not cut up.
     :param reach: no offset that its functions compute is larger, whatever the launch.
     """
 
@@ -119,7 +122,9 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
         scratch += align(counts_bytes(rows))
-    beside = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [evaluate(count, dims) for count in (*kernel.fixed, *kernel.loose)]
+    beside = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [
+        evaluate(count, dims) for count in (*kernel.fixed, *kernel.loose)
+    ]
     ends = (chunked + (2 * TREE + 1) * chunk, columns + 2 * chunk if parts else 0, rows * parts, keys + 2, *beside)
     reach = max(*ends, reach_of(kernel, dims)) + HEAD_ROOM
     return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts, reach)
@@ -139,8 +144,10 @@ def counts_bytes(rows: int) -> int:
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
-    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag, the library's own (``library``).
-    :ivar checks: the steps that look for bad indices.  :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag, the library's own
+        (``library``).
+    :ivar checks: the steps that look for bad indices.
+    :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
 
     :param library: bytes that the library of matrix products works in.
     """
@@ -161,7 +168,9 @@ class LaunchPlan:
         products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
         self.room = max([self.room, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
         self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
-        self.library = Part(WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8)
+        self.library = Part(
+            WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8
+        )
         self.workspace = self.library.start + self.library.nbytes
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
 
@@ -178,7 +187,11 @@ class LaunchPlan:
         root = self.program.root(name)
         type_ = self.program.buffer[root].type
         count = prod(type_.concrete(self.dims))
-        return Part(WORKSPACE, self.offsets[root], count, type_.dtype.np) if root in self.offsets else Part(root, 0, count, type_.dtype.np)
+        return (
+            Part(WORKSPACE, self.offsets[root], count, type_.dtype.np)
+            if root in self.offsets
+            else Part(root, 0, count, type_.dtype.np)
+        )
 
     def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part:
         """Scratch memory."""
@@ -208,7 +221,11 @@ class LaunchPlan:
         sizes = self.sizes(kernel)
         found: list[Action] = []
         for stage in kernel.stages:
-            tasks = sizes.count(stage) if stage.tasks is None else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            tasks = (
+                sizes.count(stage)
+                if stage.tasks is None
+                else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            )
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             if tasks > 0:
                 found += self.launches(stage, kernel, item, sizes, tasks, number, own)
@@ -216,15 +233,36 @@ class LaunchPlan:
                 found += self.sort(sizes, self.site(number))
         return found
 
-    def launches(self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int) -> list[Launch]:
+    def launches(
+        self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int
+    ) -> list[Launch]:
         """A stage; more than one where it has more blocks than a grid can have."""
         args = [self.part(b) for b in item.buffers]
         written = [i for i, b in enumerate(item.buffers) if b in item.writes]
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
-        shared: tuple[Part | int, ...] = (*args, *sizes.dims, self.space(0, self.room, np.dtype(np.uint8)), self.flag, self.site(number), sizes.chunk, aux)
+        shared: tuple[Part | int, ...] = (
+            *args,
+            *sizes.dims,
+            self.space(0, self.room, np.dtype(np.uint8)),
+            self.flag,
+            self.site(number),
+            sizes.chunk,
+            aux,
+        )
         blocks = chunks(tasks * stage.width, kernel.threads)
         wide = sizes.wide(stage, blocks, kernel.threads)
-        return [Launch(stage.name, min(blocks - at, MOST_BLOCKS), kernel.threads, (*shared, at), (*written, scratch, flag), wide, kernel.shared if stage.kind == "rows" else 0) for at in range(0, blocks, MOST_BLOCKS)]
+        return [
+            Launch(
+                stage.name,
+                min(blocks - at, MOST_BLOCKS),
+                kernel.threads,
+                (*shared, at),
+                (*written, scratch, flag),
+                wide,
+                kernel.shared if stage.kind == "rows" else 0,
+            )
+            for at in range(0, blocks, MOST_BLOCKS)
+        ]
 
     def sort(self, sizes: Sizes, site: int) -> list[Launch]:
         """(key, row) pairs of the key stage, stably by key; then where each key starts."""
@@ -240,14 +278,52 @@ class LaunchPlan:
             counts = self.space(self.room - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
-                found.append(Launch("gradc_sort_count", tiles, 256, (key, counts, sizes.rows, tiles, 8 * number, self.flag, site), (1,)))
+                found.append(
+                    Launch(
+                        "gradc_sort_count",
+                        tiles,
+                        256,
+                        (key, counts, sizes.rows, tiles, 8 * number, self.flag, site),
+                        (1,),
+                    )
+                )
                 found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
-                found.append(Launch("gradc_sort_move", tiles, 256, (key, row, counts, key_out, row_out, sizes.rows, tiles, 8 * number, int(number == 0), self.flag, site), (3, 4)))
-        found.append(Launch("gradc_sort_bounds", chunks(sizes.keys + 2, 256), 256, (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site), (1,)))
+                found.append(
+                    Launch(
+                        "gradc_sort_move",
+                        tiles,
+                        256,
+                        (
+                            key,
+                            row,
+                            counts,
+                            key_out,
+                            row_out,
+                            sizes.rows,
+                            tiles,
+                            8 * number,
+                            int(number == 0),
+                            self.flag,
+                            site,
+                        ),
+                        (3, 4),
+                    )
+                )
+        found.append(
+            Launch(
+                "gradc_sort_bounds",
+                chunks(sizes.keys + 2, 256),
+                256,
+                (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site),
+                (1,),
+            )
+        )
         return found
 
     def kept(self, product: Product) -> bool:
-        """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and an output would be overwritten."""
+        """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and
+        an output would be overwritten.
+        """
         return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
 
     def multiplied(self, product: Product) -> list[Action]:
@@ -262,7 +338,13 @@ class LaunchPlan:
             return [taken_by]
         first = self.space(0, out.part.count, out.part.dtype)
         each = out.part.dtype.itemsize
-        keep = Launch(f"gradc_keep_{each}", min(chunks(out.part.count, 1024), 1 << 16), 256, (first, out.part, out.part.count, self.flag, product.site), (1,))
+        keep = Launch(
+            f"gradc_keep_{each}",
+            min(chunks(out.part.count, 1024), 1 << 16),
+            256,
+            (first, out.part, out.part.count, self.flag, product.site),
+            (1,),
+        )
         return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
 
     def product(self, item: Call, number: int) -> Product:
@@ -282,9 +364,18 @@ class LaunchPlan:
 
         shape = tuple(sizes[a] for a in order)
         strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-        return Product(view(item.args[0], [*batch, m, inner]), view(item.args[1], [*batch, inner, n]), Strided(self.part(item.out.buffer), shape, strides), self.site(number))
+        return Product(
+            view(item.args[0], [*batch, m, inner]),
+            view(item.args[1], [*batch, inner, n]),
+            Strided(self.part(item.out.buffer), shape, strides),
+            self.site(number),
+        )
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:
     """The steps that look for bad indices."""
-    return [i for i, step in enumerate(program.steps) if any(isinstance(k, Kernel) and kernels[k.name].checks for k in alternatives(step))]
+    return [
+        i
+        for i, step in enumerate(program.steps)
+        if any(isinstance(k, Kernel) and kernels[k.name].checks for k in alternatives(step))
+    ]

@@ -87,12 +87,22 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
     blocks = -(-m // TILE) * -(-n // TILE) * first[0] * second[0]
     found = []
     for at in np.ndindex(*(count for count, _ in outer)):
-        from_a, from_b, to = (sum(place * strides[i] for place, (_, strides) in zip(at, outer, strict=True)) for i in range(3))
+        from_a, from_b, to = (
+            sum(place * strides[i] for place, (_, strides) in zip(at, outer, strict=True)) for i in range(3)
+        )
         out = product.out.part
         out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
         sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
         steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
-        found.append(Launch(f"gradc_matmul_{dtype_of(out.dtype).name}", blocks, THREADS, (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site), (2,)))
+        found.append(
+            Launch(
+                f"gradc_matmul_{dtype_of(out.dtype).name}",
+                blocks,
+                THREADS,
+                (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site),
+                (2,),
+            )
+        )
     return found
 
 
@@ -117,12 +127,19 @@ def multiplied(a: Array, b: Array) -> Array:
 
 # -- the text ----------------------------------------------------------------------------------------------------------
 
+
 def support(program: Program) -> str:
-    """What a program's products need of us: the kernel for those that the library may not take, the copy where checks come before one."""
+    """What a program's products need of us: the kernel for those that the library may not take, the copy where checks
+    come before one.
+    """
     calls = [step for step in program.steps if isinstance(step, Call)]
-    own = sorted({program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)})
+    own = sorted(
+        {program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)}
+    )
     checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
-    return "\n".join([*([matmul_text(own)] if own else []), *([standalone("cuda/keep.cu")] if calls and checks else [])])
+    return "\n".join(
+        [*([matmul_text(own)] if own else []), *([standalone("cuda/keep.cu")] if calls and checks else [])]
+    )
 
 
 def matmul_text(names: Sequence[str]) -> str:
@@ -134,7 +151,10 @@ def _entry(dtype: DType) -> str:
     held = stored(dtype)
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
-    return f"""{element(dtype)}extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}(const {held} *a, const {held} *b, {held} *out, i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1, {strides}, const u64 *flag, i64 site) {{
+    sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
+    declared = f"const {held} *a, const {held} *b, {held} *out, {sizes}, {strides}, const u64 *flag, i64 site"
+    head = f'extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}({declared})'
+    return f"""{element(dtype)}{head} {{
   if (gradc_stopped(flag, site)) return;
   gradc_matmul<gradc_element_{dtype.name}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
 }}"""

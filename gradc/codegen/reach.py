@@ -1,8 +1,9 @@
 """How far a kernel counts: bounds of what its text computes in the type of its offsets, which is 32 or 64 bits wide.
 
-A kernel's text is written once, over ``ix``; it is compiled for 32 bits, and for 64 where a call needs it.  What is bounded here is every size, every
-element of a buffer and every affine index, each with all its intermediate results: a polynomial is at most the same one with its coefficients'
-absolute values.  A value from memory that serves as an index has 64 bits until it was checked: it lies in the axis that it indexes, which bounds it.
+A kernel's text is written once, over ``ix``; it is compiled for 32 bits, and for 64 where a call needs it.  What is
+bounded here is every size, every element of a buffer and every affine index, each with all its intermediate results: a
+polynomial is at most the same one with its coefficients' absolute values.  A value from memory that serves as an index
+has 64 bits until it was checked: it lies in the axis that it indexes, which bounds it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from .index import flatten, strides
 LIMIT = 2**31
 """The first integer that 32 bits do not hold."""
 HEAD_ROOM = 1 << 16
-"""What a loop adds to the last of its positions before it looks: threads of a block times their columns, strips and chunks of a tree."""
+"""What a loop adds to the last of its positions before it looks: threads of a block times their columns, strips and
+chunks of a tree.
+"""
 
 
 def reaches(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Size, ...]:
-    """Sizes over the kernel's dims; below LIMIT - HEAD_ROOM all of them, 32 bits hold whatever its text computes for an offset."""
+    """Sizes over the kernel's dims; below LIMIT - HEAD_ROOM all of them, 32 bits hold whatever its text computes for an
+    offset.
+    """
     found = dict.fromkeys(_sizes(kernel, types))
     numbers = [size for size in found if isinstance(size, int)]
     return (max(numbers, default=0), *(size for size in found if not isinstance(size, int)))
@@ -82,5 +87,3 @@ def placed(place: Sequence[Index], shape: Sequence[Size], extents: Mapping[str, 
             return LIMIT
         total = total + (axes + values * (magnitude(extent) - 1 + axes)) * magnitude(step)
     return total
-
-

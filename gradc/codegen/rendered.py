@@ -24,10 +24,18 @@ def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
     """
     try:
         found = json.loads(data)
-        text, kernels = found["text"], {name: CudaKernel(**{key: _value(value) for key, value in record.items()}) for name, record in found["kernels"].items()}
+        text, kernels = (
+            found["text"],
+            {
+                name: CudaKernel(**{key: _value(value) for key, value in record.items()})
+                for name, record in found["kernels"].items()
+            },
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IRFormatError(f"this is no record of CUDA kernels: {type(error).__name__}: {error}") from error
-    if not isinstance(text, str) or not all(isinstance(k.text, str) and isinstance(k.name, str) for k in kernels.values()):
+    if not isinstance(text, str) or not all(
+        isinstance(k.text, str) and isinstance(k.name, str) for k in kernels.values()
+    ):
         raise IRFormatError("this is no record of CUDA kernels: their text is none")
     return text, kernels
 
@@ -52,5 +60,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_value(v) for v in value)
     if isinstance(value, dict):
-        return parse_size(value["size"]) if "size" in value else Stage(**{k: _value(v) for k, v in value["stage"].items()})
+        return (
+            parse_size(value["size"]) if "size" in value else Stage(**{k: _value(v) for k, v in value["stage"].items()})
+        )
     return value

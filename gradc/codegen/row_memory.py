@@ -1,4 +1,6 @@
-"""What of a row stays near the processor: values kept from one pass to the next, stores past the caches, loads ahead of the next row."""
+"""What of a row stays near the processor: values kept from one pass to the next, stores past the caches, loads ahead of
+the next row.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .index import flatten, index
 from .rows import RowWriter
 
 HELD = 8
-"""Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near cache serves cost less."""
+"""Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near
+cache serves cost less.
+"""
 AHEAD = 16 << 10
 """Bytes of the next row up to which it is asked for: longer ones push the present row out of the nearest cache."""
 PAST = 1 << 20
@@ -90,11 +94,19 @@ class RowMemory(RowWriter):
         flat = flatten(s.index, self.types[s.buffer].shape)
         if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):
             return False
-        return not any(q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j))
+        return not any(
+            q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j)
+        )
 
     def ahead(self, number: int) -> list[dict[str, str]]:
         """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
-        if self.scribe.guarded or number == 0 or number < len(self.k.passes) - 1 or not (self.k.rows and self.k.cols) or self.order:
+        if (
+            self.scribe.guarded
+            or number == 0
+            or number < len(self.k.passes) - 1
+            or not (self.k.rows and self.k.cols)
+            or self.order
+        ):
             return []
         innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
         found: dict[str, int] = {}

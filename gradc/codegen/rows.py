@@ -22,7 +22,9 @@ FEW = 32
 class RowWriter:
     """A kernel taken apart for a template; a target's writer adds how its statements are written.
 
-    :ivar parts: each accum by its buffer, :ivar number: and numbered.  :ivar how: the strategy of each.  :ivar order: that of the visiting order, or "".
+    :ivar parts: each accum by its buffer, :ivar number: and numbered.
+    :ivar how: the strategy of each.
+    :ivar order: that of the visiting order, or "".
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type], scribe: Scribe):
@@ -33,7 +35,15 @@ class RowWriter:
         self.order = self.how.get(kernel.order, "")
 
     def axes(self, axes: Sequence[Axis]) -> list[dict[str, Any]]:
-        return [{"name": a, "size": size(s), "long": not isinstance(s, int) or s > SHORT, "below": size(product(t for _, t in axes[i + 1 :]))} for i, (a, s) in enumerate(axes)]
+        return [
+            {
+                "name": a,
+                "size": size(s),
+                "long": not isinstance(s, int) or s > SHORT,
+                "below": size(product(t for _, t in axes[i + 1 :])),
+            }
+            for i, (a, s) in enumerate(axes)
+        ]
 
     def slice_of(self, values: Sequence[str]) -> list[Stmt]:
         needed = {v for v in values if v}
@@ -43,16 +53,24 @@ class RowWriter:
         return [s for s in self.k.body if s.name in needed]
 
     def apart(self, s: Stmt) -> bool:
-        """Whether a regular accum adds up in a wider row beside its result: where more rows may meet than add up in f32 without harm."""
+        """Whether a regular accum adds up in a wider row beside its result: where more rows may meet than add up in f32
+        without harm.
+        """
         if self.how[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
             return False
         rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
         return not isinstance(rest, int) or rest > FEW
 
     def free(self, s: Stmt) -> list[int]:
-        """The axes of a regular accum's buffer that it runs along while its kept row stands still; where one row names two axes, the second is such: all of it is owned."""
+        """The axes of a regular accum's buffer that it runs along while its kept row stands still; where one row names
+        two axes, the second is such: all of it is owned.
+        """
         kept, named = set(self.parts[self.k.order].kept), [i.variable for i in s.index]
-        return [axis for axis, i in enumerate(s.index) if (i.variable not in kept or i.variable in named[:axis]) and self.types[s.buffer].shape[axis] != 1]
+        return [
+            axis
+            for axis, i in enumerate(s.index)
+            if (i.variable not in kept or i.variable in named[:axis]) and self.types[s.buffer].shape[axis] != 1
+        ]
 
     def reloaded(self, p: Pass, number: int) -> list[Stmt]:
         """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""

@@ -1,4 +1,6 @@
-"""What a call on a GPU does beside its program's kernels: adding results to what is there, packing arrays that lie in another order."""
+"""What a call on a GPU does beside its program's kernels: adding results to what is there, packing arrays that lie in
+another order.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,28 @@ def element(dtype: DType) -> str:
 
 @functools.cache
 def support_text() -> str:
-    """``gradc_add_NAME(to, from, count, flag, checks)`` and ``gradc_pack_BYTES(from, to, count, start, n1..n7, s0..s7)``."""
+    """``gradc_add_NAME(to, from, count, flag, checks)`` and ``gradc_pack_BYTES(from, to, count, start, n1..n7,
+    s0..s7)``.
+    """
     parts = [standalone("cuda/math.h"), standalone("cuda/program.h"), standalone("cuda/support.cu")]
+    entry = f'extern "C" __global__ void __launch_bounds__({THREADS})'
     for name in ADDED:
         held = stored(DTYPES[name])
-        parts.append(f"""{element(DTYPES[name])}extern "C" __global__ void __launch_bounds__({THREADS}) gradc_add_{name}({held} *to, const {held} *from, i64 count, const u64 *flag, i64 site) {{
+        declared = f"{held} *to, const {held} *from, i64 count, const u64 *flag, i64 site"
+        parts.append(
+            f"""{element(DTYPES[name])}{entry} gradc_add_{name}({declared}) {{
   gradc_add_elements<gradc_element_{name}>(to, from, count, flag, site);
-}}""")
+}}"""
+        )
     sizes, steps = [f"n{i}" for i in range(1, AXES)], [f"s{i}" for i in range(AXES)]
     for size in (1, 2, 4, 8):
         declared, given = ", ".join(f"i64 {name}" for name in (*sizes, *steps)), ", ".join((*sizes, *steps))
-        parts.append(f"""extern "C" __global__ void __launch_bounds__({THREADS}) gradc_pack_{size}(const u{8 * size} *from, u{8 * size} *to, i64 count, i64 start, {declared}) {{
+        declared = f"const u{8 * size} *from, u{8 * size} *to, i64 count, i64 start, {declared}"
+        parts.append(
+            f"""{entry} gradc_pack_{size}({declared}) {{
   gradc_pack_elements(from, to, count, start, {given});
-}}""")
+}}"""
+        )
     return "\n".join(parts)
 
 

@@ -12,7 +12,9 @@ from .train import main
 
 def run(arguments: Sequence[str] | None = None, program: str = "python -m gradc.demo") -> int:
     """:func:`gradc.demo.train.main` with options as words; ``program`` is how the help calls itself."""
-    parser = argparse.ArgumentParser(prog=program, description="Train a quantized language model with gradc's kernels, and show how they came to be.")
+    parser = argparse.ArgumentParser(
+        prog=program, description="Train a quantized language model with gradc's kernels, and show how they came to be."
+    )
     parser.add_argument("--steps", type=int, default=500, help="steps of training (default: 500)")
     parser.add_argument("--quick", action="store_true", help="a few steps on a slice of the text")
     parser.add_argument("--out", metavar="FOLDER", help="where the report and all stages go (default: gradc-demo)")

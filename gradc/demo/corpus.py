@@ -1,7 +1,8 @@
 """English text that comes with gradc, as word numbers: what its own developers wrote in it.
 
-``corpus.txt`` beside this file holds the documentation, docstrings, comments and error texts of gradc 0.1.0, under gradc's own licence, a document per
-source file. It is kept as it was collected then: the demo learns from the same words under every Python and every later gradc.
+``corpus.txt`` beside this file holds the documentation, docstrings, comments and error texts of gradc 0.1.0, under
+gradc's own licence, a document per source file. It is kept as it was collected then: the demo learns from the same
+words under every Python and every later gradc.
 
 >>> corpus = load()
 >>> contexts, targets = corpus.examples("train", context=6)    # i64[M, 6], i64[M]
@@ -42,9 +43,7 @@ class Corpus:
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
 
-    def examples(
-        self, part: Literal["train", "held_out"], context: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def examples(self, part: Literal["train", "held_out"], context: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Every run of ``context`` words with the word that follows it: i64[M, context] and i64[M]."""
         tokens = self.train if part == "train" else self.held_out
         windows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)

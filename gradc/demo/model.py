@@ -1,7 +1,8 @@
 """The demo's model in three variants, and its optimiser, both as gradc graphs.
 
-A language model after Bengio et al., "A neural probabilistic language model", 2003: six words are looked up in a table, their rows stand side by
-side, one hidden layer follows, and every word of the vocabulary gets a score for being the next.
+A language model after Bengio et al., "A neural probabilistic language model", 2003: six words are looked up in a table,
+their rows stand side by side, one hidden layer follows, and every word of the vocabulary gets a score for being the
+next.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Arrays = dict[str, Any]
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def score_next_word(table: Node, tokens: Node, targets: Node, w1: Node, b1: Node, gamma: Node, beta: Node, w2: Node, b2: Node) -> Node:
+def score_next_word(
+    table: Node, tokens: Node, targets: Node, w1: Node, b1: Node, gamma: Node, beta: Node, w2: Node, b2: Node
+) -> Node:
     """The mean cross-entropy of the next word; what ``table`` is made of is the caller's."""
     x = ops.embedding(tokens, table).reshape(tokens.shape[0], CONTEXT * WIDTH)
     h = ops.layer_norm(ops.gelu(ops.linear(x, w1, b1)), HIDDEN, gamma, beta)
@@ -53,7 +56,8 @@ def frozen_codes(tokens: Node, targets: Node, codes: Node, scale: Node, **rest: 
 class Variant:
     """One way to hold the embedding table.
 
-    :param constants: inputs that do not learn.  :param scale_rate: the scale's learning rate in parts of its initial mean.
+    :param constants: inputs that do not learn.
+    :param scale_rate: the scale's learning rate in parts of its initial mean.
     """
 
     name: str
@@ -87,8 +91,21 @@ class Variant:
 
 VARIANTS = (
     Variant("float", "an f32 table", float_table, ("table",)),
-    Variant("fake-quantized", "an f32 table rounded to int8 codes times a learnable scale per row", fake_quantized_table, ("table", "scale"), scale_rate=0.01),
-    Variant("frozen int8", "int8 codes that never change, times a learnable scale per row", frozen_codes, ("codes", "scale"), ("codes",), scale_rate=0.03),
+    Variant(
+        "fake-quantized",
+        "an f32 table rounded to int8 codes times a learnable scale per row",
+        fake_quantized_table,
+        ("table", "scale"),
+        scale_rate=0.01,
+    ),
+    Variant(
+        "frozen int8",
+        "int8 codes that never change, times a learnable scale per row",
+        frozen_codes,
+        ("codes", "scale"),
+        ("codes",),
+        scale_rate=0.03,
+    ),
 )
 
 
@@ -120,7 +137,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 Tree = Mapping[str, Any]
 
 
-def adam(parameters: Tree, gradients: Tree, mean: Tree, square: Tree, rate: Tree, unbias_mean: Any, unbias_square: Any) -> dict[str, dict[str, Any]]:
+def adam(
+    parameters: Tree, gradients: Tree, mean: Tree, square: Tree, rate: Tree, unbias_mean: Any, unbias_square: Any
+) -> dict[str, dict[str, Any]]:
     """One step of Adam (Kingma and Ba, 2015, algorithm 1) for every parameter.
 
     :param mean, square: running means of the gradient and of its square.  :param rate: per parameter, a number.
@@ -139,7 +158,16 @@ def adam_graph(model: Graph, learns: Sequence[str]) -> Graph:
     """Adam for these inputs of a model, as one graph."""
     types = {name: node.type for name, node in zip(model.input_names, model.inputs, strict=True) if name in learns}
     rates = dict.fromkeys(types, "f32[]")
-    return trace(adam, parameters=types, gradients=types, mean=types, square=types, rate=rates, unbias_mean="f32[]", unbias_square="f32[]")
+    return trace(
+        adam,
+        parameters=types,
+        gradients=types,
+        mean=types,
+        square=types,
+        rate=rates,
+        unbias_mean="f32[]",
+        unbias_square="f32[]",
+    )
 
 
 def donated(optimiser: Graph) -> list[str]:

@@ -14,10 +14,11 @@ from .. import files
 TERMINAL = 116
 COLOURS = ("#3366cc", "#dc7a18", "#2a9134", "#9b3fb5")
 STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#222;background:#fff}"
-    "pre{font:12px/1.4 ui-monospace,monospace;overflow-x:auto;background:#f5f5f2;padding:.8em;border-radius:4px}"
-    "td,th{padding:.15em .8em;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"
-    "table{border-collapse:collapse}svg{max-width:100%;height:auto}"
+    "body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0"
+    " 1em;color:#222;background:#fff}pre{font:12px/1.4"
+    " ui-monospace,monospace;overflow-x:auto;background:#f5f5f2;padding:.8em;border-radius:4px}td,th{padding:.15em"
+    " .8em;text-align:right;border-bottom:1px solid"
+    " #ddd}td:first-child,th:first-child{text-align:left}table{border-collapse:collapse}svg{max-width:100%;height:auto}"
 )
 
 
@@ -77,8 +78,14 @@ class Report:
 
     def write(self, folder: Path) -> None:
         files.write(folder / "report.md", "\n\n".join([f"# {self.title}", *self._markdown]) + "\n")
-        head = f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width"><title>{html.escape(self.title)}</title>'
-        files.write(folder / "report.html", "\n".join([f"{head}<style>{STYLE}</style><h1>{html.escape(self.title)}</h1>", *self._html]) + "\n")
+        head = (
+            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport"
+            f' content="width=device-width"><title>{html.escape(self.title)}</title>'
+        )
+        files.write(
+            folder / "report.html",
+            "\n".join([f"{head}<style>{STYLE}</style><h1>{html.escape(self.title)}</h1>", *self._html]) + "\n",
+        )
         for name, svg in self._pictures.items():
             files.write(folder / name, svg)
 
@@ -94,7 +101,9 @@ class Table:
 
     def line(self, cells: Sequence[str]) -> str:
         first = max(16, len(self.columns[0]))
-        return f"{cells[0]:<{first}}" + "".join(f"  {cell:>{max(14, len(name))}}" for cell, name in zip(cells[1:], self.columns[1:], strict=True))
+        return f"{cells[0]:<{first}}" + "".join(
+            f"  {cell:>{max(14, len(name))}}" for cell, name in zip(cells[1:], self.columns[1:], strict=True)
+        )
 
     def add(self, *cells: str) -> None:
         self.rows.append(cells)
@@ -102,7 +111,9 @@ class Table:
         grid = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
         self.report._markdown[self.place] = "\n".join(f"| {' | '.join(row)} |" for row in grid)
         each = lambda row, tag: "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
-        self.report._html[self.place] = f"<table>{each(self.columns, 'th')}{''.join(each(row, 'td') for row in self.rows)}</table>"
+        self.report._html[self.place] = (
+            f"<table>{each(self.columns, 'th')}{''.join(each(row, 'td') for row in self.rows)}</table>"
+        )
 
 
 def fold(line: str) -> str:
@@ -110,13 +121,25 @@ def fold(line: str) -> str:
     if len(line) <= TERMINAL:
         return line
     inner = " " * (len(line) - len(line.lstrip()) + 6)
-    return "\n".join(textwrap.wrap(line, TERMINAL, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False, drop_whitespace=True, initial_indent=""))
+    return "\n".join(
+        textwrap.wrap(
+            line,
+            TERMINAL,
+            subsequent_indent=inner,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            initial_indent="",
+        )
+    )
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float], across: str, up: str) -> str:
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float], across: str, up: str
+) -> str:
     """Lines through points (x, y), x from 0, and dashed horizontal lines, as SVG.
 
     :param across, up: what the axes are.
@@ -127,13 +150,24 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[
     ticks_x = ticks(0, max((x for x, _ in points), default=1.0))
     heights = [*(y for _, y in points), *levels.values()] or [0.0, 1.0]
     ticks_y = ticks(min(heights), max(heights))
-    across_by, up_by = (width - left - right) / (ticks_x[-1] - ticks_x[0]), (height - top - bottom) / (ticks_y[-1] - ticks_y[0])
+    across_by, up_by = (
+        (width - left - right) / (ticks_x[-1] - ticks_x[0]),
+        (height - top - bottom) / (ticks_y[-1] - ticks_y[0]),
+    )
     at_x, at_y = lambda x: left + (x - ticks_x[0]) * across_by, lambda y: height - bottom - (y - ticks_y[0]) * up_by
-    text = lambda x, y, words, anchor="start", colour="#222": f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(words)}</text>'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">']
+    text = lambda x, y, words, anchor="start", colour="#222": (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(words)}</text>'
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
+        ' font-size="12">'
+    ]
     parts.append(f'<rect width="{width}" height="{height}" fill="#fff"/>')
     for y in ticks_y:
-        parts += [f'<path d="M{left} {at_y(y):.1f}H{width - right}" stroke="#e4e4e0"/>', text(left - 8, at_y(y) + 4, f"{y:.4g}", "end")]
+        parts += [
+            f'<path d="M{left} {at_y(y):.1f}H{width - right}" stroke="#e4e4e0"/>',
+            text(left - 8, at_y(y) + 4, f"{y:.4g}", "end"),
+        ]
     parts += [text(at_x(x), height - bottom + 18, f"{x:.4g}", "middle") for x in ticks_x]
     parts += [text((left + width - right) / 2, height - 8, across, "middle"), text(4, 18, up)]
     names: list[tuple[float, str, str]] = []

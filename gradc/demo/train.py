@@ -1,7 +1,7 @@
 """The demo: a small language model with a quantized table, differentiated, compiled, read, trained and measured.
 
-Three models that differ in their embedding table alone are trained side by side on the text that comes with gradc.  All arithmetic on
-floats is gradc's kernels: forward, backward and the optimiser; NumPy shuffles and gathers word numbers.
+Three models that differ in their embedding table alone are trained side by side on the text that comes with gradc.  All
+arithmetic on floats is gradc's kernels: forward, backward and the optimiser; NumPy shuffles and gathers word numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from .report import Report, curves
 PEAK_RATE = 0.01
 CLEARLY = 0.7  # of the unigram's perplexity: what every trained model must stay below
 QUICK_STEPS = 60
-LEARNED = 0.8  # of the loss before training: what every model of a quick run must stay below; it reaches 0.59 to 0.62, and its batches' order moves that by 0.002
+# of the loss before training: what every model of a quick run must stay below; it reaches 0.59 to 0.62, and its
+# batches' order moves that by 0.002
+LEARNED = 0.8
 ONE = np.float32(1)
 
 
@@ -42,7 +44,9 @@ ONE = np.float32(1)
 class Plan:
     """How much of everything.
 
-    :param every: steps from one row of the table to the next.  :param warm_up: steps until the rate is at its peak.  :param slice: at most this many words of text and of vocabulary; None: all.
+    :param every: steps from one row of the table to the next.
+    :param warm_up: steps until the rate is at its peak.
+    :param slice: at most this many words of text and of vocabulary; None: all.
     """
 
     steps: int
@@ -58,15 +62,17 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
 
     :param steps: of training, each on 512 contexts.  :param quick: a few steps on a slice of the text, in seconds.
     :param out: the folder; ``gradc-demo`` by default.
-    :returns: 0, or 1 if a trained model is not clearly better than counting words, or, in a quick run, than it was before.
+    :returns: 0, or 1 if a trained model is not clearly better than counting words, or, in a quick run, than it was
+        before.
     """
     began = time.perf_counter()
     folder = files.make_folder(out or "gradc-demo")
     plan = Plan(min(steps, QUICK_STEPS), 128, 512, 10, 10, (20_000, 1000)) if quick else Plan(steps)
     report = Report("gradc demo: a quantized language model")
     report.say(
-        f"A model that guesses the next word from the {CONTEXT} before it is written once with gradc's operations, differentiated, optimised, compiled "
-        "to C and trained by those kernels alone; three times side by side, with its embedding table held in three ways:"
+        f"A model that guesses the next word from the {CONTEXT} before it is written once with gradc's operations,"
+        " differentiated, optimised, compiled to C and trained by those kernels alone; three times side by side, with"
+        " its embedding table held in three ways:"
     )
     report.code("\n".join(f"  {v.name:<15} {v.about}" for v in VARIANTS))
     text = read_text(report, plan)
@@ -75,7 +81,10 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
     show_derivative(report, quantized, folder)
     show_choices(report, trainees, plan)
     report.heading("The compiled module")
-    report.say("One line per kernel: bytes moved, share of them, how sums across rows are made, and the source line it came from.")
+    report.say(
+        "One line per kernel: bytes moved, share of them, how sums across rows are made, and the source line it came"
+        " from."
+    )
     report.code(str(quantized.module))
     dump(report, trainees, folder)
     start = on_training_text(trainees, text, plan) if quick else []
@@ -83,7 +92,10 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
     passed, baselines = measure(report, trainees, text, plan, start)
     levels = {f"{name}, held out": float(np.log(value)) for name, value in baselines.items()}
     report.picture("losses.svg", curves(curve, levels, "step", "running loss, nats per word"))
-    report.say(f"Total: {time.perf_counter() - began:.0f} s.  This report: {folder / 'report.html'} and {folder / 'report.md'}.")
+    report.say(
+        f"Total: {time.perf_counter() - began:.0f} s.  This report: {folder / 'report.html'} and"
+        f" {folder / 'report.md'}."
+    )
     report.write(folder)
     return 0 if passed else 1
 
@@ -100,8 +112,9 @@ def read_text(report: Report, plan: Plan) -> Corpus:
         cut = lambda part, most: np.where(part[:most] < words, part[:most], 0)
         text = Corpus(text.words[:words], cut(text.train, tokens), cut(text.held_out, tokens // 5))
     report.say(
-        f"{len(text.train) + len(text.held_out):,} words of gradc's own documentation, docstrings and comments, read in {time.perf_counter() - began:.1f} s: "
-        f"{len(text.train):,} to learn from, {len(text.held_out):,} of other documents held out.  The vocabulary is the {len(text.words):,} words seen twice or more."
+        f"{len(text.train) + len(text.held_out):,} words of gradc's own documentation, docstrings and comments, read in"
+        f" {time.perf_counter() - began:.1f} s: {len(text.train):,} to learn from, {len(text.held_out):,} of other"
+        f" documents held out.  The vocabulary is the {len(text.words):,} words seen twice or more."
     )
     return text
 
@@ -113,7 +126,8 @@ def read_text(report: Report, plan: Plan) -> Corpus:
 class Trainee:
     """One variant with its modules, what it has learned so far and how long that took.
 
-    :param values: its parameters, learned in place.  :param rates: each parameter's learning rate in parts of the common one.
+    :param values: its parameters, learned in place.
+    :param rates: each parameter's learning rate in parts of the common one.
     """
 
     variant: Variant
@@ -155,7 +169,9 @@ class Trainee:
         total = 0.0
         for first in range(0, len(targets), batch):
             part = slice(first, first + batch)
-            total += float(self.module(tokens=tokens[part], targets=targets[part], **self.constants, **self.values)) * len(targets[part])
+            total += float(
+                self.module(tokens=tokens[part], targets=targets[part], **self.constants, **self.values)
+            ) * len(targets[part])
         return total / len(targets)
 
 
@@ -181,13 +197,19 @@ def trainee(variant: Variant, unigram: NDArray[np.float64]) -> Trainee:
 def compile_all(report: Report, text: Corpus) -> list[Trainee]:
     report.heading("The model, forward")
     vocabulary = len(text.words)
-    report.say(f"As it was traced, with its table frozen in int8 (B is the batch: one module serves any; {vocabulary} words, {WIDTH} numbers each, {HIDDEN} hidden):")
+    report.say(
+        f"As it was traced, with its table frozen in int8 (B is the batch: one module serves any; {vocabulary} words,"
+        f" {WIDTH} numbers each, {HIDDEN} hidden):"
+    )
     report.code(str(VARIANTS[-1].graph(vocabulary)))
     report.progress("compiling three models and their optimisers ...")
     began = time.perf_counter()
     unigram = Unigram(text.train, vocabulary).probability(np.arange(vocabulary))
     trainees = [trainee(variant, unigram) for variant in VARIANTS]
-    report.say(f"Compiled three models, each forward and backward, and three optimisers in {time.perf_counter() - began:.1f} s.")
+    report.say(
+        "Compiled three models, each forward and backward, and three optimisers in"
+        f" {time.perf_counter() - began:.1f} s."
+    )
     return trainees
 
 
@@ -204,17 +226,22 @@ def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
     vocabulary = quantized.values["scale"].shape[0]
     report.heading("The gradient of the scales, before and after sink_dequant")
     report.say(
-        "Of the derivative, the part that nothing but the scales' gradient needs.  As calculus gives it, the gradients of all "
-        f"{CONTEXT}*B looked-up rows are first added up in a table of {vocabulary} x {WIDTH} floats, most of them zero, only to be multiplied by the codes and summed again:"
+        "Of the derivative, the part that nothing but the scales' gradient needs.  As calculus gives it, the gradients"
+        f" of all {CONTEXT}*B looked-up rows are first added up in a table of {vocabulary} x {WIDTH} floats, most of"
+        " them zero, only to be multiplied by the codes and summed again:"
     )
     report.code("\n".join(only_for(plain, "d.scale")))
-    report.say("After sink_dequant (its rule for gathers works before differentiation, in the pass prepare; its rule for sums after):")
+    report.say(
+        "After sink_dequant (its rule for gathers works before differentiation, in the pass prepare; its rule for sums"
+        " after):"
+    )
     report.code("\n".join(only_for(sunk, "d.scale")))
     gone, left = dense(plain, vocabulary), dense(sunk, vocabulary)
     report.say(
-        f"What changed: each row's gradient meets its codes at once and only sums of one number per row are scattered, so that of the {len(gone)} f32[{vocabulary},{WIDTH}] "
-        f"values of before ({', '.join(gone)}), the dequantized table of the forward among them, {'none is' if not left else f'{len(left)} are'} left.  "
-        f"Both derivatives whole: {folder / 'backward-before.gir'}, {folder / 'backward-after.gir'}."
+        "What changed: each row's gradient meets its codes at once and only sums of one number per row are scattered,"
+        f" so that of the {len(gone)} f32[{vocabulary},{WIDTH}] values of before ({', '.join(gone)}), the dequantized"
+        f" table of the forward among them, {'none is' if not left else f'{len(left)} are'} left.  Both derivatives"
+        f" whole: {folder / 'backward-before.gir'}, {folder / 'backward-after.gir'}."
     )
 
 
@@ -230,7 +257,9 @@ def only_for(graph: Graph, output: str) -> list[str]:
     others = set(topological([node for name, node in graph.outputs if name != output]))
     names = value_names(graph)
     mine = {f"{names[node]}:" for node in topological([outputs[output]]) if node not in others}
-    return [line for line in str(graph).splitlines() if line.split(maxsplit=1)[0] in mine] + [f"  return {output}={names[outputs[output]]}"]
+    return [line for line in str(graph).splitlines() if line.split(maxsplit=1)[0] in mine] + [
+        f"  return {output}={names[outputs[output]]}"
+    ]
 
 
 def dense(graph: Graph, vocabulary: int) -> list[str]:
@@ -242,10 +271,15 @@ def dense(graph: Graph, vocabulary: int) -> list[str]:
 
 def show_choices(report: Report, trainees: list[Trainee], plan: Plan) -> None:
     report.heading("How rows of one word are added up: choose_reduction's table")
-    report.say(f"Predicted for a batch of {plan.batch}, that is {plan.batch * CONTEXT} looked-up rows; the arrow is the choice.")
+    report.say(
+        f"Predicted for a batch of {plan.batch}, that is {plan.batch * CONTEXT} looked-up rows; the arrow is the"
+        " choice."
+    )
     for each in (trainees[0], trainees[-1]):
         wanted = f"d.{each.variant.table[0] if not each.constants else 'scale'}"
-        report.code("\n".join([f"{each.variant.name}: the gradient {wanted}", *table_of(each.module, wanted, plan.batch)]))
+        report.code(
+            "\n".join([f"{each.variant.name}: the gradient {wanted}", *table_of(each.module, wanted, plan.batch)])
+        )
 
 
 def table_of(module: Module, buffer: str, batch: int) -> list[str]:
@@ -273,8 +307,8 @@ def dump(report: Report, trainees: list[Trainee], folder: Path) -> None:
         dump_module(each.module, own)
     first = folder / trainees[-1].variant.name.replace(" ", "-")
     report.say(
-        f"The dump lies in {folder}: a folder per model with the IR after each of its {len(trainees[-1].module.stages)} stages, the C of each kernel and the "
-        f"whole explanation; begin with {first / 'index.html'}."
+        f"The dump lies in {folder}: a folder per model with the IR after each of its {len(trainees[-1].module.stages)}"
+        f" stages, the C of each kernel and the whole explanation; begin with {first / 'index.html'}."
     )
 
 
@@ -291,7 +325,10 @@ def batches(examples: int, plan: Plan, seed: int = 0) -> Iterator[NDArray[np.int
 def train(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> dict[str, list[tuple[float, float]]]:
     """All three on the same batches; returns their running losses by step."""
     report.heading("Training")
-    report.say(f"{plan.steps} steps of {plan.batch} contexts, the same for all three; running loss in nats per word (the mean of the last {plan.every} steps).")
+    report.say(
+        f"{plan.steps} steps of {plan.batch} contexts, the same for all three; running loss in nats per word (the mean"
+        f" of the last {plan.every} steps)."
+    )
     contexts, targets = text.examples("train", CONTEXT)
     table = report.table("step", *(each.variant.name for each in trainees))
     curve: dict[str, list[tuple[float, float]]] = {each.variant.name: [] for each in trainees}
@@ -314,36 +351,56 @@ def on_training_text(trainees: list[Trainee], text: Corpus, plan: Plan) -> list[
     return [each.loss(contexts, targets, plan.evaluation_batch) for each in trainees]
 
 
-def measure(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan, start: list[float]) -> tuple[bool, dict[str, float]]:
+def measure(
+    report: Report, trainees: list[Trainee], text: Corpus, plan: Plan, start: list[float]
+) -> tuple[bool, dict[str, float]]:
     """Perplexities on the held-out documents; returns whether every model learned, and the baselines'.
 
-    :param start: of a quick run, what :func:`on_training_text` gave before; it is judged by that alone, any other by the unigram.
+    :param start: of a quick run, what :func:`on_training_text` gave before; it is judged by that alone, any other by
+        the unigram.
     """
     report.heading("On documents never seen")
     contexts, targets = text.examples("held_out", CONTEXT)
     size = len(text.words)
     unigram = perplexity(Unigram(text.train, size).probability(targets))
-    baselines = {"unigram": unigram, "trigram": perplexity(Trigram(text.train, size).probability(contexts[:, -2], contexts[:, -1], targets))}
-    reached = {each.variant.name: float(np.exp(each.loss(contexts, targets, plan.evaluation_batch))) for each in trainees}
-    report.say("Perplexity: between how many equally likely words a model hesitates; less is better.  The unigram and the trigram (which backs off) count words.")
+    baselines = {
+        "unigram": unigram,
+        "trigram": perplexity(Trigram(text.train, size).probability(contexts[:, -2], contexts[:, -1], targets)),
+    }
+    reached = {
+        each.variant.name: float(np.exp(each.loss(contexts, targets, plan.evaluation_batch))) for each in trainees
+    }
+    report.say(
+        "Perplexity: between how many equally likely words a model hesitates; less is better.  The unigram and the"
+        " trigram (which backs off) count words."
+    )
     table = report.table("model", "perplexity", "of the unigram")
     for name, value in {**baselines, **reached}.items():
         table.add(name, f"{value:.1f}", f"{value / unigram:.2f}")
     if plan.slice is not None:
         parts = [after / before for before, after in zip(start, on_training_text(trainees, text, plan), strict=True)]
         enough, passed = plan.steps >= QUICK_STEPS, all(part < LEARNED for part in parts)
-        told = f"after {plan.steps} steps the losses on the text learned from are {', '.join(f'{part:.2f}' for part in parts)} of what they were"
+        told = (
+            f"after {plan.steps} steps the losses on the text learned from are"
+            f" {', '.join(f'{part:.2f}' for part in parts)} of what they were"
+        )
         asked = f"{LEARNED} at most was asked for" if enough else f"{QUICK_STEPS} steps are judged, fewer are not"
-        report.say(f"Verdict: {'' if passed or not enough else 'FAILED: '}{told} ({asked}; perplexities need the whole run).")
+        report.say(
+            f"Verdict: {'' if passed or not enough else 'FAILED: '}{told} ({asked}; perplexities need the whole run)."
+        )
         return passed or not enough, baselines
     worst = max(reached, key=lambda name: reached[name] if np.isfinite(reached[name]) else np.inf)
     passed = all(value < CLEARLY * unigram for value in reached.values())
     against = lambda name: f"{100 * (reached[name] / reached[VARIANTS[0].name] - 1):+.1f} %"
     report.say(
-        f"Verdict: every trained model clearly beats the unigram (the worst, {worst}, has {reached[worst] / unigram:.2f} of its perplexity; {CLEARLY} was asked for); "
-        f"against the float table, one rounded to int8 in every step while it is learned costs {against(VARIANTS[1].name)} of perplexity, and int8 codes that never "
-        f"change, with learned scales, {against(VARIANTS[2].name)}."
+        f"Verdict: every trained model clearly beats the unigram (the worst, {worst}, has"
+        f" {reached[worst] / unigram:.2f} of its perplexity; {CLEARLY} was asked for); against the float table, one"
+        f" rounded to int8 in every step while it is learned costs {against(VARIANTS[1].name)} of perplexity, and int8"
+        f" codes that never change, with learned scales, {against(VARIANTS[2].name)}."
         if passed
-        else f"Verdict: FAILED: {worst} has {reached[worst]:.1f}, and the unigram's {unigram:.1f} times {CLEARLY} was to be beaten."
+        else (
+            f"Verdict: FAILED: {worst} has {reached[worst]:.1f}, and the unigram's {unigram:.1f} times {CLEARLY} was to"
+            " be beaten."
+        )
     )
     return passed, baselines

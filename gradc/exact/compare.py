@@ -35,7 +35,12 @@ _DRAWN = {
 def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """Inputs: small dyadic rationals that the dtype holds; ints that are valid where they are indices, else small."""
     bounds = _index_bounds(graph, dims)
-    ascending = {graph.input_name(v) for n in opened(graph).nodes for k in n.op.ascending if (v := n.operands[k]).op.name == "input"}
+    ascending = {
+        graph.input_name(v)
+        for n in opened(graph).nodes
+        for k in n.op.ascending
+        if (v := n.operands[k]).op.name == "input"
+    }
     out: dict[str, Array] = {}
     array: Array
     for node in graph.inputs:

@@ -17,8 +17,14 @@ class Elements:
     def __init__(self, program: Program):
         self.program = program
         self.types = {b.name: b.type for b in program.buffers}
-        self.roots = {b.name: (program.root(b.name), b.type.dtype.name) for b in program.buffers}  # bytes seen as another type are other numbers
-        self.ranges = {self.roots[b.name]: constant(b.value, b.type.dtype) for b in program.buffers if b.kind == "const" and not b.alias}
+        self.roots = {
+            b.name: (program.root(b.name), b.type.dtype.name) for b in program.buffers
+        }  # bytes seen as another type are other numbers
+        self.ranges = {
+            self.roots[b.name]: constant(b.value, b.type.dtype)
+            for b in program.buffers
+            if b.kind == "const" and not b.alias
+        }
 
     def known(self, buffer: str) -> Range:
         return self.ranges.get(self.roots[buffer], Range())
@@ -30,10 +36,14 @@ class Elements:
 
     def kernel(self, kernel: Kernel) -> KernelRanges:
         changing = {self.memory(b) for b in kernel.writes}
-        return KernelRanges(kernel, self.types, lambda buffer: Range() if self.memory(buffer) in changing else self.known(buffer))
+        return KernelRanges(
+            kernel, self.types, lambda buffer: Range() if self.memory(buffer) in changing else self.known(buffer)
+        )
 
     def after(self, step: Step) -> None:
-        """Learn from a step: elements that were checked, and what was stored; what it may have overwritten is forgotten."""
+        """Learn from a step: elements that were checked, and what was stored; what it may have overwritten is
+        forgotten.
+        """
         changed = {self.memory(b) for b in step.writes}
         left = {key: found for memory in changed for key, found in self.stored(step, memory)}
         self.ranges = {key: found for key, found in self.ranges.items() if self.memory(key[0]) not in changed} | left
@@ -48,7 +58,11 @@ class Elements:
         found: list[Range] = []
         whole = True
         for kernel in alternatives(step):
-            writes = [s for s in kernel.body if s.op in ("store", "accum") and self.memory(s.buffer) == memory] if isinstance(kernel, Kernel) else []
+            writes = (
+                [s for s in kernel.body if s.op in ("store", "accum") and self.memory(s.buffer) == memory]
+                if isinstance(kernel, Kernel)
+                else []
+            )
             if not writes or any(s.op != "store" or not self.types[s.buffer].dtype.is_integer for s in writes):
                 return
             assert isinstance(kernel, Kernel)
@@ -62,14 +76,20 @@ class Elements:
 
 
 def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) -> bool:
-    """Whether a statement gets to every element of a buffer: by an axis of its own along each axis there, for certain along none of size 0 besides."""
+    """Whether a statement gets to every element of a buffer: by an axis of its own along each axis there, for certain
+    along none of size 0 besides.
+    """
     axes = dict((*kernel.rows, *kernel.cols))
     named = [(i.variable, size) for i, size in zip(index, type.shape, strict=True) if size != 1]
     own = {name for name, _ in named if name in axes}
     if len(own) < len(named) or not all(same(axes[str(name)], size) for name, size in named):
         return False
-    by_row = any(other.op in REDUCTIONS for other in kernel.body) and not kernel.is_column(s)  # rows without columns run; without reductions they may be cut along columns
-    return all(known_nonnegative(size - 1) for name, size in (kernel.rows if by_row else axes.items()) if name not in own)
+    by_row = any(other.op in REDUCTIONS for other in kernel.body) and not kernel.is_column(
+        s
+    )  # rows without columns run; without reductions they may be cut along columns
+    return all(
+        known_nonnegative(size - 1) for name, size in (kernel.rows if by_row else axes.items()) if name not in own
+    )
 
 
 def checked_buffers(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[tuple[str, Size]]:
@@ -80,7 +100,12 @@ def checked_buffers(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[tuple
         source = kernel.stmts[s.args[0]]
         while source.op == "cast" and of_type(kernel.stmts[source.args[0]].dtype).within(of_type(source.dtype)):
             source = kernel.stmts[source.args[0]]
-        if source.op == "load" and not source.where and not s.where and everywhere(kernel, s, source.index, types[source.buffer]):
+        if (
+            source.op == "load"
+            and not source.where
+            and not s.where
+            and everywhere(kernel, s, source.index, types[source.buffer])
+        ):
             yield source.buffer, s.attr("bound")
 
 
@@ -99,11 +124,15 @@ def unsafe_accesses(kernel: Kernel, elements: Elements) -> Iterator[tuple[Stmt, 
 
 
 def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Operand, int, Size]]:
-    """The operands of a library call that its axes are not known to keep in their buffer: (operand, axis of the buffer, the axis' size)."""
+    """The operands of a library call that its axes are not known to keep in their buffer: (operand, axis of the buffer,
+    the axis' size).
+    """
     sizes = dict(call.axes)
     for operand in (*call.operands, call.out):
         run = {v for i in operand.index for v, _ in i.terms} if operand is call.out else set(sizes)
-        with assuming([Assumption(sizes[v], ">=", 1) for v in run if not isinstance(sizes[v], int)]):  # of no element nothing is touched
+        with assuming(
+            [Assumption(sizes[v], ">=", 1) for v in run if not isinstance(sizes[v], int)]
+        ):  # of no element nothing is touched
             if any(sizes[v] == 0 for v in run):
                 continue
             for axis, (index, size) in enumerate(zip(operand.index, types[operand.buffer].shape, strict=True)):
@@ -116,7 +145,9 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
 
 
 def assumed(kernel: Kernel, program: Program) -> list[tuple[str, Size]]:
-    """What a kernel takes for granted of its buffers, (buffer, size): all elements are in [0, size).  To be checked where it runs alone."""
+    """What a kernel takes for granted of its buffers, (buffer, size): all elements are in [0, size).  To be checked
+    where it runs alone.
+    """
     elements, found = Elements(program), dict[tuple[str, Size], None]()
     with assuming(program.assumptions):
         for s, axis, size in unsafe_accesses(kernel, elements):

@@ -11,7 +11,15 @@ from ..errors import TypeRuleError
 from .node import Node
 from .operands import adopt
 
-MEANT = {"dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims", "input": "x", "other": "y", "size": "shape"}
+MEANT = {
+    "dim": "axis",
+    "dims": "axis",
+    "axes": "axis",
+    "keepdim": "keepdims",
+    "input": "x",
+    "other": "y",
+    "size": "shape",
+}
 """Other libraries' names of arguments -> ours, where an op has none of theirs."""
 
 
@@ -24,10 +32,17 @@ def meant(name: str | None, known: Iterable[str]) -> str:
 
 def signature_text(signature: inspect.Signature) -> str:
     """``(x, axis=None, keepdims=False)``"""
-    return str(signature.replace(parameters=[p.replace(annotation=p.empty) for p in signature.parameters.values()], return_annotation=signature.empty))
+    return str(
+        signature.replace(
+            parameters=[p.replace(annotation=p.empty) for p in signature.parameters.values()],
+            return_annotation=signature.empty,
+        )
+    )
 
 
-def lifted(op: str, signature: inspect.Signature, positional: Sequence[Any], keywords: Mapping[str, Any]) -> inspect.BoundArguments | None:
+def lifted(
+    op: str, signature: inspect.Signature, positional: Sequence[Any], keywords: Mapping[str, Any]
+) -> inspect.BoundArguments | None:
     """The arguments of a call that failed, with its arrays and numbers as nodes; None where they were nodes.
 
     :raises TypeRuleError: one is missing, too many, or called otherwise.
@@ -37,7 +52,11 @@ def lifted(op: str, signature: inspect.Signature, positional: Sequence[Any], key
     except TypeError as error:
         strange = next((name for name in keywords if name not in signature.parameters), None)
         raise TypeRuleError(f"{op}{signature_text(signature)}: {error}{meant(strange, signature.parameters)}") from None
-    values = {p.name: bound.arguments[p.name] for p in signature.parameters.values() if p.annotation in ("Node", Node) and p.name in bound.arguments}
+    values = {
+        p.name: bound.arguments[p.name]
+        for p in signature.parameters.values()
+        if p.annotation in ("Node", Node) and p.name in bound.arguments
+    }
     if all(isinstance(value, Node) for value in values.values()):
         return None
     bound.arguments.update(zip(values, adopt(op, list(values.values()), broadcasting=False), strict=True))

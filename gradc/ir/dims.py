@@ -1,8 +1,9 @@
 """Sizes that may be symbolic: integer polynomials over symbols, floordiv and max, in one canonical form.
 
-A *size* is an ``int`` or a :class:`Dim`; arithmetic that comes out constant gives an ``int`` back, so ``N - N == 0`` and two
-sizes are equal iff ``==`` says so.  ``ceildiv(a, b)`` is stored as ``(a+b-1)//b`` and ``min(a, b)`` as ``a+b-max(a, b)``.
-Every symbol is an integer >= 0; :func:`assuming` adds facts such as ``N >= 1`` for the time of a block.
+A *size* is an ``int`` or a :class:`Dim`; arithmetic that comes out constant gives an ``int`` back, so ``N - N == 0``
+and two sizes are equal iff ``==`` says so.  ``ceildiv(a, b)`` is stored as ``(a+b-1)//b`` and ``min(a, b)`` as
+``a+b-max(a, b)``. Every symbol is an integer >= 0; :func:`assuming` adds facts such as ``N >= 1`` for the time of a
+block.
 """
 
 from __future__ import annotations
@@ -93,21 +94,33 @@ class Dim:
         return other - floordiv(other, self) * self
 
     def __truediv__(self, other: object) -> Size:
-        raise TypeRuleError(f"{self} / {other}: a size is an integer; // rounds down, and ops take sizes as values (x / N)")
+        raise TypeRuleError(
+            f"{self} / {other}: a size is an integer; // rounds down, and ops take sizes as values (x / N)"
+        )
 
     def __rtruediv__(self, other: object) -> Size:
-        raise TypeRuleError(f"{other} / {self}: a size is an integer; // rounds down, and ops take sizes as values (x / N)")
+        raise TypeRuleError(
+            f"{other} / {self}: a size is an integer; // rounds down, and ops take sizes as values (x / N)"
+        )
 
     def __lt__(self, other: object) -> bool:
-        raise TypeRuleError(f"whether {self} is smaller or larger than {other} is not known while tracing, where it is symbolic: assume('N >= 4') states a bound, ops.where chooses by values, and a type with a number in its place (f32[8]) fixes it")
+        raise TypeRuleError(
+            f"whether {self} is smaller or larger than {other} is not known while tracing, where it is symbolic:"
+            " assume('N >= 4') states a bound, ops.where chooses by values, and a type with a number in its place"
+            " (f32[8]) fixes it"
+        )
 
     __le__ = __gt__ = __ge__ = __lt__
 
     def __index__(self) -> int:
-        raise TypeRuleError(f"the size {self} is symbolic: Python needs a number here; use the dim as a value or bind it")
+        raise TypeRuleError(
+            f"the size {self} is symbolic: Python needs a number here; use the dim as a value or bind it"
+        )
 
     def __bool__(self) -> bool:
-        raise TypeRuleError(f"whether {self} is zero depends on its symbols; compare sizes with == or assume(...) a bound")
+        raise TypeRuleError(
+            f"whether {self} is zero depends on its symbols; compare sizes with == or assume(...) a bound"
+        )
 
     @cached_property
     def _text(self) -> str:
@@ -131,7 +144,13 @@ class Dim:
         parts, depth = len(self.terms), 0
         for monomial, _ in self.terms:
             for atom, power in monomial:
-                inside = () if isinstance(atom, str) else (atom.numerator, atom.denominator) if isinstance(atom, FloorDiv) else (atom.left, atom.right)
+                inside = (
+                    ()
+                    if isinstance(atom, str)
+                    else (atom.numerator, atom.denominator)
+                    if isinstance(atom, FloorDiv)
+                    else (atom.left, atom.right)
+                )
                 extents = [s._extent if isinstance(s, Dim) else (1, 0) for s in inside]
                 parts += power * (1 + sum(p for p, _ in extents))
                 depth = max(depth, 1 + max((d for _, d in extents), default=0))
@@ -171,7 +190,10 @@ def _build(terms: Mapping[Monomial, int]) -> Size:
     size = Dim(tuple(sorted(kept, key=lambda item: (-sum(p for _, p in item[0]), str(item[0])))))
     parts, depth = size._extent
     if parts > _MOST_PARTS or depth > DEEPEST or any(abs(c) > LARGEST**2 for _, c in kept):
-        raise TypeRuleError(f"a size of {parts} parts, nested {depth} deep: {_MOST_PARTS} parts, {DEEPEST} levels and factors of 2^126 are the most")
+        raise TypeRuleError(
+            f"a size of {parts} parts, nested {depth} deep: {_MOST_PARTS} parts, {DEEPEST} levels and factors of 2^126"
+            " are the most"
+        )
     return size
 
 
@@ -267,7 +289,9 @@ class Assumption:
         return left >= right if self.relation == ">=" else left == right
 
     def fails(self, bindings: Mapping[str, int]) -> bool:
-        """Whether the sizes contradict it; of a dim that nothing binds, because nothing depends on it, it says nothing."""
+        """Whether the sizes contradict it; of a dim that nothing binds, because nothing depends on it, it says
+        nothing.
+        """
         return symbols(self.left) | symbols(self.right) <= bindings.keys() and not self.holds(bindings)
 
 
@@ -345,7 +369,9 @@ def symbols(size: Size) -> frozenset[str]:
                 if isinstance(atom, str):
                     found.add(atom)
                 else:
-                    pending += [atom.numerator, atom.denominator] if isinstance(atom, FloorDiv) else [atom.left, atom.right]
+                    pending += (
+                        [atom.numerator, atom.denominator] if isinstance(atom, FloorDiv) else [atom.left, atom.right]
+                    )
     return frozenset(found)
 
 

@@ -1,14 +1,16 @@
-"""One container for what gradc keeps in files and in memory: named bytes and typed arrays, of a declared size, under one digest.
+"""One container for what gradc keeps in files and in memory: named bytes and typed arrays, of a declared size, under
+one digest.
 
 ::
 
-    gradc-module 2 231 40960 6f5902ac237024bdd0c176cb93063dc4...            a line of 128 bytes: kind, format, sizes of table and body, SHA-256
-    [["graph", 310], ["weight", 24, "bf16", [3, 4]], ...]                   the table: JSON, padded with spaces
-    ...                                                                     the body: the parts in this order, each from a multiple of 64
+    gradc-module 2 231 40960 6f5902ac...                     128 bytes: kind, format, sizes of table and body, SHA-256
+    [["graph", 310], ["weight", 24, "bf16", [3, 4]], ...]    the table: JSON, padded with spaces
+    ...                                                      the body: the parts in order, each from a multiple of 64
 
-A reader compares kind, format and sizes before it takes any memory for what they describe, the digest (of everything but itself) before it
-looks at the table, and the table before it makes an array; arrays are little-endian.  Nothing in an envelope is executed by reading it.
-The digest tells damage and parts that do not belong together; it is no signature.
+A reader compares kind, format and sizes before it takes any memory for what they describe, the digest (of everything
+but itself) before it looks at the table, and the table before it makes an array; arrays are little-endian.  Nothing in
+an envelope is executed by reading it. The digest tells damage and parts that do not belong together; it is no
+signature.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def kind_of(start: bytes) -> str:
     return found[1].decode() if found and found[1] != b"ir" else ""
 
 
-def sealed(kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None) -> list[bytes | memoryview]:
+def sealed(
+    kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None
+) -> list[bytes | memoryview]:
     """An envelope, as pieces to be written one after the other.
 
     :param kind: a word of lower-case letters.  :param version: of the kind's own format.
@@ -73,7 +77,9 @@ def sealed(kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[
     return [f"{start}{digest.hexdigest()}".ljust(_LINE - 1).encode() + b"\n", described, *body]
 
 
-def sealed_bytes(kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None) -> bytes:
+def sealed_bytes(
+    kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None
+) -> bytes:
     """:func:`sealed`, in one piece."""
     return b"".join(sealed(kind, version, parts, arrays))
 
@@ -96,7 +102,9 @@ def unsealed(data: bytes | memoryview, kind: str, version: int, what: str = "thi
 def load(path: Any, kind: str, version: int) -> Envelope:
     """The contents of a file that holds an envelope.
 
-    :raises FileError: it cannot be read.  :raises IRFormatError: as :func:`unsealed`.  :raises OutOfMemory: there is no room for it.
+    :raises FileError: it cannot be read.
+    :raises IRFormatError: as :func:`unsealed`.
+    :raises OutOfMemory: there is no room for it.
     """
     with files.opened(path) as (file, about):
         return load_opened(file, about.st_size, kind, version, str(path))
@@ -157,7 +165,13 @@ def _entries(table: memoryview, what: str) -> Iterator[list[Any]]:
     for entry in entries:
         right = isinstance(entry, list) and len(entry) in (2, 4) and isinstance(entry[0], str) and _is_size(entry[1])
         if right and len(entry) == 4:
-            right = isinstance(entry[2], str) and entry[2] in DTYPES and isinstance(entry[3], list) and len(entry[3]) <= 32 and all(map(_is_size, entry[3]))
+            right = (
+                isinstance(entry[2], str)
+                and entry[2] in DTYPES
+                and isinstance(entry[3], list)
+                and len(entry[3]) <= 32
+                and all(map(_is_size, entry[3]))
+            )
         if not right:
             raise IRFormatError(f"{what}: {str(entry)[:80]} is no line of a table")
         yield entry

@@ -24,8 +24,14 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 def check_name(name: str) -> str:
     """A value's name: words joined by dots, 200 characters at most."""
     if not isinstance(name, str) or is_long(name) or not _NAME.fullmatch(name):
-        shown = f"{name[:60]!r} of {len(name)} characters" if isinstance(name, str) else f"{str(name)[:60]!r}, a {type(name).__name__},"
-        raise TypeRuleError(f"{shown} is not a name (words of letters, digits and _, joined by dots; {LONGEST_NAME} characters at most)")
+        shown = (
+            f"{name[:60]!r} of {len(name)} characters"
+            if isinstance(name, str)
+            else f"{str(name)[:60]!r}, a {type(name).__name__},"
+        )
+        raise TypeRuleError(
+            f"{shown} is not a name (words of letters, digits and _, joined by dots; {LONGEST_NAME} characters at most)"
+        )
     return name
 
 
@@ -43,7 +49,9 @@ def again(node: Node, operands: tuple[Node, ...]) -> Node:
 
 
 def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
-    """Every node the roots need, on top of the replacements that ``new`` already holds (and behind which nothing is visited); fills and returns ``new``."""
+    """Every node the roots need, on top of the replacements that ``new`` already holds (and behind which nothing is
+    visited); fills and returns ``new``.
+    """
     pending = list(roots)[::-1]
     while pending:
         node = pending[-1]
@@ -63,7 +71,8 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
 class Graph:
     """A tensor function: ``outputs`` computed from ``inputs``.
 
-    Two graphs are equal iff their inputs, outputs, names and assumptions are; ``notes`` and ``defaults`` are not compared.
+    Two graphs are equal iff their inputs, outputs, names and assumptions are; ``notes`` and ``defaults`` are not
+    compared.
 
     :param defaults: arrays bound to inputs that the caller need not give.
     """
@@ -148,7 +157,8 @@ class Graph:
         return {n: tuple(u) for n, u in users.items()}
 
     def rewrite(self, rule: Callable[[Node, tuple[Node, ...]], Node | None]) -> Graph:
-        """The graph with every node replaced by ``rule(node, new operands)`` (None: the same op on the new operands), bottom up.
+        """The graph with every node replaced by ``rule(node, new operands)`` (None: the same op on the new operands),
+        bottom up.
 
         Notes follow the nodes.
         """
@@ -189,10 +199,15 @@ class Graph:
         return print_graph(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"graph {self.name} is a description: gradc.compile(graph) makes it callable, gradc.interp.run(graph, ...) runs it in NumPy")
+        raise TypeError(
+            f"graph {self.name} is a description: gradc.compile(graph) makes it callable, gradc.interp.run(graph, ...)"
+            " runs it in NumPy"
+        )
 
     def save(self, path: Any) -> None:
-        """Write the text form, and the arrays bound to inputs, as the one file ``path`` (:func:`gradc.ir.text.save_graph`)."""
+        """Write the text form, and the arrays bound to inputs, as the one file ``path``
+        (:func:`gradc.ir.text.save_graph`).
+        """
         from .text import save_graph
 
         save_graph(self, path)

@@ -1,9 +1,10 @@
 """Kernels: for each row, some passes over its columns.
 
-A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every access is an
-affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``; its index says what it is:
-a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends
-on (its level) and how many passes over the columns must have ended before it (its phase) are derived here, never stored.
+A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every
+access is an affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``;
+its index says what it is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``,
+a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends on (its level) and how
+many passes over the columns must have ended before it (its phase) are derived here, never stored.
 
 A :class:`Program` is kernels and library calls over buffers, in order.
 """
@@ -58,7 +59,9 @@ class Index:
     def __str__(self) -> str:
         parts = [v if c == 1 else f"{v}*{_factor(c)}" for v, c in self.terms]
         if self.const != 0 or not parts:
-            parts.append(str(self.const) if isinstance(self.const, int) and self.const >= 0 else f"({self.const})")  # a bare name is an axis
+            parts.append(
+                str(self.const) if isinstance(self.const, int) and self.const >= 0 else f"({self.const})"
+            )  # a bare name is an axis
         return " + ".join(parts)
 
 
@@ -67,11 +70,20 @@ def _factor(size: Size) -> str:
     return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
-REDUCTIONS = {"sum_cols": "sum", "prod_cols": "prod", "max_cols": "max", "min_cols": "min", "argmax_cols": "argmax", "argmin_cols": "argmin"}
+REDUCTIONS = {
+    "sum_cols": "sum",
+    "prod_cols": "prod",
+    "max_cols": "max",
+    "min_cols": "min",
+    "argmax_cols": "argmax",
+    "argmin_cols": "argmin",
+}
 """Statements that end a pass: their result is a row scalar."""
 EFFECTS = ("store", "accum", "check")
 STRATEGIES: dict[str, str] = {}
-"""How an accum may be done -> what its kernel's rows are visited in the order of: "by key", "by owner", "".  :mod:`gradc.passes.strategies` fills it."""
+"""How an accum may be done -> what its kernel's rows are visited in the order of: "by key", "by owner", "".
+:mod:`gradc.passes.strategies` fills it.
+"""
 MASKED = ("load", "accum")
 """Statements that a ``where`` keeps from touching memory."""
 COMBINES = ("sum", "prod", "max", "min")
@@ -90,9 +102,10 @@ def neutral(combine: str, dtype: DType) -> int | float:
 class Stmt:
     """One statement.
 
-    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``inside`` (lo <= index < hi), a pointwise op's name,
-    ``search buffer[0] <- value`` (how many elements of an ascending row are <= value), one of :data:`REDUCTIONS`, ``store``,
-    ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
+    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``inside`` (lo <= index < hi), a pointwise
+    op's name, ``search buffer[0] <- value`` (how many elements of an ascending row are <= value), one of
+    :data:`REDUCTIONS`, ``store``, ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <=
+    value < bound).
 
     :param name: the value, ``%3``; effects have none.
     """
@@ -178,12 +191,18 @@ class Kernel:
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
-        """The kernel as it runs: per phase the row statements, then the pass over the columns (its slice, recomputed, cut at row values)."""
+        """The kernel as it runs: per phase the row statements, then the pass over the columns (its slice, recomputed,
+        cut at row values).
+        """
         count = max(self.phases.values(), default=0) + 1
         out = []
         for p in range(count):
             row = [s for i, s in enumerate(self.body) if self.phases[i] == p and not self.is_column(s)]
-            roots = [s for i, s in enumerate(self.body) if self.phases[i] == p and self.is_column(s) and (s.op in REDUCTIONS or s.op in EFFECTS)]
+            roots = [
+                s
+                for i, s in enumerate(self.body)
+                if self.phases[i] == p and self.is_column(s) and (s.op in REDUCTIONS or s.op in EFFECTS)
+            ]
             needed = {u for s in roots for u in s.uses}
             for s in reversed(self.body):
                 if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS:
@@ -236,16 +255,24 @@ class Kernel:
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.buffer))
 
     def dims(self, types: Mapping[str, Type]) -> tuple[str, ...]:
-        """The symbols of its buffers' types and of its text, in order of first appearance: what its source needs to be given."""
+        """The symbols of its buffers' types and of its text, in order of first appearance: what its source needs to be
+        given.
+        """
         sizes = [size for b in self.buffers for size in types[b].shape] + [size for _, size in (*self.rows, *self.cols)]
-        plain = [str(size) for size in sizes if str(size) in symbols(size)]  # a size of several has them in the order of their names
+        plain = [
+            str(size) for size in sizes if str(size) in symbols(size)
+        ]  # a size of several has them in the order of their names
         found = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
         return tuple(dict.fromkeys(found))
 
     def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
-        """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its source is made from, so that no user name reaches it."""
+        """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its source is made from, so
+        that no user name reaches it.
+        """
         places = {b: f"b{i}" for i, b in enumerate(self.buffers)}
-        dims: Mapping[str, Size] = {d: symbol(f"n{i:02d}" if i > 9 else f"n{i}") for i, d in enumerate(self.dims(types))}
+        dims: Mapping[str, Size] = {
+            d: symbol(f"n{i:02d}" if i > 9 else f"n{i}") for i, d in enumerate(self.dims(types))
+        }
         renamed = self.substitute(dims)
         body = []
         for s in renamed.body:
@@ -284,7 +311,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Pass:
-    """One phase: statements at row level, then one walk over the columns ending in ``roots`` (reductions, stores, accums)."""
+    """One phase: statements at row level, then one walk over the columns ending in ``roots`` (reductions, stores,
+    accums).
+    """
 
     row: tuple[Stmt, ...]
     body: tuple[Stmt, ...]
@@ -334,7 +363,10 @@ class Call:
 
     def substitute(self, values: Mapping[str, Size]) -> Call:
         def of(operand: Operand) -> Operand:
-            index = tuple(Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms)) for i in operand.index)
+            index = tuple(
+                Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms))
+                for i in operand.index
+            )
             per = tuple((axis, substitute(size, values)) for axis, size in operand.per)
             return replace(operand, index=index, scale=of(operand.scale) if operand.scale else None, per=per)
 
@@ -372,8 +404,10 @@ Step = Kernel | Call | Select
 class Buffer:
     """Memory of a type.
 
-    :param kind: ``input``, ``output``, ``temp`` or ``const``.  :param alias: the buffer whose bytes these are (reshape).
-    :param value: the elements of a const, in row-major order.  :param slot: the part of the workspace a temp lies in; plan_buffers fills it in.
+    :param kind: ``input``, ``output``, ``temp`` or ``const``.
+    :param alias: the buffer whose bytes these are (reshape).
+    :param value: the elements of a const, in row-major order.
+    :param slot: the part of the workspace a temp lies in; plan_buffers fills it in.
     """
 
     name: str

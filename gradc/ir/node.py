@@ -1,7 +1,7 @@
 """Node: one value of a graph, immutable and hash-consed.
 
-Two nodes with the same op, operands and attributes are one object, so common subexpressions never exist twice and equality of
-graphs is ``==``.  A node has one result; ops with several results are several nodes.
+Two nodes with the same op, operands and attributes are one object, so common subexpressions never exist twice and
+equality of graphs is ``==``.  A node has one result; ops with several results are several nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Note:
     reader: str = ""
 
     def __str__(self) -> str:
-        return "  ".join(part for part in (f"{self.scope}/{self.name}" if self.scope else self.name, self.where) if part)
+        return "  ".join(
+            part for part in (f"{self.scope}/{self.name}" if self.scope else self.name, self.where) if part
+        )
 
 
 _listener: contextvars.ContextVar[Callable[[Node], None] | None] = contextvars.ContextVar("listener", default=None)
@@ -65,10 +67,26 @@ def identity(value: Any) -> Any:
 
 
 NUMPY_NAMES = {
-    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "floor_divide": "floordiv", "remainder": "mod", "negative": "neg", "power": "pow", "absolute": "abs",
-    "rint": "round", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "concatenate": "concat",
-    "clip": "clamp", "take": "gather",
-}  # fmt: skip
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "negative": "neg",
+    "power": "pow",
+    "absolute": "abs",
+    "rint": "round",
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "concatenate": "concat",
+    "clip": "clamp",
+    "take": "gather",
+}
 """NumPy's name of a function -> the op's, where they differ."""
 
 
@@ -129,20 +147,28 @@ class Node:
     __complex__ = __float__
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise TypeRuleError(f"a traced {self.type} cannot be written into; ops.where, ops.concat and ops.scatter_add make new values")
+        raise TypeRuleError(
+            f"a traced {self.type} cannot be written into; ops.where, ops.concat and ops.scatter_add make new values"
+        )
 
-    # -- NumPy: its elementwise functions are the ops of that name, array + node among them; nothing else of it is traced
+    # -- NumPy: its elementwise functions are the ops of that name, array + node among them; nothing else of it is
+    # traced
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Node:
         name = NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__)
         if method != "__call__" or options or name not in REGISTRY:
             what = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise TypeRuleError(f"numpy.{what}{f'({next(iter(options))}=)' if options else ''} cannot be traced; gradc.ops has what can")
+            raise TypeRuleError(
+                f"numpy.{what}{f'({next(iter(options))}=)' if options else ''} cannot be traced; gradc.ops has what can"
+            )
         return call(name, *operands)
 
     def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Node:
         name = NUMPY_NAMES.get(function.__name__, function.__name__)
-        raise TypeRuleError(f"numpy.{function.__name__} was given a traced {self.type}; {f'ops.{name}' if name in REGISTRY else 'gradc.ops'} can be traced")
+        raise TypeRuleError(
+            f"numpy.{function.__name__} was given a traced {self.type};"
+            f" {f'ops.{name}' if name in REGISTRY else 'gradc.ops'} can be traced"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeRuleError(f"a traced {self.type} has no data yet that NumPy could take")

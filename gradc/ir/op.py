@@ -1,9 +1,9 @@
 """The records an op is made of, and what calling one does.
 
-Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are three
-kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
-:class:`Library` op is a call: of cuBLAS, or of the runtime's matrix product.  What a pass may know of an op is a field of its record;
-nothing outside ``ops/`` names one but a declared rewrite pattern.
+Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are
+three kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
+:class:`Library` op is a call: of cuBLAS, or of the runtime's matrix product.  What a pass may know of an op is a field
+    of its record; nothing outside ``ops/`` names one but a declared rewrite pattern.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ DISCRETE = _Mark("DISCRETE")
 
 @dataclass(frozen=True)
 class Expr:
-    """A pointwise scalar expression in C: ``Expr("{0} * {1}")``; ``name(...)`` resolves to ``name_<dtype>`` of ``templates/*/math.h``.
+    """A pointwise scalar expression in C: ``Expr("{0} * {1}")``; ``name(...)`` resolves to ``name_<dtype>`` of
+    ``templates/*/math.h``.
 
-    :param cost: multiples of one addition.  :param by_kind: another text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
+    :param cost: multiples of one addition.
+    :param by_kind: another text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
     :param conversion: the result is the operand itself where its dtype holds the operand's values.
     """
 
@@ -62,8 +64,9 @@ class Expr:
 class Movement:
     """Where each result element is read: ``at(index, node, kernel) -> value``.
 
-    ``at`` receives one :class:`gradc.ir.kernel.Index` per result axis and a builder with ``read(operand, index, where, other)``,
-    ``inside(index, lo, hi)``, ``select``; it gives back a value of the builder.  Data is never copied to move it.
+    ``at`` receives one :class:`gradc.ir.kernel.Index` per result axis and a builder with ``read(operand, index, where,
+    other)``, ``inside(index, lo, hi)``, ``select``; it gives back a value of the builder.  Data is never copied to move
+    it.
     """
 
     at: Callable[..., Any]
@@ -86,7 +89,8 @@ class Scatter:
 
     ``at`` maps an index into the updates to ``(result index, where)``.
 
-    :param combine: ``sum``, ``prod``, ``max`` or ``min``; where nothing is combined the result is :func:`gradc.ir.kernel.neutral`.
+    :param combine: ``sum``, ``prod``, ``max`` or ``min``; where nothing is combined the result is
+        :func:`gradc.ir.kernel.neutral`.
     """
 
     at: Callable[..., Any]
@@ -96,21 +100,27 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Each result element is found from its position: a search.  ``at`` as in :class:`Movement`, but what it gives is no operand's element."""
+    """Each result element is found from its position: a search.  ``at`` as in :class:`Movement`, but what it gives is
+    no operand's element.
+    """
 
     at: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Alias:
-    """The same bytes under another shape (reshape); ``at`` as in :class:`Movement`, or None where it would need a division."""
+    """The same bytes under another shape (reshape); ``at`` as in :class:`Movement`, or None where it would need a
+    division.
+    """
 
     at: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Checked(Alias):
-    """The same bytes, once a kernel of its own has found each element in [0, ``attrs["bound"]``): whoever reads them comes after it."""
+    """The same bytes, once a kernel of its own has found each element in [0, ``attrs["bound"]``): whoever reads them
+    comes after it.
+    """
 
 
 Lowering = Expr | Movement | Lookup | Reduction | Scatter | Alias
@@ -123,7 +133,8 @@ Lowering = Expr | Movement | Lookup | Reduction | Scatter | Alias
 class Sample:
     """One call: operand types (or arrays), attributes and how to draw values.
 
-    :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant arrays.
+    :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant
+        arrays.
     :param draw: per operand one of ``normal positive unit nonzero index:N bool int distinct`` (default ``normal``).
     """
 
@@ -169,7 +180,15 @@ def describe(annotation: Any) -> str:
         return " or ".join(describe(a) for a in args)
     if origin is tuple:
         return f"a tuple of {describe(args[0])}"
-    return {DType: "a dtype", type(None): "None", int: "an int", float: "a float", bool: "a bool", str: "a str", Dim: "a dim"}.get(annotation, str(annotation))
+    return {
+        DType: "a dtype",
+        type(None): "None",
+        int: "an int",
+        float: "a float",
+        bool: "a bool",
+        str: "a str",
+        Dim: "a dim",
+    }.get(annotation, str(annotation))
 
 
 def _short(value: Any) -> str:
@@ -195,7 +214,11 @@ def _accepts(annotation: Any, value: Any) -> bool:
         return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
     if annotation is float:
         # an int that no i64 holds is a float where it is one exactly: -2^63 - 1 must not become -2^63
-        return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool) and (not isinstance(value, int) or abs(value) < 2**63 or float(value) == value)
+        return (
+            isinstance(value, float | int | np.floating | np.integer)
+            and not isinstance(value, bool)
+            and (not isinstance(value, int) or abs(value) < 2**63 or float(value) == value)
+        )
     if annotation is type(None):
         return value is None
     return isinstance(value, annotation)
@@ -235,27 +258,31 @@ Resized = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
 class Op:
     """What every op has.
 
-    :param infer: the type rule ``(*types, **attrs) -> Type`` or ``-> (Type, canonical attrs)``; its positional parameters are the
-        operands, its annotated keyword-only parameters are the attributes.
+    :param infer: the type rule ``(*types, **attrs) -> Type`` or ``-> (Type, canonical attrs)``; its positional
+        parameters are the operands, its annotated keyword-only parameters are the attributes.
     :param vjp: ``(g, y, *operands, **attrs)`` -> one node, ``ZERO`` or ``DISCRETE`` per operand.
-    :param linear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of the operand's axes
-        which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each of them by itself (mul),
-        unless ``additive``.
-    :param additive: linear in those operands together, not in each (add, where, concat): a scale passes only if the others are zero.
-    :param fills: elements of the result may be 0, or another operand's, whatever the operand holds (pad, where, a read outside): a scale passes only
-        if 0 times it is certainly 0.  Not where its attribute ``oob`` is "error".
-    :param resized: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with ``axis`` replaced by axes of
-        ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it does not vary along it, the shape it is brought to.
-        None where that axis is not one axis of the operands.  Pointwise primitives need none.
+    :param linear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of the
+        operand's axes which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each of
+        them by itself (mul), unless ``additive``.
+    :param additive: linear in those operands together, not in each (add, where, concat): a scale passes only if the
+        others are zero.
+    :param fills: elements of the result may be 0, or another operand's, whatever the operand holds (pad, where, a read
+        outside): a scale passes only if 0 times it is certainly 0.  Not where its attribute ``oob`` is "error".
+    :param resized: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with ``axis``
+        replaced by axes of ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it does not
+        vary along it, the shape it is brought to. None where that axis is not one axis of the operands.  Pointwise
+        primitives need none.
     :param broadcast: operands are first brought to one shape, as NumPy does.
     :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
-    :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with the attribute
-        ``oob="error"`` they are checked before any kernel reads through them (pass ``check_indices``).
-    :param implies: ``(node) -> facts``: what its attributes take for granted of its dims; they become assumptions of a traced graph.
+    :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with
+        the attribute ``oob="error"`` they are checked before any kernel reads through them (pass ``check_indices``).
+    :param implies: ``(node) -> facts``: what its attributes take for granted of its dims; they become assumptions of a
+        traced graph.
     :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
-    :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops' plain forms.
+    :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops'
+        plain forms.
     """
 
     name: str
@@ -299,7 +326,9 @@ class Op:
 
     @cached_property
     def variadic(self) -> bool:
-        return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(self._rule()).parameters.values())
+        return any(
+            p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(self._rule()).parameters.values()
+        )
 
     @cached_property
     def required(self) -> int:
@@ -334,7 +363,11 @@ class Op:
             kind = inspect.Parameter.KEYWORD_ONLY
         for name in self.call_order:
             default = given[name].default
-            if parameters and default is inspect.Parameter.empty and parameters[-1].default is not inspect.Parameter.empty:
+            if (
+                parameters
+                and default is inspect.Parameter.empty
+                and parameters[-1].default is not inspect.Parameter.empty
+            ):
                 kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=default))
         return inspect.Signature(parameters)
@@ -364,14 +397,20 @@ class Op:
 
     def _bind(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         if self.variadic:
-            operands = list(positional[0]) if len(positional) == 1 and isinstance(positional[0], tuple | list) else list(positional)
+            operands = (
+                list(positional[0])
+                if len(positional) == 1 and isinstance(positional[0], tuple | list)
+                else list(positional)
+            )
             return operands, self._check_names(keywords)
         order = self.call_order
         if self.order:  # an attribute amid the operands is passed over where it is given by name
             order = tuple(name for name in order if name not in keywords or name not in self.parameters)
         if len(positional) > len(order):
             got = len(positional) + len(self.call_order) - len(order)
-            raise TypeRuleError(f"{self.name}{signature_text(self.__signature__)}: takes {len(self.call_order)} arguments, got {got}")
+            raise TypeRuleError(
+                f"{self.name}{signature_text(self.__signature__)}: takes {len(self.call_order)} arguments, got {got}"
+            )
         given = dict(zip(order, positional, strict=False))
         twice = given.keys() & keywords.keys()
         if twice:
@@ -384,14 +423,18 @@ class Op:
             if operand is None:
                 raise TypeRuleError(f"{self.name}: operand {name} is missing")
         if len(operands) < self.required:
-            raise TypeRuleError(f"{self.name} needs {self.required} operands ({', '.join(self.operand_names)}), got {len(operands)}")
+            raise TypeRuleError(
+                f"{self.name} needs {self.required} operands ({', '.join(self.operand_names)}), got {len(operands)}"
+            )
         return operands, self._check_names(given)
 
     def _check_names(self, attrs: dict[str, Any]) -> dict[str, Any]:
         unknown = attrs.keys() - self.parameters.keys()
         if unknown:
             known = ", ".join(self.parameters) or "none"
-            raise TypeRuleError(f"{self.name} has no attribute {min(unknown)!r}; it has {known}{meant(min(unknown), self.call_order)}")
+            raise TypeRuleError(
+                f"{self.name} has no attribute {min(unknown)!r}; it has {known}{meant(min(unknown), self.call_order)}"
+            )
         return attrs
 
     def apply(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:
@@ -402,7 +445,9 @@ class Op:
     def type_of(self, types: Sequence[Type], attrs: Mapping[str, Any]) -> tuple[Type, dict[str, Any]]:
         """The result's type and the canonical attributes; TypeRuleError names op, operand types and both numbers."""
         try:
-            checked = {name: parameter.check(attrs[name]) for name, parameter in self.parameters.items() if name in attrs}
+            checked = {
+                name: parameter.check(attrs[name]) for name, parameter in self.parameters.items() if name in attrs
+            }
             for name, parameter in self.parameters.items():
                 if name not in checked:
                     if parameter.default is inspect.Parameter.empty:
@@ -449,7 +494,9 @@ class Primitive(Op):
 
     reference: Any = field(default=None, kw_only=True)
     lower: Any = field(default=None, kw_only=True)
-    in_place_of_dtype: bool = field(default=False, kw_only=True)  # computes in its own dtype: widen leaves it alone (cast, where, movement)
+    in_place_of_dtype: bool = field(
+        default=False, kw_only=True
+    )  # computes in its own dtype: widen leaves it alone (cast, where, movement)
 
 
 @dataclass(frozen=True, eq=False)

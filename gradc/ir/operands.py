@@ -35,20 +35,28 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
     if isinstance(value, bool | int | float):
         kind = like or typeof(value).dtype
         if not kind.is_float and isinstance(value, float):
-            raise TypeRuleError(f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or {'an int' if kind.is_integer else 'a bool'}")
+            raise TypeRuleError(
+                f"{name}: the scalar {value} meets a {kind} operand; write a cast of the operand or"
+                f" {'an int' if kind.is_integer else 'a bool'}"
+            )
         try:
             literal = kind.literal(value)
         except TypeRuleError as error:
             raise TypeRuleError(f"{name}: the scalar {error}") from None
         return constant(value=(literal,), dtype=kind, shape=())  # type: ignore[no-any-return]
     try:
-        if not isinstance(value, list | tuple | np.generic) and not any(hasattr(value, protocol) for protocol in ("__array__", "__array_interface__")):
+        if not isinstance(value, list | tuple | np.generic) and not any(
+            hasattr(value, protocol) for protocol in ("__array__", "__array_interface__")
+        ):
             raise TypeRuleError(f"{name}: {repr(value)[:60]} is neither a traced value, a number nor an array")
         array = array_of(value)
     except TypeRuleError:
         raise
     except Exception as error:  # whatever an object of another library raises
-        raise TypeRuleError(f"{name}: a {type(value).__qualname__} cannot be read as an array: {type(error).__name__}: {str(error)[:200]}") from error
+        raise TypeRuleError(
+            f"{name}: a {type(value).__qualname__} cannot be read as an array: {type(error).__name__}:"
+            f" {str(error)[:200]}"
+        ) from error
     kind = typeof(array).dtype
     if isinstance(value, list | tuple) and like is not None and like.kind == kind.kind:
         items = [like.literal(v) for v in array.reshape(-1).tolist()]
@@ -56,10 +64,18 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
             array, kind = np.asarray(items, array.dtype).reshape(array.shape).astype(like.np), like
     if array.size > 64:
         if not CAPTURE:
-            raise TypeRuleError(f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most")
+            raise TypeRuleError(
+                f"{name}: an array of {array.size} elements met outside a trace; constants hold 64 at most"
+            )
         return CAPTURE[-1](array)
     flat = array.reshape(-1)
-    items = [float(v) for v in flat] if kind.is_float else [bool(v) for v in flat] if kind.kind == "b" else [int(v) for v in flat]
+    items = (
+        [float(v) for v in flat]
+        if kind.is_float
+        else [bool(v) for v in flat]
+        if kind.kind == "b"
+        else [int(v) for v in flat]
+    )
     return constant(value=tuple(items), dtype=kind, shape=tuple(array.shape))  # type: ignore[no-any-return]
 
 

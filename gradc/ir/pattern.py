@@ -3,7 +3,8 @@
 >>> x = Var("x")
 >>> RULES = [Rule(x * 1, x), Rule(neg(neg(x)), x)]
 
-A pattern matches a node; numbers match constants spread over any shape; a :class:`Var` matches anything, twice the same thing.
+A pattern matches a node; numbers match constants spread over any shape; a :class:`Var` matches anything, twice the same
+thing.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def splat(node: Node) -> Any:
 
 
 def _same_number(a: Any, b: float) -> bool:
-    return a is not None and (struct.pack("<d", float(a)) == struct.pack("<d", float(b)) if isinstance(a, float) else a == b)
+    return a is not None and (
+        struct.pack("<d", float(a)) == struct.pack("<d", float(b)) if isinstance(a, float) else a == b
+    )
 
 
 def match(pattern: Pattern, node: Node, found: dict[str, Node]) -> bool:

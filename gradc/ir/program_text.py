@@ -26,27 +26,31 @@
       return d.table=g
     }
 
-Grammar (one line of text per ``LINE``; comments, values, names, types, sizes and attributes as in :mod:`gradc.ir.text`)::
+Grammar (one line of text per ``LINE``; comments, values, names, types, sizes and attributes as in
+:mod:`gradc.ir.text`)::
 
     file      ::= ["gradc-ir 1" LINE] program
     program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
     buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] ["slot" INT] LINE
                 | "const" name ":" type ["of" name] "=" "[" [attribute ("," attribute)*] "]" LINE
     step      ::= kernel | call | select
-    kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"] ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
+    kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"]
+                  ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
                   "{" LINE (stmt | "phase" LINE)* "}" LINE
     axes      ::= "(" [NAME ":" size ("," NAME ":" size)*] ")"
-    stmt      ::= [value "="] name [access | index ("," index)*] [["<-"] value ("," value)*] ["where" value] [attributes] [":" dtype] LINE
+    stmt      ::= [value "="] name [access | index ("," index)*] [["<-"] value ("," value)*]
+                  ["where" value] [attributes] [":" dtype] LINE
     access    ::= [name] "[" [index ("," index)*] "]"
     index     ::= term ("+" term)*                              # bare only after the ops "index" and "inside"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
-    call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE     # scaled ::= access ["*" access ["per" axes]]
+    call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE
+    scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
-``<-`` stands before the values of a statement that also names a buffer.  ``phase`` headings are derived and skipped when read.
-A name in an index is an axis if the kernel has that axis, else a size.
+``<-`` stands before the values of a statement that also names a buffer.  ``phase`` headings are derived and skipped
+when read. A name in an index is an axis if the kernel has that axis, else a size.
 """
 
 from __future__ import annotations
@@ -96,7 +100,10 @@ def print_kernel(kernel: Kernel, indent: str = "") -> str:
     """The text of a kernel; ``phase`` stands before the first column statement of each pass."""
     order = f" order({kernel.order})" if kernel.order else ""
     strategy = f" strategy({', '.join(f'{b}: {s}' for b, s in kernel.strategy)})" if kernel.strategy else ""
-    lines = [f"kernel @{kernel.name} rows({_axes(kernel.rows)}) cols({_axes(kernel.cols)}){order}{strategy} {{{format_note(kernel.note)}"]
+    lines = [
+        f"kernel @{kernel.name} rows({_axes(kernel.rows)}) cols({_axes(kernel.cols)}){order}{strategy}"
+        f" {{{format_note(kernel.note)}"
+    ]
     headings = _headings(kernel)
     for position, s in enumerate(kernel.body):
         if position in headings:
@@ -133,7 +140,10 @@ def print_step(step: Step) -> str:
         return "  " + print_kernel(step, "  ")
     if isinstance(step, Call):
         args = ", ".join(map(_operand, step.args))
-        return f"  call @{step.name} axes({_axes(step.axes)}) {_operand(step.out)} <- {step.op} {args}{format_note(step.note)}"
+        return (
+            f"  call @{step.name} axes({_axes(step.axes)}) {_operand(step.out)} <- {step.op}"
+            f" {args}{format_note(step.note)}"
+        )
     lines = ["  select {"]
     for predicate, kernel in step.cases:
         case = f"when {predicate.left} {predicate.relation} {predicate.right}" if predicate else "else"
@@ -144,7 +154,10 @@ def print_step(step: Step) -> str:
 def format_buffer(b: Buffer) -> str:
     """One buffer's line."""
     value = f" = {format_value(b.value, exact=True)}" if b.kind == "const" else ""
-    return f"{b.kind} {b.name}: {b.type}{f' of {b.alias}' if b.alias else ''}{f' slot {b.slot}' if b.slot >= 0 else ''}{value}"
+    return (
+        f"{b.kind} {b.name}:"
+        f" {b.type}{f' of {b.alias}' if b.alias else ''}{f' slot {b.slot}' if b.slot >= 0 else ''}{value}"
+    )
 
 
 def print_program(program: Program) -> str:
@@ -162,7 +175,9 @@ def print_program(program: Program) -> str:
 
 
 def parse_program(text: str) -> Program:
-    """The program a text says; IRFormatError with line, column and the line itself otherwise.  See also ``verify_program``."""
+    """The program a text says; IRFormatError with line, column and the line itself otherwise.  See also
+    ``verify_program``.
+    """
     reader = Reader(text)
     reader.demand("'program @name {'")
     if reader.maybe("gradc-ir"):
@@ -236,7 +251,9 @@ def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
     type_ = reader.type()
     alias = reader.name("the buffer it is an alias of") if reader.maybe("of") else ""
     if alias and alias not in known:
-        raise reader.fail(f"{name} is an alias of {alias}, which is not defined above it", reader.at - len(alias), reader.at)
+        raise reader.fail(
+            f"{name} is an alias of {alias}, which is not defined above it", reader.at - len(alias), reader.at
+        )
     slot = -1
     if reader.maybe("slot"):
         reader.at_end()
@@ -309,7 +326,9 @@ def _call(reader: Reader) -> Call:
     args: list[Operand] = []
     while not args or reader.maybe(","):
         operand, scale = _access(reader, known), _access(reader, known) if reader.maybe("*") else None
-        args.append(replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale))
+        args.append(
+            replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
+        )
     reader.finish()
     return Call(name, op, axes, out, tuple(args), reader.note())
 
@@ -346,7 +365,9 @@ def _kernel(reader: Reader) -> Kernel:
         reader.at = start
         s = _stmt(reader, axes)
         if s.name and s.name in defined:
-            raise reader.fail(f"{s.name} is defined twice", reader.line.index("%"), reader.line.index("%") + len(s.name))
+            raise reader.fail(
+                f"{s.name} is defined twice", reader.line.index("%"), reader.line.index("%") + len(s.name)
+            )
         defined.add(s.name)
         body.append(s)
         reader.demand("the closing '}'")
@@ -366,7 +387,11 @@ def _stmt(reader: Reader, axes: Mapping[str, Size]) -> Stmt:
     args: list[str] = []
     if op in BARE:
         index = _indices(reader, axes, "")
-    elif not reader.at_end() and (reader.line[reader.at] == "[" or WORD.match(reader.line, reader.at, reader.end)) and not _where(reader):
+    elif (
+        not reader.at_end()
+        and (reader.line[reader.at] == "[" or WORD.match(reader.line, reader.at, reader.end))
+        and not _where(reader)
+    ):
         operand = _access(reader, axes)
         buffer, index = operand.buffer, operand.index
         if reader.maybe("<-"):
@@ -382,7 +407,9 @@ def _stmt(reader: Reader, axes: Mapping[str, Size]) -> Stmt:
         word = reader.take(_DTYPE, "a dtype")
         dtype = DTYPES.get(word)
         if dtype is None:
-            raise reader.fail(f"{word[:40]!r} is not a dtype; there are {' '.join(DTYPES)}", reader.at - len(word), reader.at)
+            raise reader.fail(
+                f"{word[:40]!r} is not a dtype; there are {' '.join(DTYPES)}", reader.at - len(word), reader.at
+            )
     reader.finish()
     return Stmt(name, op, tuple(args), dtype, buffer, index, where, attrs)
 

@@ -1,7 +1,8 @@
 """What integers of a kernel can be: between sizes, from what is known of buffers, from types, and from masks.
 
-This is how the verifier of programs knows that no access through data leaves its buffer: a position is in range because the elements of the
-buffer that it was loaded from have been checked, because it was computed so (an argmax, a clamp), or because the access is masked by a test.
+This is how the verifier of programs knows that no access through data leaves its buffer: a position is in range because
+the elements of the buffer that it was loaded from have been checked, because it was computed so (an argmax, a clamp),
+or because the access is masked by a test.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Range:
         return Range(_tightest(lows, 1), _tightest(highs, -1))
 
     def __add__(self, other: Range) -> Range:
-        return Range(_tightest((a + b for a in self.lows for b in other.lows), 1), _tightest((a + b for a in self.highs for b in other.highs), -1))
+        return Range(
+            _tightest((a + b for a in self.lows for b in other.lows), 1),
+            _tightest((a + b for a in self.highs for b in other.highs), -1),
+        )
 
     def __neg__(self) -> Range:
         return Range(tuple(a * -1 for a in self.highs), tuple(a * -1 for a in self.lows))
@@ -96,7 +100,11 @@ def fits(found: Range, dtype: DType) -> bool:
 
 def _countable(bound: Size) -> bool:
     """Whether it is a number, or a sum of sizes of arrays, far from 2^63."""
-    return all(abs(c) < 2**31 or (not m and abs(c) < 2**62) for m, c in bound.terms) if isinstance(bound, Dim) else abs(bound) < 2**62
+    return (
+        all(abs(c) < 2**31 or (not m and abs(c) < 2**62) for m, c in bound.terms)
+        if isinstance(bound, Dim)
+        else abs(bound) < 2**62
+    )
 
 
 def inside(size: Size) -> Range:
@@ -138,7 +146,11 @@ class KernelRanges:
                 bound = self.number(s.args[1])
                 if bound is not None:
                     whole = not self._dtype(value).is_float  # x < 4 of a float leaves 3.5
-                    found &= Range((bound + (s.op == "gt" and whole),)) if s.op in ("ge", "gt") else Range((), (bound - (s.op == "lt" and whole),))
+                    found &= (
+                        Range((bound + (s.op == "gt" and whole),))
+                        if s.op in ("ge", "gt")
+                        else Range((), (bound - (s.op == "lt" and whole),))
+                    )
         return found
 
     def number(self, value: str) -> Size | None:
@@ -170,7 +182,9 @@ class KernelRanges:
         return total
 
     def undivided(self, index: Index) -> Iterator[tuple[Index, int]]:
-        """(place, size) of which the index is ``place // size``: ``a * size + x`` where it is ``a + (x >> log2(size))``."""
+        """(place, size) of which the index is ``place // size``: ``a * size + x`` where it is ``a + (x >>
+        log2(size))``.
+        """
         for variable, factor in index.terms:
             s = self.k.stmts.get(variable)
             if s is None or s.op != "right_shift" or factor != 1 or self.k.stmts[s.args[0]].op != "index":
@@ -246,7 +260,10 @@ class KernelRanges:
         found, dtype = self.value(s.args[0], true), self._dtype(s.name)
         if not dtype.is_float:
             return found
-        lows, highs = (tuple(b for b in bounds if (dtype is F64 if isinstance(b, Dim) else exact(b, dtype) is not None)) for bounds in (found.lows, found.highs))
+        lows, highs = (
+            tuple(b for b in bounds if (dtype is F64 if isinstance(b, Dim) else exact(b, dtype) is not None))
+            for bounds in (found.lows, found.highs)
+        )
         return Range(lows, highs) if lows and highs else Range()  # beyond them there may be NaN
 
     def _of_add(self, s: Stmt, true: frozenset[str]) -> Range:
@@ -319,7 +336,11 @@ def sources(kernel: Kernel, index: Index) -> Iterator[str]:
 
 def exact(value: object, dtype: DType) -> int | None:
     """The whole number that a constant of a type is; None where it is another, or the type would round or wrap it."""
-    if not isinstance(value, bool | int | float) or not abs(value) < (EXACT if dtype.is_float else 2**64) or value != int(value):
+    if (
+        not isinstance(value, bool | int | float)
+        or not abs(value) < (EXACT if dtype.is_float else 2**64)
+        or value != int(value)
+    ):
         return None
     if dtype.is_float:
         with np.errstate(over="ignore"):

@@ -1,7 +1,8 @@
 """The pieces both texts are made of: words, sizes, types, attribute values, notes; and errors that point at the line.
 
-A text is ASCII.  Blank lines and lines that start with ``//`` or ``#`` are skipped; ``#`` starts a comment anywhere outside a string.
-Nothing is evaluated, nothing recurses deeper than :data:`DEEPEST`, and every step is linear in what it reads.
+A text is ASCII.  Blank lines and lines that start with ``//`` or ``#`` are skipped; ``#`` starts a comment anywhere
+outside a string. Nothing is evaluated, nothing recurses deeper than :data:`DEEPEST`, and every step is linear in what
+it reads.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)')
 _STRING_OR_COMMENT = re.compile(_STRING.pattern + "|#")
 _END = r"(?=[ \t]*[,\]}])"
 _FLOAT = re.compile(
-    r"(-?(?:0x[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?p[+-]?\d+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|inf|nan)|nan\(0x[0-9a-f]{16}\))" + _END, re.ASCII
+    r"(-?(?:0x[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?p[+-]?\d+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|inf|nan)|nan\(0x[0-9a-f]{16}\))"
+    + _END,
+    re.ASCII,
 )
 _INT = re.compile(r"(-?\d+)" + _END, re.ASCII)
 _BARE = re.compile(r"(\w+)" + _END, re.ASCII)
@@ -46,7 +49,8 @@ _DERIVED = re.compile(r"(?:[dr]\.)*")
 
 
 def is_long(name: str) -> bool:
-    """Whether a name has more than 200 characters beside what gradc adds to it: ``d.`` and ``r.`` in front, ``.values`` and the like behind.
+    """Whether a name has more than 200 characters beside what gradc adds to it: ``d.`` and ``r.`` in front, ``.values``
+    and the like behind.
 
     So each name that may be written may be differentiated, to any order.
     """
@@ -80,7 +84,9 @@ def format_value(value: Any, exact: bool = False) -> str:
         return str(value)
     if isinstance(value, tuple):
         return f"[{', '.join(format_value(v, exact) for v in value)}]"
-    raise TypeRuleError(f"{value!r} is nothing an attribute can hold (int, bool, float, None, str, dtype, size and tuples of them)")
+    raise TypeRuleError(
+        f"{value!r} is nothing an attribute can hold (int, bool, float, None, str, dtype, size and tuples of them)"
+    )
 
 
 def _format_float(value: float, exact: bool) -> str:
@@ -134,7 +140,12 @@ class Reader:
             start = text.rfind("\n", 0, bad.start()) + 1
             self.number, self.line = text.count("\n", 0, start) + 1, text[start : start + LONGEST_LINE]
             where = bad.start() - start
-            raise self.fail(f"the character U+{ord(bad[0]):04X} may not stand in a text", where, where + 1, show=where < LONGEST_LINE)
+            raise self.fail(
+                f"the character U+{ord(bad[0]):04X} may not stand in a text",
+                where,
+                where + 1,
+                show=where < LONGEST_LINE,
+            )
 
     def advance(self) -> bool:
         """Go to the next line that says something; False at the end of the text."""
@@ -188,7 +199,11 @@ class Reader:
     def found(self) -> str:
         """What stands here, for a message."""
         self._skip()
-        return repr(self.line[self.at : min(self._word_end(self.at), self.at + 40)]) if self.at < self.end else "the end of the line"
+        return (
+            repr(self.line[self.at : min(self._word_end(self.at), self.at + 40)])
+            if self.at < self.end
+            else "the end of the line"
+        )
 
     # -- words
 
@@ -219,7 +234,9 @@ class Reader:
     def name(self, what: str) -> str:
         word = self.take(WORD, what)
         if is_long(word):
-            raise self.fail(f"{what} of {len(word)} characters: {LONGEST_NAME} is the most", self.at - len(word), self.at)
+            raise self.fail(
+                f"{what} of {len(word)} characters: {LONGEST_NAME} is the most", self.at - len(word), self.at
+            )
         return word
 
     def at_end(self) -> bool:

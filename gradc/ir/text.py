@@ -1,6 +1,7 @@
 """Graphs as text, and back: ``parse(str(g)) == g`` for every graph.
 
-One op a line, the type on every result, inputs by name, all other values numbered in graph order, every attribute in braces, sorted::
+One op a line, the type on every result, inputs by name, all other values numbered in graph order, every attribute in
+braces, sorted::
 
     graph @f<N,D>(%tokens: i64[N], %table: f32[V,D]) {
       assume(N >= 1)
@@ -22,10 +23,12 @@ Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank l
     type       ::= dtype ["[" [size ("," size)*] "]"]
     size       ::=                                                   # see gradc.ir.size_text
     attributes ::= "{" [name "=" attribute ("," name "=" attribute)*] "}"
-    attribute  ::= "true" | "false" | "none" | dtype | INT | float | STRING | "[" [attribute ("," attribute)*] "]" | size
+    attribute  ::= "true" | "false" | "none" | dtype | INT | float | STRING | size
+                 | "[" [attribute ("," attribute)*] "]"
     float      ::= DECIMAL | HEX | ["-"] "inf" | ["-"] "nan" | "nan(0x" 16 hex digits ")"
 
-A size that is one reserved word (``none``, ``f32``, ``inf``, ...) is written in parentheses.  The grammar of programs is in
+A size that is one reserved word (``none``, ``f32``, ``inf``, ...) is written in parentheses.  The grammar of programs
+is in
 :mod:`gradc.ir.program_text`.
 """
 
@@ -50,7 +53,16 @@ from .program_text import parse_kernel, parse_program, print_kernel, print_progr
 from .scan import FORMAT, LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note, is_long
 from .types import Type
 
-__all__ = ["load", "parse", "parse_kernel", "parse_program", "print_graph", "print_kernel", "print_program", "save_graph"]
+__all__ = [
+    "load",
+    "parse",
+    "parse_kernel",
+    "parse_program",
+    "print_graph",
+    "print_kernel",
+    "print_program",
+    "save_graph",
+]
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -88,7 +100,9 @@ def print_graph(graph: Graph) -> str:
 
 
 def parse(text: str) -> Graph:
-    """The graph a text says; IRFormatError (or an op's TypeRuleError) with line, column and the line itself otherwise."""
+    """The graph a text says; IRFormatError (or an op's TypeRuleError) with line, column and the line itself
+    otherwise.
+    """
     reader = Reader(text)
     reader.demand("'graph @name(...) {'")
     if reader.maybe("gradc-ir"):
@@ -102,7 +116,10 @@ def parse(text: str) -> Graph:
     notes: dict[Node, Note] = {}
     while not reader.maybe("return"):
         if reader.line.startswith(("}", "assume"), reader.at):
-            raise reader.fail("expected an op or 'return'" + ("" if reader.line[reader.at] == "}" else "; assumptions stand before the first op"))
+            raise reader.fail(
+                "expected an op or 'return'"
+                + ("" if reader.line[reader.at] == "}" else "; assumptions stand before the first op")
+            )
         node = _op(reader, values, assumptions)
         if reader.comment:
             notes.setdefault(node, reader.note())
@@ -116,7 +133,9 @@ def parse(text: str) -> Graph:
     graph = Graph(name, inputs, outputs, assumptions, notes)
     undeclared = [d for d in graph.dims if d not in declared] if declared is not None else []
     if undeclared:
-        raise IRFormatError(f"the dim {undeclared[0]} is used but the header declares only <{','.join(declared or ())}>", 1, 1)
+        raise IRFormatError(
+            f"the dim {undeclared[0]} is used but the header declares only <{','.join(declared or ())}>", 1, 1
+        )
     return graph
 
 
@@ -176,7 +195,9 @@ def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, 
     op, start, end = REGISTRY.get(op_name), reader.at - len(op_name), reader.at
     if op is None:
         close = difflib.get_close_matches(op_name[:60], REGISTRY, 1)
-        raise reader.fail(f"there is no op {op_name!r}" + (f"; did you mean {close[0]!r}?" if close else ""), start, end)
+        raise reader.fail(
+            f"there is no op {op_name!r}" + (f"; did you mean {close[0]!r}?" if close else ""), start, end
+        )
     if op_name == "input":
         raise reader.fail("inputs stand in the header: graph @name(%x: f32[N]) {", start, end)
     operands: list[Node] = []
@@ -192,7 +213,9 @@ def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, 
     reader.finish()
     for attribute, (_, a, b) in found.items():
         if attribute not in op.parameters:
-            raise reader.fail(f"{op_name} has no attribute {attribute!r}; it has {', '.join(op.parameters) or 'none'}", a, b)
+            raise reader.fail(
+                f"{op_name} has no attribute {attribute!r}; it has {', '.join(op.parameters) or 'none'}", a, b
+            )
     for attribute, parameter in op.parameters.items():
         if attribute not in found and parameter.default is inspect.Parameter.empty:
             raise reader.fail(f"{op_name}: the attribute {attribute} is missing", start, end)
@@ -201,11 +224,18 @@ def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, 
     try:
         with assuming(assumptions):
             inferred, canonical = op.type_of(types, attrs)
-            agreed, kept = types_agree(stated, inferred), {a: attrs[a] if a in attrs and same_attribute(attrs[a], v) else v for a, v in canonical.items()}
+            agreed, kept = (
+                types_agree(stated, inferred),
+                {a: attrs[a] if a in attrs and same_attribute(attrs[a], v) else v for a, v in canonical.items()},
+            )
     except TypeRuleError as error:
         raise reader.point(error, start, end) from None
     if not agreed:
-        raise reader.fail(f"{value} is stated as {stated} but {op_name}({', '.join(map(str, types))}) is {inferred}", type_start, type_end)
+        raise reader.fail(
+            f"{value} is stated as {stated} but {op_name}({', '.join(map(str, types))}) is {inferred}",
+            type_start,
+            type_end,
+        )
     node = values[value] = make(op, operands, kept, stated)
     return node
 
@@ -228,7 +258,9 @@ def same_attribute(stated: Any, canonical: Any) -> bool:
     if isinstance(stated, tuple) and isinstance(canonical, tuple):
         return len(stated) == len(canonical) and all(map(same_attribute, stated, canonical))
     if isinstance(stated, Dim) or isinstance(canonical, Dim):
-        return all(isinstance(v, Dim | int) and not isinstance(v, bool) for v in (stated, canonical)) and _same(stated, canonical)
+        return all(isinstance(v, Dim | int) and not isinstance(v, bool) for v in (stated, canonical)) and _same(
+            stated, canonical
+        )
     return bool(identity(stated) == identity(canonical))
 
 
@@ -255,7 +287,8 @@ _WHOLE = "# no arrays"
 
 
 def save_graph(graph: Graph, path: Any) -> None:
-    """One file: the text, or, with arrays bound to inputs, an envelope (:mod:`gradc.ir.envelope`) of the text and the arrays, bit for bit.
+    """One file: the text, or, with arrays bound to inputs, an envelope (:mod:`gradc.ir.envelope`) of the text and the
+    arrays, bit for bit.
 
     At any moment ``path`` is the old file or the whole new one.
 
@@ -283,7 +316,8 @@ def load(path: Any) -> Graph:
 
     A text that an editor or an older gradc wrote takes the arrays of ``path`` + ``.npz``, where there is that file.
 
-    :raises FileError: the file cannot be read.  :raises IRFormatError, TypeRuleError: it holds no graph, or a damaged one.
+    :raises FileError: the file cannot be read.
+    :raises IRFormatError, TypeRuleError: it holds no graph, or a damaged one.
     """
     path = files.as_path(path, "read")
     with files.opened(path) as (file, about):
@@ -324,7 +358,9 @@ def graph_of_file(text: bytes, arrays: Mapping[str, np.ndarray[Any, Any]], what:
         if name not in graph.input_names:
             raise IRFormatError(f"{what} holds an array {name[:60]!r}, but the graph has no such input")
         type_ = graph.input(name).type
-        if len(array.shape) != type_.rank or any(isinstance(want, int) and want != got for want, got in zip(type_.shape, array.shape, strict=True)):
+        if len(array.shape) != type_.rank or any(
+            isinstance(want, int) and want != got for want, got in zip(type_.shape, array.shape, strict=True)
+        ):
             raise IRFormatError(f"{what}: the array {name} has the shape {list(array.shape)}, the input is {type_}")
         try:
             bound[name] = npz.as_dtype(array, type_.dtype.np, f"{what}: the array {name} of the input {type_}")

@@ -1,7 +1,8 @@
 """Element types and tensor types: ``f32[N,4]`` is a dtype and a shape.
 
-Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).  Of a byte that holds a value of fewer bits
-only its low bits are read, whatever the others are, and any byte but 0 is true; what is written has zeros above the value, and 1 for true.
+Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).  Of a byte that
+holds a value of fewer bits only its low bits are read, whatever the others are, and any byte but 0 is true; what is
+written has zeros above the value, and 1 for true.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .size_text import parse_size
 class DType:
     """An element type.
 
-    :param kind: ``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float.  :param bits: of information; storage is ``np.itemsize``.
+    :param kind: ``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float.
+    :param bits: of information; storage is ``np.itemsize``.
     """
 
     name: str
@@ -42,7 +44,9 @@ class DType:
 
     @property
     def has_tangent(self) -> bool:
-        """Whether a value's cotangent has its own type; what holds quantized values (integers, floats of 8 bits and less) passes a wider one on."""
+        """Whether a value's cotangent has its own type; what holds quantized values (integers, floats of 8 bits and
+        less) passes a wider one on.
+        """
         return self.is_float and self.bits > 8
 
     @property
@@ -58,8 +62,9 @@ class DType:
     def literal(self, value: float) -> bool | int | float:
         """A Python number as one of this type.
 
-        An integer type takes what is an integer within its range (2.0 is, 1.5, inf and nan are not), bool takes 0 and 1; a float type takes any
-        number, an int rounded to the nearest f64 (beyond 2^53 that is another number, as in NumPy).
+        An integer type takes what is an integer within its range (2.0 is, 1.5, inf and nan are not), bool takes 0 and
+        1; a float type takes any number, an int rounded to the nearest f64 (beyond 2^53 that is another number, as in
+        NumPy).
 
         :raises TypeRuleError: it takes others; the message has the number and the range.
         """
@@ -97,7 +102,11 @@ class DType:
 
 def shown(value: Any) -> str:
     """A number in an error; Python refuses to print long integers."""
-    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 128 else str(value)
+    return (
+        f"an integer of {value.bit_length()} bits"
+        if isinstance(value, int) and value.bit_length() > 128
+        else str(value)
+    )
 
 
 _NUMPY: dict[str, tuple[str, int, Any]] = {
@@ -135,7 +144,9 @@ def dtype(what: Any) -> DType:
 
 
 def read(array: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """An array as a kernel reads it: bytes that hold fewer bits (a view may have brought any) as those that this package writes."""
+    """An array as a kernel reads it: bytes that hold fewer bits (a view may have brought any) as those that this
+    package writes.
+    """
     given: np.ndarray[Any, Any] = np.asarray(array)
     if dtype.bits >= 8 or given.dtype != dtype.np:
         return given
@@ -244,7 +255,9 @@ def array_of(x: Any) -> np.ndarray[Any, Any]:
 
 
 def typeof(value: Any) -> Type:
-    """The type of an array, of anything with ``dtype`` and ``shape`` (NumPy, CuPy, torch, JAX), or of a Python scalar."""
+    """The type of an array, of anything with ``dtype`` and ``shape`` (NumPy, CuPy, torch, JAX), or of a Python
+    scalar.
+    """
     if isinstance(value, bool):
         return Type(BOOL)
     if isinstance(value, int):
@@ -258,12 +271,16 @@ def typeof(value: Any) -> Type:
     except TypeRuleError:
         raise
     except Exception as error:  # whatever an object of another library raises
-        raise TypeRuleError(f"a {type(value).__qualname__} has no type: {type(error).__name__}: {str(error)[:200]}") from error
+        raise TypeRuleError(
+            f"a {type(value).__qualname__} has no type: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
     if any(size < 0 for size in shape):
         raise TypeRuleError(f"a {type(value).__qualname__} says that its shape is {list(shape)}")
     name = {"float8_e5m2": "float8_e5m2", "float4_e2m1fn_x2": "uint8"}.get(name, name)
     try:
         found = dtype(getattr(ml_dtypes, name, name))
     except TypeRuleError:
-        raise TypeRuleError(f"an array of {value.dtype} is nothing gradc has a type for; there are {' '.join(DTYPES)}") from None
+        raise TypeRuleError(
+            f"an array of {value.dtype} is nothing gradc has a type for; there are {' '.join(DTYPES)}"
+        ) from None
     return Type(found, shape)

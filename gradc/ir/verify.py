@@ -13,7 +13,22 @@ from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name
-from .kernel import COMBINES, MASKED, REDUCTIONS, STRATEGIES, Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt, alternatives
+from .kernel import (
+    COMBINES,
+    MASKED,
+    REDUCTIONS,
+    STRATEGIES,
+    Axis,
+    Buffer,
+    Call,
+    Index,
+    Kernel,
+    Operand,
+    Program,
+    Select,
+    Stmt,
+    alternatives,
+)
 from .node import REGISTRY, Node
 from .op import Library
 from .program_text import KINDS, format_buffer, format_stmt, print_step
@@ -40,7 +55,11 @@ def verify(graph: Graph) -> None:
     for name, array in graph.defaults.items():
         type_ = graph.input(name).type
         sizes = zip(type_.shape, array.shape, strict=False)
-        if array.dtype != type_.dtype.np or array.ndim != type_.rank or any(isinstance(s, int) and s != n for s, n in sizes):
+        if (
+            array.dtype != type_.dtype.np
+            or array.ndim != type_.rank
+            or any(isinstance(s, int) and s != n for s, n in sizes)
+        ):
             raise TypeRuleError(f"the array bound to the input {name}: {type_} is {array.dtype}{list(array.shape)}")
 
 
@@ -49,7 +68,9 @@ def _verify_node(node: Node, names: Mapping[Node, str], known: set[Node]) -> Non
     at = line.index(" = ") + 3
     for operand in node.operands:
         if operand not in known:
-            raise _pointing(TypeRuleError(f"{op.name} reads a value that is not computed before it: {operand!r}"), line, op.name, at)
+            raise _pointing(
+                TypeRuleError(f"{op.name} reads a value that is not computed before it: {operand!r}"), line, op.name, at
+            )
     if op.name not in REGISTRY:
         raise _pointing(TypeRuleError(f"there is no op {op.name!r}"), line, op.name, at)
     types = [o.type for o in node.operands]
@@ -59,7 +80,9 @@ def _verify_node(node: Node, names: Mapping[Node, str], known: set[Node]) -> Non
         raise _pointing(error, line, op.name, at) from None
     head = f"{op.name}({', '.join(map(str, types))})"
     if not types_agree(node.type, inferred):
-        raise _pointing(TypeRuleError(f"{head} is {inferred}, but the node says {node.type}"), line, str(node.type), line.index(":"))
+        raise _pointing(
+            TypeRuleError(f"{head} is {inferred}, but the node says {node.type}"), line, str(node.type), line.index(":")
+        )
     if canonical.keys() != node.attrs.keys():
         wrong = min(canonical.keys() ^ node.attrs.keys())
         what = "is missing" if wrong in canonical else "is none of its attributes"
@@ -80,7 +103,11 @@ def _goes_along(kernel: Kernel, buffer: str) -> bool:
     """Whether the rows are in the order of an accum, or of one to the same places."""
 
     def places(name: str) -> list[object]:
-        return [(s.where, [i for i in s.index if any(v.startswith("%") for v, _ in i.terms)]) for s in kernel.accums if s.buffer == name]
+        return [
+            (s.where, [i for i in s.index if any(v.startswith("%") for v, _ in i.terms)])
+            for s in kernel.accums
+            if s.buffer == name
+        ]
 
     return kernel.order == buffer or (bool(kernel.order) and places(buffer) == places(kernel.order))
 
@@ -89,7 +116,8 @@ def _goes_along(kernel: Kernel, buffer: str) -> bool:
 
 
 def verify_program(program: Program) -> list[Kernel | Call]:
-    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read, strategies, one kernel of a name.
+    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read,
+    strategies, one kernel of a name.
 
     :returns: see :func:`verify_accesses`.
     """
@@ -111,10 +139,11 @@ def verify_program(program: Program) -> list[Kernel | Call]:
 
 
 def verify_accesses(program: Program) -> list[Kernel | Call]:
-    """Every access stays inside its buffer: a position that data decides has been checked by a step before, is inside by how it was computed,
-    or is masked.
+    """Every access stays inside its buffer: a position that data decides has been checked by a step before, is inside
+    by how it was computed, or is masked.
 
-    :returns: the kernels and calls with other places, which sizes alone decide, of which this cannot be said for all sizes: see :func:`verify_sizes`.
+    :returns: the kernels and calls with other places, which sizes alone decide, of which this cannot be said for all
+        sizes: see :func:`verify_sizes`.
     :raises TypeRuleError: an access through data of which it cannot be shown.
     """
     undecided: dict[Kernel | Call, None] = {}
@@ -133,7 +162,9 @@ def verify_accesses(program: Program) -> list[Kernel | Call]:
                         undecided[kernel] = None
                         continue
                     named = ", ".join(dict.fromkeys(sources(kernel, index))) or f"what {index} is computed from"
-                    _outside(kernel, s, axis, size, f"nothing before says that {index} is inside: no step checks {named}")
+                    _outside(
+                        kernel, s, axis, size, f"nothing before says that {index} is inside: no step checks {named}"
+                    )
             elements.after(step)
     return list(undecided)
 
@@ -146,7 +177,10 @@ def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int
     if isinstance(kernel, Call):
         types = {b: program.buffer[b].type.substitute(dims) for b in (*kernel.reads, *kernel.writes)}
         for operand, axis, size in unsafe_operands(kernel.substitute(dims), types):
-            message = f"call {kernel.name}: axis {axis} of {operand.buffer} has {size}, and {operand.index[axis]} is not inside"
+            message = (
+                f"call {kernel.name}: axis {axis} of {operand.buffer} has {size}, and {operand.index[axis]} is not"
+                " inside"
+            )
             raise _pointing(TypeRuleError(message), print_step(kernel).strip(), f"{operand.buffer}[")
         return
     if any(evaluate(size, dims) == 0 for _, size in kernel.rows):
@@ -171,13 +205,20 @@ def _verify_buffers(program: Program) -> None:
         check_name(b.name)
         _demand(b.kind in KINDS, f"{b.kind!r} is no kind of buffer; there are {', '.join(KINDS)}", line, b.kind)
         if b.alias:
-            _demand(b.alias in known, f"{b.name} is an alias of {b.alias}, which is not defined before it", line, b.alias)
+            _demand(
+                b.alias in known, f"{b.name} is an alias of {b.alias}, which is not defined before it", line, b.alias
+            )
             other = known[b.alias].type
             fits = b.type.dtype.itemsize == other.dtype.itemsize and same(b.type.count, other.count)
             _demand(fits, f"{b.name}: {b.type} has other bytes than {b.alias}: {other}", line, str(b.type))
         if b.kind == "const" and not b.alias:
             count = b.type.count
-            _demand(count == len(b.value), f"{b.name}: {b.type} has {count} elements, its value {len(b.value)}", line, str(b.type))
+            _demand(
+                count == len(b.value),
+                f"{b.name}: {b.type} has {count} elements, its value {len(b.value)}",
+                line,
+                str(b.type),
+            )
         known[b.name] = b
     _verify_slots(program)
 
@@ -187,13 +228,23 @@ def _verify_slots(program: Program) -> None:
     slots: dict[int, list[Buffer]] = {}
     for b in program.buffers:
         if b.slot >= 0:
-            _demand(b.kind == "temp" and not b.alias, f"{b.name} has the slot {b.slot}, and only temps of their own have one", format_buffer(b), "slot")
+            _demand(
+                b.kind == "temp" and not b.alias,
+                f"{b.name} has the slot {b.slot}, and only temps of their own have one",
+                format_buffer(b),
+                "slot",
+            )
             slots.setdefault(b.slot, []).append(b)
     for number, (slot, buffers) in enumerate(sorted(slots.items())):
         line = format_buffer(buffers[0])
         _demand(slot == number, f"{buffers[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
         held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in buffers) for large in buffers)
-        _demand(held, f"none of {', '.join(b.name for b in buffers)} is known to be the largest, and they share the slot {slot}", line, "slot")
+        _demand(
+            held,
+            f"none of {', '.join(b.name for b in buffers)} is known to be the largest, and they share the slot {slot}",
+            line,
+            "slot",
+        )
 
 
 def _verify_names(program: Program) -> None:
@@ -203,7 +254,12 @@ def _verify_names(program: Program) -> None:
     for kernel in program.kernels:
         other = named.setdefault(kernel.name, kernel)
         equal = other is kernel or other.canonical(types) == kernel.canonical(types)
-        _demand(equal, f"two kernels are called {kernel.name}, and they differ", print_step(kernel).strip().partition("\n")[0], kernel.name)
+        _demand(
+            equal,
+            f"two kernels are called {kernel.name}, and they differ",
+            print_step(kernel).strip().partition("\n")[0],
+            kernel.name,
+        )
 
 
 def _verify_output(name: str, buffer: str, program: Program, written: set[str]) -> None:
@@ -211,7 +267,12 @@ def _verify_output(name: str, buffer: str, program: Program, written: set[str]) 
     check_name(name)
     _demand(buffer in program.buffer, f"the output {name} is the buffer {buffer}, which is not defined", line, buffer)
     kind = program.buffer[program.root(buffer)].kind
-    _demand(kind != "temp" or program.buffer[buffer].kind == "output", f"the output {name} is the temp {buffer}, whose bytes are given back", line, buffer)
+    _demand(
+        kind != "temp" or program.buffer[buffer].kind == "output",
+        f"the output {name} is the temp {buffer}, whose bytes are given back",
+        line,
+        buffer,
+    )
     _demand(program.root(buffer) in written, f"the output {name} is never written", line, buffer)
 
 
@@ -219,9 +280,19 @@ def _verify_select(step: Select, program: Program) -> None:
     line = print_step(step).lstrip().partition("\n")[0]
     last = len(step.cases) - 1
     for position, (when, kernel) in enumerate(step.cases):
-        _demand((when is None) == (position == last), f"select {step.name}: the last case, and only that, has no condition", line, "select")
+        _demand(
+            (when is None) == (position == last),
+            f"select {step.name}: the last case, and only that, has no condition",
+            line,
+            "select",
+        )
         roots = [{program.root(b) for b in k.writes if b in program.buffer} for k in (step.cases[0][1], kernel)]
-        _demand(roots[0] == roots[1], f"select {step.name}: the cases write {sorted(roots[0])} and {sorted(roots[1])}", line, "select")
+        _demand(
+            roots[0] == roots[1],
+            f"select {step.name}: the cases write {sorted(roots[0])} and {sorted(roots[1])}",
+            line,
+            "select",
+        )
 
 
 _SIZES = {"inside": ("hi", "lo"), "check": ("bound",), "size": ("size",), "bounded": ("size",)}
@@ -261,14 +332,21 @@ class _StepCheck:
         if buffer is None:
             self.wrong(f"the buffer {operand.buffer} is not defined", operand.buffer)
         if len(operand.index) != buffer.type.rank:
-            self.wrong(f"{buffer.name}: {buffer.type} has rank {buffer.type.rank}, the index {len(operand.index)} parts", f"{operand.buffer}[")
+            self.wrong(
+                f"{buffer.name}: {buffer.type} has rank {buffer.type.rank}, the index {len(operand.index)} parts",
+                f"{operand.buffer}[",
+            )
         self.indices(operand.index, known)
         return buffer
 
     def indices(self, index: tuple[Index, ...], known: Mapping[str, DType]) -> None:
         for variable in (v for part in index for v, _ in part.terms):
             if variable not in known:
-                what = f"{variable} is used before its definition" if variable.startswith("%") else f"there is no axis {variable}"
+                what = (
+                    f"{variable} is used before its definition"
+                    if variable.startswith("%")
+                    else f"there is no axis {variable}"
+                )
                 self.wrong(what, variable)
             if not known[variable].is_integer:
                 self.wrong(f"{variable} is an index, but {known[variable]} is no integer", variable)
@@ -304,10 +382,20 @@ class _CallCheck(_StepCheck):
                 self.wrong(f"{operand.buffer} is {dtype}, and {own} does not hold its values", operand.buffer)
             divided = dict(operand.scale.per) if operand.scale else {}
             batch = {i.variable for i in call.out.index[:-2]}
-            if operand.per or not divided.keys() <= {axis for axis, _ in call.axes} - batch or any(isinstance(n, int) and n < 1 for n in divided.values()):
-                self.wrong("per divides axes of the product, not of its batch, by sizes from 1, in the index of a scale", "per")
+            if (
+                operand.per
+                or not divided.keys() <= {axis for axis, _ in call.axes} - batch
+                or any(isinstance(n, int) and n < 1 for n in divided.values())
+            ):
+                self.wrong(
+                    "per divides axes of the product, not of its batch, by sizes from 1, in the index of a scale", "per"
+                )
             if operand.scale and self.program.buffer[operand.scale.buffer].type.dtype is not own:
-                self.wrong(f"the scale {operand.scale.buffer} is {self.program.buffer[operand.scale.buffer].type.dtype}, not {own}", operand.scale.buffer)
+                self.wrong(
+                    f"the scale {operand.scale.buffer} is {self.program.buffer[operand.scale.buffer].type.dtype}, not"
+                    f" {own}",
+                    operand.scale.buffer,
+                )
         self.written(call.reads, written)
         self.writable(call.out.buffer)
 
@@ -337,7 +425,9 @@ class _KernelCheck(_StepCheck):
         if effect == bool(s.name) or (s.name and s.dtype is None):
             self.wrong("an effect has no name" if effect else "a value has a name and a dtype", s.op)
         if s.name and (s.name in known or not s.name.startswith("%")):
-            self.wrong(f"{s.name} is defined twice" if s.name in known else f"{s.name!r} is no name for a value", s.name)
+            self.wrong(
+                f"{s.name} is defined twice" if s.name in known else f"{s.name!r} is no name for a value", s.name
+            )
         for value in s.uses:
             if value not in known:
                 self.wrong(f"{value} is used before its definition", value, len(s.name))
@@ -361,7 +451,10 @@ class _KernelCheck(_StepCheck):
         if s.op in ("load", "search"):
             self.written([s.buffer], written)
             if s.op == "search" and not (buffer.type.dtype.is_integer and known[s.args[0]].is_integer):
-                self.wrong(f"searches {buffer.name}: {buffer.type} for a value of {known[s.args[0]]}; both are integers", f"{s.buffer}[")
+                self.wrong(
+                    f"searches {buffer.name}: {buffer.type} for a value of {known[s.args[0]]}; both are integers",
+                    f"{s.buffer}[",
+                )
             if s.op == "load" and s.dtype is not buffer.type.dtype:
                 self.wrong(f"loads {s.dtype} from {buffer.name}: {buffer.type}", f": {s.dtype}")
             return
@@ -378,10 +471,25 @@ class _KernelCheck(_StepCheck):
 
     def result(self, s: Stmt, args: list[DType]) -> DType | None:
         """The dtype the statement's value must have, where a rule says so."""
-        count = {"load": 0, "search": 1, "const": 0, "size": 0, "index": 0, "inside": 0, "check": 1, "bounded": 1, **dict.fromkeys(REDUCTIONS, 1)}.get(s.op)
+        count = {
+            "load": 0,
+            "search": 1,
+            "const": 0,
+            "size": 0,
+            "index": 0,
+            "inside": 0,
+            "check": 1,
+            "bounded": 1,
+            **dict.fromkeys(REDUCTIONS, 1),
+        }.get(s.op)
         if count is not None and len(args) != count and not (s.op == "check" and len(args) == 2):
             self.wrong(f"{s.op} takes {count} values, got {len(args)}", s.op)
-        for needed in {"const": ("value",), "size": ("size",), "inside": ("hi", "lo"), "check": ("bound", "op", "source")}.get(s.op, ()):
+        for needed in {
+            "const": ("value",),
+            "size": ("size",),
+            "inside": ("hi", "lo"),
+            "check": ("bound", "op", "source"),
+        }.get(s.op, ()):
             if needed not in dict(s.attrs):
                 self.wrong(f"{s.op}: the attribute {needed} is missing", s.op)
         for name, value in s.attrs:
@@ -413,7 +521,11 @@ class _KernelCheck(_StepCheck):
         level = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
         level = level.union(*(kernel.levels[v] for i in s.index for v, _ in i.terms if v.startswith("%")))
         for axis in sorted(kernel.levels[s.args[0]] - level):
-            self.wrong(f"stores a value that varies along {axis} at an index that does not: {s.buffer} is written more than once", f"{s.buffer}[")
+            self.wrong(
+                f"stores a value that varies along {axis} at an index that does not: {s.buffer} is written more than"
+                " once",
+                f"{s.buffer}[",
+            )
 
     def strategies(self, kernel: Kernel) -> None:
         targets = {s.buffer for s in kernel.accums}
@@ -423,6 +535,9 @@ class _KernelCheck(_StepCheck):
             if strategy not in STRATEGIES:
                 self.wrong(f"{strategy!r} is no strategy; there are {', '.join(sorted(STRATEGIES))}", strategy)
             if STRATEGIES[strategy] == "by key" and not _goes_along(kernel, buffer):
-                self.wrong(f"{buffer} is {strategy}, but the rows are in the order of {kernel.order or 'nothing'}", f"{buffer}:")
+                self.wrong(
+                    f"{buffer} is {strategy}, but the rows are in the order of {kernel.order or 'nothing'}",
+                    f"{buffer}:",
+                )
         if kernel.order and kernel.order not in targets:
             self.wrong(f"the order {kernel.order} is the buffer of none of its accums", f"order({kernel.order})")

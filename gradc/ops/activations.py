@@ -13,8 +13,15 @@ from ..ir.types import Type
 from .pointwise import NOT_FLOAT, UNARY, abs, eq, erf, exp, ge, gt, log1p, maximum, reciprocal, sigmoid, tanh, where
 from .rules import SHAPES, cases, converted, full, unary_float, unary_number, zeros_like
 
-relu = Primitive("relu", infer=unary_number, reference=lambda x: np.maximum(x, x.dtype.type(0)), lower=Expr("relu({0})"), vjp=lambda g, y, x: (where(gt(x, zeros_like(x)), g, zeros_like(g)),),
-    samples=UNARY, doc="max(x, 0); NaN stays; the derivative at 0 is 0")  # fmt: skip
+relu = Primitive(
+    "relu",
+    infer=unary_number,
+    reference=lambda x: np.maximum(x, x.dtype.type(0)),
+    lower=Expr("relu({0})"),
+    vjp=lambda g, y, x: (where(gt(x, zeros_like(x)), g, zeros_like(g)),),
+    samples=UNARY,
+    doc="max(x, 0); NaN stays; the derivative at 0 is 0",
+)
 
 
 def _gelu(x: Type, *, approximate: str = "none") -> Type:
@@ -45,21 +52,30 @@ def _gelu_value(x: Node, *, approximate: str) -> Node:
 
 
 def _gelu_vjp(g: Node, y: Node, x: Node, *, approximate: str) -> tuple[Node]:
-    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last, for g x may lie outside the dtype, and P' is 0 where x^2 does
+    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last, for g x may lie outside the dtype, and P'
+    # is 0 where x^2 does
     wide = converted(x, x.dtype.compute)
     if approximate == "none":
         below = (erf(wide * math.sqrt(0.5)) + 1) * 0.5
         slope = wide * (exp(wide * wide * -0.5) * math.sqrt(0.5 / math.pi))
     else:
         below, flat = _logistic(_gelu_argument(wide) * 2)
-        slope = where(eq(flat, zeros_like(flat)), flat, wide * flat * (wide * wide * (6 * _TANH[0] * _TANH[1]) + 2 * _TANH[0]))
+        slope = where(
+            eq(flat, zeros_like(flat)), flat, wide * flat * (wide * wide * (6 * _TANH[0] * _TANH[1]) + 2 * _TANH[0])
+        )
     return (converted(converted(g, wide.dtype) * (below + slope), x.dtype),)
 
 
-gelu = Composite("gelu", infer=_gelu, decompose=_gelu_value, vjp=_gelu_vjp,
+gelu = Composite(
+    "gelu",
+    infer=_gelu,
+    decompose=_gelu_value,
+    vjp=_gelu_vjp,
     samples=(*cases(*SHAPES), *(Sample((f"F[{s}]",), {"approximate": "tanh"}) for s in ("N", "2,N"))),
-    bad=(BadSample(("f32[3]",), {"approximate": "erf"}, match="neither"), *NOT_FLOAT), doc="x * Phi(x); approximate='tanh' for the tanh form",
-    source="Hendrycks and Gimpel 2016")  # fmt: skip
+    bad=(BadSample(("f32[3]",), {"approximate": "erf"}, match="neither"), *NOT_FLOAT),
+    doc="x * Phi(x); approximate='tanh' for the tanh form",
+    source="Hendrycks and Gimpel 2016",
+)
 
 
 def _silu_value(x: Node) -> Node:
@@ -74,7 +90,9 @@ def _silu_vjp(g: Node, y: Node, x: Node) -> tuple[Node]:
     return (converted(converted(g, wide.dtype) * (s + wide * slope), x.dtype),)
 
 
-silu = Composite("silu", infer=unary_float, decompose=_silu_value, vjp=_silu_vjp, samples=UNARY, bad=NOT_FLOAT, doc="x * sigmoid(x)")
+silu = Composite(
+    "silu", infer=unary_float, decompose=_silu_value, vjp=_silu_vjp, samples=UNARY, bad=NOT_FLOAT, doc="x * sigmoid(x)"
+)
 
 
 def _softplus(x: Type, *, beta: float = 1.0, threshold: float = 20.0) -> Type:
@@ -98,7 +116,12 @@ def _softplus_vjp(g: Node, y: Node, x: Node, *, beta: float, threshold: float) -
     return (converted(converted(g, x.dtype.compute) * slope, x.dtype),)
 
 
-softplus = Composite("softplus", infer=_softplus, decompose=_softplus_value, vjp=_softplus_vjp,
-    samples=(*cases(*SHAPES), Sample(("F[N]",), {"beta": 2.0, "threshold": 1.0})), bad=(BadSample(("f32[3]",), {"beta": 0.0}, match="not above 0"), *NOT_FLOAT),
-    doc="log(1 + exp(beta*x)) / beta; x itself above the threshold")  # fmt: skip
-
+softplus = Composite(
+    "softplus",
+    infer=_softplus,
+    decompose=_softplus_value,
+    vjp=_softplus_vjp,
+    samples=(*cases(*SHAPES), Sample(("F[N]",), {"beta": 2.0, "threshold": 1.0})),
+    bad=(BadSample(("f32[3]",), {"beta": 0.0}, match="not above 0"), *NOT_FLOAT),
+    doc="log(1 + exp(beta*x)) / beta; x itself above the threshold",
+)

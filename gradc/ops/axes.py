@@ -1,4 +1,6 @@
-"""Where the axes of a movement op's operand go, and the same movement with one axis of its result replaced (``Op.resized``)."""
+"""Where the axes of a movement op's operand go, and the same movement with one axis of its result replaced
+(``Op.resized``).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def resized_reshape(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized |
 
 def resized_transpose(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
     moved = node.attrs["axes"][axis]
-    after = [[moved + i for i in range(len(sizes))] if a == moved else [a if a < moved else a + len(sizes) - 1] for a in node.attrs["axes"]]
+    after = [
+        [moved + i for i in range(len(sizes))] if a == moved else [a if a < moved else a + len(sizes) - 1]
+        for a in node.attrs["axes"]
+    ]
     return (moved,), {"axes": tuple(a for run in after for a in run)}
 
 
@@ -82,4 +87,8 @@ def resized_slice(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | N
 
 def resized_pad(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
     width = node.attrs["pad_width"]
-    return ((axis,), {**node.attrs, "pad_width": replaced(width, axis, ((0, 0),) * len(sizes))}) if width[axis] == (0, 0) else None
+    return (
+        ((axis,), {**node.attrs, "pad_width": replaced(width, axis, ((0, 0),) * len(sizes))})
+        if width[axis] == (0, 0)
+        else None
+    )

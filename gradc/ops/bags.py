@@ -15,7 +15,18 @@ from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
 from ..ir.types import I64, Type
 from ..process.forks import cached_property
-from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, check_positions, gather, padding_exists, scatter_add, unpadded
+from .indexing import (
+    Bounds,
+    Padding,
+    _as_resolved,
+    _indices,
+    _padding,
+    check_positions,
+    gather,
+    padding_exists,
+    scatter_add,
+    unpadded,
+)
 from .movement import iota
 from .pointwise import bitwise_or, eq, ge, gt, logical_and, lt, maximum, ne, sqrt, where
 from .reduce import amax, amin, sum
@@ -27,7 +38,9 @@ from .tables import embedding_renorm
 
 
 def count_not_above(line: Any, values: Any) -> Any:
-    """For each value how many elements of an ascending line are <= it; of a line that does not ascend, what a binary search finds."""
+    """For each value how many elements of an ascending line are <= it; of a line that does not ascend, what a binary
+    search finds.
+    """
     line, values = np.asarray(line).astype(np.int64), np.asarray(values).astype(np.int64)
     low, high = np.zeros(values.shape, np.int64), np.full(values.shape, line.size, np.int64)
     while (low < high).any():
@@ -50,12 +63,35 @@ def _segments_reference(offsets: Any, *, size: int, oob: str) -> Any:
     return count_not_above(raw, np.arange(size)) - 1
 
 
-segment_ids = Primitive("segment_ids", infer=_segments, reference=_segments_reference, in_place_of_dtype=True,
-    lower=Lookup(lambda index, node, kernel: kernel.position(Index.of(kernel.search(node.operands[0], kernel.position(index[0], I64))) + -1, I64)),
-    indices={0: lambda node: node.attrs["size"] + 1}, ascending=(0,), vjp=lambda g, y, offsets, **_: (DISCRETE,),
-    samples=(Sample((np.array([0, 2, 2, 5]),), {"size": 7}), Sample((np.array([0, 3], np.int32),), {"size": 3}), Sample((np.zeros(0, np.int64),), {"size": 2}), Sample((np.array([0], np.uint8),), {"size": 0}), Sample((np.array([0, 0, 0]),), {"size": 4, "oob": "skip"})),
-    bad=(BadSample(("f32[3]",), {"size": 4}, match="indices are f32"), BadSample(("i64[3,2]",), {"size": 4}, match="rank 2, not 1")),
-    doc="for each position below size the segment it is in, where segment s begins at offsets[s]; -1 before the first. With oob='error' the offsets must begin with 0, not decrease, and not exceed size")  # fmt: skip
+segment_ids = Primitive(
+    "segment_ids",
+    infer=_segments,
+    reference=_segments_reference,
+    in_place_of_dtype=True,
+    lower=Lookup(
+        lambda index, node, kernel: kernel.position(
+            Index.of(kernel.search(node.operands[0], kernel.position(index[0], I64))) + -1, I64
+        )
+    ),
+    indices={0: lambda node: node.attrs["size"] + 1},
+    ascending=(0,),
+    vjp=lambda g, y, offsets, **_: (DISCRETE,),
+    samples=(
+        Sample((np.array([0, 2, 2, 5]),), {"size": 7}),
+        Sample((np.array([0, 3], np.int32),), {"size": 3}),
+        Sample((np.zeros(0, np.int64),), {"size": 2}),
+        Sample((np.array([0], np.uint8),), {"size": 0}),
+        Sample((np.array([0, 0, 0]),), {"size": 4, "oob": "skip"}),
+    ),
+    bad=(
+        BadSample(("f32[3]",), {"size": 4}, match="indices are f32"),
+        BadSample(("i64[3,2]",), {"size": 4}, match="rank 2, not 1"),
+    ),
+    doc=(
+        "for each position below size the segment it is in, where segment s begins at offsets[s]; -1 before the first."
+        " With oob='error' the offsets must begin with 0, not decrease, and not exceed size"
+    ),
+)
 
 # -- embedding_bag -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +123,11 @@ def _embedding_bag(
     if _indices(indices).rank not in (1, 2):
         raise TypeRuleError(f"the indices {indices} have rank {indices.rank}: 1 with offsets, or 2")
     if (offsets is None) != (indices.rank == 2):
-        raise TypeRuleError("indices of rank 1 need offsets" if offsets is None else f"the rows of {indices} are the bags; offsets are for rank 1")
+        raise TypeRuleError(
+            "indices of rank 1 need offsets"
+            if offsets is None
+            else f"the rows of {indices} are the bags; offsets are for rank 1"
+        )
     if offsets is None:
         if include_last_offset:
             raise TypeRuleError("include_last_offset without offsets")
@@ -102,18 +142,30 @@ def _embedding_bag(
         if mode == "max":
             raise TypeRuleError("per_sample_weights have no meaning with mode='max'")
         if per_sample_weights.dtype is not weight.dtype:
-            raise TypeRuleError(f"dtypes differ: {weight.dtype} and per_sample_weights {per_sample_weights.dtype}; write a cast")
-        if per_sample_weights.rank != indices.rank or not all(same(n, m) for n, m in zip(per_sample_weights.shape, indices.shape, strict=True)):
+            raise TypeRuleError(
+                f"dtypes differ: {weight.dtype} and per_sample_weights {per_sample_weights.dtype}; write a cast"
+            )
+        if per_sample_weights.rank != indices.rank or not all(
+            same(n, m) for n, m in zip(per_sample_weights.shape, indices.shape, strict=True)
+        ):
             raise TypeRuleError(f"per_sample_weights {per_sample_weights} for the indices {indices}")
     if scale_grad_by_freq and mode == "max":
         raise TypeRuleError("scale_grad_by_freq has no meaning with mode='max'")
-    attrs = {"mode": mode, "include_last_offset": include_last_offset, "padding_idx": _padding(padding_idx, weight.shape[0]), "scale_grad_by_freq": scale_grad_by_freq, "oob": oob}
+    attrs = {
+        "mode": mode,
+        "include_last_offset": include_last_offset,
+        "padding_idx": _padding(padding_idx, weight.shape[0]),
+        "scale_grad_by_freq": scale_grad_by_freq,
+        "oob": oob,
+    }
     return weight.with_shape(bags, weight.shape[1]), attrs
 
 
 @dataclass(frozen=True)
 class _Bags:
-    """One embedding_bag in its compute dtype: what value and vjp share.  A member is an index of a bag; one of padding, or skipped, is in none."""
+    """One embedding_bag in its compute dtype: what value and vjp share.  A member is an index of a bag; one of padding,
+    or skipped, is in none.
+    """
 
     indices: Node
     weight: Node
@@ -132,14 +184,18 @@ class _Bags:
         if self.oob == "skip":
             mask = logical_and(ge(place, 0), lt(place, call("dim", size=size)))
         if self.padding_idx is not None:
-            other = unpadded(_as_resolved(self.indices, size, self.oob) if self.oob in ("clamp", "wrap") else place, self.padding_idx)
+            other = unpadded(
+                _as_resolved(self.indices, size, self.oob) if self.oob in ("clamp", "wrap") else place, self.padding_idx
+            )
             mask = other if mask is None else logical_and(mask, other)
         return mask
 
     @cached_property
     def bag(self) -> Node:
         """Of each of the members in a line the bag."""
-        return segment_ids.plain(self.offsets, size=self.indices.shape[0], oob="skip" if self.oob == "skip" else "error")
+        return segment_ids.plain(
+            self.offsets, size=self.indices.shape[0], oob="skip" if self.oob == "skip" else "error"
+        )
 
     @cached_property
     def place(self) -> Node:
@@ -180,7 +236,14 @@ class _Bags:
 
     @cached_property
     def raw(self) -> Node:
-        return gather.plain(self.weight, self.indices, axis=0, oob=self.oob, padding_idx=self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
+        return gather.plain(
+            self.weight,
+            self.indices,
+            axis=0,
+            oob=self.oob,
+            padding_idx=self.padding_idx,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+        )
 
     @cached_property
     def rows(self) -> Node:
@@ -214,7 +277,9 @@ class _Bags:
 
     @cached_property
     def largest(self) -> Node:
-        return self.best(amax, scatter_amax, self.alone(self.rows, -float("inf")) if self.offsets is None else self.rows)
+        return self.best(
+            amax, scatter_amax, self.alone(self.rows, -float("inf")) if self.offsets is None else self.rows
+        )
 
     @cached_property
     def filled(self) -> Node:
@@ -232,7 +297,9 @@ class _Bags:
         if self.mode != "max":
             back = self.back(self.divided(g))
             return back if self.w is None else back * self.wide(self.w)
-        winner = bitwise_or(eq(self.rows, self.back(self.largest)), ne(self.rows, self.rows))  # the first of equals takes all; NaN is the largest
+        winner = bitwise_or(
+            eq(self.rows, self.back(self.largest)), ne(self.rows, self.rows)
+        )  # the first of equals takes all; NaN is the largest
         winner = winner if self.kept is None else logical_and(winner, self.wide(self.kept))
         axis = self.indices.rank - 1
         line = iota(shape=self.rows.shape, axis=axis)
@@ -251,17 +318,30 @@ class _Bags:
         return self.alone(sum.plain(self.back(self.divided(g)) * x, axis=(self.indices.rank,)))
 
 
-def _bags(indices: Node, weight: Node, offsets: Node | None, per_sample_weights: Node | None, attrs: dict[str, Any]) -> _Bags:
+def _bags(
+    indices: Node, weight: Node, offsets: Node | None, per_sample_weights: Node | None, attrs: dict[str, Any]
+) -> _Bags:
     return _Bags(indices, weight, *_parts(indices, offsets, per_sample_weights), **attrs)
 
 
-def _bag_value(indices: Node, weight: Node, offsets: Node | None = None, per_sample_weights: Node | None = None, **attrs: Any) -> Node:
+def _bag_value(
+    indices: Node, weight: Node, offsets: Node | None = None, per_sample_weights: Node | None = None, **attrs: Any
+) -> Node:
     return converted(_bags(indices, weight, offsets, per_sample_weights, attrs).value, weight.dtype)
 
 
-def _bag_vjp(g: Node, y: Node, indices: Node, weight: Node, offsets: Node | None = None, per_sample_weights: Node | None = None, **attrs: Any) -> tuple[Any, ...]:
-    # with r of each bag (1, sum w, or the root of sum w^2) and j a member: sum, mean and sqrtn give row j w_j g / r, max gives g to the first winner of each column;
-    # dw_j = g.x_j (sum), g.(x_j - y) / r (mean), (g.x_j - w_j (g.y) / r) / r (sqrtn)
+def _bag_vjp(
+    g: Node,
+    y: Node,
+    indices: Node,
+    weight: Node,
+    offsets: Node | None = None,
+    per_sample_weights: Node | None = None,
+    **attrs: Any,
+) -> tuple[Any, ...]:
+    # with r of each bag (1, sum w, or the root of sum w^2) and j a member: sum, mean and sqrtn give row j w_j g / r,
+    # max gives g to the first winner of each column; dw_j = g.x_j (sum), g.(x_j - y) / r (mean), (g.x_j - w_j (g.y) /
+    # r) / r (sqrtn)
     b = _bags(indices, weight, offsets, per_sample_weights, attrs)
     g = converted(g, b.rows.dtype)
     of_weight, _ = gather.vjp(b.of_rows(g), b.raw, *b.raw.operands, **b.raw.attrs)  # type: ignore[misc]
@@ -285,33 +365,80 @@ def _bag_call(
     scale_grad_by_freq: bool = False,
     oob: Bounds = "error",
 ) -> Node:
-    given = [adopt("embedding_bag", [o], broadcasting=False)[0] for o in (indices, weight, offsets, per_sample_weights) if o is not None]
+    given = [
+        adopt("embedding_bag", [o], broadcasting=False)[0]
+        for o in (indices, weight, offsets, per_sample_weights)
+        if o is not None
+    ]
     if max_norm is not None:
         given[1] = embedding_renorm.plain(given[1], given[0], max_norm=max_norm, norm_type=norm_type, oob=oob)
     if offsets is None and per_sample_weights is not None and given[0].rank != 2:
         raise TypeRuleError("indices of rank 1 need offsets")
-    return embedding_bag.apply(given, {"mode": mode, "include_last_offset": include_last_offset, "padding_idx": padding_idx, "scale_grad_by_freq": scale_grad_by_freq, "oob": oob})
+    return embedding_bag.apply(
+        given,
+        {
+            "mode": mode,
+            "include_last_offset": include_last_offset,
+            "padding_idx": padding_idx,
+            "scale_grad_by_freq": scale_grad_by_freq,
+            "oob": oob,
+        },
+    )
 
 
 _OFFSETS, _LONG = np.array([0, 2, 2, 5]), np.array([4, 1, 3, 3, 0, 3, 1])
 _ONE = (_LONG, "F[5,3]", _OFFSETS)
 _DRAW = ("index:5", "normal", "index:1", "positive")
-embedding_bag: Composite = Composite("embedding_bag", implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[1].shape[0]), infer=_embedding_bag, decompose=_bag_value, vjp=_bag_vjp, sugar=_bag_call, indices={0: lambda node: node.operands[1].shape[0]},
+embedding_bag: Composite = Composite(
+    "embedding_bag",
+    implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[1].shape[0]),
+    infer=_embedding_bag,
+    decompose=_bag_value,
+    vjp=_bag_vjp,
+    sugar=_bag_call,
+    indices={0: lambda node: node.operands[1].shape[0]},
     samples=(
         *(Sample(("i64[N,4]", "F[5,3]"), {"mode": mode}, draw=_DRAW) for mode in ("sum", "mean", "max", "sqrtn")),
-        *(Sample(("i32[3,N]", "F[5,3]"), {"mode": mode, "padding_idx": 1}, draw=_DRAW) for mode in ("sum", "mean", "max", "sqrtn")),
+        *(
+            Sample(("i32[3,N]", "F[5,3]"), {"mode": mode, "padding_idx": 1}, draw=_DRAW)
+            for mode in ("sum", "mean", "max", "sqrtn")
+        ),
         *(Sample(_ONE, {"mode": mode}, draw=_DRAW) for mode in ("sum", "mean", "max", "sqrtn")),
-        *(Sample(_ONE, {"mode": mode, "padding_idx": -2, "include_last_offset": True}, draw=_DRAW) for mode in ("sum", "mean", "max", "sqrtn")),
+        *(
+            Sample(_ONE, {"mode": mode, "padding_idx": -2, "include_last_offset": True}, draw=_DRAW)
+            for mode in ("sum", "mean", "max", "sqrtn")
+        ),
         *(Sample((*_ONE, "F[7]"), {"mode": mode, "padding_idx": 0}, draw=_DRAW) for mode in ("sum", "mean", "sqrtn")),
-        *(Sample(("u8[N,4]", "F[5,3]", "F[N,4]"), {"mode": mode, "padding_idx": 2}, draw=("index:5", "normal", "positive")) for mode in ("sum", "mean", "sqrtn")),
-        Sample(_ONE, {"mode": "mean", "scale_grad_by_freq": True, "max_norm": 1.0}, draw=_DRAW), Sample(("i64[N]", "F[5,3]", np.zeros(2, np.int64)), {"mode": "sum"}, draw=_DRAW),
-        Sample(("i8[N,4]", "F[3,2]"), {"mode": "mean", "oob": "skip"}, draw=("int", "normal")), Sample(("i8[N,4]", "F[3,2]"), {"mode": "max", "oob": "wrap", "padding_idx": 1}, draw=("int", "normal")),
+        *(
+            Sample(
+                ("u8[N,4]", "F[5,3]", "F[N,4]"),
+                {"mode": mode, "padding_idx": 2},
+                draw=("index:5", "normal", "positive"),
+            )
+            for mode in ("sum", "mean", "sqrtn")
+        ),
+        Sample(_ONE, {"mode": "mean", "scale_grad_by_freq": True, "max_norm": 1.0}, draw=_DRAW),
+        Sample(("i64[N]", "F[5,3]", np.zeros(2, np.int64)), {"mode": "sum"}, draw=_DRAW),
+        Sample(("i8[N,4]", "F[3,2]"), {"mode": "mean", "oob": "skip"}, draw=("int", "normal")),
+        Sample(("i8[N,4]", "F[3,2]"), {"mode": "max", "oob": "wrap", "padding_idx": 1}, draw=("int", "normal")),
     ),
     bad=(
-        BadSample(("i64[7]", "f32[5,3]"), match="rank 1 need offsets"), BadSample(("i64[7,2]", "f32[5,3]", "i64[2]"), match="offsets are for rank 1"), BadSample(("f32[7,2]", "f32[5,3]"), match="indices are f32"),
-        BadSample(("i64[7]", "f32[5,3]", "i64[2]", "f32[6]"), match="per_sample_weights f32[6]"), BadSample(("i64[7]", "f32[5,3]", "i64[2]", "f64[7]"), match="dtypes differ"), BadSample(("i64[7]", "f32[5,3]", "i64[2,1]"), match="rank 2, not 1"),
-        BadSample(("i64[7,2]", "f32[5,3]", "f32[7,2]"), {"mode": "max"}, match="no meaning with mode='max'"), BadSample(("i64[7,2]", "f32[5,3]"), {"mode": "median"}, match="mode='median'"), BadSample(("i64[2,2,2]", "f32[5,3]"), match="rank 3"),
-        BadSample(("i64[7]", "f32[5,3]", "i64[0]"), {"include_last_offset": True}, match="1 offset at least, got 0"), BadSample(("i64[7,2]", "i8[5,3]"), match="i8 is no float"),
+        BadSample(("i64[7]", "f32[5,3]"), match="rank 1 need offsets"),
+        BadSample(("i64[7,2]", "f32[5,3]", "i64[2]"), match="offsets are for rank 1"),
+        BadSample(("f32[7,2]", "f32[5,3]"), match="indices are f32"),
+        BadSample(("i64[7]", "f32[5,3]", "i64[2]", "f32[6]"), match="per_sample_weights f32[6]"),
+        BadSample(("i64[7]", "f32[5,3]", "i64[2]", "f64[7]"), match="dtypes differ"),
+        BadSample(("i64[7]", "f32[5,3]", "i64[2,1]"), match="rank 2, not 1"),
+        BadSample(("i64[7,2]", "f32[5,3]", "f32[7,2]"), {"mode": "max"}, match="no meaning with mode='max'"),
+        BadSample(("i64[7,2]", "f32[5,3]"), {"mode": "median"}, match="mode='median'"),
+        BadSample(("i64[2,2,2]", "f32[5,3]"), match="rank 3"),
+        BadSample(("i64[7]", "f32[5,3]", "i64[0]"), {"include_last_offset": True}, match="1 offset at least, got 0"),
+        BadSample(("i64[7,2]", "i8[5,3]"), match="i8 is no float"),
     ),
-    doc="rows of a table summed (sum), averaged (mean), divided by the root of the sum of squared weights (sqrtn), or their largest (max) over each bag; a bag is a row of indices, or begins at an offset; padding does not count, an empty bag is 0; oob is 'error' here and 'skip' in gradc.plans",
-    source="torch.nn.functional.embedding_bag; tf.nn.embedding_lookup_sparse (sqrtn)")  # fmt: skip
+    doc=(
+        "rows of a table summed (sum), averaged (mean), divided by the root of the sum of squared weights (sqrtn), or"
+        " their largest (max) over each bag; a bag is a row of indices, or begins at an offset; padding does not count,"
+        " an empty bag is 0; oob is 'error' here and 'skip' in gradc.plans"
+    ),
+    source="torch.nn.functional.embedding_bag; tf.nn.embedding_lookup_sparse (sqrtn)",
+)

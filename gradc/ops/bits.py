@@ -31,10 +31,25 @@ def _shift(x: Type, y: Type) -> Type:
     return x
 
 
-right_shift = Primitive("right_shift", infer=_shift, reference=lambda a, b: np.right_shift(a, b).astype(a.dtype), lower=Expr("right_shift({0}, {1})"), broadcast=True, in_place_of_dtype=True, vjp=lambda g, y, a, b: (ZERO, ZERO),
-    samples=(*(s for d in ("i32", "u8", "i64", "i4") for s in cases("N", "2,3", arity=2, dtype=d, draw="int")), Sample(("u8[N]", "u8[]"), draw=("int", "int"))),
-    bad=(BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"), BadSample(("i32[3]", "u8[3]"), match="dtypes differ")),
-    doc="a / 2**b rounded down; a shift by a negative number, or by all of the bits, leaves the sign", source="numpy.right_shift")  # fmt: skip
+right_shift = Primitive(
+    "right_shift",
+    infer=_shift,
+    reference=lambda a, b: np.right_shift(a, b).astype(a.dtype),
+    lower=Expr("right_shift({0}, {1})"),
+    broadcast=True,
+    in_place_of_dtype=True,
+    vjp=lambda g, y, a, b: (ZERO, ZERO),
+    samples=(
+        *(s for d in ("i32", "u8", "i64", "i4") for s in cases("N", "2,3", arity=2, dtype=d, draw="int")),
+        Sample(("u8[N]", "u8[]"), draw=("int", "int")),
+    ),
+    bad=(
+        BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"),
+        BadSample(("i32[3]", "u8[3]"), match="dtypes differ"),
+    ),
+    doc="a / 2**b rounded down; a shift by a negative number, or by all of the bits, leaves the sign",
+    source="numpy.right_shift",
+)
 
 # -- the same bits -----------------------------------------------------------------------------------------------------
 
@@ -56,10 +71,24 @@ def with_bits(x: Array, to: DType) -> Array:
     return convert(low, to) if to.is_integer else low.view(to.np).reshape(x.shape)
 
 
-bitcast = Primitive("bitcast", infer=_bitcast, reference=with_bits, lower=Expr("bitcast"), in_place_of_dtype=True, vjp=lambda g, y, x, *, to: (DISCRETE,),
-    samples=tuple(Sample((f"u{DTYPES[t].itemsize * 8}[2,N]",), {"to": t}, draw=("int",)) for t in ("f4e2m1", "e8m0", "f8e4m3", "f8e5m2", "i4", "u2", "i8", "bf16", "f16", "i16", "f32", "i32")),
-    bad=(BadSample(("i8[3]",), {"to": "f4e2m1"}, match="no unsigned"), BadSample(("u8[3]",), {"to": "f32"}, match="u8 holds no bits of f32")),
-    doc="the values whose bits an unsigned integer holds; of a byte only the low ones, where a value has fewer", source="jax.lax.bitcast_convert_type")  # fmt: skip
+bitcast = Primitive(
+    "bitcast",
+    infer=_bitcast,
+    reference=with_bits,
+    lower=Expr("bitcast"),
+    in_place_of_dtype=True,
+    vjp=lambda g, y, x, *, to: (DISCRETE,),
+    samples=tuple(
+        Sample((f"u{DTYPES[t].itemsize * 8}[2,N]",), {"to": t}, draw=("int",))
+        for t in ("f4e2m1", "e8m0", "f8e4m3", "f8e5m2", "i4", "u2", "i8", "bf16", "f16", "i16", "f32", "i32")
+    ),
+    bad=(
+        BadSample(("i8[3]",), {"to": "f4e2m1"}, match="no unsigned"),
+        BadSample(("u8[3]",), {"to": "f32"}, match="u8 holds no bits of f32"),
+    ),
+    doc="the values whose bits an unsigned integer holds; of a byte only the low ones, where a value has fewer",
+    source="jax.lax.bitcast_convert_type",
+)
 
 # -- unpack ------------------------------------------------------------------------------------------------------------
 
@@ -82,7 +111,9 @@ def _shifts(bits: int, low_nibble_first: bool) -> Array:
 
 def _unpack_reference(packed: Array, *, dtype: DType, axis: int, low_nibble_first: bool) -> Array:
     codes = np.right_shift(np.expand_dims(packed, -1), _shifts(dtype.bits, low_nibble_first))
-    codes = np.moveaxis(codes, -1, axis + 1).reshape(replaced(packed.shape, axis, (packed.shape[axis] * codes.shape[-1],)))
+    codes = np.moveaxis(codes, -1, axis + 1).reshape(
+        replaced(packed.shape, axis, (packed.shape[axis] * codes.shape[-1],))
+    )
     return with_bits(codes, dtype)
 
 
@@ -105,17 +136,33 @@ def _resized_unpack(node: Node, axis: int, sizes: tuple[Any, ...]) -> Resized | 
     return None if axis == own else ((axis,), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1})
 
 
-unpack = Primitive("unpack", infer=infer_unpacked, reference=_unpack_reference, lower=Lookup(_unpack_at), in_place_of_dtype=True, vjp=lambda g, y, packed, **_: (DISCRETE,), resized=_resized_unpack,
+unpack = Primitive(
+    "unpack",
+    infer=infer_unpacked,
+    reference=_unpack_reference,
+    lower=Lookup(_unpack_at),
+    in_place_of_dtype=True,
+    vjp=lambda g, y, packed, **_: (DISCRETE,),
+    resized=_resized_unpack,
     samples=(
-        *(Sample(("u8[N,3]",), {"dtype": d}, draw=("int",)) for d in PACKED), *(Sample(("u8[3,N]",), {"dtype": d, "low_nibble_first": False}, draw=("int",)) for d in ("u4", "i2", "f4e2m1")),
-        Sample(("u8[N,3]",), {"dtype": "i4", "axis": 0}, draw=("int",)), Sample(("u8[2,N,3]",), {"dtype": "u2", "axis": -2}, draw=("int",)), Sample(("u8[5]",), {"dtype": "i4"}, draw=("int",)),
+        *(Sample(("u8[N,3]",), {"dtype": d}, draw=("int",)) for d in PACKED),
+        *(Sample(("u8[3,N]",), {"dtype": d, "low_nibble_first": False}, draw=("int",)) for d in ("u4", "i2", "f4e2m1")),
+        Sample(("u8[N,3]",), {"dtype": "i4", "axis": 0}, draw=("int",)),
+        Sample(("u8[2,N,3]",), {"dtype": "u2", "axis": -2}, draw=("int",)),
+        Sample(("u8[5]",), {"dtype": "i4"}, draw=("int",)),
     ),
     bad=(
-        BadSample(("i8[4]",), {"dtype": "i4"}, match="u8, not i8"), BadSample(("u8[4]",), {"dtype": "i8"}, match="dtype=i8; a byte holds several of"), BadSample(("u8[]",), {"dtype": "i4"}, match="axis=-1"),
+        BadSample(("i8[4]",), {"dtype": "i4"}, match="u8, not i8"),
+        BadSample(("u8[4]",), {"dtype": "i8"}, match="dtype=i8; a byte holds several of"),
+        BadSample(("u8[]",), {"dtype": "i4"}, match="axis=-1"),
         BadSample(("u8[4,2]",), {"dtype": "i4", "axis": 2}, match="axis=2"),
     ),
-    doc="bytes as the narrow values they hold, 8/bits times as many along an axis, the low bits first unless low_nibble_first=False; read where they are used, never stored; "
-    "a constant for the gradient. gradc.pack makes such bytes in NumPy")  # fmt: skip
+    doc=(
+        "bytes as the narrow values they hold, 8/bits times as many along an axis, the low bits first unless"
+        " low_nibble_first=False; read where they are used, never stored; a constant for the gradient. gradc.pack makes"
+        " such bytes in NumPy"
+    ),
+)
 
 
 def pack(values: Any, dtype: Any = None, axis: int = -1, low_nibble_first: bool = True) -> Array:
@@ -128,17 +175,21 @@ def pack(values: Any, dtype: Any = None, axis: int = -1, low_nibble_first: bool 
     array = np.asarray(values)
     to = dtype_of(array.dtype if dtype is None else dtype)
     if to.name not in PACKED or array.ndim == 0:
-        raise InvalidProblem(f"pack: {to}{list(array.shape)}; a byte holds several of {' '.join(PACKED)}, along an axis")
+        raise InvalidProblem(
+            f"pack: {to}{list(array.shape)}; a byte holds several of {' '.join(PACKED)}, along an axis"
+        )
     axis, per = canonical_axis(axis, array.ndim), 8 // to.bits
     if array.shape[axis] % per:
         raise InvalidProblem(f"pack: axis {axis} has {array.shape[axis]} values of {to}; {per} fill a byte")
     if to.is_integer and array.dtype != to.np:
         low, high = to.range
         if array.dtype.kind not in "iu" or (array.size and not (low <= int(array.min()) and int(array.max()) <= high)):
-            raise InvalidProblem(f"pack: {to} holds integers of {low} to {high}, and values is {array.dtype}" + (f" up to {array.max()}" if array.size else ""))
+            raise InvalidProblem(
+                f"pack: {to} holds integers of {low} to {high}, and values is {array.dtype}"
+                + (f" up to {array.max()}" if array.size else "")
+            )
     narrow = convert(array, to)
     codes = (narrow.astype(np.int8) if to.is_integer else narrow).view(np.uint8) & np.uint8(2**to.bits - 1)
     groups = codes.reshape(replaced(codes.shape, axis, (codes.shape[axis] // per, per)))
     shifts = _shifts(to.bits, low_nibble_first).reshape((per, *(1,) * (array.ndim - axis - 1)))
     return np.asarray(np.bitwise_or.reduce(np.left_shift(groups, shifts), axis=axis + 1), np.uint8)
-

@@ -22,9 +22,23 @@ E8M0, U4 = DTYPES["e8m0"], DTYPES["u4"]
 # -- NF4 ---------------------------------------------------------------------------------------------------------------
 
 NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
 """The quantiles of a normal distribution that NormalFloat 4 stands for: Dettmers et al. 2023 (QLoRA), appendix E."""
 
 
@@ -58,7 +72,11 @@ def _nf4(
     if not out_dtype.is_float:
         raise TypeRuleError(f"out_dtype={out_dtype} is no float")
     del attrs["dtype"]
-    return codes.with_dtype(out_dtype), {**attrs, "block": check_parameters(codes, scale, None, block), "out_dtype": out_dtype}
+    return codes.with_dtype(out_dtype), {
+        **attrs,
+        "block": check_parameters(codes, scale, None, block),
+        "out_dtype": out_dtype,
+    }
 
 
 def _nf4_rows(packed: Node, axis: int, low_nibble_first: bool, compute: DType, blocks: Blocks) -> Node:
@@ -70,14 +88,24 @@ def _nf4_blocks(packed: Node, axis: int, block: tuple[Size, ...]) -> Blocks:
     return Blocks((*packed.shape[:axis], packed.shape[axis] * 2, *packed.shape[axis + 1 :]), block)
 
 
-def _nf4_value(packed: Node, scale: Node, *, block: tuple[Size, ...], axis: int, low_nibble_first: bool, out_dtype: DType) -> Node:
+def _nf4_value(
+    packed: Node, scale: Node, *, block: tuple[Size, ...], axis: int, low_nibble_first: bool, out_dtype: DType
+) -> Node:
     blocks, compute = _nf4_blocks(packed, axis, block), compute_dtype(scale.dtype, out_dtype)
     rows = _nf4_rows(packed, axis, low_nibble_first, compute, blocks)
     return converted(blocks.leave(rows * blocks.spread(converted(scale, compute))), out_dtype)
 
 
 def _nf4_vjp(
-    g: Node, y: Node, packed: Node, scale: Node, *, block: tuple[Size, ...], axis: int, low_nibble_first: bool, out_dtype: DType
+    g: Node,
+    y: Node,
+    packed: Node,
+    scale: Node,
+    *,
+    block: tuple[Size, ...],
+    axis: int,
+    low_nibble_first: bool,
+    out_dtype: DType,
 ) -> tuple[Any, Any]:
     # ds = the sum over each block of g codebook[packed]
     blocks, compute = _nf4_blocks(packed, axis, block), compute_dtype(scale.dtype, out_dtype)
@@ -102,7 +130,9 @@ dequantize_nf4 = Composite(
     samples=(
         Sample(("u8[N,4]", "F[N,2]"), {"block": (1, 4)}, draw=("int", "positive")),
         Sample(("u8[N,4]", "F[]"), draw=("int", "positive")),
-        Sample(("u8[3,N]", "F[6,1]"), {"block": (1, "N"), "axis": 0, "low_nibble_first": False}, draw=("int", "positive")),
+        Sample(
+            ("u8[3,N]", "F[6,1]"), {"block": (1, "N"), "axis": 0, "low_nibble_first": False}, draw=("int", "positive")
+        ),
         Sample(("u8[N,3]", "F[N,2]"), {"block": (1, 4), "out_dtype": "bf16"}, draw=("int", "positive")),
     ),
     bad=(
@@ -111,8 +141,11 @@ dequantize_nf4 = Composite(
         BadSample(("u8[4]", "f32[1]"), {"out_dtype": "i8"}, match="out_dtype=i8 is no float"),
         BadSample(("u8[4]", "i32[1]"), match="scale is i32, no float"),
     ),
-    doc="nf4_codebook()[unpack(packed)] * scale, one scale per block of the unpacked values (block: as for dequantize); axis is the "
-    "one along which two values share a byte, the first in the low half (low_nibble_first=False for data of bitsandbytes)",
+    doc=(
+        "nf4_codebook()[unpack(packed)] * scale, one scale per block of the unpacked values (block: as for dequantize);"
+        " axis is the one along which two values share a byte, the first in the low half (low_nibble_first=False for"
+        " data of bitsandbytes)"
+    ),
     source="Dettmers et al. 2023 (QLoRA)",
 )
 
@@ -154,17 +187,26 @@ mx_scale = Composite(
         Sample(("F[]",), {"dtype": "f8e5m2"}),
     ),
     bad=(*BAD_BLOCKS, BadSample(("f32[4]",), {"dtype": "i8"}, match="dtype=i8; values with power-of-two scales")),
-    doc="the e8m0 scale 2^(floor(log2(max |x|)) - emax) of each block of x, for values of a dtype whose largest has the exponent emax; "
-    "2^-127 where that is smaller and for a block of zeros, NaN where a block has NaN or infinity; a constant for the gradient",
+    doc=(
+        "the e8m0 scale 2^(floor(log2(max |x|)) - emax) of each block of x, for values of a dtype whose largest has the"
+        " exponent emax; 2^-127 where that is smaller and for a block of zeros, NaN where a block has NaN or infinity;"
+        " a constant for the gradient"
+    ),
     source="OCP Microscaling Formats (MX) v1.0, 6.3",
 )
 
 
-def _dynamic_scale(x: Type, *, block: tuple[SizeLike, ...] | None = None, dtype: DType = DTYPES["i8"], differentiable: bool = False) -> Any:
+def _dynamic_scale(
+    x: Type, *, block: tuple[SizeLike, ...] | None = None, dtype: DType = DTYPES["i8"], differentiable: bool = False
+) -> Any:
     if dtype.name not in TARGETS:
         raise TypeRuleError(f"dtype={dtype}; quantized values may be {' '.join(TARGETS)}")
     blocks = Blocks(floating(x).shape, canonical_block(x.shape, block))
-    return Type(x.dtype.compute, blocks.counts), {"block": blocks.block, "dtype": dtype, "differentiable": differentiable}
+    return Type(x.dtype.compute, blocks.counts), {
+        "block": blocks.block,
+        "dtype": dtype,
+        "differentiable": differentiable,
+    }
 
 
 def _dynamic_value(x: Node, *, block: tuple[Size, ...], dtype: DType, differentiable: bool) -> Node:
@@ -187,7 +229,10 @@ dynamic_scale = Composite(
         Sample(("F[]",), {"dtype": "f4e2m1"}, draw=("distinct",)),
     ),
     bad=(*BAD_BLOCKS, BadSample(("f32[4]",), {"dtype": "f32"}, match="dtype=f32; quantized values may be")),
-    doc="max |x| over each block of x, divided by the largest value of dtype: the scale at which quantize clamps nothing; 1 where that is 0 (a block of "
-    "zeros), NaN or infinity where a block has one; in f32, or f64 for f64; a constant for the gradient unless differentiable=True",
+    doc=(
+        "max |x| over each block of x, divided by the largest value of dtype: the scale at which quantize clamps"
+        " nothing; 1 where that is 0 (a block of zeros), NaN or infinity where a block has one; in f32, or f64 for f64;"
+        " a constant for the gradient unless differentiable=True"
+    ),
     source="per-token dynamic quantization: Yao et al. 2022 (ZeroQuant)",
 )

@@ -120,9 +120,7 @@ class Blocks:
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 
-def check_parameters(
-    x: Type, scale: Type, zero_point: Type | None, block: tuple[Size, ...] | None
-) -> tuple[Size, ...]:
+def check_parameters(x: Type, scale: Type, zero_point: Type | None, block: tuple[Size, ...] | None) -> tuple[Size, ...]:
     """The canonical block, where the parameters have the types and shapes for it."""
     if not scale.dtype.is_float:
         raise TypeRuleError(f"the scale is {scale.dtype}, no float")
@@ -143,7 +141,9 @@ def compute_dtype(*dtypes: DType | None) -> DType:
 
 
 def tangent(node: Node, compute: DType) -> DType:
-    """The dtype in which an operand's gradient is given: a float's own; a quantized value passes it straight through."""
+    """The dtype in which an operand's gradient is given: a float's own; a quantized value passes it straight
+    through.
+    """
     return node.dtype if node.dtype.has_tangent else compute
 
 
@@ -153,7 +153,9 @@ def scale_gradient(gradient: Node, scale: Node) -> Any:
 
 
 def resized_along(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
-    """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter varies."""
+    """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter
+    varies.
+    """
     block, whole = node.attrs["block"], node.shape[axis]
     if block[axis] not in (1, whole):
         return None
@@ -163,4 +165,7 @@ def resized_along(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | N
         return axis if alone and shape else (*shape[:axis], *(1,) * len(sizes), *shape[axis + 1 :]) if shape else ()
 
     operands = (axis, *(parameter(o.shape) for o in node.operands[1:]))
-    return operands, {**node.attrs, "block": (*block[:axis], *((1,) * len(sizes) if alone else sizes), *block[axis + 1 :])}
+    return operands, {
+        **node.attrs,
+        "block": (*block[:axis], *((1,) * len(sizes) if alone else sizes), *block[axis + 1 :]),
+    }

@@ -62,15 +62,39 @@ def _matmul_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 
 
 def _matmul_reference(x: Any, y: Any) -> Any:
-    wide = np.result_type(x.dtype, np.float64) if x.dtype.kind == "f" else x.dtype  # f64 at most: the library's product is not made for more
+    wide = (
+        np.result_type(x.dtype, np.float64) if x.dtype.kind == "f" else x.dtype
+    )  # f64 at most: the library's product is not made for more
     return np.matmul(x.astype(wide), y.astype(wide)).astype(x.dtype)
 
 
-matmul: Library = Library("matmul", infer=_matmul, sugar=_matmul_call, reference=_matmul_reference, axes=_matmul_axes, linear=_matmul_map,
+matmul: Library = Library(
+    "matmul",
+    infer=_matmul,
+    sugar=_matmul_call,
+    reference=_matmul_reference,
+    axes=_matmul_axes,
+    linear=_matmul_map,
     vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
-    samples=(Sample(("F[3,4]", "F[4,N]")), Sample(("F[N,4]", "F[4,3]")), Sample(("F[2,N,4]", "F[2,4,3]")), Sample(("F[2,N,4]", "F[4,3]")), Sample(("F[4]", "F[4,3]")), Sample(("F[2,3,4]", "F[4]")), Sample(("F[4]", "F[4]")), Sample(("F[2,1,3,4]", "F[5,4,2]")), Sample(("F[3,N]", "F[N,2]"))),
-    bad=(BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"), BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ"), BadSample(("f32[]", "f32[4,3]"), match="scalar"), BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float")),
-    doc="the matrix product with NumPy's broadcasting of batch axes; accumulates in f32 for 16-bit types")  # fmt: skip
+    samples=(
+        Sample(("F[3,4]", "F[4,N]")),
+        Sample(("F[N,4]", "F[4,3]")),
+        Sample(("F[2,N,4]", "F[2,4,3]")),
+        Sample(("F[2,N,4]", "F[4,3]")),
+        Sample(("F[4]", "F[4,3]")),
+        Sample(("F[2,3,4]", "F[4]")),
+        Sample(("F[4]", "F[4]")),
+        Sample(("F[2,1,3,4]", "F[5,4,2]")),
+        Sample(("F[3,N]", "F[N,2]")),
+    ),
+    bad=(
+        BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"),
+        BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ"),
+        BadSample(("f32[]", "f32[4,3]"), match="scalar"),
+        BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float"),
+    ),
+    doc="the matrix product with NumPy's broadcasting of batch axes; accumulates in f32 for 16-bit types",
+)
 
 
 def _linear(input: Type, weight: Type, bias: Type | None = None) -> Type:
@@ -91,7 +115,15 @@ def _linear_value(input: Node, weight: Node, bias: Node | None = None) -> Node:
     return y if bias is None else y + bias
 
 
-linear = Composite("linear", infer=_linear, decompose=_linear_value,
+linear = Composite(
+    "linear",
+    infer=_linear,
+    decompose=_linear_value,
     samples=(Sample(("F[N,4]", "F[3,4]", "F[3]")), Sample(("F[4]", "F[3,4]")), Sample(("F[2,N,4]", "F[3,4]", "F[3]"))),
-    bad=(BadSample(("f32[2,4]", "f32[3,5]"), match="4 features and weight takes 5"), BadSample(("f32[2,4]", "f32[3,4]", "f32[4]"), match="for 3 outputs")),
-    doc="input @ weight.T + bias", source="torch.nn.functional.linear")  # fmt: skip
+    bad=(
+        BadSample(("f32[2,4]", "f32[3,5]"), match="4 features and weight takes 5"),
+        BadSample(("f32[2,4]", "f32[3,4]", "f32[4]"), match="for 3 outputs"),
+    ),
+    doc="input @ weight.T + bias",
+    source="torch.nn.functional.linear",
+)

@@ -1,7 +1,7 @@
 """Where a normalised coordinate falls on an axis: the positions that are read there, and their weights.
 
-The one definition of mode x padding x align_corners, as pointwise ops on the coordinate; every derivative follows from it by calculus.
-Positions are tested in float before they become integers, and -1 stands for all that lie outside.
+The one definition of mode x padding x align_corners, as pointwise ops on the coordinate; every derivative follows from
+it by calculus. Positions are tested in float before they become integers, and -1 stands for all that lie outside.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ Padding = Literal["zeros", "border", "reflection"]
 _A = -0.75
 _TAPS: dict[str, tuple[int, tuple[tuple[float, ...], ...]]] = {
     "bilinear": (0, ((-1, 1), (1, 0))),
-    "bicubic": (-1, ((_A, -2 * _A, _A, 0), (_A + 2, -(_A + 3), 0, 1), (-(_A + 2), 2 * _A + 3, -_A, 0), (-_A, _A, 0, 0))),
+    "bicubic": (
+        -1,
+        ((_A, -2 * _A, _A, 0), (_A + 2, -(_A + 3), 0, 1), (-(_A + 2), 2 * _A + 3, -_A, 0), (-_A, _A, 0, 0)),
+    ),
 }
-"""mode -> (the first tap's distance from the floor, each tap's weight as a polynomial of the fraction, highest power first).
+"""mode -> (the first tap's distance from the floor, each tap's weight as a polynomial of the fraction, highest power
+first).
 
 Cubic: Keys 1981 at the signed distances -1-t, -t, 1-t, 2-t.
 """
@@ -37,11 +41,14 @@ def position_dtype(sizes: Iterable[Size]) -> DType:
     return I32 if all(isinstance(n, int) and n < 2**31 for n in sizes) else I64
 
 
-def read_at(coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mode: str, align_corners: bool) -> tuple[Node, Node | None]:
-    """(positions, weights) on an axis of ``size``: ``[N,T,...]`` for coordinates ``[N,...]``; nearest has no taps T and no weights.
+def read_at(
+    coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mode: str, align_corners: bool
+) -> tuple[Node, Node | None]:
+    """(positions, weights) on an axis of ``size``: ``[N,T,...]`` for coordinates ``[N,...]``; nearest has no taps T and
+    no weights.
 
-    Coordinates are mapped in f64: in f32 a place on an axis of 1000 pixels keeps 14 bits of its fraction, and may fall beside its pixel.  In
-    f32 the products of 16-bit coordinates are exact already.
+    Coordinates are mapped in f64: in f32 a place on an axis of 1000 pixels keeps 14 bits of its fraction, and may fall
+    beside its pixel.  In f32 the products of 16-bit coordinates are exact already.
     """
     compute, coordinate = coordinate.dtype.compute, converted(coordinate, F32 if coordinate.dtype.bits == 16 else F64)
     known = where(eq(coordinate, coordinate), coordinate, -1.0)  # NaN counts as -1
@@ -52,7 +59,9 @@ def read_at(coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mo
     if mode == "bilinear":
         place = _padded(place, size, padding_mode, align_corners)
     else:
-        place = _finite(place, align_corners) if padding_mode == "reflection" else _held(place, -_FAR, size + (_FAR - 1))
+        place = (
+            _finite(place, align_corners) if padding_mode == "reflection" else _held(place, -_FAR, size + (_FAR - 1))
+        )
     base = floor(place)
     fraction = place - base
     if compute is F64:
@@ -82,8 +91,12 @@ def _place(x: Node, size: Size, align_corners: bool) -> Node:
     return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
 
 
-def _completed(fraction: Node, x: Node, place: Node, base: Node, size: Size, align_corners: bool, *, mode: str, padding_mode: str) -> Node:
-    """place - base of the coordinate x with the bits that f64 itself lost: x in two parts, of which one times a size is exact."""
+def _completed(
+    fraction: Node, x: Node, place: Node, base: Node, size: Size, align_corners: bool, *, mode: str, padding_mode: str
+) -> Node:
+    """place - base of the coordinate x with the bits that f64 itself lost: x in two parts, of which one times a size is
+    exact.
+    """
     if mode == "bilinear" and padding_mode == "reflection":
         x = x - round(x / 4) * 4  # folded back at -1 and 1: exact in floats, as is 2 - x between 1 and 2
         x = where(gt(x, 1), 2 - x, where(lt(x, -1), -2 - x, x))
@@ -124,6 +137,8 @@ def _reflected(x: Node, size: Size, align_corners: bool) -> Node:
 
 
 def _index(place: Node, size: Size, dtype: DType) -> Node:
-    """A whole place as an integer, -1 outside the axis: the test is made in float, so that no number becomes a wild position."""
+    """A whole place as an integer, -1 outside the axis: the test is made in float, so that no number becomes a wild
+    position.
+    """
     inside = logical_and(ge(place, 0), le(place, size - 1))
     return converted(where(inside, place, -1.0), dtype)

@@ -44,7 +44,9 @@ def _cross_entropy(
     axis = _class_axis(input)
     classes, positions = input.shape[axis], without(input.shape, (axis,))
     if classes == 0 and (target.dtype.is_float or known_nonnegative(product(positions) - 1)):
-        raise TypeRuleError("an input of 0 classes")  # with no positions nothing names one; of a symbolic number the call finds out
+        raise TypeRuleError(
+            "an input of 0 classes"
+        )  # with no positions nothing names one; of a symbolic number the call finds out
     if target.dtype.is_float:
         alike(input, target)
         if ignore_index >= 0:
@@ -318,10 +320,12 @@ cross_entropy = Composite(
         BadSample(("f32[4,0]", "i64[4]"), match="0 classes"),
         BadSample(("i32[4,5]", "i64[4]"), match="i32 is no float"),
     ),
-    doc="-log softmax(input) at the target: class indices [N, d1...] or probabilities of the "
-    "input's shape, the classes on axis 1 (0 of rank 1); positions "
-    "with ignore_index have no loss and no gradient and are not counted by "
-    "mean; an index outside the classes is an error",
+    doc=(
+        "-log softmax(input) at the target: class indices [N, d1...] or probabilities of the "
+        "input's shape, the classes on axis 1 (0 of rank 1); positions "
+        "with ignore_index have no loss and no gradient and are not counted by "
+        "mean; an index outside the classes is an error"
+    ),
     source="torch.nn.functional.cross_entropy; label smoothing: Szegedy et al. 2016",
 )
 
@@ -344,7 +348,8 @@ def _mse_value(input: Node, target: Node, *, reduction: str) -> Node:
 
 
 def _mse_vjp(g: Node, y: Node, input: Node, target: Node, *, reduction: str) -> tuple[Node, Node]:
-    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx; doubled last: what is finite is not lost on the way
+    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx; doubled last: what is finite is not lost on
+    # the way
     difference = _difference(input, target)
     g = converted(g, difference.dtype)
     g = spread(g / _nonzero(_count_of(input.shape, difference.dtype)) if reduction == "mean" else g, input.shape)

@@ -1,4 +1,6 @@
-"""Ops that move data: each says where a result element is read, so that a kernel can read it there and nothing is copied."""
+"""Ops that move data: each says where a result element is read, so that a kernel can read it there and nothing is
+copied.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _input(*, name: str) -> Type:
     raise TypeRuleError("inputs are made by gradc.trace or a graph's header")
 
 
-input = Primitive("input", infer=_input, reference=None, lower=None, in_place_of_dtype=True, doc="an argument of the graph")
+input = Primitive(
+    "input", infer=_input, reference=None, lower=None, in_place_of_dtype=True, doc="an argument of the graph"
+)
 
 
 @plain()
@@ -52,18 +56,37 @@ def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tup
     return Type(dtype, tuple(shape)), {"value": tuple(exact), "dtype": dtype, "shape": tuple(shape)}
 
 
-constant = Primitive("constant", infer=_constant, lower=Movement(lambda index, node, kernel: kernel.constant(node, index)), in_place_of_dtype=True,
-    reference=lambda *, value, dtype, shape: np.asarray(value, dtype=np.float64 if dtype.is_float else None).astype(dtype.np).reshape(shape),
-    vjp=lambda g, y, **attrs: (), samples=(Sample((), {"value": (2.5,), "dtype": "f32", "shape": ()}), Sample((), {"value": (1, -2), "dtype": "i8", "shape": (2,)})),
-    bad=(BadSample((), {"value": (1, 2), "dtype": "f32", "shape": (3,)}, match="2 values"),), doc="up to 64 elements, printed exactly")  # fmt: skip
+constant = Primitive(
+    "constant",
+    infer=_constant,
+    lower=Movement(lambda index, node, kernel: kernel.constant(node, index)),
+    in_place_of_dtype=True,
+    reference=lambda *, value, dtype, shape: (
+        np.asarray(value, dtype=np.float64 if dtype.is_float else None).astype(dtype.np).reshape(shape)
+    ),
+    vjp=lambda g, y, **attrs: (),
+    samples=(
+        Sample((), {"value": (2.5,), "dtype": "f32", "shape": ()}),
+        Sample((), {"value": (1, -2), "dtype": "i8", "shape": (2,)}),
+    ),
+    bad=(BadSample((), {"value": (1, 2), "dtype": "f32", "shape": (3,)}, match="2 values"),),
+    doc="up to 64 elements, printed exactly",
+)
 
 
 def _dim(*, size: SizeLike) -> Type:
     return Type(I64)
 
 
-dim = Primitive("dim", infer=_dim, reference=lambda *, size: np.asarray(size, np.int64), lower=Movement(lambda index, node, kernel: kernel.size(node.attrs["size"])),
-    vjp=lambda g, y, **attrs: (), samples=(Sample((), {"size": 3}),), doc="a size as a value: i64[]")  # fmt: skip
+dim = Primitive(
+    "dim",
+    infer=_dim,
+    reference=lambda *, size: np.asarray(size, np.int64),
+    lower=Movement(lambda index, node, kernel: kernel.size(node.attrs["size"])),
+    vjp=lambda g, y, **attrs: (),
+    samples=(Sample((), {"size": 3}),),
+    doc="a size as a value: i64[]",
+)
 
 
 def _iota(*, shape: tuple[SizeLike, ...], axis: int = 0, dtype: DType = I64) -> Any:
@@ -78,16 +101,26 @@ def _reference_iota(*, shape: Any, axis: int, dtype: DType) -> Any:
     return np.broadcast_to(convert(line, dtype), shape)
 
 
-iota = Primitive("iota", infer=_iota, reference=_reference_iota, lower=Movement(lambda index, node, kernel: kernel.position(index[node.attrs["axis"]], node.dtype)), below=lambda node: node.shape[node.attrs["axis"]],
-    vjp=lambda g, y, **attrs: (), samples=(Sample((), {"shape": (3, 4), "axis": 1}), Sample((), {"shape": (5,), "dtype": "f32"})),
-    bad=(BadSample((), {"shape": (3,), "axis": 1}, match="axis=1"),), doc="0, 1, 2... along an axis")  # fmt: skip
+iota = Primitive(
+    "iota",
+    infer=_iota,
+    reference=_reference_iota,
+    lower=Movement(lambda index, node, kernel: kernel.position(index[node.attrs["axis"]], node.dtype)),
+    below=lambda node: node.shape[node.attrs["axis"]],
+    vjp=lambda g, y, **attrs: (),
+    samples=(Sample((), {"shape": (3, 4), "axis": 1}), Sample((), {"shape": (5,), "dtype": "f32"})),
+    bad=(BadSample((), {"shape": (3,), "axis": 1}, match="axis=1"),),
+    doc="0, 1, 2... along an axis",
+)
 
 # -- reshape -----------------------------------------------------------------------------------------------------------
 
 
 def _reshape(x: Type, *, shape: tuple[SizeLike, ...]) -> Type:
     if not same(product(shape), x.count):
-        raise TypeRuleError(f"{x.count} elements do not fill {'x'.join(map(str, shape)) or 'a scalar'}, which has {product(shape)}")
+        raise TypeRuleError(
+            f"{x.count} elements do not fill {'x'.join(map(str, shape)) or 'a scalar'}, which has {product(shape)}"
+        )
     return x.with_shape(*shape)
 
 
@@ -122,11 +155,29 @@ def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.read(node.operands[0], where)
 
 
-reshape = Primitive("reshape", infer=_reshape, reference=lambda x, *, shape: np.reshape(x, shape), lower=Alias(_reshape_at), sugar=_reshape_call, in_place_of_dtype=True,
-    vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),), linear=lambda node: {0: reshape_axes(node)}, resized=resized_reshape,
-    samples=(Sample(("F[6]",), {"shape": (2, 3)}), Sample(("F[N,4]",), {"shape": (-1,)}), Sample(("F[2,3,N]",), {"shape": (6, -1)}), Sample(("F[N]",), {"shape": (1, -1, 1)}), Sample(("F[]",), {"shape": (1, 1)})),
-    bad=(BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"), BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements")),
-    doc="the same elements in row-major order under another shape; -1 is what is left")  # fmt: skip
+reshape = Primitive(
+    "reshape",
+    infer=_reshape,
+    reference=lambda x, *, shape: np.reshape(x, shape),
+    lower=Alias(_reshape_at),
+    sugar=_reshape_call,
+    in_place_of_dtype=True,
+    vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),),
+    linear=lambda node: {0: reshape_axes(node)},
+    resized=resized_reshape,
+    samples=(
+        Sample(("F[6]",), {"shape": (2, 3)}),
+        Sample(("F[N,4]",), {"shape": (-1,)}),
+        Sample(("F[2,3,N]",), {"shape": (6, -1)}),
+        Sample(("F[N]",), {"shape": (1, -1, 1)}),
+        Sample(("F[]",), {"shape": (1, 1)}),
+    ),
+    bad=(
+        BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"),
+        BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements"),
+    ),
+    doc="the same elements in row-major order under another shape; -1 is what is left",
+)
 
 
 # -- transpose, broadcast ----------------------------------------------------------------------------------------------
@@ -152,12 +203,30 @@ def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argsort(axes))
 
 
-transpose: Primitive = Primitive("transpose", infer=_transpose, reference=lambda x, *, axes: np.transpose(x, axes), sugar=_transpose_call, in_place_of_dtype=True,
-    lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])),
-    vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),), linear=lambda node: {0: _inverse(node.attrs["axes"])}, resized=resized_transpose,
-    samples=(Sample(("F[2,N]",), {"axes": (1, 0)}), Sample(("F[2,3,N]",), {"axes": (2, 0, 1)}), Sample(("F[2,3,N,2]",)), Sample(("F[]",))),
-    bad=(BadSample(("f32[2,3]",), {"axes": (0, 0)}, match="no permutation"), BadSample(("f32[2,3]",), {"axes": (0, 2)}, match="axes=2")),
-    doc="axes reordered; without axes, reversed")  # fmt: skip
+transpose: Primitive = Primitive(
+    "transpose",
+    infer=_transpose,
+    reference=lambda x, *, axes: np.transpose(x, axes),
+    sugar=_transpose_call,
+    in_place_of_dtype=True,
+    lower=Movement(
+        lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])
+    ),
+    vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),),
+    linear=lambda node: {0: _inverse(node.attrs["axes"])},
+    resized=resized_transpose,
+    samples=(
+        Sample(("F[2,N]",), {"axes": (1, 0)}),
+        Sample(("F[2,3,N]",), {"axes": (2, 0, 1)}),
+        Sample(("F[2,3,N,2]",)),
+        Sample(("F[]",)),
+    ),
+    bad=(
+        BadSample(("f32[2,3]",), {"axes": (0, 0)}, match="no permutation"),
+        BadSample(("f32[2,3]",), {"axes": (0, 2)}, match="axes=2"),
+    ),
+    doc="axes reordered; without axes, reversed",
+)
 
 
 def _broadcast_to(x: Type, *, shape: tuple[SizeLike, ...]) -> Type:
@@ -198,11 +267,28 @@ def _broadcast_call(x: Any, shape: Any) -> Node:
     return broadcast_to.plain(node, shape=shape) if node.shape != shape else node
 
 
-broadcast_to = Primitive("broadcast_to", infer=_broadcast_to, reference=lambda x, *, shape: np.broadcast_to(x, shape), lower=Movement(_broadcast_at), sugar=_broadcast_call, in_place_of_dtype=True,
-    vjp=_broadcast_vjp, linear=_broadcast_map, resized=resized_broadcast,
-    samples=(Sample(("F[]",), {"shape": (3,)}), Sample(("F[1,N]",), {"shape": (4, "N")}, dims={"N": 5}), Sample(("F[3,1]",), {"shape": (2, 3, 4)}), Sample(("F[2]",), {"shape": (2,)})),
-    bad=(BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"), BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2")),
-    doc="repeated along new axes and axes of size 1")  # fmt: skip
+broadcast_to = Primitive(
+    "broadcast_to",
+    infer=_broadcast_to,
+    reference=lambda x, *, shape: np.broadcast_to(x, shape),
+    lower=Movement(_broadcast_at),
+    sugar=_broadcast_call,
+    in_place_of_dtype=True,
+    vjp=_broadcast_vjp,
+    linear=_broadcast_map,
+    resized=resized_broadcast,
+    samples=(
+        Sample(("F[]",), {"shape": (3,)}),
+        Sample(("F[1,N]",), {"shape": (4, "N")}, dims={"N": 5}),
+        Sample(("F[3,1]",), {"shape": (2, 3, 4)}),
+        Sample(("F[2]",), {"shape": (2,)}),
+    ),
+    bad=(
+        BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"),
+        BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2"),
+    ),
+    doc="repeated along new axes and axes of size 1",
+)
 
 
 # -- slice, pad, flip, concat ------------------------------------------------------------------------------------------
@@ -241,20 +327,44 @@ def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
         wide = pad(wide, tuple((0, stride - 1 if a == axis + 1 else 0) for a in range(wide.rank)), 0)
         g = reshaped(wide, (*g.shape[:axis], n * stride, *g.shape[axis + 1 :]))
     # the last spread step may stand out over the end
-    kept = tuple(n if known_nonnegative(size - low - n) else size - low for size, low, n in zip(x.shape, start, g.shape, strict=True))
+    kept = tuple(
+        n if known_nonnegative(size - low - n) else size - low
+        for size, low, n in zip(x.shape, start, g.shape, strict=True)
+    )
     cut = tuple(k if known_nonnegative(n - k) else n - maximum(n - k, 0) for k, n in zip(kept, g.shape, strict=True))
     if cut != g.shape:
         g = slice.plain(g, start=(0,) * g.rank, limit=cut, step=(1,) * g.rank)
     return pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, g.shape, strict=True)), 0)
 
 
-slice: Primitive = Primitive("slice", infer=_slice, in_place_of_dtype=True,
-    reference=lambda x, *, start, limit, step: x[tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))],
-    lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * s + a for i, a, s in zip(index, node.attrs["start"], node.attrs["step"], strict=True)])),
-    vjp=_slice_vjp, resized=resized_slice, linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
-    samples=(Sample(("F[5]",), {"start": (1,), "limit": (3,), "step": (1,)}), Sample(("F[5,4]",), {"start": (0, 1), "limit": (5, 3), "step": (1, 1)}), Sample(("F[7,3]",), {"start": (1, 0), "limit": (7, 2), "step": (2, 1)}), Sample(("F[7,8]",), {"start": (0, 1), "limit": (7, 8), "step": (3, 2)})),
-    bad=(BadSample(("f32[5]",), {"start": (0,), "limit": (6,), "step": (1,)}, match="limit of 6 of a size of 5"), BadSample(("f32[5]",), {"start": (0,), "limit": (5,), "step": (0,)}, match="step of 0")),
-    doc="x[start:limit:step] on every axis")  # fmt: skip
+slice: Primitive = Primitive(
+    "slice",
+    infer=_slice,
+    in_place_of_dtype=True,
+    reference=lambda x, *, start, limit, step: x[
+        tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))
+    ],
+    lower=Movement(
+        lambda index, node, kernel: kernel.read(
+            node.operands[0],
+            [i * s + a for i, a, s in zip(index, node.attrs["start"], node.attrs["step"], strict=True)],
+        )
+    ),
+    vjp=_slice_vjp,
+    resized=resized_slice,
+    linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
+    samples=(
+        Sample(("F[5]",), {"start": (1,), "limit": (3,), "step": (1,)}),
+        Sample(("F[5,4]",), {"start": (0, 1), "limit": (5, 3), "step": (1, 1)}),
+        Sample(("F[7,3]",), {"start": (1, 0), "limit": (7, 2), "step": (2, 1)}),
+        Sample(("F[7,8]",), {"start": (0, 1), "limit": (7, 8), "step": (3, 2)}),
+    ),
+    bad=(
+        BadSample(("f32[5]",), {"start": (0,), "limit": (6,), "step": (1,)}, match="limit of 6 of a size of 5"),
+        BadSample(("f32[5]",), {"start": (0,), "limit": (5,), "step": (0,)}, match="step of 0"),
+    ),
+    doc="x[start:limit:step] on every axis",
+)
 
 
 def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: int | float | bool = 0) -> Any:
@@ -263,7 +373,10 @@ def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: int | f
     for low, high in pad_width:
         if any(isinstance(p, int) and p < 0 for p in (low, high)):
             raise TypeRuleError(f"a negative pad ({low}, {high}); slice cuts")
-    return x.with_shape(*(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True))), {"pad_width": pad_width, "value": x.dtype.literal(value)}
+    return x.with_shape(*(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True))), {
+        "pad_width": pad_width,
+        "value": x.dtype.literal(value),
+    }
 
 
 def _pad_call(x: Node, pad_width: Any, value: Any = 0) -> Node:
@@ -286,17 +399,49 @@ def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
     # a symbolic border may come out negative: it cuts
-    wide = np.pad(x, [(max(a, 0), max(b, 0)) for a, b in pad_width], constant_values=np.asarray(value).astype(x.dtype)) if x.ndim else x
-    return wide[tuple(_range(max(-a, 0), max(n + min(b, 0), 0)) for n, (a, b) in zip(wide.shape, pad_width, strict=True))]
+    wide = (
+        np.pad(x, [(max(a, 0), max(b, 0)) for a, b in pad_width], constant_values=np.asarray(value).astype(x.dtype))
+        if x.ndim
+        else x
+    )
+    return wide[
+        tuple(_range(max(-a, 0), max(n + min(b, 0), 0)) for n, (a, b) in zip(wide.shape, pad_width, strict=True))
+    ]
 
 
-pad: Primitive = Primitive("pad", infer=_pad, lower=Movement(_pad_at), sugar=_pad_call, in_place_of_dtype=True, reference=_pad_reference,
-    vjp=lambda g, y, x, *, pad_width, value: (slice.plain(g, start=tuple(a for a, _ in pad_width), limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)), step=(1,) * x.rank),),
-    linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))} if node.attrs["value"] == 0 else {},
-    resized=resized_pad, fills=True,
-    samples=(Sample(("F[N]",), {"pad_width": ((1, 2),)}), Sample(("F[4,3]",), {"pad_width": ((0, 0), (1, 2))}), Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5})),
-    bad=(BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"), BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs")),
-    doc="a constant border")  # fmt: skip
+pad: Primitive = Primitive(
+    "pad",
+    infer=_pad,
+    lower=Movement(_pad_at),
+    sugar=_pad_call,
+    in_place_of_dtype=True,
+    reference=_pad_reference,
+    vjp=lambda g, y, x, *, pad_width, value: (
+        slice.plain(
+            g,
+            start=tuple(a for a, _ in pad_width),
+            limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)),
+            step=(1,) * x.rank,
+        ),
+    ),
+    linear=lambda node: (
+        {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))}
+        if node.attrs["value"] == 0
+        else {}
+    ),
+    resized=resized_pad,
+    fills=True,
+    samples=(
+        Sample(("F[N]",), {"pad_width": ((1, 2),)}),
+        Sample(("F[4,3]",), {"pad_width": ((0, 0), (1, 2))}),
+        Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5}),
+    ),
+    bad=(
+        BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"),
+        BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs"),
+    ),
+    doc="a constant border",
+)
 
 
 def _flip(x: Type, *, axis: tuple[int, ...]) -> Any:
@@ -307,10 +452,27 @@ def _flip_call(x: Node, axis: Any = None) -> Node:
     return flip.plain(x, axis=canonical_axes(axis, x.rank))
 
 
-flip: Primitive = Primitive("flip", infer=_flip, reference=lambda x, *, axis: np.flip(x, axis), sugar=_flip_call, in_place_of_dtype=True,
-    lower=Movement(lambda index, node, kernel: kernel.read(node.operands[0], [i * -1 + (n - 1) if a in node.attrs["axis"] else i for a, (i, n) in enumerate(zip(index, node.shape, strict=True))])),
-    vjp=lambda g, y, x, *, axis: (flip.plain(g, axis=axis),), linear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
-    samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})), bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),), doc="reversed along axes")  # fmt: skip
+flip: Primitive = Primitive(
+    "flip",
+    infer=_flip,
+    reference=lambda x, *, axis: np.flip(x, axis),
+    sugar=_flip_call,
+    in_place_of_dtype=True,
+    lower=Movement(
+        lambda index, node, kernel: kernel.read(
+            node.operands[0],
+            [
+                i * -1 + (n - 1) if a in node.attrs["axis"] else i
+                for a, (i, n) in enumerate(zip(index, node.shape, strict=True))
+            ],
+        )
+    ),
+    vjp=lambda g, y, x, *, axis: (flip.plain(g, axis=axis),),
+    linear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
+    samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})),
+    bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),),
+    doc="reversed along axes",
+)
 
 
 def _concat(*xs: Type, axis: int = 0) -> Any:
@@ -345,22 +507,44 @@ def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
     start: Size = 0
     for x in xs:
         low = tuple(start if a == axis else 0 for a in range(x.rank))
-        parts.append(slice.plain(g, start=low, limit=tuple(a + n for a, n in zip(low, x.shape, strict=True)), step=(1,) * x.rank))
+        parts.append(
+            slice.plain(g, start=low, limit=tuple(a + n for a, n in zip(low, x.shape, strict=True)), step=(1,) * x.rank)
+        )
         start = start + x.shape[axis]
     return tuple(parts)
 
 
-concat = Primitive("concat", infer=_concat, reference=lambda *xs, axis: np.concatenate(xs, axis), lower=Movement(_concat_at), vjp=_concat_vjp, in_place_of_dtype=True,
-    linear=lambda node: {k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))}, additive=True, fills=True,
-    samples=(Sample(("F[N]", "F[3]")), Sample(("F[2,N]", "F[2,3]", "F[2,1]"), {"axis": -1}), Sample(("F[2,N]",), {"axis": 1})),
-    bad=(BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"), BadSample(("f32[2]", "f64[2]"), match="does not join")),
-    doc="joined along an axis")  # fmt: skip
+concat = Primitive(
+    "concat",
+    infer=_concat,
+    reference=lambda *xs, axis: np.concatenate(xs, axis),
+    lower=Movement(_concat_at),
+    vjp=_concat_vjp,
+    in_place_of_dtype=True,
+    linear=lambda node: {
+        k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))
+    },
+    additive=True,
+    fills=True,
+    samples=(
+        Sample(("F[N]", "F[3]")),
+        Sample(("F[2,N]", "F[2,3]", "F[2,1]"), {"axis": -1}),
+        Sample(("F[2,N]",), {"axis": 1}),
+    ),
+    bad=(
+        BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"),
+        BadSample(("f32[2]", "f64[2]"), match="does not join"),
+    ),
+    doc="joined along an axis",
+)
 
 # -- x[...] ------------------------------------------------------------------------------------------------------------
 
 
 def _getitem(x: Node, key: Any) -> Node:
-    """NumPy's basic indexing: ints, slices, None, Ellipsis; one integer-valued node or array indexes the first axis (gather)."""
+    """NumPy's basic indexing: ints, slices, None, Ellipsis; one integer-valued node or array indexes the first axis
+    (gather).
+    """
     if isinstance(key, Node | np.ndarray | list):
         return call("gather", x, key, axis=0)
     keys = list(key) if isinstance(key, tuple) else [key]
@@ -386,7 +570,9 @@ def _getitem(x: Node, key: Any) -> Node:
         if isinstance(k, Node | np.ndarray | list):
             gathered.append((len(shape), k))
             if len(gathered) > 1 or any(isinstance(other, int | np.integer | Dim) for other in keys):
-                raise TypeRuleError("getitem: one integer array stands beside slices, None and ... alone; gather twice for two")
+                raise TypeRuleError(
+                    "getitem: one integer array stands beside slices, None and ... alone; gather twice for two"
+                )
             k = _range(None)
         if isinstance(k, _range):
             stride = 1 if k.step is None else int(k.step)
@@ -394,7 +580,9 @@ def _getitem(x: Node, key: Any) -> Node:
                 raise TypeRuleError("getitem: a step of 0")
             if stride < 0:
                 flips.append(len(start))
-            low, high = _reversed(k, size, -stride) if stride < 0 else (_bound(k.start, 0, size), _bound(k.stop, size, size))
+            low, high = (
+                _reversed(k, size, -stride) if stride < 0 else (_bound(k.start, 0, size), _bound(k.stop, size, size))
+            )
             stride = abs(stride)
             shape.append(maximum(ceildiv(high - low, stride), 0))
         elif isinstance(k, int | np.integer | Dim) and not isinstance(k, bool):
@@ -423,7 +611,9 @@ def _reversed(k: Any, size: Size, stride: int) -> tuple[Size, Size]:
     if k.start is None and k.stop is None and stride == 1:
         return 0, size
     if not isinstance(size, int):
-        raise TypeRuleError(f"getitem: a slice backwards over a symbolic {size} takes the whole axis by -1; slice forwards, then [::-1]")
+        raise TypeRuleError(
+            f"getitem: a slice backwards over a symbolic {size} takes the whole axis by -1; slice forwards, then [::-1]"
+        )
     taken = range(size)[k]
     return (taken[-1], taken[0] + 1) if taken else (0, 0)
 
@@ -443,4 +633,11 @@ def _bound(bound: Any, default: Size, size: Size, clip: bool = True) -> Size:
     return value if known_nonnegative(size - value) else size - maximum(size - value, 0)
 
 
-getitem = Primitive("getitem", infer=lambda x: x, reference=None, lower=None, sugar=_getitem, doc="x[...] written as slice, flip, reshape and gather")
+getitem = Primitive(
+    "getitem",
+    infer=lambda x: x,
+    reference=None,
+    lower=None,
+    sugar=_getitem,
+    doc="x[...] written as slice, flip, reshape and gather",
+)

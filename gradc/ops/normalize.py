@@ -135,8 +135,10 @@ layer_norm = Composite(
         ),
         BadSample(("i32[2,3]",), {"normalized_shape": (3,)}, match="i32 is no float"),
     ),
-    doc="(x - mean) / sqrt(variance + eps) over the trailing normalized_shape, times weight plus bias; "
-    "statistics in f32 for 16-bit types; a bias needs a weight",
+    doc=(
+        "(x - mean) / sqrt(variance + eps) over the trailing normalized_shape, times weight plus bias; "
+        "statistics in f32 for 16-bit types; a bias needs a weight"
+    ),
     source="Ba et al. 2016; torch.nn.functional.layer_norm",
 )
 
@@ -202,7 +204,9 @@ rms_norm = Composite(
         BadSample(("i32[2,3]",), {"normalized_shape": (3,)}, match="i32 is no float"),
         BadSample(("f32[2,3]",), {"normalized_shape": (3,), "eps": "small"}, match="eps='small'"),
     ),
-    doc="x / sqrt(mean(x^2) + eps) over the trailing normalized_shape, times weight; without eps, "
-    "the epsilon of the dtype it is computed in",
+    doc=(
+        "x / sqrt(mean(x^2) + eps) over the trailing normalized_shape, times weight; without eps, "
+        "the epsilon of the dtype it is computed in"
+    ),
     source="Zhang and Sennrich 2019; torch.nn.functional.rms_norm",
 )

@@ -38,7 +38,11 @@ def _only(operand: int):  # type: ignore[no-untyped-def]
     return lambda node: {operand: tuple(range(node.rank))}
 
 
-NUMBERS = (*cases(*SHAPES, arity=2), *cases("N", "2,3", arity=2, dtype="i32", draw="int"), *cases("N", arity=2, dtype="i8", draw="int"))
+NUMBERS = (
+    *cases(*SHAPES, arity=2),
+    *cases("N", "2,3", arity=2, dtype="i32", draw="int"),
+    *cases("N", arity=2, dtype="i8", draw="int"),
+)
 UNARY = cases(*SHAPES)
 POSITIVE = cases(*SHAPES, draw="positive")
 MISMATCH = (
@@ -50,16 +54,56 @@ NOT_FLOAT = (BadSample(("i32[3]",), match="i32 is no float"),)
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
-add = Primitive("add", infer=binary_number, reference=np.add, lower=Expr("{0} + {1}"), broadcast=True, linear=_same_map(2), additive=True,
-    vjp=lambda g, y, a, b: (g, g), samples=NUMBERS, bad=(*MISMATCH, BadSample(("bool[3]", "bool[3]"), match="no arithmetic")), doc="a + b")  # fmt: skip
-sub = Primitive("sub", infer=binary_number, reference=np.subtract, lower=Expr("{0} - {1}"), broadcast=True, linear=_same_map(2), additive=True,
-    vjp=lambda g, y, a, b: (g, -g), samples=NUMBERS, bad=MISMATCH, doc="a - b")  # fmt: skip
-mul = Primitive("mul", infer=binary_number, reference=np.multiply, lower=Expr("{0} * {1}"), broadcast=True, linear=_same_map(2),
-    vjp=lambda g, y, a, b: (g * b, g * a), samples=NUMBERS, bad=MISMATCH, doc="a * b")  # fmt: skip
-div = Primitive("div", infer=lambda x, y: _true_division(x, y), reference=np.true_divide, lower=Expr("{0} / {1}", cost=4), broadcast=True,
-    linear=_only(0), vjp=lambda g, y, a, b: (g / b, -(g * y) / b),
+add = Primitive(
+    "add",
+    infer=binary_number,
+    reference=np.add,
+    lower=Expr("{0} + {1}"),
+    broadcast=True,
+    linear=_same_map(2),
+    additive=True,
+    vjp=lambda g, y, a, b: (g, g),
+    samples=NUMBERS,
+    bad=(*MISMATCH, BadSample(("bool[3]", "bool[3]"), match="no arithmetic")),
+    doc="a + b",
+)
+sub = Primitive(
+    "sub",
+    infer=binary_number,
+    reference=np.subtract,
+    lower=Expr("{0} - {1}"),
+    broadcast=True,
+    linear=_same_map(2),
+    additive=True,
+    vjp=lambda g, y, a, b: (g, -g),
+    samples=NUMBERS,
+    bad=MISMATCH,
+    doc="a - b",
+)
+mul = Primitive(
+    "mul",
+    infer=binary_number,
+    reference=np.multiply,
+    lower=Expr("{0} * {1}"),
+    broadcast=True,
+    linear=_same_map(2),
+    vjp=lambda g, y, a, b: (g * b, g * a),
+    samples=NUMBERS,
+    bad=MISMATCH,
+    doc="a * b",
+)
+div = Primitive(
+    "div",
+    infer=lambda x, y: _true_division(x, y),
+    reference=np.true_divide,
+    lower=Expr("{0} / {1}", cost=4),
+    broadcast=True,
+    linear=_only(0),
+    vjp=lambda g, y, a, b: (g / b, -(g * y) / b),
     samples=tuple(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in SHAPES),
-    bad=(*MISMATCH, BadSample(("i32[3]", "i32[3]"), match="write a cast")), doc="a / b, floats only")  # fmt: skip
+    bad=(*MISMATCH, BadSample(("i32[3]", "i32[3]"), match="write a cast")),
+    doc="a / b, floats only",
+)
 
 
 def _true_division(x: Type, y: Type) -> Type:
@@ -71,7 +115,13 @@ def _true_division(x: Type, y: Type) -> Type:
 def _nonzero_divisor(name: str, b: Node | Any) -> None:
     while isinstance(b, Node) and b.op.name in ("broadcast_to", "reshape"):
         b = b.operands[0]
-    values = b.attrs["value"] if isinstance(b, Node) and b.op.name == "constant" else np.asarray(b).reshape(-1).tolist() if isinstance(b, int | list | tuple | np.ndarray) else ()
+    values = (
+        b.attrs["value"]
+        if isinstance(b, Node) and b.op.name == "constant"
+        else np.asarray(b).reshape(-1).tolist()
+        if isinstance(b, int | list | tuple | np.ndarray)
+        else ()
+    )
     if any(v == 0 and not isinstance(v, float) for v in values):
         raise InvalidProblem(f"{name}: an integer is divided by the constant 0")
 
@@ -95,39 +145,90 @@ def _divided(function: Any) -> Any:
     return reference
 
 
-floordiv = Primitive("floordiv", infer=binary_number, reference=_divided(np.floor_divide), lower=Expr("floordiv({0}, {1})", cost=4), broadcast=True,
-    sugar=_floordiv, vjp=lambda g, y, a, b: (ZERO, ZERO),
-    samples=(*(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")), Sample(("i32[N]",) * 2, draw=("int", "int"))),
-    bad=MISMATCH, doc="a // b, rounded down; an integer divided by 0 gives 0")  # fmt: skip
-mod = Primitive("mod", infer=binary_number, reference=_divided(np.mod), lower=Expr("floormod({0}, {1})", cost=4), broadcast=True, sugar=_mod,
+floordiv = Primitive(
+    "floordiv",
+    infer=binary_number,
+    reference=_divided(np.floor_divide),
+    lower=Expr("floordiv({0}, {1})", cost=4),
+    broadcast=True,
+    sugar=_floordiv,
+    vjp=lambda g, y, a, b: (ZERO, ZERO),
+    samples=(
+        *(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")),
+        Sample(("i32[N]",) * 2, draw=("int", "int")),
+    ),
+    bad=MISMATCH,
+    doc="a // b, rounded down; an integer divided by 0 gives 0",
+)
+mod = Primitive(
+    "mod",
+    infer=binary_number,
+    reference=_divided(np.mod),
+    lower=Expr("floormod({0}, {1})", cost=4),
+    broadcast=True,
+    sugar=_mod,
     vjp=lambda g, y, a, b: (g, -(g * floordiv(a, b))),
-    samples=(*(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")), Sample(("i32[N]",) * 2, draw=("int", "int"))),
-    bad=MISMATCH, doc="a - b*floor(a/b): the sign of b, as Python and NumPy")  # fmt: skip
-neg = Primitive("neg", infer=unary_number, reference=np.negative, lower=Expr("-{0}"), linear=_only(0), vjp=lambda g, y, x: (-g,),
-    samples=(*UNARY, *cases("N", dtype="i32", draw="int")), bad=(BadSample(("bool[3]",), match="no arithmetic"),), doc="-x")  # fmt: skip
-reciprocal = Primitive("reciprocal", infer=unary_float, reference=lambda x: 1 / x, lower=Expr("1 / {0}", cost=4), vjp=lambda g, y, x: (-(g * y * y),),
-    samples=cases(*SHAPES, draw="nonzero"), bad=NOT_FLOAT, doc="1 / x")  # fmt: skip
+    samples=(
+        *(Sample((f"F[{s}]",) * 2, draw=("normal", "nonzero")) for s in ("N", "2,3")),
+        Sample(("i32[N]",) * 2, draw=("int", "int")),
+    ),
+    bad=MISMATCH,
+    doc="a - b*floor(a/b): the sign of b, as Python and NumPy",
+)
+neg = Primitive(
+    "neg",
+    infer=unary_number,
+    reference=np.negative,
+    lower=Expr("-{0}"),
+    linear=_only(0),
+    vjp=lambda g, y, x: (-g,),
+    samples=(*UNARY, *cases("N", dtype="i32", draw="int")),
+    bad=(BadSample(("bool[3]",), match="no arithmetic"),),
+    doc="-x",
+)
+reciprocal = Primitive(
+    "reciprocal",
+    infer=unary_float,
+    reference=lambda x: 1 / x,
+    lower=Expr("1 / {0}", cost=4),
+    vjp=lambda g, y, x: (-(g * y * y),),
+    samples=cases(*SHAPES, draw="nonzero"),
+    bad=NOT_FLOAT,
+    doc="1 / x",
+)
 
 
 def _pow_vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
     # da = g b a^(b-1), 0 where b is 0; db = g y log(a), 0 where a is 0 and b >= 0 (torch), not 0 * log(0)
     zero = zeros_like(y)
     da = where(eq(b, zero), zero, g * b * pow(a, b - 1))
-    known = where(logical_and(eq(a, zero), ge(b, zero)), full(1, a), a)  # d/db a^b at a = 0 is 0, as torch says, not 0 * log(0)
+    known = where(
+        logical_and(eq(a, zero), ge(b, zero)), full(1, a), a
+    )  # d/db a^b at a = 0 is 0, as torch says, not 0 * log(0)
     db = where(logical_and(eq(a, zero), ge(b, zero)), zero, g * y * log(known))
     return da, db
 
 
-pow = Primitive("pow", infer=binary_number, reference=lambda a, b: _power(a, b), lower=Expr("pow({0}, {1})", cost=40), broadcast=True, vjp=_pow_vjp,
-    samples=tuple(Sample((f"F[{s}]",) * 2, draw=("positive", "normal")) for s in SHAPES), bad=MISMATCH,
-    doc="a ** b; the gradient at pow(0, 0) is 0")  # fmt: skip
+pow = Primitive(
+    "pow",
+    infer=binary_number,
+    reference=lambda a, b: _power(a, b),
+    lower=Expr("pow({0}, {1})", cost=40),
+    broadcast=True,
+    vjp=_pow_vjp,
+    samples=tuple(Sample((f"F[{s}]",) * 2, draw=("positive", "normal")) for s in SHAPES),
+    bad=MISMATCH,
+    doc="a ** b; the gradient at pow(0, 0) is 0",
+)
 
 
 def _power(a: Any, b: Any) -> Any:
     if a.dtype.kind == "f":
         return np.power(a, b)
     whole = np.power(a, np.maximum(b, 0))
-    return np.where(b >= 0, whole, np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))).astype(a.dtype)
+    return np.where(b >= 0, whole, np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))).astype(
+        a.dtype
+    )
 
 
 # -- extrema -----------------------------------------------------------------------------------------------------------
@@ -142,10 +243,28 @@ def _extremum_vjp(loses: Any) -> Any:
     return vjp
 
 
-maximum = Primitive("maximum", infer=binary_number, reference=np.maximum, lower=Expr("maximum({0}, {1})"), broadcast=True,
-    vjp=_extremum_vjp(lambda a, b: lt(a, b)), samples=NUMBERS, bad=MISMATCH, doc="the larger; NaN wins")  # fmt: skip
-minimum = Primitive("minimum", infer=binary_number, reference=np.minimum, lower=Expr("minimum({0}, {1})"), broadcast=True,
-    vjp=_extremum_vjp(lambda a, b: lt(b, a)), samples=NUMBERS, bad=MISMATCH, doc="the smaller; NaN wins")  # fmt: skip
+maximum = Primitive(
+    "maximum",
+    infer=binary_number,
+    reference=np.maximum,
+    lower=Expr("maximum({0}, {1})"),
+    broadcast=True,
+    vjp=_extremum_vjp(lambda a, b: lt(a, b)),
+    samples=NUMBERS,
+    bad=MISMATCH,
+    doc="the larger; NaN wins",
+)
+minimum = Primitive(
+    "minimum",
+    infer=binary_number,
+    reference=np.minimum,
+    lower=Expr("minimum({0}, {1})"),
+    broadcast=True,
+    vjp=_extremum_vjp(lambda a, b: lt(b, a)),
+    samples=NUMBERS,
+    bad=MISMATCH,
+    doc="the smaller; NaN wins",
+)
 
 
 def _clamp(x: Type, *, min: int | float | None = None, max: int | float | None = None) -> Type:
@@ -170,10 +289,19 @@ def _clamp_vjp(g: Node, y: Node, x: Node, *, min: int | float | None, max: int |
     return (g,)
 
 
-clamp = Composite("clamp", infer=_clamp, decompose=_clamp_value, vjp=_clamp_vjp,
-    samples=(*(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES), Sample(("F[N]",), {"max": 0.25}), Sample(("i32[N]",), {"min": 1}, draw=("int",))),
+clamp = Composite(
+    "clamp",
+    infer=_clamp,
+    decompose=_clamp_value,
+    vjp=_clamp_vjp,
+    samples=(
+        *(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES),
+        Sample(("F[N]",), {"max": 0.25}),
+        Sample(("i32[N]",), {"min": 1}, draw=("int",)),
+    ),
     bad=(BadSample(("i32[3]",), {"min": 0.5}, match="no int"), BadSample(("f32[3]",), {"min": "x"}, match="min='x'")),
-    doc="x held between min and max; derivative 1 on the closed bounds")  # fmt: skip
+    doc="x held between min and max; derivative 1 on the closed bounds",
+)
 
 # -- functions ---------------------------------------------------------------------------------------------------------
 
@@ -193,28 +321,171 @@ def _reference_sigmoid(x: Any) -> Any:
     return np.where(x >= 0, 1, e) / (1 + e)
 
 
-exp = Primitive("exp", infer=unary_float, reference=np.exp, lower=Expr("exp({0})", cost=12), vjp=lambda g, y, x: (g * y,), samples=UNARY, bad=NOT_FLOAT, doc="e ** x")  # fmt: skip
-log = Primitive("log", infer=unary_float, reference=np.log, lower=Expr("log({0})", cost=12), vjp=lambda g, y, x: (g / x,), samples=POSITIVE, bad=NOT_FLOAT, doc="natural logarithm")  # fmt: skip
-log1p = Primitive("log1p", infer=unary_float, reference=np.log1p, lower=Expr("log1p({0})", cost=14), vjp=lambda g, y, x: (g / (x + 1),), samples=POSITIVE, bad=NOT_FLOAT, doc="log(1 + x)")  # fmt: skip
-expm1 = Primitive("expm1", infer=unary_float, reference=np.expm1, lower=Expr("expm1({0})", cost=14), vjp=lambda g, y, x: (g * (y + 1),), samples=UNARY, bad=NOT_FLOAT, doc="exp(x) - 1")  # fmt: skip
-sqrt = Primitive("sqrt", infer=unary_float, reference=np.sqrt, lower=Expr("sqrt({0})", cost=4), vjp=lambda g, y, x: (g / (y * 2),), samples=POSITIVE, bad=NOT_FLOAT, doc="square root; the derivative at 0 is inf")  # fmt: skip
-rsqrt = Primitive("rsqrt", infer=unary_float, reference=_reference_rsqrt, lower=Expr("rsqrt({0})", cost=8), vjp=lambda g, y, x: (g * y / (x * -2),), samples=POSITIVE, bad=NOT_FLOAT, doc="1 / sqrt(x)")  # fmt: skip
-tanh = Primitive("tanh", infer=unary_float, reference=np.tanh, lower=Expr("tanh({0})", cost=16), vjp=lambda g, y, x: (g * (1 - y * y),), samples=UNARY, bad=NOT_FLOAT, doc="hyperbolic tangent")  # fmt: skip
-sigmoid = Primitive("sigmoid", infer=unary_float, reference=_reference_sigmoid, lower=Expr("sigmoid({0})", cost=14), vjp=lambda g, y, x: (g * y * (1 - y),), samples=UNARY, bad=NOT_FLOAT, doc="1 / (1 + exp(-x))")  # fmt: skip
-erf = Primitive("erf", infer=unary_float, reference=_reference_erf, lower=Expr("erf({0})", cost=16), vjp=lambda g, y, x: (g * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), samples=UNARY, bad=NOT_FLOAT, doc="2/sqrt(pi) * integral of exp(-t^2) from 0 to x")  # fmt: skip
-sin = Primitive("sin", infer=unary_float, reference=np.sin, lower=Expr("sin({0})", cost=16), vjp=lambda g, y, x: (g * cos(x),), samples=UNARY, bad=NOT_FLOAT, doc="sine, radians")  # fmt: skip
-cos: Primitive = Primitive("cos", infer=unary_float, reference=np.cos, lower=Expr("cos({0})", cost=16), vjp=lambda g, y, x: (-(g * sin(x)),), samples=UNARY, bad=NOT_FLOAT, doc="cosine, radians")  # fmt: skip
-abs = Primitive("abs", infer=unary_number, reference=np.abs, lower=Expr("abs({0})"), vjp=lambda g, y, x: (g * sign(x),), samples=(*UNARY, *cases("N", dtype="i32", draw="int")), doc="|x|; the derivative at 0 is 0")  # fmt: skip
-sign: Primitive = Primitive("sign", infer=unary_number, reference=np.sign, lower=Expr("sign({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, doc="-1, 0 or 1; NaN stays")  # fmt: skip
-floor = Primitive("floor", infer=unary_float, reference=np.floor, lower=Expr("floor({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, bad=NOT_FLOAT, doc="rounded down")  # fmt: skip
-round = Primitive("round", infer=unary_float, reference=np.rint, lower=Expr("round({0})"), vjp=lambda g, y, x: (ZERO,), samples=UNARY, bad=NOT_FLOAT, doc="to the nearest integer, half to even")  # fmt: skip
+exp = Primitive(
+    "exp",
+    infer=unary_float,
+    reference=np.exp,
+    lower=Expr("exp({0})", cost=12),
+    vjp=lambda g, y, x: (g * y,),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="e ** x",
+)
+log = Primitive(
+    "log",
+    infer=unary_float,
+    reference=np.log,
+    lower=Expr("log({0})", cost=12),
+    vjp=lambda g, y, x: (g / x,),
+    samples=POSITIVE,
+    bad=NOT_FLOAT,
+    doc="natural logarithm",
+)
+log1p = Primitive(
+    "log1p",
+    infer=unary_float,
+    reference=np.log1p,
+    lower=Expr("log1p({0})", cost=14),
+    vjp=lambda g, y, x: (g / (x + 1),),
+    samples=POSITIVE,
+    bad=NOT_FLOAT,
+    doc="log(1 + x)",
+)
+expm1 = Primitive(
+    "expm1",
+    infer=unary_float,
+    reference=np.expm1,
+    lower=Expr("expm1({0})", cost=14),
+    vjp=lambda g, y, x: (g * (y + 1),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="exp(x) - 1",
+)
+sqrt = Primitive(
+    "sqrt",
+    infer=unary_float,
+    reference=np.sqrt,
+    lower=Expr("sqrt({0})", cost=4),
+    vjp=lambda g, y, x: (g / (y * 2),),
+    samples=POSITIVE,
+    bad=NOT_FLOAT,
+    doc="square root; the derivative at 0 is inf",
+)
+rsqrt = Primitive(
+    "rsqrt",
+    infer=unary_float,
+    reference=_reference_rsqrt,
+    lower=Expr("rsqrt({0})", cost=8),
+    vjp=lambda g, y, x: (g * y / (x * -2),),
+    samples=POSITIVE,
+    bad=NOT_FLOAT,
+    doc="1 / sqrt(x)",
+)
+tanh = Primitive(
+    "tanh",
+    infer=unary_float,
+    reference=np.tanh,
+    lower=Expr("tanh({0})", cost=16),
+    vjp=lambda g, y, x: (g * (1 - y * y),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="hyperbolic tangent",
+)
+sigmoid = Primitive(
+    "sigmoid",
+    infer=unary_float,
+    reference=_reference_sigmoid,
+    lower=Expr("sigmoid({0})", cost=14),
+    vjp=lambda g, y, x: (g * y * (1 - y),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="1 / (1 + exp(-x))",
+)
+erf = Primitive(
+    "erf",
+    infer=unary_float,
+    reference=_reference_erf,
+    lower=Expr("erf({0})", cost=16),
+    vjp=lambda g, y, x: (g * exp(-(x * x)) * (2 / math.sqrt(math.pi)),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="2/sqrt(pi) * integral of exp(-t^2) from 0 to x",
+)
+sin = Primitive(
+    "sin",
+    infer=unary_float,
+    reference=np.sin,
+    lower=Expr("sin({0})", cost=16),
+    vjp=lambda g, y, x: (g * cos(x),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="sine, radians",
+)
+cos: Primitive = Primitive(
+    "cos",
+    infer=unary_float,
+    reference=np.cos,
+    lower=Expr("cos({0})", cost=16),
+    vjp=lambda g, y, x: (-(g * sin(x)),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="cosine, radians",
+)
+abs = Primitive(
+    "abs",
+    infer=unary_number,
+    reference=np.abs,
+    lower=Expr("abs({0})"),
+    vjp=lambda g, y, x: (g * sign(x),),
+    samples=(*UNARY, *cases("N", dtype="i32", draw="int")),
+    doc="|x|; the derivative at 0 is 0",
+)
+sign: Primitive = Primitive(
+    "sign",
+    infer=unary_number,
+    reference=np.sign,
+    lower=Expr("sign({0})"),
+    vjp=lambda g, y, x: (ZERO,),
+    samples=UNARY,
+    doc="-1, 0 or 1; NaN stays",
+)
+floor = Primitive(
+    "floor",
+    infer=unary_float,
+    reference=np.floor,
+    lower=Expr("floor({0})"),
+    vjp=lambda g, y, x: (ZERO,),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="rounded down",
+)
+round = Primitive(
+    "round",
+    infer=unary_float,
+    reference=np.rint,
+    lower=Expr("round({0})"),
+    vjp=lambda g, y, x: (ZERO,),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="to the nearest integer, half to even",
+)
 
 # -- comparisons and masks ---------------------------------------------------------------------------------------------
 
 
 def _compare(name: str, function: Any, text: str) -> Primitive:
-    return Primitive(name, infer=comparison, reference=function, lower=Expr(f"{{0}} {text} {{1}}"), broadcast=True, in_place_of_dtype=True,
-        vjp=lambda g, y, a, b: (ZERO, ZERO), samples=(*cases(*SHAPES, arity=2), *cases("N", arity=2, dtype="i32", draw="int")), bad=MISMATCH, doc=f"a {text} b")  # fmt: skip
+    return Primitive(
+        name,
+        infer=comparison,
+        reference=function,
+        lower=Expr(f"{{0}} {text} {{1}}"),
+        broadcast=True,
+        in_place_of_dtype=True,
+        vjp=lambda g, y, a, b: (ZERO, ZERO),
+        samples=(*cases(*SHAPES, arity=2), *cases("N", arity=2, dtype="i32", draw="int")),
+        bad=MISMATCH,
+        doc=f"a {text} b",
+    )
 
 
 eq: Primitive = _compare("eq", np.equal, "==")
@@ -232,20 +503,41 @@ def _bits(x: Type, y: Type) -> Type:
 
 
 def _bit_op(name: str, function: Any, text: str) -> Primitive:
-    return Primitive(name, infer=_bits, reference=function, lower=Expr(f"{{0}} {text} {{1}}"), broadcast=True, in_place_of_dtype=True,
-        vjp=lambda g, y, a, b: (ZERO, ZERO), samples=(*cases("N", "2,3", arity=2, dtype="bool", draw="bool"), *cases("N", arity=2, dtype="i32", draw="int")),
-        bad=(BadSample(("f32[3]", "f32[3]"), match="bitwise"),), doc=f"a {text} b on ints, logical on bool")  # fmt: skip
+    return Primitive(
+        name,
+        infer=_bits,
+        reference=function,
+        lower=Expr(f"{{0}} {text} {{1}}"),
+        broadcast=True,
+        in_place_of_dtype=True,
+        vjp=lambda g, y, a, b: (ZERO, ZERO),
+        samples=(*cases("N", "2,3", arity=2, dtype="bool", draw="bool"), *cases("N", arity=2, dtype="i32", draw="int")),
+        bad=(BadSample(("f32[3]", "f32[3]"), match="bitwise"),),
+        doc=f"a {text} b on ints, logical on bool",
+    )
 
 
-bitwise_and, bitwise_or, bitwise_xor = _bit_op("bitwise_and", np.bitwise_and, "&"), _bit_op("bitwise_or", np.bitwise_or, "|"), _bit_op("bitwise_xor", np.bitwise_xor, "^")
+bitwise_and, bitwise_or, bitwise_xor = (
+    _bit_op("bitwise_and", np.bitwise_and, "&"),
+    _bit_op("bitwise_or", np.bitwise_or, "|"),
+    _bit_op("bitwise_xor", np.bitwise_xor, "^"),
+)
 
 
 def _invert(x: Type) -> Type:
     return _bits(x, x)
 
 
-invert = Primitive("invert", infer=_invert, reference=np.invert, lower=Expr("~{0}", by_kind={"b": "!{0}"}), in_place_of_dtype=True, vjp=lambda g, y, x: (ZERO,),
-    samples=(*cases("N", dtype="bool", draw="bool"), *cases("N", dtype="i32", draw="int")), doc="not x on bool, ~x on ints")  # fmt: skip
+invert = Primitive(
+    "invert",
+    infer=_invert,
+    reference=np.invert,
+    lower=Expr("~{0}", by_kind={"b": "!{0}"}),
+    in_place_of_dtype=True,
+    vjp=lambda g, y, x: (ZERO,),
+    samples=(*cases("N", dtype="bool", draw="bool"), *cases("N", dtype="i32", draw="int")),
+    doc="not x on bool, ~x on ints",
+)
 
 
 def logical_and(a: Node, b: Node) -> Node:
@@ -272,11 +564,25 @@ def _where_call(condition: Any, x: Any, y: Any) -> Node:
     return where.apply(broadcast([condition, x, y]), {})
 
 
-where = Primitive("where", infer=_where, reference=np.where, lower=Expr("{0} ? {1} : {2}"), broadcast=True, in_place_of_dtype=True, sugar=_where_call, vjp=_where_vjp,
-    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))}, additive=True, fills=True,
+where = Primitive(
+    "where",
+    infer=_where,
+    reference=np.where,
+    lower=Expr("{0} ? {1} : {2}"),
+    broadcast=True,
+    in_place_of_dtype=True,
+    sugar=_where_call,
+    vjp=_where_vjp,
+    linear=lambda node: {1: tuple(range(node.rank)), 2: tuple(range(node.rank))},
+    additive=True,
+    fills=True,
     samples=tuple(Sample((f"bool[{s}]", f"F[{s}]", f"F[{s}]"), draw=("bool", "normal", "normal")) for s in SHAPES),
-    bad=(BadSample(("f32[3]", "f32[3]", "f32[3]"), match="not bool"), BadSample(("bool[3]", "f32[3]", "f64[3]"), match="dtypes differ")),
-    doc="x where the condition holds, else y")  # fmt: skip
+    bad=(
+        BadSample(("f32[3]", "f32[3]", "f32[3]"), match="not bool"),
+        BadSample(("bool[3]", "f32[3]", "f64[3]"), match="dtypes differ"),
+    ),
+    doc="x where the condition holds, else y",
+)
 
 # -- conversions -------------------------------------------------------------------------------------------------------
 
@@ -289,13 +595,28 @@ def _cast_vjp(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Any]:
     # float to int: 0; else dx = g in x's dtype, or wide where x holds quantized values
     if not dtype.is_float:
         return (ZERO,)
-    return (converted(g, x.dtype if x.dtype.has_tangent else dtype.compute),)  # a quantized value passes it on (contracts 4)
+    return (
+        converted(g, x.dtype if x.dtype.has_tangent else dtype.compute),
+    )  # a quantized value passes it on (contracts 4)
 
 
-cast = Primitive("cast", infer=_cast, reference=lambda x, *, dtype: convert(x, dtype), lower=Expr("cast", conversion=True), in_place_of_dtype=True, vjp=_cast_vjp, linear=_only(0),
-    samples=(*(Sample(("F[2,N]",), {"dtype": d}) for d in ("f32", "f64", "bf16", "f16", "i32", "i8", "u8", "bool")), Sample(("i32[N]",), {"dtype": "f32"}, draw=("int",)), Sample(("bool[N]",), {"dtype": "f32"}, draw=("bool",)), Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",))),
+cast = Primitive(
+    "cast",
+    infer=_cast,
+    reference=lambda x, *, dtype: convert(x, dtype),
+    lower=Expr("cast", conversion=True),
+    in_place_of_dtype=True,
+    vjp=_cast_vjp,
+    linear=_only(0),
+    samples=(
+        *(Sample(("F[2,N]",), {"dtype": d}) for d in ("f32", "f64", "bf16", "f16", "i32", "i8", "u8", "bool")),
+        Sample(("i32[N]",), {"dtype": "f32"}, draw=("int",)),
+        Sample(("bool[N]",), {"dtype": "f32"}, draw=("bool",)),
+        Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",)),
+    ),
     bad=(BadSample(("f32[3]",), {"dtype": "f31"}, match="not a dtype"),),
-    doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values")  # fmt: skip
+    doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values",
+)
 
 
 LIMITS = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
@@ -342,7 +663,9 @@ def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def _odd(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """f64 as an f32 that rounds to a shorter format as x itself does: what f32 does not hold becomes the neighbour whose last bit is 1."""
+    """f64 as an f32 that rounds to a shorter format as x itself does: what f32 does not hold becomes the neighbour
+    whose last bit is 1.
+    """
     y = np.asarray(x.astype(np.float32))
     back = y.astype(np.float64)
     bits = y.view(np.uint32)
@@ -354,9 +677,16 @@ def _stop(x: Type) -> Type:
     return x
 
 
-stop_gradient = Primitive("stop_gradient", infer=_stop, reference=lambda x: x, lower=Expr("{0}"), in_place_of_dtype=True, vjp=lambda g, y, x: (ZERO,),
-    samples=(*UNARY, *cases("N", dtype="i32", draw="int")), doc="x, whose derivative is taken as zero")  # fmt: skip
-
+stop_gradient = Primitive(
+    "stop_gradient",
+    infer=_stop,
+    reference=lambda x: x,
+    lower=Expr("{0}"),
+    in_place_of_dtype=True,
+    vjp=lambda g, y, x: (ZERO,),
+    samples=(*UNARY, *cases("N", dtype="i32", draw="int")),
+    doc="x, whose derivative is taken as zero",
+)
 
 
 def _scale_gradient(x: Type, factor: Type) -> Type:
@@ -375,7 +705,26 @@ def _scale_gradient_surrogate(x: Node, factor: Node) -> Node:
     return held + (x - held) * converted(stop_gradient(factor), x.dtype)
 
 
-scale_gradient = Composite("scale_gradient", infer=_scale_gradient, decompose=lambda x, factor: x, vjp=_scale_gradient_vjp, surrogate=_scale_gradient_surrogate, broadcast=True,
-    samples=(Sample(("F[N]", "F[N]")), Sample(("F[]", "F[]")), Sample(("F[2,N,3]", "F[N,1]")), Sample(("bf16[N,3]", "f32[N,1]"))),
-    bad=(BadSample(("i32[3]", "f32[3]"), match="i32 is no float"), BadSample(("f32[3]", "f64[3]"), match="dtypes differ"), BadSample(("f32[3]", "f32[4]"), match="do not broadcast")),
-    doc="x, whose gradient is multiplied by factor (of x's dtype, or of the one it is computed in); factor has no gradient of its own")  # fmt: skip
+scale_gradient = Composite(
+    "scale_gradient",
+    infer=_scale_gradient,
+    decompose=lambda x, factor: x,
+    vjp=_scale_gradient_vjp,
+    surrogate=_scale_gradient_surrogate,
+    broadcast=True,
+    samples=(
+        Sample(("F[N]", "F[N]")),
+        Sample(("F[]", "F[]")),
+        Sample(("F[2,N,3]", "F[N,1]")),
+        Sample(("bf16[N,3]", "f32[N,1]")),
+    ),
+    bad=(
+        BadSample(("i32[3]", "f32[3]"), match="i32 is no float"),
+        BadSample(("f32[3]", "f64[3]"), match="dtypes differ"),
+        BadSample(("f32[3]", "f32[4]"), match="do not broadcast"),
+    ),
+    doc=(
+        "x, whose gradient is multiplied by factor (of x's dtype, or of the one it is computed in); factor has no"
+        " gradient of its own"
+    ),
+)

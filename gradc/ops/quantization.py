@@ -68,7 +68,8 @@ def _dequantize_value(
 def _dequantize_vjp(
     g: Node, y: Node, q: Node, scale: Node, zero_point: Node | None = None, *, block: tuple[Size, ...], out_dtype: DType
 ) -> tuple[Any, ...]:
-    # y = (q - zp) s, with q taken as a real number: dq = g s, ds = the sum over each block of g (q - zp), dzp = -s times that of g
+    # y = (q - zp) s, with q taken as a real number: dq = g s, ds = the sum over each block of g (q - zp), dzp = -s
+    # times that of g
     blocks, compute = Blocks(q.shape, block), compute_dtype(scale.dtype, _dtype_of(zero_point), out_dtype)
     s, dy = converted(scale, compute), blocks.enter(converted(g, compute))
     dq = converted(blocks.leave(dy * blocks.spread(s)), tangent(q, compute))
@@ -126,9 +127,11 @@ dequantize = Composite(
         BadSample(("f32[4]", "f32[1]"), match="q is f32"),
         BadSample(("i8[4]", "f32[1]"), {"out_dtype": "i8"}, match="out_dtype=i8 is no float"),
     ),
-    doc="(q - zero_point) * scale, one scale and zero point per block of q "
-    "(block: a size per axis; the whole shape if not given, and then a scalar will do); computed in f32, or f64 "
-    "where an f64 takes part, and rounded once to out_dtype; q takes its gradient straight through",
+    doc=(
+        "(q - zero_point) * scale, one scale and zero point per block of q "
+        "(block: a size per axis; the whole shape if not given, and then a scalar will do); computed in f32, or f64 "
+        "where an f64 takes part, and rounded once to out_dtype; q takes its gradient straight through"
+    ),
     source="Jacob et al. 2018, equation 1",
 )
 
@@ -233,7 +236,9 @@ def _range(dtype: DType, quant_min: int | None, quant_max: int | None) -> dict[s
         raise TypeRuleError(f"dtype={dtype}; quantized values may be {' '.join(TARGETS)}")
     if dtype.is_float:
         if quant_min is not None or quant_max is not None:
-            raise TypeRuleError(f"quant_min and quant_max are for integers; {dtype} saturates at {LARGEST[dtype.name]:g}")
+            raise TypeRuleError(
+                f"quant_min and quant_max are for integers; {dtype} saturates at {LARGEST[dtype.name]:g}"
+            )
         return {"dtype": dtype, "quant_min": None, "quant_max": None}
     lowest, highest = dtype.range
     low, high = lowest if quant_min is None else quant_min, highest if quant_max is None else quant_max
@@ -272,7 +277,8 @@ def _quantize_value(x: Node, scale: Node, zero_point: Node | None = None, **attr
 def _quantize_vjp(
     g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any
 ) -> tuple[Any, ...]:
-    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m / s, ds = the sum over each block of -g m x / s^2, dzp = that of g m
+    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m / s, ds = the sum over each block of -g m x / s^2, dzp =
+    # that of g m
     steps = _Steps(x, scale, zero_point, **attrs)
     blocks, inside = steps.blocks, steps.inside
     dq = blocks.enter(converted(g, steps.compute))
@@ -331,11 +337,13 @@ quantize = Composite(
         BadSample(("f32[4]", "f32[1]"), {"dtype": "f4e2m1", "quant_max": 2}, match="f4e2m1 saturates at 6"),
         BadSample(("f32[4]", "f32[1]", "f32[1]"), {"dtype": "f8e4m3"}, match="f8e4m3 has no zero point"),
     ),
-    doc="clamp(round(x / scale) + zero_point, quant_min, quant_max) as dtype, half to even, one scale "
-    "and zero point per block of x (block: as for dequantize); a float zero point is rounded "
-    "and clamped first; NaN gives 0; the gradient passes straight through where nothing is clamped. With an f8 or f4e2m1 "
-    "dtype: x / scale, saturated and rounded, without a zero point; f8 keeps NaN. A scale of 0 gives the bound on x's side "
-    "(0/0 as NaN), an infinite one 0, NaN as a NaN in x, a negative one mirrors",
+    doc=(
+        "clamp(round(x / scale) + zero_point, quant_min, quant_max) as dtype, half to even, one scale and zero point"
+        " per block of x (block: as for dequantize); a float zero point is rounded and clamped first; NaN gives 0; the"
+        " gradient passes straight through where nothing is clamped. With an f8 or f4e2m1 dtype: x / scale, saturated"
+        " and rounded, without a zero point; f8 keeps NaN. A scale of 0 gives the bound on x's side (0/0 as NaN), an"
+        " infinite one 0, NaN as a NaN in x, a negative one mirrors"
+    ),
     source="Jacob et al. 2018, equation 12; OCP Microscaling Formats v1.0",
 )
 
@@ -363,8 +371,8 @@ def _fake_value(x: Node, scale: Node, zero_point: Node | None = None, **attrs: A
 
 
 def _fake_vjp(g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> tuple[Any, ...]:
-    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m, ds = the sum over each block of g ((q - zp) - m x/s), dzp = -s times that of g (1 - m);
-    # ds and dzp times grad_factor
+    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m, ds = the sum over each block of g ((q - zp) - m x/s), dzp
+    # = -s times that of g (1 - m); ds and dzp times grad_factor
     steps = _Steps(x, scale, zero_point, **attrs)
     blocks, inside = steps.blocks, steps.inside
     narrow = blocks.enter(g)
@@ -407,7 +415,9 @@ fake_quantize = Composite(
         ),
     ),
     bad=quantize.bad,
-    doc="dequantize(quantize(x)) in x's dtype, whose gradients are those of the two together; grad_factor "
-    "multiplies the gradients of scale and zero point (LSQ); NaN stays",
+    doc=(
+        "dequantize(quantize(x)) in x's dtype, whose gradients are those of the two together; grad_factor "
+        "multiplies the gradients of scale and zero point (LSQ); NaN stays"
+    ),
     source="Esser et al. 2020 (LSQ); torch._fake_quantize_learnable_per_tensor_affine",
 )

@@ -38,7 +38,10 @@ AXES = (
     Sample(("F[2,3,N,2]",)),
 )
 NONEMPTY = tuple(Sample(s.operands, s.attrs, dims={"N": 5}, draw=("distinct",)) for s in AXES)
-BAD_AXIS = (BadSample(("f32[2,3]",), {"axis": 2}, match="axis=2"), BadSample(("f32[2,3]",), {"axis": (0, 0)}, match="twice"))
+BAD_AXIS = (
+    BadSample(("f32[2,3]",), {"axis": 2}, match="axis=2"),
+    BadSample(("f32[2,3]",), {"axis": (0, 0)}, match="twice"),
+)
 
 
 def _plain(node: Node, axes: tuple[int, ...], keepdims: bool, shape: Any) -> Node:
@@ -82,7 +85,9 @@ def _extremum_reference(function: Any, least: float) -> Any:
             return function(x, axis=axis)
         kept = [n for a, n in enumerate(x.shape) if a not in axes]
         if empty == "error" and 0 not in kept:
-            raise InvalidProblem(f"the extremum over no elements: axis {', '.join(map(str, axes))} of an array of shape {x.shape}")
+            raise InvalidProblem(
+                f"the extremum over no elements: axis {', '.join(map(str, axes))} of an array of shape {x.shape}"
+            )
         return np.full(kept, least if x.dtype.kind == "f" else 0, x.dtype)
 
     return reference
@@ -100,12 +105,24 @@ def _sum_resized(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
 
 
 def _sum_reference(x: Any, *, axis: Any) -> Any:
-    return np.sum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "biu" else summing(x.dtype)).astype(np.int64 if x.dtype.kind in "biu" else x.dtype)
+    return np.sum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "biu" else summing(x.dtype)).astype(
+        np.int64 if x.dtype.kind in "biu" else x.dtype
+    )
 
 
-sum = Primitive("sum", infer=_sum_type, reference=_sum_reference, lower=Reduction("sum"), sugar=_reduce_call("sum"), linear=_linear, resized=_sum_resized,
-    vjp=lambda g, y, x, *, axis: (along(g, x.shape, axis),), samples=(*AXES, Sample(("i32[N,3]",), {"axis": 0}, draw=("int",)), Sample(("bool[N]",), draw=("bool",))),
-    bad=BAD_AXIS, doc="the sum over axes; ints and bool sum to i64; the empty sum is 0")  # fmt: skip
+sum = Primitive(
+    "sum",
+    infer=_sum_type,
+    reference=_sum_reference,
+    lower=Reduction("sum"),
+    sugar=_reduce_call("sum"),
+    linear=_linear,
+    resized=_sum_resized,
+    vjp=lambda g, y, x, *, axis: (along(g, x.shape, axis),),
+    samples=(*AXES, Sample(("i32[N,3]",), {"axis": 0}, draw=("int",)), Sample(("bool[N]",), draw=("bool",))),
+    bad=BAD_AXIS,
+    doc="the sum over axes; ints and bool sum to i64; the empty sum is 0",
+)
 
 
 def _prod_vjp(g: Node, y: Node, x: Node, *, axis: Any) -> tuple[Node]:
@@ -119,8 +136,20 @@ def _prod_vjp(g: Node, y: Node, x: Node, *, axis: Any) -> tuple[Node]:
     return (along(g, x.shape, axis) * where(zero, one, none),)
 
 
-prod = Primitive("prod", infer=_reduced, reference=lambda x, *, axis: np.prod(x, axis=axis, dtype=x.dtype), lower=Reduction("prod"), sugar=_reduce_call("prod"),
-    vjp=_prod_vjp, samples=AXES, bad=BAD_AXIS, doc="the product over axes, in the operand's dtype; the empty product is 1; the gradient is exact with any number of zeros")  # fmt: skip
+prod = Primitive(
+    "prod",
+    infer=_reduced,
+    reference=lambda x, *, axis: np.prod(x, axis=axis, dtype=x.dtype),
+    lower=Reduction("prod"),
+    sugar=_reduce_call("prod"),
+    vjp=_prod_vjp,
+    samples=AXES,
+    bad=BAD_AXIS,
+    doc=(
+        "the product over axes, in the operand's dtype; the empty product is 1; the gradient is exact with any number"
+        " of zeros"
+    ),
+)
 
 
 def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any, empty: str) -> tuple[Node]:
@@ -129,10 +158,28 @@ def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any, empty: str) -> tuple[
     return (where(hit, along(g / count, x.shape, axis), zeros_like(x)),)
 
 
-amax = Primitive("amax", infer=_nonempty, reference=_extremum_reference(np.max, -np.inf), lower=Reduction("max", nonempty=True), sugar=_reduce_call("amax"), vjp=_extremum_vjp,
-    samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")), doc="the largest over axes; NaN wins; ties share the gradient")  # fmt: skip
-amin = Primitive("amin", infer=_nonempty, reference=_extremum_reference(np.min, np.inf), lower=Reduction("min", nonempty=True), sugar=_reduce_call("amin"), vjp=_extremum_vjp,
-    samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")), doc="the smallest over axes; NaN wins; ties share the gradient")  # fmt: skip
+amax = Primitive(
+    "amax",
+    infer=_nonempty,
+    reference=_extremum_reference(np.max, -np.inf),
+    lower=Reduction("max", nonempty=True),
+    sugar=_reduce_call("amax"),
+    vjp=_extremum_vjp,
+    samples=NONEMPTY,
+    bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")),
+    doc="the largest over axes; NaN wins; ties share the gradient",
+)
+amin = Primitive(
+    "amin",
+    infer=_nonempty,
+    reference=_extremum_reference(np.min, np.inf),
+    lower=Reduction("min", nonempty=True),
+    sugar=_reduce_call("amin"),
+    vjp=_extremum_vjp,
+    samples=NONEMPTY,
+    bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")),
+    doc="the smallest over axes; NaN wins; ties share the gradient",
+)
 
 
 def _arg_type(x: Type, *, axis: int) -> Any:
@@ -152,11 +199,34 @@ def _arg_call(name: str) -> Any:
     return sugar
 
 
-_ARG = (Sample(("F[N]",), {"axis": 0}, dims={"N": 5}), Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}), Sample(("F[3,4]",)), Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)))
-argmax = Primitive("argmax", infer=_arg_type, reference=_extremum_reference(np.argmax, 0), lower=Reduction("argmax", nonempty=True), below=lambda node: node.operands[0].shape[node.attrs["axis"]], sugar=_arg_call("argmax"),
-    samples=_ARG, bad=BAD_AXIS[:1], doc="where the largest stands, the first of equals, NaN first of all; i64")  # fmt: skip
-argmin = Primitive("argmin", infer=_arg_type, reference=_extremum_reference(np.argmin, 0), lower=Reduction("argmin", nonempty=True), below=lambda node: node.operands[0].shape[node.attrs["axis"]], sugar=_arg_call("argmin"),
-    samples=_ARG, bad=BAD_AXIS[:1], doc="where the smallest stands, the first of equals, NaN first of all; i64")  # fmt: skip
+_ARG = (
+    Sample(("F[N]",), {"axis": 0}, dims={"N": 5}),
+    Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}),
+    Sample(("F[3,4]",)),
+    Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)),
+)
+argmax = Primitive(
+    "argmax",
+    infer=_arg_type,
+    reference=_extremum_reference(np.argmax, 0),
+    lower=Reduction("argmax", nonempty=True),
+    below=lambda node: node.operands[0].shape[node.attrs["axis"]],
+    sugar=_arg_call("argmax"),
+    samples=_ARG,
+    bad=BAD_AXIS[:1],
+    doc="where the largest stands, the first of equals, NaN first of all; i64",
+)
+argmin = Primitive(
+    "argmin",
+    infer=_arg_type,
+    reference=_extremum_reference(np.argmin, 0),
+    lower=Reduction("argmin", nonempty=True),
+    below=lambda node: node.operands[0].shape[node.attrs["axis"]],
+    sugar=_arg_call("argmin"),
+    samples=_ARG,
+    bad=BAD_AXIS[:1],
+    doc="where the smallest stands, the first of equals, NaN first of all; i64",
+)
 
 _OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin}
 
@@ -165,7 +235,10 @@ _OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, 
 
 def _kept(x: Type, axis: Any, keepdims: bool) -> Any:
     axes = canonical_axes(axis, x.rank)
-    return x.with_shape(*(keeping(x.shape, axes) if keepdims else without(x.shape, axes))), {"axis": axes, "keepdims": keepdims}
+    return x.with_shape(*(keeping(x.shape, axes) if keepdims else without(x.shape, axes))), {
+        "axis": axes,
+        "keepdims": keepdims,
+    }
 
 
 def _float_reduction(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
@@ -185,8 +258,14 @@ def _mean_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
     return _plain(converted(total / _count(x, axis), x.dtype), axis, keepdims, x.shape)
 
 
-mean = Composite("mean", infer=_float_reduction, decompose=_mean_value, samples=tuple(Sample(s.operands, s.attrs, dims={"N": 5}) for s in AXES),
-    bad=(*BAD_AXIS, BadSample(("i32[3]",), match="write a cast")), doc="sum / count; NaN over no elements")  # fmt: skip
+mean = Composite(
+    "mean",
+    infer=_float_reduction,
+    decompose=_mean_value,
+    samples=tuple(Sample(s.operands, s.attrs, dims={"N": 5}) for s in AXES),
+    bad=(*BAD_AXIS, BadSample(("i32[3]",), match="write a cast")),
+    doc="sum / count; NaN over no elements",
+)
 
 
 def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int = 0) -> Any:
@@ -216,8 +295,18 @@ def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int)
     return (converted(spread * centred * 2, x.dtype),)
 
 
-var = Composite("var", infer=_var, decompose=_var_value, vjp=_var_vjp, samples=tuple(Sample(s.operands, {**s.attrs, **extra}, dims={"N": 5}) for s, extra in zip(AXES, ({}, {}, {"ddof": 1}, {}, {}, {"ddof": 1}, {}, {}), strict=True)),
-    bad=BAD_AXIS, doc="the variance; ddof=0 unless given")  # fmt: skip
+var = Composite(
+    "var",
+    infer=_var,
+    decompose=_var_value,
+    vjp=_var_vjp,
+    samples=tuple(
+        Sample(s.operands, {**s.attrs, **extra}, dims={"N": 5})
+        for s, extra in zip(AXES, ({}, {}, {"ddof": 1}, {}, {}, {"ddof": 1}, {}, {}), strict=True)
+    ),
+    bad=BAD_AXIS,
+    doc="the variance; ddof=0 unless given",
+)
 
 
 def _extremum_type(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
@@ -233,15 +322,30 @@ def _extremum_value(arg: Primitive, plain: Primitive) -> Any:
         if isinstance(axis, tuple):
             return _plain(plain.plain(x, axis=axis), axis, keepdims, x.shape)
         first = reshaped(arg.plain(x, axis=axis), keeping(x.shape, (axis,)))
-        return reshaped(call("take_along_axis", x, first, axis=axis), keeping(x.shape, (axis,)) if keepdims else without(x.shape, (axis,)))
+        return reshaped(
+            call("take_along_axis", x, first, axis=axis),
+            keeping(x.shape, (axis,)) if keepdims else without(x.shape, (axis,)),
+        )
 
     return decompose
 
 
-max = Composite("max", infer=_extremum_type, decompose=_extremum_value(argmax, amax), samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
-    doc="the largest; over one int axis the first winner takes the gradient, over several they share it")  # fmt: skip
-min = Composite("min", infer=_extremum_type, decompose=_extremum_value(argmin, amin), samples=NONEMPTY, bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
-    doc="the smallest; over one int axis the first winner takes the gradient, over several they share it")  # fmt: skip
+max = Composite(
+    "max",
+    infer=_extremum_type,
+    decompose=_extremum_value(argmax, amax),
+    samples=NONEMPTY,
+    bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
+    doc="the largest; over one int axis the first winner takes the gradient, over several they share it",
+)
+min = Composite(
+    "min",
+    infer=_extremum_type,
+    decompose=_extremum_value(argmin, amin),
+    samples=NONEMPTY,
+    bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
+    doc="the smallest; over one int axis the first winner takes the gradient, over several they share it",
+)
 
 
 def _logsumexp_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
@@ -262,7 +366,15 @@ def _logsumexp_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool) -> t
     return (converted(g * exp(wide - along(shift, x.shape, axis)), x.dtype),)
 
 
-logsumexp = Composite("logsumexp", infer=_float_reduction, decompose=_logsumexp_value, vjp=_logsumexp_vjp, samples=NONEMPTY, bad=BAD_AXIS, doc="log(sum(exp(x))) without overflow")  # fmt: skip
+logsumexp = Composite(
+    "logsumexp",
+    infer=_float_reduction,
+    decompose=_logsumexp_value,
+    vjp=_logsumexp_vjp,
+    samples=NONEMPTY,
+    bad=BAD_AXIS,
+    doc="log(sum(exp(x))) without overflow",
+)
 
 
 def _row_function(x: Type, *, axis: int = -1) -> Any:
@@ -278,7 +390,9 @@ def _shifted(wide: Node, axis: int) -> tuple[Node, Node]:
 def _softmax_value(x: Node, *, axis: int) -> Node:
     wide = converted(x, x.dtype.compute)
     centred, total = _shifted(wide, axis)
-    return converted(exp(centred) * along(reciprocal(total), x.shape, (axis,)), x.dtype)  # one division per row: total is 1 or more
+    return converted(
+        exp(centred) * along(reciprocal(total), x.shape, (axis,)), x.dtype
+    )  # one division per row: total is 1 or more
 
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
@@ -290,8 +404,22 @@ def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
     return (converted(p * 2 * centred, x.dtype),)
 
 
-_SOFT = (Sample(("F[N,5]",)), Sample(("F[5]",)), Sample(("F[2,3,N]",), {"axis": 1}), Sample(("F[3,N]",), {"axis": 0}), Sample(("F[2,N,3,2]",), {"axis": 2}))
-softmax = Composite("softmax", infer=_row_function, decompose=_softmax_value, vjp=_softmax_vjp, samples=_SOFT, bad=BAD_AXIS[:1], doc="exp(x) / sum(exp(x)) along an axis; a row of -inf is NaN")  # fmt: skip
+_SOFT = (
+    Sample(("F[N,5]",)),
+    Sample(("F[5]",)),
+    Sample(("F[2,3,N]",), {"axis": 1}),
+    Sample(("F[3,N]",), {"axis": 0}),
+    Sample(("F[2,N,3,2]",), {"axis": 2}),
+)
+softmax = Composite(
+    "softmax",
+    infer=_row_function,
+    decompose=_softmax_value,
+    vjp=_softmax_vjp,
+    samples=_SOFT,
+    bad=BAD_AXIS[:1],
+    doc="exp(x) / sum(exp(x)) along an axis; a row of -inf is NaN",
+)
 
 
 def _log_softmax_value(x: Node, *, axis: int) -> Node:
@@ -307,4 +435,12 @@ def _log_softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
     return (converted(g - p * along(sum.plain(g, axis=(axis,)), x.shape, (axis,)), x.dtype),)
 
 
-log_softmax = Composite("log_softmax", infer=_row_function, decompose=_log_softmax_value, vjp=_log_softmax_vjp, samples=_SOFT, bad=BAD_AXIS[:1], doc="log(softmax(x)) along an axis")  # fmt: skip
+log_softmax = Composite(
+    "log_softmax",
+    infer=_row_function,
+    decompose=_log_softmax_value,
+    vjp=_log_softmax_vjp,
+    samples=_SOFT,
+    bad=BAD_AXIS[:1],
+    doc="log(softmax(x)) along an axis",
+)

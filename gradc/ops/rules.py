@@ -20,7 +20,9 @@ def alike(*types: Type) -> Type:
     for other in types[1:]:
         if other.dtype is not first.dtype:
             raise TypeRuleError(f"dtypes differ: {first.dtype} and {other.dtype}; write a cast")
-        if len(other.shape) != len(first.shape) or not all(same(a, b) for a, b in zip(first.shape, other.shape, strict=True)):
+        if len(other.shape) != len(first.shape) or not all(
+            same(a, b) for a, b in zip(first.shape, other.shape, strict=True)
+        ):
             raise TypeRuleError(f"shapes differ: {first} and {other}")
     return first
 
@@ -132,7 +134,10 @@ SHAPES = ("", "N", "3,N", "2,N,3", "2,1,N,3")
 
 def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which NumPy adds up: a wider one, so that the oracle's own sums are right to the last bit."""
-    wider: dict[np.dtype[Any], np.dtype[Any]] = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.float64): np.dtype(np.longdouble)}
+    wider: dict[np.dtype[Any], np.dtype[Any]] = {
+        np.dtype(np.float32): np.dtype(np.float64),
+        np.dtype(np.float64): np.dtype(np.longdouble),
+    }
     return wider.get(dtype, dtype)
 
 

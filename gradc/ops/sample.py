@@ -29,10 +29,15 @@ Places = tuple[Any, ...]
 def _points(x: Type, *positions: Type) -> None:
     """[N,C,*S] and one [N,*Q] of positions per spatial axis."""
     if x.rank != len(positions) + 2:
-        raise TypeRuleError(f"positions on {len(positions)} axes in an operand of rank {x.rank}, not {len(positions) + 2}")
+        raise TypeRuleError(
+            f"positions on {len(positions)} axes in an operand of rank {x.rank}, not {len(positions) + 2}"
+        )
     alike(*map(_indices, positions))
     if positions[0].rank < 1 or not same(positions[0].shape[0], x.shape[0]):
-        raise TypeRuleError(f"the operand has {x.shape[0]} and the positions {positions[0].shape[0] if positions[0].rank else 'none'} on axis 0")
+        raise TypeRuleError(
+            f"the operand has {x.shape[0]} and the positions {positions[0].shape[0] if positions[0].rank else 'none'}"
+            " on axis 0"
+        )
 
 
 def _at(points: Type, updates: Type, *positions: Type, size: tuple[SizeLike, ...]) -> Type:
@@ -58,7 +63,9 @@ def _gather_reference(x: Any, *positions: Any) -> Any:
     if 0 in x.shape[2:] or 0 in shape:
         return np.zeros(shape, x.dtype)
     line = (slice(None), None)  # [N,1,*Q]
-    batch, channel = (np.arange(n).reshape([-1 if a == axis else 1 for a in range(len(shape))]) for axis, n in enumerate(shape[:2]))
+    batch, channel = (
+        np.arange(n).reshape([-1 if a == axis else 1 for a in range(len(shape))]) for axis, n in enumerate(shape[:2])
+    )
     return np.where(inside[line], x[(batch, channel, *(p[line] for p in places))], np.zeros((), x.dtype))
 
 
@@ -72,7 +79,9 @@ def _scatter_reference(updates: Any, *positions: Any, size: tuple[int, ...]) -> 
     return out.astype(updates.dtype)
 
 
-def _read(index: Sequence[Index], positions: Sequence[Node], size: Sequence[Size], kernel: Any) -> tuple[list[Index], Any]:
+def _read(
+    index: Sequence[Index], positions: Sequence[Node], size: Sequence[Size], kernel: Any
+) -> tuple[list[Index], Any]:
     """Kernel statements: (the place read for a result index [n, c, *q], which are inside)."""
     places = [Index.of(kernel.read(p, [index[0], *index[2:]])) for p in positions]
     inside = None
@@ -122,17 +131,57 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
     sizes, name = (5, 4, 3)[:rank], f"{rank}d"
     near, any_, indices = [f"index:{n}" for n in sizes], ["int"] * rank, {1 + a: _bound(a) for a in range(rank)}
     x, one = f"F[2,3,{','.join(map(str, sizes))}]", f"F[N,2,{','.join(map(str, sizes))}]"
-    gather = Primitive(f"gather_{name}", infer=gather_rule, reference=_gather_reference, lower=Movement(_gather_at), indices=indices, in_place_of_dtype=True, linear=_channels, fills=True,
-        vjp=lambda g, y, x, *positions: (scatter.plain(g, *positions, size=x.shape[2:]), *(DISCRETE for _ in positions)),
-        samples=(Sample((x, *["i64[2,N]"] * rank), draw=("normal", *near)), Sample((x, *["i32[2,4,N]"] * rank), draw=("normal", *any_)), Sample((one, *["i8[N]"] * rank), draw=("normal", *any_))),
-        bad=(BadSample((f"f32[2,{','.join(map(str, sizes))}]", *["i64[2,3]"] * rank), match=f"rank {rank + 1}, not {rank + 2}"), BadSample((x.replace("F", "f32"), *["i64[4,3]"] * rank), match="2 and the positions 4"),
-             BadSample((x.replace("F", "f32"), "i64[2,3]", *["f32[2,3]"] * (rank - 1)), match="indices are f32")),
-        doc=f"x[n, c, {', '.join('ijk'[:rank])}] at integer positions of each batch element, the same for every channel; 0 outside")  # fmt: skip
-    scatter = Primitive(f"scatter_{name}", infer=scatter_rule, reference=_scatter_reference, lower=Scatter(_scatter_at, updates=0), indices=indices, linear=_channels,
+    gather = Primitive(
+        f"gather_{name}",
+        infer=gather_rule,
+        reference=_gather_reference,
+        lower=Movement(_gather_at),
+        indices=indices,
+        in_place_of_dtype=True,
+        linear=_channels,
+        fills=True,
+        vjp=lambda g, y, x, *positions: (
+            scatter.plain(g, *positions, size=x.shape[2:]),
+            *(DISCRETE for _ in positions),
+        ),
+        samples=(
+            Sample((x, *["i64[2,N]"] * rank), draw=("normal", *near)),
+            Sample((x, *["i32[2,4,N]"] * rank), draw=("normal", *any_)),
+            Sample((one, *["i8[N]"] * rank), draw=("normal", *any_)),
+        ),
+        bad=(
+            BadSample(
+                (f"f32[2,{','.join(map(str, sizes))}]", *["i64[2,3]"] * rank), match=f"rank {rank + 1}, not {rank + 2}"
+            ),
+            BadSample((x.replace("F", "f32"), *["i64[4,3]"] * rank), match="2 and the positions 4"),
+            BadSample((x.replace("F", "f32"), "i64[2,3]", *["f32[2,3]"] * (rank - 1)), match="indices are f32"),
+        ),
+        doc=(
+            f"x[n, c, {', '.join('ijk'[:rank])}] at integer positions of each batch element, the same for every"
+            " channel; 0 outside"
+        ),
+    )
+    scatter = Primitive(
+        f"scatter_{name}",
+        infer=scatter_rule,
+        reference=_scatter_reference,
+        lower=Scatter(_scatter_at, updates=0),
+        indices=indices,
+        linear=_channels,
         vjp=lambda g, y, updates, *positions, size: (gather.plain(g, *positions), *(DISCRETE for _ in positions)),
-        samples=(Sample(("F[2,3,N]", *["i64[2,N]"] * rank), {"size": sizes}, draw=("normal", *near)), Sample(("F[2,3,4,N]", *["i32[2,4,N]"] * rank), {"size": sizes}, draw=("normal", *any_))),
-        bad=(BadSample(("f32[2,3,4]", *["i64[2,3]"] * rank), {"size": sizes}, match="do not fit updates"), BadSample(("f32[2,3,4]", *["i64[2,4]"] * rank), {"size": (5,)}, match=f"1 entries for {rank}")),
-        doc=f"zeros [N,C,{','.join('HWD'[:rank])}] with updates added at integer positions of each batch element; outside, nothing: the adjoint of gather_{name}")  # fmt: skip
+        samples=(
+            Sample(("F[2,3,N]", *["i64[2,N]"] * rank), {"size": sizes}, draw=("normal", *near)),
+            Sample(("F[2,3,4,N]", *["i32[2,4,N]"] * rank), {"size": sizes}, draw=("normal", *any_)),
+        ),
+        bad=(
+            BadSample(("f32[2,3,4]", *["i64[2,3]"] * rank), {"size": sizes}, match="do not fit updates"),
+            BadSample(("f32[2,3,4]", *["i64[2,4]"] * rank), {"size": (5,)}, match=f"1 entries for {rank}"),
+        ),
+        doc=(
+            f"zeros [N,C,{','.join('HWD'[:rank])}] with updates added at integer positions of each batch element;"
+            f" outside, nothing: the adjoint of gather_{name}"
+        ),
+    )
     return gather, scatter
 
 
@@ -162,8 +211,18 @@ def _interpolate_3d(x: Type, u: Type, v: Type, w: Type, i: Type, j: Type, k: Typ
     return _interpolated(x, (u, v, w), (i, j, k))
 
 
-def _each(axis: int, taps: Sequence[Any], values: dict[tuple[int, ...], Node], weights: Sequence[Node], fixed: tuple[int, ...] = (), skip: int = -1, at: int = 0) -> Node:
-    """Sum over the taps of weights times values, innermost axis first; on the axis ``skip`` only the tap ``at``, unweighted."""
+def _each(
+    axis: int,
+    taps: Sequence[Any],
+    values: dict[tuple[int, ...], Node],
+    weights: Sequence[Node],
+    fixed: tuple[int, ...] = (),
+    skip: int = -1,
+    at: int = 0,
+) -> Node:
+    """Sum over the taps of weights times values, innermost axis first; on the axis ``skip`` only the tap ``at``,
+    unweighted.
+    """
     if axis == len(taps):
         return values[fixed]
     if axis == skip:
@@ -186,7 +245,10 @@ def _interpolate_value(x: Node, *parts: Node) -> Node:
     rank, wide = x.rank - 2, x.dtype.compute
     weights, positions = [converted(w, wide) for w in parts[:rank]], parts[rank:]
     taps = [w.shape[1] for w in weights]
-    values = {tap: converted(_GATHER[rank].plain(x, *(p[:, t] for p, t in zip(positions, tap, strict=True))), wide) for tap in itertools.product(*map(range, taps))}
+    values = {
+        tap: converted(_GATHER[rank].plain(x, *(p[:, t] for p, t in zip(positions, tap, strict=True))), wide)
+        for tap in itertools.product(*map(range, taps))
+    }
     return converted(_each(0, taps, values, weights), x.dtype)
 
 
@@ -224,18 +286,34 @@ def _interpolate(rank: int, rule: Any) -> Composite:
     near, letters = [f"index:{n}" for n in sizes], "ijk"[:rank]
     x, weights, positions = f"F[2,3,{','.join(map(str, sizes))}]", ["F[2,2,N]"] * rank, ["i64[2,2,N]"] * rank
     mixed = ["1,N,3", "2,N,3", "1,N,3"][:rank]
-    return Composite(f"interpolate_{rank}d", infer=rule, decompose=_interpolate_value, vjp=_interpolate_vjp,
+    return Composite(
+        f"interpolate_{rank}d",
+        infer=rule,
+        decompose=_interpolate_value,
+        vjp=_interpolate_vjp,
         samples=(
             Sample((x, *weights, *positions), draw=("normal", *["normal"] * rank, *near)),
-            Sample((x, *(f"F[2,{m}]" for m in mixed), *(f"i32[2,{m}]" for m in mixed)), draw=("normal", *["normal"] * rank, *["index:5"] * rank)),
+            Sample(
+                (x, *(f"F[2,{m}]" for m in mixed), *(f"i32[2,{m}]" for m in mixed)),
+                draw=("normal", *["normal"] * rank, *["index:5"] * rank),
+            ),
         ),
         bad=(
             BadSample(("f32[2,3,5]", *["f32[2,2,4]"] * rank, *["i64[2,2,4]"] * rank), match=f"rank 3, not {rank + 2}"),
-            BadSample((x.replace("F", "f32"), *["f64[2,2,4]"] * rank, *["i64[2,2,4]"] * rank), match="f32 and weights f64"),
-            BadSample((x.replace("F", "f32"), *["f32[2,N,4]"] * rank, *["i64[2,N,4]"] * rank), match="constant number of taps"),
+            BadSample(
+                (x.replace("F", "f32"), *["f64[2,2,4]"] * rank, *["i64[2,2,4]"] * rank), match="f32 and weights f64"
+            ),
+            BadSample(
+                (x.replace("F", "f32"), *["f32[2,N,4]"] * rank, *["i64[2,N,4]"] * rank), match="constant number of taps"
+            ),
             BadSample((x.replace("F", "f32"), *["f32[2,2,5]"] * rank, *["i64[2,2,4]"] * rank), match="shapes differ"),
         ),
-        doc=f"sum over taps of {'*'.join(f'{w}[n, {t}, ...]' for w, t in zip('uvw', 'abc'[:rank], strict=False))} * gather_{rank}d(x, {', '.join(f'{p}[n, {t}, ...]' for p, t in zip(letters, 'abc', strict=False))}); -1 is a position outside, where x is 0")  # fmt: skip
+        doc=(
+            f"sum over taps of {'*'.join(f'{w}[n, {t}, ...]' for w, t in zip('uvw', 'abc'[:rank], strict=False))} *"
+            f" gather_{rank}d(x, {', '.join(f'{p}[n, {t}, ...]' for p, t in zip(letters, 'abc', strict=False))}); -1 is"
+            " a position outside, where x is 0"
+        ),
+    )
 
 
 interpolate_2d, interpolate_3d = _interpolate(2, _interpolate_2d), _interpolate(3, _interpolate_3d)
@@ -246,14 +324,22 @@ def _insensitive(x: Type, to: Type) -> Type:
     return x
 
 
-insensitive = Composite("insensitive", infer=_insensitive, decompose=lambda x, to: x, linear=lambda node: {0: tuple(range(node.rank))},
-    vjp=lambda g, y, x, to: (g, full(0, to) if to.dtype.is_float else DISCRETE), samples=(Sample(("F[N,3]", "F[4]")), Sample(("F[2]", "F[N,2]"))),
-    doc="x, taken as a function of `to` whose derivative is zero: its gradient is a real zero tensor")  # fmt: skip
+insensitive = Composite(
+    "insensitive",
+    infer=_insensitive,
+    decompose=lambda x, to: x,
+    linear=lambda node: {0: tuple(range(node.rank))},
+    vjp=lambda g, y, x, to: (g, full(0, to) if to.dtype.is_float else DISCRETE),
+    samples=(Sample(("F[N,3]", "F[4]")), Sample(("F[2]", "F[N,2]"))),
+    doc="x, taken as a function of `to` whose derivative is zero: its gradient is a real zero tensor",
+)
 
 # -- grid_sample -------------------------------------------------------------------------------------------------------
 
 
-def _grid_sample(input: Type, grid: Type, *, mode: Mode = "bilinear", padding_mode: Padding = "zeros", align_corners: bool = False) -> Type:
+def _grid_sample(
+    input: Type, grid: Type, *, mode: Mode = "bilinear", padding_mode: Padding = "zeros", align_corners: bool = False
+) -> Type:
     if floating(input).rank not in (4, 5):
         raise TypeRuleError(f"the input has rank {input.rank}, not 4 ([N,C,H,W]) or 5 ([N,C,D,H,W])")
     if grid.dtype is not input.dtype:
@@ -261,7 +347,9 @@ def _grid_sample(input: Type, grid: Type, *, mode: Mode = "bilinear", padding_mo
     if grid.rank != input.rank:
         raise TypeRuleError(f"the grid has rank {grid.rank} and the input {input.rank}")
     if grid.shape[-1] != input.rank - 2:
-        raise TypeRuleError(f"the grid's last dim is {grid.shape[-1]}, not {input.rank - 2}, the spatial axes of the input")
+        raise TypeRuleError(
+            f"the grid's last dim is {grid.shape[-1]}, not {input.rank - 2}, the spatial axes of the input"
+        )
     if not same(grid.shape[0], input.shape[0]):
         raise TypeRuleError(f"the input has {input.shape[0]} and the grid {grid.shape[0]} on axis 0")
     if mode == "bicubic" and input.rank != 4:
@@ -276,7 +364,9 @@ def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str,
     rank, dtype = input.rank - 2, position_dtype(input.shape[2:])
     positions, weights = [], []
     for axis, size in enumerate(input.shape[2:]):  # the grid's last dim counts from the last axis
-        position, weight = read_at(grid[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
+        position, weight = read_at(
+            grid[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners
+        )
         positions.append(position)
         weights.append(weight)
     if mode == "nearest":
@@ -286,20 +376,41 @@ def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str,
 
 
 _IMAGE, _VOLUME = ("F[2,3,5,4]", "F[2,N,3,2]"), ("F[2,2,4,3,5]", "F[2,N,2,1,3]")
-grid_sample = Composite("grid_sample", infer=_grid_sample, decompose=_grid_sample_value,
-    implies=lambda node: [Assumption(size, ">=", 1) for size in node.operands[0].shape[2:] if not isinstance(size, int)],
+grid_sample = Composite(
+    "grid_sample",
+    infer=_grid_sample,
+    decompose=_grid_sample_value,
+    implies=lambda node: [
+        Assumption(size, ">=", 1) for size in node.operands[0].shape[2:] if not isinstance(size, int)
+    ],
     samples=(
-        Sample(_IMAGE), Sample(("F[N,2,C,4]", "F[N,3,2,2]"), {"padding_mode": "reflection", "align_corners": True}, dims={"N": 3, "C": 6}), Sample(_IMAGE, {"mode": "nearest", "padding_mode": "reflection"}),
-        Sample(_IMAGE, {"mode": "bicubic", "padding_mode": "border"}), Sample(_VOLUME, {"padding_mode": "border", "align_corners": True}),
+        Sample(_IMAGE),
+        Sample(
+            ("F[N,2,C,4]", "F[N,3,2,2]"), {"padding_mode": "reflection", "align_corners": True}, dims={"N": 3, "C": 6}
+        ),
+        Sample(_IMAGE, {"mode": "nearest", "padding_mode": "reflection"}),
+        Sample(_IMAGE, {"mode": "bicubic", "padding_mode": "border"}),
+        Sample(_VOLUME, {"padding_mode": "border", "align_corners": True}),
     ),
     bad=(
-        BadSample(("f32[2,3,5]", "f32[2,4,1]"), match="rank 3, not 4"), BadSample(("f32[2,3,5,4]", "f32[2,4,2]"), match="rank 3 and the input 4"), BadSample(("f32[2,3,5,4]", "f32[2,4,4,3]"), match="last dim is 3, not 2"),
-        BadSample(("f32[2,3,5,4,3]", "f32[2,4,4,4,2]"), match="last dim is 2, not 3"), BadSample(("f32[2,3,5,4]", "f64[2,4,4,2]"), match="f32 and grid f64"), BadSample(("f32[2,3,5,4]", "f32[3,4,4,2]"), match="has 2 and the grid 3"),
-        BadSample(("f32[2,3,5,4,3]", "f32[2,4,4,4,3]"), {"mode": "bicubic"}, match="rank 4, not 5"), BadSample(("f32[2,3,5,4]", "f32[2,4,4,2]"), {"mode": "cubic"}, match="mode='cubic'"),
-        BadSample(("f32[2,3,5,4]", "f32[2,4,4,2]"), {"padding_mode": "wrap"}, match="padding_mode='wrap'"), BadSample(("f32[2,3,0,4]", "f32[2,4,4,2]"), match="size 0 on axis 2"), BadSample(("i32[2,3,5,4]", "f32[2,4,4,2]"), match="i32 is no float"),
+        BadSample(("f32[2,3,5]", "f32[2,4,1]"), match="rank 3, not 4"),
+        BadSample(("f32[2,3,5,4]", "f32[2,4,2]"), match="rank 3 and the input 4"),
+        BadSample(("f32[2,3,5,4]", "f32[2,4,4,3]"), match="last dim is 3, not 2"),
+        BadSample(("f32[2,3,5,4,3]", "f32[2,4,4,4,2]"), match="last dim is 2, not 3"),
+        BadSample(("f32[2,3,5,4]", "f64[2,4,4,2]"), match="f32 and grid f64"),
+        BadSample(("f32[2,3,5,4]", "f32[3,4,4,2]"), match="has 2 and the grid 3"),
+        BadSample(("f32[2,3,5,4,3]", "f32[2,4,4,4,3]"), {"mode": "bicubic"}, match="rank 4, not 5"),
+        BadSample(("f32[2,3,5,4]", "f32[2,4,4,2]"), {"mode": "cubic"}, match="mode='cubic'"),
+        BadSample(("f32[2,3,5,4]", "f32[2,4,4,2]"), {"padding_mode": "wrap"}, match="padding_mode='wrap'"),
+        BadSample(("f32[2,3,0,4]", "f32[2,4,4,2]"), match="size 0 on axis 2"),
+        BadSample(("i32[2,3,5,4]", "f32[2,4,4,2]"), match="i32 is no float"),
     ),
-    doc="input [N,C,H,W] (or [N,C,D,H,W]) read at the points of grid [N,OH,OW,2] (or [N,OD,OH,OW,3]), (x, y(, z)) in [-1, 1] across the image; a NaN coordinate counts as -1; "
-    "16-bit types are computed in f32", source="torch.nn.functional.grid_sample; Keys 1981")  # fmt: skip
+    doc=(
+        "input [N,C,H,W] (or [N,C,D,H,W]) read at the points of grid [N,OH,OW,2] (or [N,OD,OH,OW,3]), (x, y(, z)) in"
+        " [-1, 1] across the image; a NaN coordinate counts as -1; 16-bit types are computed in f32"
+    ),
+    source="torch.nn.functional.grid_sample; Keys 1981",
+)
 
 # -- affine_grid -------------------------------------------------------------------------------------------------------
 
@@ -336,13 +447,25 @@ def _affine_grid_value(theta: Node, *, size: tuple[Size, ...], align_corners: bo
     return converted(total + column(spatial), theta.dtype)
 
 
-affine_grid = Composite("affine_grid", infer=_affine_grid, decompose=_affine_grid_value,
+affine_grid = Composite(
+    "affine_grid",
+    infer=_affine_grid,
+    decompose=_affine_grid_value,
     samples=(
-        Sample(("F[N,2,3]",), {"size": ("N", 3, 5, 4)}), Sample(("F[2,2,3]",), {"size": (2, 3, 1, "W"), "align_corners": True}, dims={"W": 6}), Sample(("F[2,3,4]",), {"size": (2, 1, 3, 2, 4)}),
+        Sample(("F[N,2,3]",), {"size": ("N", 3, 5, 4)}),
+        Sample(("F[2,2,3]",), {"size": (2, 3, 1, "W"), "align_corners": True}, dims={"W": 6}),
+        Sample(("F[2,3,4]",), {"size": (2, 1, 3, 2, 4)}),
         Sample(("F[N,3,4]",), {"size": ("N", 1, 3, 2, 4), "align_corners": True}),
     ),
     bad=(
-        BadSample(("f32[2,3,4]",), {"size": (2, 3, 5, 4)}, match="f32[2,3,4], not [N,2,3]"), BadSample(("f32[2,2,3]",), {"size": (2, 5, 4)}, match="3 entries, not 4"),
-        BadSample(("f32[2,2,3]",), {"size": (3, 1, 5, 4)}, match="theta has 2 and size 3"), BadSample(("i32[2,2,3]",), {"size": (2, 1, 5, 4)}, match="i32 is no float"),
+        BadSample(("f32[2,3,4]",), {"size": (2, 3, 5, 4)}, match="f32[2,3,4], not [N,2,3]"),
+        BadSample(("f32[2,2,3]",), {"size": (2, 5, 4)}, match="3 entries, not 4"),
+        BadSample(("f32[2,2,3]",), {"size": (3, 1, 5, 4)}, match="theta has 2 and size 3"),
+        BadSample(("i32[2,2,3]",), {"size": (2, 1, 5, 4)}, match="i32 is no float"),
     ),
-    doc="the grid [N,H,W,2] (or [N,D,H,W,3]) of an affine map theta [N,2,3] (or [N,3,4]) of the pixels' centres, for grid_sample", source="torch.nn.functional.affine_grid")  # fmt: skip
+    doc=(
+        "the grid [N,H,W,2] (or [N,D,H,W,3]) of an affine map theta [N,2,3] (or [N,3,4]) of the pixels' centres, for"
+        " grid_sample"
+    ),
+    source="torch.nn.functional.affine_grid",
+)

@@ -33,7 +33,9 @@ def _combined_reference(name: str, combine: str) -> Callable[..., Any]:
     return reference
 
 
-def _extremum_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str) -> tuple[Any, Node]:
+def _extremum_vjp(
+    g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str
+) -> tuple[Any, Node]:
     winner = eq(updates, take_along_axis.plain(y, indices, axis=axis, oob=oob))  # the winners share it evenly
     wide = g.dtype.compute
     count = scatter_add_along_axis.plain(indices, converted(winner, wide), axis=axis, size=size, oob=oob)
@@ -42,13 +44,16 @@ def _extremum_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, 
 
 
 def _others(zero: Node, zeros: Node, rest: Node, x: Node) -> Node:
-    """The product of all but x, where ``rest`` is the product of those that are not zero and ``zeros`` counts those that are."""
+    """The product of all but x, where ``rest`` is the product of those that are not zero and ``zeros`` counts those
+    that are.
+    """
     none = where(eq(zeros, full(0, zeros)), rest / where(zero, full(1, x), x), zeros_like(x))
     return where(zero, where(eq(zeros, full(1, zeros)), rest, zeros_like(x)), none)
 
 
 def _prod_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str) -> tuple[Any, Node]:
-    # du_j = g at its index times the product of the others there: with no zero y/u_j, with one zero the product of the rest at it, else 0
+    # du_j = g at its index times the product of the others there: with no zero y/u_j, with one zero the product of the
+    # rest at it, else 0
     how: dict[str, Any] = {"axis": axis, "size": size, "oob": oob}
     x, g = converted(updates, g.dtype.compute), converted(g, g.dtype.compute)
     zero = eq(x, zeros_like(x))
@@ -59,14 +64,30 @@ def _prod_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size
 
 
 def _scatter(name: str, combine: str, vjp: Any, what: str) -> Primitive:
-    return Primitive(name, infer=_put, reference=_combined_reference(name, combine), lower=Scatter(_put_at, updates=1, combine=combine), vjp=vjp, indices={0: lambda node: node.attrs["size"]},
+    return Primitive(
+        name,
+        infer=_put,
+        reference=_combined_reference(name, combine),
+        lower=Scatter(_put_at, updates=1, combine=combine),
+        vjp=vjp,
+        indices={0: lambda node: node.attrs["size"]},
         samples=(
-            Sample(("i64[N,3]", "F[N,3]"), {"axis": 0, "size": 5}, draw=("index:5", "nonzero")), Sample(("i32[N,2]", "F[N,2]"), {"axis": 1, "size": 5}, draw=("index:5", "nonzero")),
-            Sample(("u8[2,N,3]", "F[2,N,3]"), {"axis": 1, "size": 5}, draw=("index:5", "nonzero")), Sample(("i64[N]", "F[N]"), {"axis": 0, "size": 3, "oob": "skip"}, draw=("index:5", "nonzero")),
-            Sample(("i64[N]", "i32[N]"), {"axis": 0, "size": 5}, draw=("index:5", "int")), Sample(("i8[N,2]", "i8[N,2]"), {"axis": 0, "size": 3, "oob": "wrap"}, draw=("int", "int")),
+            Sample(("i64[N,3]", "F[N,3]"), {"axis": 0, "size": 5}, draw=("index:5", "nonzero")),
+            Sample(("i32[N,2]", "F[N,2]"), {"axis": 1, "size": 5}, draw=("index:5", "nonzero")),
+            Sample(("u8[2,N,3]", "F[2,N,3]"), {"axis": 1, "size": 5}, draw=("index:5", "nonzero")),
+            Sample(("i64[N]", "F[N]"), {"axis": 0, "size": 3, "oob": "skip"}, draw=("index:5", "nonzero")),
+            Sample(("i64[N]", "i32[N]"), {"axis": 0, "size": 5}, draw=("index:5", "int")),
+            Sample(("i8[N,2]", "i8[N,2]"), {"axis": 0, "size": 3, "oob": "wrap"}, draw=("int", "int")),
         ),
-        bad=(BadSample(("i64[4,3]", "f32[3,3]"), {"axis": 0, "size": 5}, match="different shapes"), BadSample(("i64[4]", "bool[4]"), {"axis": 0, "size": 5}, match="no arithmetic")),
-        doc=f"{what} of the updates at each index along an axis of the given size; where there is none, {neutral_text(combine)}")  # fmt: skip
+        bad=(
+            BadSample(("i64[4,3]", "f32[3,3]"), {"axis": 0, "size": 5}, match="different shapes"),
+            BadSample(("i64[4]", "bool[4]"), {"axis": 0, "size": 5}, match="no arithmetic"),
+        ),
+        doc=(
+            f"{what} of the updates at each index along an axis of the given size; where there is none,"
+            f" {neutral_text(combine)}"
+        ),
+    )
 
 
 def neutral_text(combine: str) -> str:
@@ -82,7 +103,9 @@ scatter_prod: Primitive = _scatter("scatter_prod", "prod", _prod_vjp, "the produ
 Reduce = Literal["sum", "mean", "amax", "amin", "prod"]
 
 
-def _scatter_reduce(input: Type, index: Type, src: Type, *, dim: int, reduce: Reduce, include_self: bool = True, oob: Bounds = "error") -> Any:
+def _scatter_reduce(
+    input: Type, index: Type, src: Type, *, dim: int, reduce: Reduce, include_self: bool = True, oob: Bounds = "error"
+) -> Any:
     dim = canonical_axis(dim, max(input.rank, 1), "dim")
     alike(number(input).with_shape(), src.with_shape())
     if reduce == "mean" and input.dtype.is_integer:
@@ -92,7 +115,10 @@ def _scatter_reduce(input: Type, index: Type, src: Type, *, dim: int, reduce: Re
     for a, (n, m, s) in enumerate(zip(index.shape, input.shape, src.shape, strict=True)):
         for what, size in (("src", s), ("input", m)):
             if not (same(n, size) or known_nonnegative(size - n) or (what == "input" and a == dim)):
-                raise TypeRuleError(f"the index has {n} on axis {a} and {what} {size}: it must not have more; assume(...) can state it of symbols")
+                raise TypeRuleError(
+                    f"the index has {n} on axis {a} and {what} {size}: it must not have more; assume(...) can state it"
+                    " of symbols"
+                )
     return input, {"dim": dim, "reduce": reduce, "include_self": include_self, "oob": oob}
 
 
@@ -110,13 +136,19 @@ class _Reduction:
 
     def cut(self, x: Node, along: bool = True) -> Node:
         """x as far as the index goes (``along``: also on the axis itself)."""
-        limit = tuple(n if along or a != self.dim else m for a, (n, m) in enumerate(zip(self.index.shape, x.shape, strict=True)))
+        limit = tuple(
+            n if along or a != self.dim else m for a, (n, m) in enumerate(zip(self.index.shape, x.shape, strict=True))
+        )
         return x if limit == x.shape else call("slice", x, start=(0,) * x.rank, limit=limit, step=(1,) * x.rank)
 
     @staticmethod
     def grow(x: Node, shape: Any, value: int | float = 0) -> Node:
         """x padded at its ends."""
-        return x if x.shape == tuple(shape) else call("pad", x, tuple((0, n - m) for n, m in zip(shape, x.shape, strict=True)), value)
+        return (
+            x
+            if x.shape == tuple(shape)
+            else call("pad", x, tuple((0, n - m) for n, m in zip(shape, x.shape, strict=True)), value)
+        )
 
     def scatter(self, op: Primitive, updates: Node) -> Node:
         combine = op.lower.combine
@@ -144,13 +176,19 @@ class _Reduction:
     @property
     def terms(self) -> Node:
         """How many a mean is over: at least 1."""
-        return converted(self.count + 1 if self.include_self else maximum(self.count, full(1, self.count)), self.input.dtype)
+        return converted(
+            self.count + 1 if self.include_self else maximum(self.count, full(1, self.count)), self.input.dtype
+        )
 
     def value(self) -> Node:
-        op: Primitive = {"amax": scatter_amax, "amin": scatter_amin, "prod": scatter_prod}.get(self.reduce, scatter_add_along_axis)
+        op: Primitive = {"amax": scatter_amax, "amin": scatter_amin, "prod": scatter_prod}.get(
+            self.reduce, scatter_add_along_axis
+        )
         found = self.scatter(op, self.src)
         if self.include_self:
-            join: Any = {"amax": maximum, "amin": minimum, "prod": lambda a, b: a * b}.get(self.reduce, lambda a, b: a + b)
+            join: Any = {"amax": maximum, "amin": minimum, "prod": lambda a, b: a * b}.get(
+                self.reduce, lambda a, b: a + b
+            )
             found = join(self.input, found)
         if self.reduce == "mean":
             found = found / self.terms
@@ -166,7 +204,9 @@ class _Reduction:
             x, s, own = self.input, self.src, self.own
             nought, empty = logical_and(eq(x, zeros_like(x)), own), eq(s, zeros_like(s))
             zeros = converted(nought, I32) + self.scatter(scatter_add_along_axis, converted(empty, I32))
-            rest = where(logical_and(own, invert(nought)), x, full(1, x)) * self.scatter(scatter_prod, where(empty, full(1, s), s))
+            rest = where(logical_and(own, invert(nought)), x, full(1, x)) * self.scatter(
+                scatter_prod, where(empty, full(1, s), s)
+            )
             of_src = self.take(g) * _others(empty, self.take(zeros), self.take(rest), s)
             return where(own, g * _others(nought, zeros, rest, where(own, x, full(1, x))), zero), of_src
         y = self.value()
@@ -177,32 +217,67 @@ class _Reduction:
         return where(own, share, zero), where(winner, back, zeros_like(back))
 
 
-def _scatter_reduce_value(input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str) -> Node:
+def _scatter_reduce_value(
+    input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str
+) -> Node:
     found = _Reduction(input, index, src, dim, reduce, include_self, oob).value()
     return reshaped(converted(found, input.dtype), input.shape)
 
 
-def _scatter_reduce_vjp(g: Node, y: Node, input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str) -> tuple[Any, ...]:
-    # sum: g, at the index; mean: g over the count; amax and amin: g shared by the winners; prod: g times the product of the others, exact with any number of zeros;
-    # input has none of it where include_self=False and something is combined in
+def _scatter_reduce_vjp(
+    g: Node, y: Node, input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str
+) -> tuple[Any, ...]:
+    # sum: g, at the index; mean: g over the count; amax and amin: g shared by the winners; prod: g times the product of
+    # the others, exact with any number of zeros; input has none of it where include_self=False and something is
+    # combined in
     r = _Reduction(input, index, src, dim, reduce, include_self, oob)
     of_input, of_src = r.gradients(converted(reshaped(g, r.input.shape), r.input.dtype))
-    return reshaped(converted(of_input, g.dtype), input.shape), DISCRETE, reshaped(r.grow(converted(of_src, g.dtype), r.whole.shape), src.shape)
+    return (
+        reshaped(converted(of_input, g.dtype), input.shape),
+        DISCRETE,
+        reshaped(r.grow(converted(of_src, g.dtype), r.whole.shape), src.shape),
+    )
 
 
 _WAYS: tuple[Reduce, ...] = ("sum", "mean", "amax", "amin", "prod")
 _DRAW = ("nonzero", "index:5", "nonzero")
-scatter_reduce = Composite("scatter_reduce", infer=_scatter_reduce, decompose=_scatter_reduce_value, vjp=_scatter_reduce_vjp, order=("input", "dim", "index", "src", "reduce", "include_self", "oob"), indices={1: lambda node: node.operands[0].shape[node.attrs["dim"]] if node.operands[0].rank else 1},
+scatter_reduce = Composite(
+    "scatter_reduce",
+    infer=_scatter_reduce,
+    decompose=_scatter_reduce_value,
+    vjp=_scatter_reduce_vjp,
+    order=("input", "dim", "index", "src", "reduce", "include_self", "oob"),
+    indices={1: lambda node: node.operands[0].shape[node.attrs["dim"]] if node.operands[0].rank else 1},
     samples=(
         *(Sample(("F[5,3]", "i64[N,3]", "F[N,3]"), {"dim": 0, "reduce": way}, draw=_DRAW) for way in _WAYS),
-        *(Sample(("F[2,5]", "i32[2,N]", "F[2,N]"), {"dim": -1, "reduce": way, "include_self": False}, draw=_DRAW) for way in _WAYS),
-        *(Sample(("F[5,4]", "i64[3,2]", "F[4,3]"), {"dim": 0, "reduce": way, "include_self": flag}, draw=_DRAW) for way, flag in (("sum", False), ("amax", True), ("prod", True), ("mean", False))),
-        Sample(("F[]", "i64[]", "F[]"), {"dim": 0, "reduce": "prod"}, draw=("nonzero", "index:1", "nonzero")), Sample(("i32[5]", "i64[N]", "i32[N]"), {"dim": 0, "reduce": "amax"}, draw=("int", "index:5", "int")),
+        *(
+            Sample(("F[2,5]", "i32[2,N]", "F[2,N]"), {"dim": -1, "reduce": way, "include_self": False}, draw=_DRAW)
+            for way in _WAYS
+        ),
+        *(
+            Sample(("F[5,4]", "i64[3,2]", "F[4,3]"), {"dim": 0, "reduce": way, "include_self": flag}, draw=_DRAW)
+            for way, flag in (("sum", False), ("amax", True), ("prod", True), ("mean", False))
+        ),
+        Sample(("F[]", "i64[]", "F[]"), {"dim": 0, "reduce": "prod"}, draw=("nonzero", "index:1", "nonzero")),
+        Sample(("i32[5]", "i64[N]", "i32[N]"), {"dim": 0, "reduce": "amax"}, draw=("int", "index:5", "int")),
     ),
     bad=(
-        BadSample(("f32[5]", "i64[4]", "f32[3]"), {"dim": 0, "reduce": "sum"}, match="the index has 4 on axis 0 and src 3"), BadSample(("f32[5,2]", "i64[4,3]", "f32[4,3]"), {"dim": 0, "reduce": "sum"}, match="the index has 3 on axis 1 and input 2"),
-        BadSample(("f32[5]", "i64[4]", "f64[4]"), {"dim": 0, "reduce": "sum"}, match="dtypes differ"), BadSample(("i32[5]", "i64[4]", "i32[4]"), {"dim": 0, "reduce": "mean"}, match="write a cast"),
-        BadSample(("f32[5]", "i64[4]", "f32[4]"), {"dim": 0, "reduce": "max"}, match="one of 'sum'"), BadSample(("f32[5]", "i64[4,1]", "f32[4]"), {"dim": 0, "reduce": "sum"}, match="ranks 1, 2 and 1"),
+        BadSample(
+            ("f32[5]", "i64[4]", "f32[3]"), {"dim": 0, "reduce": "sum"}, match="the index has 4 on axis 0 and src 3"
+        ),
+        BadSample(
+            ("f32[5,2]", "i64[4,3]", "f32[4,3]"),
+            {"dim": 0, "reduce": "sum"},
+            match="the index has 3 on axis 1 and input 2",
+        ),
+        BadSample(("f32[5]", "i64[4]", "f64[4]"), {"dim": 0, "reduce": "sum"}, match="dtypes differ"),
+        BadSample(("i32[5]", "i64[4]", "i32[4]"), {"dim": 0, "reduce": "mean"}, match="write a cast"),
+        BadSample(("f32[5]", "i64[4]", "f32[4]"), {"dim": 0, "reduce": "max"}, match="one of 'sum'"),
+        BadSample(("f32[5]", "i64[4,1]", "f32[4]"), {"dim": 0, "reduce": "sum"}, match="ranks 1, 2 and 1"),
     ),
-    doc="input with src combined in at the index along dim: sum, mean, amax, amin or prod, with or without the element that is there; winners share the gradient, prod's is exact with any number of zeros",
-    source="torch.scatter_reduce")  # fmt: skip
+    doc=(
+        "input with src combined in at the index along dim: sum, mean, amax, amin or prod, with or without the element"
+        " that is there; winners share the gradient, prod's is exact with any number of zeros"
+    ),
+    source="torch.scatter_reduce",
+)

@@ -1,6 +1,7 @@
 """The gradient of a table as rows, values and count: what is added at each index, for the rows that are hit alone.
 
-No sizes depend on data: of N indices at most N rows are hit, so there is room for N; what is left over has the row ``size`` and zeros.
+No sizes depend on data: of N indices at most N rows are hit, so there is room for N; what is left over has the row
+``size`` and zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from ..ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import I64, Type
-from .indexing import Bounds, Padding, _as_resolved, _indices, _padding, gather, in_range, padding_exists, scatter_add, unpadded
+from .indexing import (
+    Bounds,
+    Padding,
+    _as_resolved,
+    _indices,
+    _padding,
+    gather,
+    in_range,
+    padding_exists,
+    scatter_add,
+    unpadded,
+)
 from .movement import iota
 from .pointwise import gt, le, where
 from .reduce import sum
@@ -30,7 +42,10 @@ def running_sum(x: Node, levels: int = LEVELS) -> Node:
     count = ceildiv(size, block) if levels and not small else 1
     cut = x if same(count * block, size) else call("pad", x, ((0, count * block - size),), 0)
     shape = (count, block, block)
-    before = le(spread(reshaped(iota(shape=(block,)), (1, 1, block)), shape), spread(reshaped(iota(shape=(block,)), (1, block, 1)), shape))
+    before = le(
+        spread(reshaped(iota(shape=(block,)), (1, 1, block)), shape),
+        spread(reshaped(iota(shape=(block,)), (1, block, 1)), shape),
+    )
     each = spread(reshaped(cut, (count, 1, block)), shape)
     within = sum.plain(where(before, each, full(0, each)), axis=(2,))
     if small or not levels:
@@ -55,7 +70,9 @@ class _Coalesced:
     @property
     def hit(self) -> Node:
         """i64[size]: 1 for each row that an index names."""
-        count = scatter_add.plain(self.indices, full(1, self.indices, I64), axis=0, size=self.size, oob=self.oob, padding_idx=self.padding_idx)
+        count = scatter_add.plain(
+            self.indices, full(1, self.indices, I64), axis=0, size=self.size, oob=self.oob, padding_idx=self.padding_idx
+        )
         return converted(gt(count, full(0, count)), I64)
 
     @property
@@ -72,7 +89,9 @@ class _Coalesced:
         flat = reshaped(updates, (self.room, *updates.shape[len(updates.shape) - 1 :]))
         place = gather.plain(self.slot, self.indices, axis=0, oob=self.oob)
         if self.oob != "error" and not (self.oob in ("clamp", "wrap") and known_nonnegative(self.size - 1)):
-            place = where(in_range(self.indices, self.size), place, full(-1, place))  # where there is no row a gather gives 0, which is a slot
+            place = where(
+                in_range(self.indices, self.size), place, full(-1, place)
+            )  # where there is no row a gather gives 0, which is a slot
         if self.padding_idx is not None:
             place = where(unpadded(self.indices, self.padding_idx), place, full(-1, place))
         return scatter_add.plain(place, flat, axis=0, size=self.room, oob="skip")
@@ -86,7 +105,9 @@ def _count(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx
     return Type(I64), _rows(indices, size=size, oob=oob, padding_idx=padding_idx)[1]
 
 
-def _values(indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
+def _values(
+    indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None
+) -> Any:
     line, attrs = _rows(indices, size=size, oob=oob, padding_idx=padding_idx)
     lead = updates.shape[:-1]
     if updates.rank != indices.rank + 1 or not all(same(n, m) for n, m in zip(lead, indices.shape, strict=True)):
@@ -96,25 +117,74 @@ def _values(indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "err
 
 _PLAIN = {"size": 5}
 _SAMPLES: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...]], ...] = (
-    (("i64[N]",), _PLAIN, ("index:5",)), (("i32[2,N]",), {"size": 5, "padding_idx": -1}, ("index:5",)), (("u8[N]",), {"size": 70}, ("index:70",)),
-    (("i8[N]",), {"size": 3, "oob": "skip"}, ("int",)), (("i8[N]",), {"size": 3, "oob": "wrap", "padding_idx": 1}, ("int",)), (("i64[]",), _PLAIN, ("index:5",)),
-)  # fmt: skip
-_BAD = (BadSample(("f32[3]",), {"size": 5}, match="indices are f32"), BadSample(("i64[3]",), {"size": 5, "padding_idx": 5}, match="padding_idx=5 of 5 rows"))
+    (("i64[N]",), _PLAIN, ("index:5",)),
+    (("i32[2,N]",), {"size": 5, "padding_idx": -1}, ("index:5",)),
+    (("u8[N]",), {"size": 70}, ("index:70",)),
+    (("i8[N]",), {"size": 3, "oob": "skip"}, ("int",)),
+    (("i8[N]",), {"size": 3, "oob": "wrap", "padding_idx": 1}, ("int",)),
+    (("i64[]",), _PLAIN, ("index:5",)),
+)
+_BAD = (
+    BadSample(("f32[3]",), {"size": 5}, match="indices are f32"),
+    BadSample(("i64[3]",), {"size": 5, "padding_idx": 5}, match="padding_idx=5 of 5 rows"),
+)
 
 
 def _op(name: str, infer: Any, value: Any, doc: str, updates: bool = False) -> Composite:
-    more, word = ((lambda shape: (f"F[{shape},3]" if shape else "F[3]",)), ("normal",)) if updates else ((lambda shape: ()), ())
-    samples = tuple(Sample((*operands, *more(operands[0].partition("[")[2].rstrip("]"))), attrs, draw=(*draw, *word)) for operands, attrs, draw in _SAMPLES)
-    bad = (BadSample(("i64[3]", "f32[2,4]"), {"size": 5}, match="a row each"), BadSample(("f32[3]", "f32[3,4]"), {"size": 5}, match="indices are f32")) if updates else _BAD
-    return Composite(name, infer=infer, decompose=value, samples=samples, bad=bad, doc=doc, indices={0: lambda node: node.attrs["size"]}, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]), source="torch.sparse_coo_tensor(...).coalesce()")
+    more, word = (
+        ((lambda shape: (f"F[{shape},3]" if shape else "F[3]",)), ("normal",)) if updates else ((lambda shape: ()), ())
+    )
+    samples = tuple(
+        Sample((*operands, *more(operands[0].partition("[")[2].rstrip("]"))), attrs, draw=(*draw, *word))
+        for operands, attrs, draw in _SAMPLES
+    )
+    bad = (
+        (
+            BadSample(("i64[3]", "f32[2,4]"), {"size": 5}, match="a row each"),
+            BadSample(("f32[3]", "f32[3,4]"), {"size": 5}, match="indices are f32"),
+        )
+        if updates
+        else _BAD
+    )
+    return Composite(
+        name,
+        infer=infer,
+        decompose=value,
+        samples=samples,
+        bad=bad,
+        doc=doc,
+        indices={0: lambda node: node.attrs["size"]},
+        implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]),
+        source="torch.sparse_coo_tensor(...).coalesce()",
+    )
 
 
-coalesce_rows = _op("coalesce_rows", _rows, lambda indices, **attrs: _Coalesced(indices, **attrs).rows(), "the rows that the indices name, each once, ascending; i64 with room for all, size where there is none")
-coalesce_count = _op("coalesce_count", _count, lambda indices, **attrs: sum.plain(_Coalesced(indices, **attrs).hit, axis=(0,)), "how many rows the indices name; i64[]")
-coalesce_values = _op("coalesce_values", _values, lambda indices, updates, **attrs: _Coalesced(indices, **attrs).values(updates), "the updates summed for each of coalesce_rows; zeros where there is none", updates=True)
+coalesce_rows = _op(
+    "coalesce_rows",
+    _rows,
+    lambda indices, **attrs: _Coalesced(indices, **attrs).rows(),
+    "the rows that the indices name, each once, ascending; i64 with room for all, size where there is none",
+)
+coalesce_count = _op(
+    "coalesce_count",
+    _count,
+    lambda indices, **attrs: sum.plain(_Coalesced(indices, **attrs).hit, axis=(0,)),
+    "how many rows the indices name; i64[]",
+)
+coalesce_values = _op(
+    "coalesce_values",
+    _values,
+    lambda indices, updates, **attrs: _Coalesced(indices, **attrs).values(updates),
+    "the updates summed for each of coalesce_rows; zeros where there is none",
+    updates=True,
+)
 
 
-def coalesce(indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None) -> tuple[Node, Node, Node]:
-    """(rows i64[N], values [N, D], count i64[]): the first ``count`` rows of a ``[size, D]`` gradient that are not zero by being untouched."""
+def coalesce(
+    indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
+) -> tuple[Node, Node, Node]:
+    """(rows i64[N], values [N, D], count i64[]): the first ``count`` rows of a ``[size, D]`` gradient that are not zero
+    by being untouched.
+    """
     attrs: dict[str, Any] = {"size": size, "oob": oob, "padding_idx": padding_idx}
     return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)

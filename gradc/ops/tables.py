@@ -49,43 +49,99 @@ def _renorm_surrogate(weight: Node, indices: Node, **attrs: Any) -> Node:
     return weight + stop_gradient(embedding_renorm.plain(weight, indices, **attrs) - weight)
 
 
-embedding_renorm: Composite = Composite("embedding_renorm", infer=_renorm, decompose=_renorm_value, surrogate=_renorm_surrogate, indices={1: lambda node: node.operands[0].shape[0]},
+embedding_renorm: Composite = Composite(
+    "embedding_renorm",
+    infer=_renorm,
+    decompose=_renorm_value,
+    surrogate=_renorm_surrogate,
+    indices={1: lambda node: node.operands[0].shape[0]},
     vjp=lambda g, y, weight, indices, **_: (g, DISCRETE),
     samples=(
-        Sample(("F[5,3]", "i64[N]"), {"max_norm": 1.0}, draw=("normal", "index:5")), Sample(("F[5,4]", "i32[2,N]"), {"max_norm": 0.5, "norm_type": 1.0}, draw=("normal", "index:5")), Sample(("F[5,4]", "u8[N]"), {"max_norm": 0.7, "norm_type": float("inf")}, draw=("normal", "index:5")),
-        Sample(("F[5,4]", "i64[N]"), {"max_norm": 0.7, "norm_type": 3.0}, draw=("nonzero", "index:5")), Sample(("F[5,4]", "i64[3]"), {"max_norm": 2.5, "norm_type": 0.0}, draw=("normal", "index:5")),
+        Sample(("F[5,3]", "i64[N]"), {"max_norm": 1.0}, draw=("normal", "index:5")),
+        Sample(("F[5,4]", "i32[2,N]"), {"max_norm": 0.5, "norm_type": 1.0}, draw=("normal", "index:5")),
+        Sample(("F[5,4]", "u8[N]"), {"max_norm": 0.7, "norm_type": float("inf")}, draw=("normal", "index:5")),
+        Sample(("F[5,4]", "i64[N]"), {"max_norm": 0.7, "norm_type": 3.0}, draw=("nonzero", "index:5")),
+        Sample(("F[5,4]", "i64[3]"), {"max_norm": 2.5, "norm_type": 0.0}, draw=("normal", "index:5")),
     ),
-    bad=(BadSample(("i8[5,3]", "i64[2]"), {"max_norm": 1.0}, match="i8 is no float"), BadSample(("f32[5]", "i64[2]"), {"max_norm": 1.0}, match="rank 1, not 2"), BadSample(("f32[5,3]", "f32[2]"), {"max_norm": 1.0}, match="indices are f32")),
-    doc="the table with every row that an index names, and whose norm exceeds max_norm, scaled by max_norm / (norm + 1e-7); the gradient is that of the table as it comes out, as PyTorch has it",
-    source="torch.embedding_renorm_")  # fmt: skip
+    bad=(
+        BadSample(("i8[5,3]", "i64[2]"), {"max_norm": 1.0}, match="i8 is no float"),
+        BadSample(("f32[5]", "i64[2]"), {"max_norm": 1.0}, match="rank 1, not 2"),
+        BadSample(("f32[5,3]", "f32[2]"), {"max_norm": 1.0}, match="indices are f32"),
+    ),
+    doc=(
+        "the table with every row that an index names, and whose norm exceeds max_norm, scaled by max_norm / (norm +"
+        " 1e-7); the gradient is that of the table as it comes out, as PyTorch has it"
+    ),
+    source="torch.embedding_renorm_",
+)
 
 # -- embedding ---------------------------------------------------------------------------------------------------------
 
 
-def _embedding(indices: Type, weight: Type, *, padding_idx: Padding = None, scale_grad_by_freq: bool = False, oob: Bounds = "error") -> Any:
+def _embedding(
+    indices: Type, weight: Type, *, padding_idx: Padding = None, scale_grad_by_freq: bool = False, oob: Bounds = "error"
+) -> Any:
     if weight.rank != 2:
         raise TypeRuleError(f"the table has rank {weight.rank}, not 2")
-    attrs = {"padding_idx": _padding(padding_idx, weight.shape[0]), "scale_grad_by_freq": scale_grad_by_freq, "oob": oob}
+    attrs = {
+        "padding_idx": _padding(padding_idx, weight.shape[0]),
+        "scale_grad_by_freq": scale_grad_by_freq,
+        "oob": oob,
+    }
     return weight.with_shape(*_indices(indices).shape, weight.shape[1]), attrs
 
 
 def _embedding_call(
-    indices: Any, weight: Any, padding_idx: Padding = None, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, oob: Bounds = "error", sparse: bool = False
+    indices: Any,
+    weight: Any,
+    padding_idx: Padding = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    oob: Bounds = "error",
+    sparse: bool = False,
 ) -> Node:
-    """``max_norm`` is another op in front: the table itself stays as it is, ``ops.embedding_renorm`` gives the new one."""
+    """``max_norm`` is another op in front: the table itself stays as it is, ``ops.embedding_renorm`` gives the new
+    one.
+    """
     if sparse:
-        raise Unsupported("embedding(sparse=True): the form of a gradient is a matter of the compilation: gradc.compile(graph, wrt=[...], sparse=[the table])")
-    (indices,), (weight,) = adopt("embedding", [indices], broadcasting=False), adopt("embedding", [weight], broadcasting=False)
+        raise Unsupported(
+            "embedding(sparse=True): the form of a gradient is a matter of the compilation: gradc.compile(graph,"
+            " wrt=[...], sparse=[the table])"
+        )
+    (indices,), (weight,) = (
+        adopt("embedding", [indices], broadcasting=False),
+        adopt("embedding", [weight], broadcasting=False),
+    )
     if max_norm is not None:
         weight = embedding_renorm.plain(weight, indices, max_norm=max_norm, norm_type=norm_type, oob=oob)
     return embedding.plain(indices, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, oob=oob)
 
 
-embedding: Composite = Composite("embedding", infer=_embedding, implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[1].shape[0]), sugar=_embedding_call, indices={0: lambda node: node.operands[1].shape[0]},
-    decompose=lambda indices, weight, *, padding_idx, scale_grad_by_freq, oob: gather.plain(weight, indices, axis=0, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq),
-    samples=(
-        Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")), Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")), Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),
-        Sample(("u8[N]", "F[5,3]"), {"scale_grad_by_freq": True, "padding_idx": 0}, draw=("index:5", "normal")), Sample(("i64[2,2,N]", "F[3,3]"), {"oob": "skip"}, draw=("index:5", "normal")),
+embedding: Composite = Composite(
+    "embedding",
+    infer=_embedding,
+    implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[1].shape[0]),
+    sugar=_embedding_call,
+    indices={0: lambda node: node.operands[1].shape[0]},
+    decompose=lambda indices, weight, *, padding_idx, scale_grad_by_freq, oob: gather.plain(
+        weight, indices, axis=0, oob=oob, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq
     ),
-    bad=(BadSample(("f32[2]", "f32[5,3]"), match="indices are f32"), BadSample(("i64[2]", "f32[5]"), match="rank 1, not 2"), BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7")),
-    doc="rows of a table: [..., D] for indices [...]; padding rows get no gradient; max_norm puts embedding_renorm in front; oob is 'error' here and 'skip' in gradc.plans", source="torch.nn.functional.embedding")  # fmt: skip
+    samples=(
+        Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")),
+        Sample(("i32[2,N]", "F[5,3]"), {"padding_idx": -2}, draw=("index:5", "normal")),
+        Sample(("i64[]", "F[5,3]"), draw=("index:5", "normal")),
+        Sample(("u8[N]", "F[5,3]"), {"scale_grad_by_freq": True, "padding_idx": 0}, draw=("index:5", "normal")),
+        Sample(("i64[2,2,N]", "F[3,3]"), {"oob": "skip"}, draw=("index:5", "normal")),
+    ),
+    bad=(
+        BadSample(("f32[2]", "f32[5,3]"), match="indices are f32"),
+        BadSample(("i64[2]", "f32[5]"), match="rank 1, not 2"),
+        BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7"),
+    ),
+    doc=(
+        "rows of a table: [..., D] for indices [...]; padding rows get no gradient; max_norm puts embedding_renorm in"
+        " front; oob is 'error' here and 'skip' in gradc.plans"
+    ),
+    source="torch.nn.functional.embedding",
+)

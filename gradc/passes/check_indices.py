@@ -16,7 +16,9 @@ from .manager import graph_pass
 
 
 def name_readers(graph: Graph) -> Graph:
-    """The user's graph with a note on all positions: the op that takes them, which an error names, whatever passes make of that op."""
+    """The user's graph with a note on all positions: the op that takes them, which an error names, whatever passes make
+    of that op.
+    """
     notes = dict(graph.notes)
     for node in graph.nodes:
         for k, operand in enumerate(node.operands):
@@ -30,8 +32,8 @@ def name_readers(graph: Graph) -> Graph:
 def check_indices(graph: Graph) -> Graph:
     """gather(x, i) {oob="error"}  ->  gather(x, check_index(i) {bound})
 
-    What only moves or widens positions is applied to those that have been checked, so that each is checked once, in memory; positions
-    that are computed get memory of their own.
+    What only moves or widens positions is applied to those that have been checked, so that each is checked once, in
+    memory; positions that are computed get memory of their own.
     """
     checks: dict[tuple[Node, Size, bool], Node] = {}
 
@@ -49,7 +51,10 @@ def check_indices(graph: Graph) -> Graph:
         if node.attrs.get("oob") != "error" or not node.op.indices:
             return None
         bounds = {k: bound(node) for k, bound in node.op.indices.items()}
-        new = tuple(checked(o, bounds[k], k in node.op.ascending, reader(node, k)) if k in bounds else o for k, o in enumerate(operands))
+        new = tuple(
+            checked(o, bounds[k], k in node.op.ascending, reader(node, k)) if k in bounds else o
+            for k, o in enumerate(operands)
+        )
         return again(node, new)
 
     def reader(node: Node, operand: int) -> str:
@@ -63,7 +68,9 @@ def certain(index: Node, bound: Size) -> bool:
     """Whether each of the positions is in [0, bound) by what they are."""
     if index.op.name == "constant" and constant(tuple(index.attrs["value"]), index.dtype).within(inside(bound)):
         return True
-    if of_type(index.dtype).within(inside(bound)) or (index.op.below is not None and known_nonnegative(bound - index.op.below(index))):
+    if of_type(index.dtype).within(inside(bound)) or (
+        index.op.below is not None and known_nonnegative(bound - index.op.below(index))
+    ):
         return True
     return keeps_elements(index) and certain(index.operands[0], bound)
 
@@ -75,10 +82,20 @@ def keeps_elements(node: Node) -> bool:
         return False
     (operand,) = node.operands
     if isinstance(lower, Expr):
-        return lower.conversion and operand.dtype.is_integer and node.dtype.is_integer and of_type(operand.dtype).within(of_type(node.dtype))
+        return (
+            lower.conversion
+            and operand.dtype.is_integer
+            and node.dtype.is_integer
+            and of_type(operand.dtype).within(of_type(node.dtype))
+        )
     if isinstance(lower, Alias):
         return node.dtype is operand.dtype
-    return isinstance(lower, Movement) and node.op.linear is not None and not node.op.indices and None not in node.op.linear(node).get(0, (None,))
+    return (
+        isinstance(lower, Movement)
+        and node.op.linear is not None
+        and not node.op.indices
+        and None not in node.op.linear(node).get(0, (None,))
+    )
 
 
 __all__ = ["certain", "check_indices", "keeps_elements", "name_readers"]

@@ -1,12 +1,14 @@
 """choose_reduction: every combine across rows gets a strategy.
 
-``regular``: the index is affine in the rows, so each result row has one owner.  ``segmented``: rows are visited in the order of a stable sort of
-their index.  ``privatized``: each fixed chunk of rows has a partial result, folded in chunk order.  All give the same bits for any number
-of threads.  A GPU also has ``atomic`` (floats in any order: only where determinism is not asked for) and ``atomic_fixed`` (integers, order-free;
-small values lose digits: only where rows cannot be sorted, for what scatters single elements).
+``regular``: the index is affine in the rows, so each result row has one owner.  ``segmented``: rows are visited in the
+order of a stable sort of their index.  ``privatized``: each fixed chunk of rows has a partial result, folded in chunk
+order.  All give the same bits for any number of threads.  A GPU also has ``atomic`` (floats in any order: only where
+determinism is not asked for) and ``atomic_fixed`` (integers, order-free; small values lose digits: only where rows
+cannot be sorted, for what scatters single elements).
 
-The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are kept and predicates pick at
-the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare the costs themselves: see :mod:`gpu_choice`.
+The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are
+kept and predicates pick at the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare
+the costs themselves: see :mod:`gpu_choice`.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ PER_ROW = int(CPU.sort * CPU.bandwidth / 8)
 
 
 def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
-    """Whether rows are sorted or have a partial result per chunk on the CPU, by the sizes; the first case that holds is meant.
+    """Whether rows are sorted or have a partial result per chunk on the CPU, by the sizes; the first case that holds is
+    meant.
 
-    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s: 25 elements of the result per row of a chunk.  Partial
-    results of many rows are no more than ``MOST_PARTIALS`` elements together; those of a result as large as that would be one task.
+    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s: 25 elements of the result per
+    row of a chunk.  Partial results of many rows are no more than ``MOST_PARTIALS`` elements together; those of a
+    result as large as that would be one task.
     """
     enough, many = PER_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // PER_ROW + 1
     least = MOST_PARTIALS * floordiv(rows, many) + enough
@@ -57,17 +61,25 @@ def choose_reduction(
     """accum g[%t, d]  ->  order(g) strategy(g: segmented)
 
     :param force: output, or "*", -> strategy; what is forced is done, deterministic or not.
-    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add in any order where that is faster by 10 %.
+    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add in any order where that is
+        faster by 10 %.
     :param available: the strategies that the target has kernels for.
     """
     if determinism not in ("run", "none"):
         raise InvalidProblem(f"determinism={determinism!r}; there are 'run' and 'none'")
     types = {b.name: b.type for b in program.buffers}
-    force = {program.root(dict(program.outputs).get(name, name)) if name in (*types, *dict(program.outputs)) else name: how for name, how in (force or {}).items()}
+    force = {
+        program.root(dict(program.outputs).get(name, name)) if name in (*types, *dict(program.outputs)) else name: how
+        for name, how in (force or {}).items()
+    }
     steps: list[Step] = []
     for step in program.steps:
         if isinstance(step, Kernel) and step.accums:
-            steps.append(_on_gpu(step, types, force, device, determinism, available) if isinstance(device, Gpu) else _decide(step, types, force))
+            steps.append(
+                _on_gpu(step, types, force, device, determinism, available)
+                if isinstance(device, Gpu)
+                else _decide(step, types, force)
+            )
         else:
             steps.append(step)
     return replace(program, steps=tuple(steps))
@@ -80,42 +92,66 @@ def _forced(part: Combine, force: Mapping[str, str], allowed: Collection[str], k
         if wanted not in known:
             raise Unsupported(f"the reduction {wanted!r}: there are {', '.join(known)}")
         if wanted not in allowed and part.buffer in force:
-            raise Unsupported(f"the combine into {part.buffer} cannot be {wanted}: its index allows {', '.join(allowed)}")
+            raise Unsupported(
+                f"the combine into {part.buffer} cannot be {wanted}: its index allows {', '.join(allowed)}"
+            )
     return str(wanted) if wanted in allowed else ""
 
 
-def _on_gpu(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str], device: Gpu, determinism: str, available: Collection[str]) -> Step:
+def _on_gpu(
+    kernel: Kernel,
+    types: Mapping[str, Type],
+    force: Mapping[str, str],
+    device: Gpu,
+    determinism: str,
+    available: Collection[str],
+) -> Step:
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
     undecided: tuple[Combine, tuple[Case, ...]] | None = None
     for part in parts:
         allowed = [way for way in ways(part, types, device) if way in available]
         if not allowed:
-            raise Unsupported(f"the combine into {part.buffer} needs one of {', '.join(ways(part, types, device))}; there are kernels for {', '.join(available) or 'none'}")
+            raise Unsupported(
+                f"the combine into {part.buffer} needs one of {', '.join(ways(part, types, device))}; there are kernels"
+                f" for {', '.join(available) or 'none'}"
+            )
         forced = _forced(part, force, allowed, available)
-        found: tuple[Case, ...] = ((None, forced),) if forced else cases(kernel, part, types, device, determinism, allowed)
+        found: tuple[Case, ...] = (
+            ((None, forced),) if forced else cases(kernel, part, types, device, determinism, allowed)
+        )
         if len(found) > 1 and undecided is None:
             undecided = part, found
         picks[part.buffer] = found[-1][1] if len(found) == 1 else ""
     for part in parts:
-        if not picks[part.buffer] and undecided is not None and part is not undecided[0]:  # one select: others go at sizes of 1024
+        if (
+            not picks[part.buffer] and undecided is not None and part is not undecided[0]
+        ):  # one select: others go at sizes of 1024
             allowed = [way for way in ways(part, types, device) if way in available]
             picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed)
 
     def instead(part: Combine) -> str:
         allowed = [way for way in ways(part, types, device) if way in available and not STRATEGIES[way].visits]
         if not allowed:
-            raise Unsupported(f"{kernel.name} adds into {part.buffer} in another order than its other results, and no kernel of this target does without an order")
+            raise Unsupported(
+                f"{kernel.name} adds into {part.buffer} in another order than its other results, and no kernel of this"
+                " target does without an order"
+            )
         return fallback(kernel, part, types, device, determinism, allowed)
 
     if undecided is None:
         return _with(kernel, parts, picks, types, instead)
     part, found = undecided
-    same = [p.buffer for p in parts if not force.get(p.buffer) and p.gathered and p.key == part.key and p.tail == part.tail]
+    same = [
+        p.buffer for p in parts if not force.get(p.buffer) and p.gathered and p.key == part.key and p.tail == part.tail
+    ]
     made: list[tuple[Assumption | None, Kernel]] = []
     for when, how in found:
         chosen = {**picks, part.buffer: how}
-        if how in ("segmented", "privatized"):  # rows in that order serve every result with these keys; without it none is worth the sort alone
+        if how in (
+            "segmented",
+            "privatized",
+        ):  # rows in that order serve every result with these keys; without it none is worth the sort alone
             chosen |= dict.fromkeys(same, how)
         made.append((when, _with(kernel, parts, chosen, types, instead)))
     return Select(tuple(made))
@@ -136,11 +172,20 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
             undecided = undecided or (found if len(found) > 1 else ())
         else:
             picks[part.buffer] = min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
-    made = [(when, _with(kernel, parts, {b: how or case for b, how in picks.items()}, types)) for when, case in undecided or ((None, ""),)]
+    made = [
+        (when, _with(kernel, parts, {b: how or case for b, how in picks.items()}, types))
+        for when, case in undecided or ((None, ""),)
+    ]
     return Select(tuple(made)) if undecided else made[0][1]
 
 
-def _with(kernel: Kernel, parts: list[Combine], picks: Mapping[str, str], types: Mapping[str, Type], instead: Callable[[Combine], str] = lambda part: "privatized") -> Kernel:
+def _with(
+    kernel: Kernel,
+    parts: list[Combine],
+    picks: Mapping[str, str],
+    types: Mapping[str, Type],
+    instead: Callable[[Combine], str] = lambda part: "privatized",
+) -> Kernel:
     """At most one visiting order: a second accum that wants another one goes without."""
     order: Combine | None = None
     final: dict[str, str] = {}
@@ -162,7 +207,9 @@ def _visited(part: Combine, how: str) -> object:
     return part.key if STRATEGIES[how].visits == "by key" else part.kept
 
 
-def decisions(program: Program, dims: Mapping[str, int] | None = None, device: Device = CPU) -> list[tuple[str, str, str, list[Estimate]]]:
+def decisions(
+    program: Program, dims: Mapping[str, int] | None = None, device: Device = CPU
+) -> list[tuple[str, str, str, list[Estimate]]]:
     """For explain(): (kernel, buffer, strategy picked, estimates) of each accum."""
     types = {b.name: b.type for b in program.buffers}
     out: list[tuple[str, str, str, list[Estimate]]] = []
@@ -171,5 +218,12 @@ def decisions(program: Program, dims: Mapping[str, int] | None = None, device: D
         if not isinstance(kernel, Kernel):
             continue
         for part in combines(kernel, types):
-            out.append((kernel.name, part.buffer, kernel.strategies.get(part.buffer, ""), estimates(kernel, part, types, dims, device)))
+            out.append(
+                (
+                    kernel.name,
+                    part.buffer,
+                    kernel.strategies.get(part.buffer, ""),
+                    estimates(kernel, part, types, dims, device),
+                )
+            )
     return out

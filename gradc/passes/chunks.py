@@ -1,6 +1,7 @@
 """Rows per task: the unit of determinism, so functions of shapes and nothing else.
 
-On the CPU sizes may be numbers or symbols: the cost model evaluates what the emitted C computes.  A GPU's launches are cut up by these numbers too.
+On the CPU sizes may be numbers or symbols: the cost model evaluates what the emitted C computes.  A GPU's launches are
+cut up by these numbers too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from ..ir.dims import Size, ceildiv, floordiv, known_nonnegative, maximum, minim
 FEWEST_ROWS, MOST_ROWS = 8, 64
 """Bounds of N/256, which leaves a few hundred tasks to balance."""
 WORK = 4096
-"""Elements that make a task worth handing out: short rows come by more, up to ``SHORT_ROWS``, so that no chain of additions grows long."""
+"""Elements that make a task worth handing out: short rows come by more, up to ``SHORT_ROWS``, so that no chain of
+additions grows long.
+"""
 SHORT_ROWS = 128
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel together."""
@@ -39,5 +42,7 @@ def private_chunk_rows(rows: Size, cols: Size, size: Size) -> Size:
 
 
 def interchanged_chunk_rows(rows: Size, cols: Size) -> Size:
-    """Rows per task where a task's rows share what they gather from: some thousand columns, if that leaves tasks enough."""
+    """Rows per task where a task's rows share what they gather from: some thousand columns, if that leaves tasks
+    enough.
+    """
     return maximum(1, minimum(ceildiv(WORK, maximum(cols, 1)), ceildiv(rows, 16)))

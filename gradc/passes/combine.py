@@ -1,4 +1,6 @@
-"""Combines across rows taken apart: where a row's values go, and the sizes that the cost of a way to get there depends on."""
+"""Combines across rows taken apart: where a row's values go, and the sizes that the cost of a way to get there depends
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from ..ir.kernel import REDUCTIONS, Index, Kernel, Stmt
 from ..ir.types import Type
 
 OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
-"""Of partial results in a block's own memory: columns of a block, bytes at most (every device has them beside what the kernel stages), blocks
-that a kernel is cut up for, fewest rows of one: as :mod:`gradc.codegen.launch` has them."""
+"""Of partial results in a block's own memory: columns of a block, bytes at most (every device has them beside what the
+kernel stages), blocks that a kernel is cut up for, fewest rows of one: as :mod:`gradc.codegen.launch` has them.
+"""
 S = TypeVar("S", int, int | Dim)
 
 
@@ -24,7 +27,8 @@ class Combine:
     :param kept: row axes that stand in the index by themselves: rows that differ there never meet.
     :param gathered: whether a value read from memory stands in the index.
     :param by_column: whether such a value varies along the columns.
-    :param leading: how many leading index entries hold no column; the rest are the columns, in order and whole, if ``tail``.
+    :param leading: how many leading index entries hold no column; the rest are the columns, in order and whole, if
+        ``tail``.
     """
 
     stmt: Stmt
@@ -52,12 +56,22 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         entries = s.index
         kept = tuple(dict.fromkeys(i.variable for i in entries if i.variable in rows))
         values = [v for i in entries for v, _ in i.terms if v.startswith("%")]
-        by_column = any(kernel.levels[v] & cols.keys() for v in values) or bool(s.where and kernel.levels[s.where] & cols.keys())
+        by_column = any(kernel.levels[v] & cols.keys() for v in values) or bool(
+            s.where and kernel.levels[s.where] & cols.keys()
+        )
         uses_col = [any(v in cols for v, _ in i.terms) for i in entries]
         leading = next((k for k, used in enumerate(uses_col) if used), len(entries))
-        early = not _reduces(kernel, [*values, *([s.where] if s.where else [])])  # the sort comes before any pass over columns
-        tail = early and all(i.variable in cols and types[s.buffer].shape[k] == cols[i.variable] for k, i in enumerate(entries) if k >= leading)
-        tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(s) & cols.keys()  # each column adds into an element of its own
+        early = not _reduces(
+            kernel, [*values, *([s.where] if s.where else [])]
+        )  # the sort comes before any pass over columns
+        tail = early and all(
+            i.variable in cols and types[s.buffer].shape[k] == cols[i.variable]
+            for k, i in enumerate(entries)
+            if k >= leading
+        )
+        tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(
+            s
+        ) & cols.keys()  # each column adds into an element of its own
         out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column))
     return out
 
@@ -88,10 +102,18 @@ def exact(combine: Combine, types: Mapping[str, Type]) -> bool:
 class Scatter(Generic[S]):
     """One accum in sizes.
 
-    :param rows: N.  :param width: D, elements that a row adds.  :param keys: V, rows of the result.  :param out: its elements.
-    :param read: bytes read to make the values.  :param index: bytes of the indices.  :param item: bytes of an element of the result.
-    :param contiguous: whether what a row adds lies together.  :param exact: whether atomics give the same bits in any order.
-    :param gathered: whether the place is read from memory.  :param own: whether partial results can lie in a block's own memory.  :param owners: rows of the result with one owner each; 0: not known.
+    :param rows: N.
+    :param width: D, elements that a row adds.
+    :param keys: V, rows of the result.
+    :param out: its elements.
+    :param read: bytes read to make the values.
+    :param index: bytes of the indices.
+    :param item: bytes of an element of the result.
+    :param contiguous: whether what a row adds lies together.
+    :param exact: whether atomics give the same bits in any order.
+    :param gathered: whether the place is read from memory.
+    :param own: whether partial results can lie in a block's own memory.
+    :param owners: rows of the result with one owner each; 0: not known.
     """
 
     rows: S
@@ -122,7 +144,9 @@ class Scatter(Generic[S]):
 class HostScatter:
     """One accum on the CPU in sizes.
 
-    :param columns: of the kernel.  :param out: elements of the result, of ``item`` bytes.  :param read: bytes of what is added.
+    :param columns: of the kernel.
+    :param out: elements of the result, of ``item`` bytes.
+    :param read: bytes of what is added.
     :param owners: rows of the result that one task each could own.
     """
 
@@ -146,14 +170,22 @@ class Hits:
 
 
 def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None = None) -> Hits:
-    """As given; else U as N indices drawn at random have it, V (1 - (1 - 1/V)^N), and R the least that N hits on V rows can be."""
+    """As given; else U as N indices drawn at random have it, V (1 - (1 - 1/V)^N), and R the least that N hits on V rows
+    can be.
+    """
     if unique is None:
-        unique = round(-s.keys * math.expm1(s.rows * math.log1p(-1 / s.keys))) if s.keys > 1 else max(min(s.rows, s.keys), 0)
+        unique = (
+            round(-s.keys * math.expm1(s.rows * math.log1p(-1 / s.keys))) if s.keys > 1 else max(min(s.rows, s.keys), 0)
+        )
     return Hits(unique, -(-s.rows // max(s.keys, 1)) if most is None else most)
 
 
-def row_scatter(rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False) -> Scatter[int]:
-    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes; ``own``: into a table whose rows are known and few."""
+def row_scatter(
+    rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False
+) -> Scatter[int]:
+    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes; ``own``: into a table
+    whose rows are known and few.
+    """
     return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
 
 
@@ -179,20 +211,40 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
     read, index = _loaded(kernel, s, types)
     owners = product(size for a, size in kernel.rows if a in combine.kept) if combine.kept else 0
     whole = combine.tail or width == 1
-    return Scatter[Size](rows, width, keys, product(type_.shape), read, index, owners, type_.dtype.itemsize, whole, exact(combine, types), combine.gathered, own(kernel, combine, types))
+    return Scatter[Size](
+        rows,
+        width,
+        keys,
+        product(type_.shape),
+        read,
+        index,
+        owners,
+        type_.dtype.itemsize,
+        whole,
+        exact(combine, types),
+        combine.gathered,
+        own(kernel, combine, types),
+    )
 
 
 def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether a privatized accum's partial results can lie in the memory of a GPU's block: few rows, a known number of them, and nothing else to do.
+    """Whether a privatized accum's partial results can lie in the memory of a GPU's block: few rows, a known number of
+    them, and nothing else to do.
 
     Rows are added whole, each column to one element, and their places are read from memory.
     """
     keys, type_ = product(types[combine.buffer].shape[: combine.leading]), types[combine.buffer]
-    alone = [s for s in kernel.body if not s.name or s.op in REDUCTIONS] == [combine.stmt] and len(kernel.passes) == 1 and bool(kernel.cols)
+    alone = (
+        [s for s in kernel.body if not s.name or s.op in REDUCTIONS] == [combine.stmt]
+        and len(kernel.passes) == 1
+        and bool(kernel.cols)
+    )
     if not alone or not combine.gathered or not combine.tail or not isinstance(keys, int):
         return False
     inner = type_.shape[combine.leading :]
-    in_order = [i.variable for i in combine.stmt.index[combine.leading :]] == [a for a, _ in kernel.cols] and product(inner) == kernel.col_count
+    in_order = [i.variable for i in combine.stmt.index[combine.leading :]] == [a for a, _ in kernel.cols] and product(
+        inner
+    ) == kernel.col_count
     return in_order and own_bytes(keys, type_.dtype.itemsize) <= OWN_BYTES
 
 

@@ -4,7 +4,8 @@ Every constant of a GPU says where it comes from:
 
 - ``measured``: on such a device;  ``fitted``: to measurements of another one, and taken over;
 - ``published``: the vendor's specification (SMs, L2, shared memory per block; bandwidth where no copy was measured);
-- ``estimate``: scaled from the H100 by SMs (atomics) or by bandwidth (the sort), or from a specification; good for ratios at best.
+- ``estimate``: scaled from the H100 by SMs (atomics) or by bandwidth (the sort), or from a specification; good for
+  ratios at best.
 
 A calibration file replaces constants by what a device in hand gave.  It is JSON::
 
@@ -56,12 +57,15 @@ class Gpu(Device):
 
     :param arch: what it is compiled for.  :param sms: multiprocessors.  :param l2: bytes of the second-level cache.
     :param shared: bytes of shared memory that a block can have.
-    :param coalesced: 4-byte atomic adds of neighbouring lanes to neighbouring elements.  :param scattered: 128-byte lines that atomics reach.
-    :param resident: bytes that 16-byte atomics or plain accesses move in L2.  :param vector: whether there are 16-byte atomics of f32 at all.
+    :param coalesced: 4-byte atomic adds of neighbouring lanes to neighbouring elements.
+    :param scattered: 128-byte lines that atomics reach.
+    :param resident: bytes that 16-byte atomics or plain accesses move in L2.
+    :param vector: whether there are 16-byte atomics of f32 at all.
     :param hot: seconds per add to one row of up to 512 bytes; wider rows take twice that.
     :param launch: seconds that a kernel costs whatever it does.
     :param sort_base: a sort's seconds whatever it sorts.  :param sort_pass: least seconds of a pass over 8 bits.
-    :param sort_rate: rows of a pass.  :param one_block: most rows that one block sorts in one launch of ``sort_base``; 0: there is no such kernel.
+    :param sort_rate: rows of a pass.
+    :param one_block: most rows that one block sorts in one launch of ``sort_base``; 0: there is no such kernel.
     :param sources: for each constant but that ``measured``, ``fitted``, ``published``, ``estimate`` or ``calibrated``.
     """
 
@@ -101,46 +105,174 @@ def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
     """A device of constants, each with its source."""
     given = {**_COMMON, **constants}
     sources = {key: source for key, (_, source) in given.items()}
-    return Gpu(name=name, arch=arch, vector=int(arch[3:]) >= 90, sources=sources, **{key: value for key, (value, _) in given.items()})  # type: ignore[arg-type]
+    return Gpu(
+        name=name,
+        arch=arch,
+        vector=int(arch[3:]) >= 90,
+        sources=sources,
+        **{key: value for key, (value, _) in given.items()},  # type: ignore[arg-type]
+    )
 
 
 GPUS: tuple[Gpu, ...] = (
     # The first of an arch stands for it.
-    _gpu("V100", "sm_70", bandwidth=(0.9e12, PUBLISHED), sms=(80, PUBLISHED), l2=(6 * _MB, PUBLISHED), shared=(96 * 1024, PUBLISHED),
-         coalesced=(319e9, ESTIMATE), scattered=(50e9, ESTIMATE), resident=(2.2e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(24e9, ESTIMATE)),
-    _gpu("A100", "sm_80", bandwidth=(1.56e12, PUBLISHED), sms=(108, PUBLISHED), l2=(40 * _MB, PUBLISHED), shared=(163 * 1024, PUBLISHED),
-         coalesced=(430e9, ESTIMATE), scattered=(68e9, ESTIMATE), resident=(3.0e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(42e9, ESTIMATE)),
-    _gpu("A100-80GB", "sm_80", bandwidth=(2.04e12, PUBLISHED), sms=(108, PUBLISHED), l2=(40 * _MB, PUBLISHED), shared=(163 * 1024, PUBLISHED),
-         coalesced=(430e9, ESTIMATE), scattered=(68e9, ESTIMATE), resident=(3.0e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(54e9, ESTIMATE)),
-    _gpu("L4", "sm_89", bandwidth=(0.27e12, ESTIMATE), sms=(58, PUBLISHED), l2=(48 * _MB, PUBLISHED), shared=(99 * 1024, PUBLISHED),
-         coalesced=(231e9, ESTIMATE), scattered=(36e9, ESTIMATE), resident=(1.6e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(7.2e9, ESTIMATE)),
-    _gpu("RTX 4090", "sm_89", bandwidth=(0.9e12, ESTIMATE), sms=(128, PUBLISHED), l2=(72 * _MB, PUBLISHED), shared=(99 * 1024, PUBLISHED),
-         coalesced=(510e9, ESTIMATE), scattered=(80e9, ESTIMATE), resident=(3.6e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(24e9, ESTIMATE)),
-    _gpu("H100", "sm_90", bandwidth=(3.0e12, MEASURED), sms=(132, PUBLISHED), l2=(50 * _MB, PUBLISHED), shared=(227 * 1024, PUBLISHED),
-         coalesced=(526e9, MEASURED), scattered=(83e9, MEASURED), resident=(3.7e12, MEASURED), hot=(5e-9, MEASURED), sort_rate=(80e9, FITTED)),
-    _gpu("H200", "sm_90", bandwidth=(4.3e12, MEASURED), sms=(132, PUBLISHED), l2=(60 * _MB, PUBLISHED), shared=(227 * 1024, PUBLISHED),
-         coalesced=(526e9, ESTIMATE), scattered=(83e9, ESTIMATE), resident=(3.7e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(80e9, FITTED)),
-    _gpu("B200", "sm_100", bandwidth=(7.0e12, ESTIMATE), sms=(148, PUBLISHED), l2=(126 * _MB, PUBLISHED), shared=(227 * 1024, PUBLISHED),
-         coalesced=(590e9, ESTIMATE), scattered=(93e9, ESTIMATE), resident=(4.1e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(80e9, MEASURED),
-         sort_base=(12e-6, MEASURED), sort_pass=(8e-6, MEASURED)),
-    _gpu("RTX PRO 6000", "sm_120", bandwidth=(1.6e12, ESTIMATE), sms=(188, PUBLISHED), l2=(128 * _MB, PUBLISHED), shared=(99 * 1024, PUBLISHED),
-         coalesced=(750e9, ESTIMATE), scattered=(118e9, ESTIMATE), resident=(5.2e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(43e9, ESTIMATE)),
-    _gpu("RTX 5090", "sm_120", bandwidth=(1.6e12, ESTIMATE), sms=(170, PUBLISHED), l2=(96 * _MB, PUBLISHED), shared=(99 * 1024, PUBLISHED),
-         coalesced=(677e9, ESTIMATE), scattered=(107e9, ESTIMATE), resident=(4.8e12, ESTIMATE), hot=(5e-9, ESTIMATE), sort_rate=(43e9, ESTIMATE)),
-)  # fmt: skip
+    _gpu(
+        "V100",
+        "sm_70",
+        bandwidth=(0.9e12, PUBLISHED),
+        sms=(80, PUBLISHED),
+        l2=(6 * _MB, PUBLISHED),
+        shared=(96 * 1024, PUBLISHED),
+        coalesced=(319e9, ESTIMATE),
+        scattered=(50e9, ESTIMATE),
+        resident=(2.2e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(24e9, ESTIMATE),
+    ),
+    _gpu(
+        "A100",
+        "sm_80",
+        bandwidth=(1.56e12, PUBLISHED),
+        sms=(108, PUBLISHED),
+        l2=(40 * _MB, PUBLISHED),
+        shared=(163 * 1024, PUBLISHED),
+        coalesced=(430e9, ESTIMATE),
+        scattered=(68e9, ESTIMATE),
+        resident=(3.0e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(42e9, ESTIMATE),
+    ),
+    _gpu(
+        "A100-80GB",
+        "sm_80",
+        bandwidth=(2.04e12, PUBLISHED),
+        sms=(108, PUBLISHED),
+        l2=(40 * _MB, PUBLISHED),
+        shared=(163 * 1024, PUBLISHED),
+        coalesced=(430e9, ESTIMATE),
+        scattered=(68e9, ESTIMATE),
+        resident=(3.0e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(54e9, ESTIMATE),
+    ),
+    _gpu(
+        "L4",
+        "sm_89",
+        bandwidth=(0.27e12, ESTIMATE),
+        sms=(58, PUBLISHED),
+        l2=(48 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(231e9, ESTIMATE),
+        scattered=(36e9, ESTIMATE),
+        resident=(1.6e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(7.2e9, ESTIMATE),
+    ),
+    _gpu(
+        "RTX 4090",
+        "sm_89",
+        bandwidth=(0.9e12, ESTIMATE),
+        sms=(128, PUBLISHED),
+        l2=(72 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(510e9, ESTIMATE),
+        scattered=(80e9, ESTIMATE),
+        resident=(3.6e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(24e9, ESTIMATE),
+    ),
+    _gpu(
+        "H100",
+        "sm_90",
+        bandwidth=(3.0e12, MEASURED),
+        sms=(132, PUBLISHED),
+        l2=(50 * _MB, PUBLISHED),
+        shared=(227 * 1024, PUBLISHED),
+        coalesced=(526e9, MEASURED),
+        scattered=(83e9, MEASURED),
+        resident=(3.7e12, MEASURED),
+        hot=(5e-9, MEASURED),
+        sort_rate=(80e9, FITTED),
+    ),
+    _gpu(
+        "H200",
+        "sm_90",
+        bandwidth=(4.3e12, MEASURED),
+        sms=(132, PUBLISHED),
+        l2=(60 * _MB, PUBLISHED),
+        shared=(227 * 1024, PUBLISHED),
+        coalesced=(526e9, ESTIMATE),
+        scattered=(83e9, ESTIMATE),
+        resident=(3.7e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(80e9, FITTED),
+    ),
+    _gpu(
+        "B200",
+        "sm_100",
+        bandwidth=(7.0e12, ESTIMATE),
+        sms=(148, PUBLISHED),
+        l2=(126 * _MB, PUBLISHED),
+        shared=(227 * 1024, PUBLISHED),
+        coalesced=(590e9, ESTIMATE),
+        scattered=(93e9, ESTIMATE),
+        resident=(4.1e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(80e9, MEASURED),
+        sort_base=(12e-6, MEASURED),
+        sort_pass=(8e-6, MEASURED),
+    ),
+    _gpu(
+        "RTX PRO 6000",
+        "sm_120",
+        bandwidth=(1.6e12, ESTIMATE),
+        sms=(188, PUBLISHED),
+        l2=(128 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(750e9, ESTIMATE),
+        scattered=(118e9, ESTIMATE),
+        resident=(5.2e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(43e9, ESTIMATE),
+    ),
+    _gpu(
+        "RTX 5090",
+        "sm_120",
+        bandwidth=(1.6e12, ESTIMATE),
+        sms=(170, PUBLISHED),
+        l2=(96 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(677e9, ESTIMATE),
+        scattered=(107e9, ESTIMATE),
+        resident=(4.8e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(43e9, ESTIMATE),
+    ),
+)
 _RATE, _TIME, _BYTES = (1e6, 1e16), (0, 1), (1, 2**40)
 _RANGES: Mapping[str, tuple[float, float]] = {
-    "bandwidth": _RATE, "coalesced": _RATE, "scattered": _RATE, "resident": _RATE, "sort_rate": _RATE,
-    "hot": _TIME, "launch": _TIME, "sort_base": _TIME, "sort_pass": _TIME,
-    "sms": (1, 65536), "l2": _BYTES, "shared": _BYTES, "one_block": (0, 2**31),
-}  # fmt: skip
+    "bandwidth": _RATE,
+    "coalesced": _RATE,
+    "scattered": _RATE,
+    "resident": _RATE,
+    "sort_rate": _RATE,
+    "hot": _TIME,
+    "launch": _TIME,
+    "sort_base": _TIME,
+    "sort_pass": _TIME,
+    "sms": (1, 65536),
+    "l2": _BYTES,
+    "shared": _BYTES,
+    "one_block": (0, 2**31),
+}
 CONSTANTS = tuple(_RANGES)
 """What a calibration file may hold."""
 _WHOLE = ("sms", "l2", "shared", "one_block")
 
 
 def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Device:
-    """The device of an arch (``sm_90``, ``sm_90a``; ``sm_86`` as ``sm_80``), a name (``H200``), or what a driver calls one (``NVIDIA H100 80GB HBM3``); ``cpu``.
+    """The device of an arch (``sm_90``, ``sm_90a``; ``sm_86`` as ``sm_80``), a name (``H200``), or what a driver calls
+    one (``NVIDIA H100 80GB HBM3``); ``cpu``.
 
     :param calibration: a file whose constants go before ours.
     :raises Unsupported: there is no such device here.  :raises InvalidProblem: the file is not what it should be.
@@ -154,7 +286,9 @@ def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Devi
 
 
 def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
-    """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text before its own."""
+    """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text
+    before its own.
+    """
     found = device_for(arch_or_name or "sm_90")
     if not isinstance(found, Gpu):
         raise Unsupported(f"{arch_or_name!r} is no GPU")

@@ -15,12 +15,18 @@ def element_rows(program: Program) -> Program:
     A kernel of one row is one task: its columns share no place of their own, so that one thread would add them up.
     """
     types = {b.name: b.type for b in program.buffers}
-    steps: list[Step] = [_turned(step) if isinstance(step, Kernel) and _scatters(step, types) else step for step in program.steps]
+    steps: list[Step] = [
+        _turned(step) if isinstance(step, Kernel) and _scatters(step, types) else step for step in program.steps
+    ]
     return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
 
 
 def _scatters(kernel: Kernel, types: dict[str, Type]) -> bool:
-    return not kernel.rows and any(c.by_column for c in combines(kernel, types)) and not any(s.op in REDUCTIONS for s in kernel.body)
+    return (
+        not kernel.rows
+        and any(c.by_column for c in combines(kernel, types))
+        and not any(s.op in REDUCTIONS for s in kernel.body)
+    )
 
 
 def _turned(kernel: Kernel) -> Kernel:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
 from ..ir.node import Node, Note, topological
 from ..ir.op import Alias, Checked, Expr, Movement
@@ -11,9 +9,7 @@ from ..ir.scan import is_long, suffixed
 from ..ir.types import Type
 from .groups import Group, View, lowering
 from .lower import Builder, Domain
-
-if TYPE_CHECKING:
-    from .schedule import Scheduler
+from .scheduler import Scheduler
 
 
 def emit(scheduler: Scheduler) -> Program:
@@ -45,7 +41,10 @@ class _Emission:
         needed = set().union(*self.s.loads.values()) if self.s.loads else set()
         needed |= {n for _, n in self.graph.outputs}
         owners: dict[Node, str] = {}
-        for name, node in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
+        for (
+            name,
+            node,
+        ) in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
             base = node
             while isinstance(lowering(base), Alias) and base in self.s.in_memory:
                 (base,) = base.operands
@@ -70,7 +69,9 @@ class _Emission:
                 self.names[node] = self.unique(wish if wish not in self.used else suffixed(source, ".view"))
                 self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
             else:
-                self.names[node] = self.unique(f"{wish}.base" if node in owners and not any(o is node for _, o in self.graph.outputs) else wish)
+                self.names[node] = self.unique(
+                    f"{wish}.base" if node in owners and not any(o is node for _, o in self.graph.outputs) else wish
+                )
                 self.buffers.append(Buffer(self.names[node], node.type, "output" if node in owners else "temp"))
         steps = self.steps(used)
         taken: set[str] = set()
@@ -86,11 +87,17 @@ class _Emission:
                 self.outputs.append((name, self.names[node]))
         self.buffers += [Buffer(name, n.type, "const", value=n.attrs["value"]) for n, name in self.s.constants.items()]
         notes = {self.names[n]: note for n, note in self.graph.notes.items() if n in self.names}
-        return Program(self.graph.name, tuple(self.buffers), tuple(steps), self.graph.assumptions, tuple(self.outputs), notes)
+        return Program(
+            self.graph.name, tuple(self.buffers), tuple(steps), self.graph.assumptions, tuple(self.outputs), notes
+        )
 
     def wish(self, node: Node) -> str:
         note = self.graph.notes.get(node)
-        return f"{note.name}" if note and note.name and note.name.isascii() and note.name.isidentifier() and not is_long(note.name) else f"t{len(self.buffers)}"
+        return (
+            f"{note.name}"
+            if note and note.name and note.name.isascii() and note.name.isidentifier() and not is_long(note.name)
+            else f"t{len(self.buffers)}"
+        )
 
     def copy(self, name: str, node: Node, steps: list[Step]) -> str:
         """An output whose bytes belong to an input or to another output is copied."""
@@ -113,10 +120,12 @@ class _Emission:
         steps: list[Step] = []
         groups = self.s.groups
         # checks as early as they can be: of a call with a bad index as little as possible has run
-        order = nx.lexicographical_topological_sort(self.s.order, key=lambda key: ("check" not in groups[key].placed.values(), key))
+        order = nx.lexicographical_topological_sort(
+            self.s.order, key=lambda key: ("check" not in groups[key].placed.values(), key)
+        )
         for key in order:
             group = groups[key]
-            (first, *_) = group.placed
+            first, *_ = group.placed
             if group.placed[first] == "library":
                 steps.append(self.call(first))
             elif group.placed[first] == "check":
@@ -129,7 +138,11 @@ class _Emission:
         return steps
 
     def kernel(self, group: Group, used: set[Node]) -> Kernel:
-        builder = Builder(group.domain, lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None, self.s.constant_buffer)
+        builder = Builder(
+            group.domain,
+            lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None,
+            self.s.constant_buffer,
+        )
         for node, level in group.placed.items():
             if level != "accum":
                 builder.homes[node] = group.place(node.shape, level)
@@ -142,14 +155,32 @@ class _Emission:
 
     def call(self, node: Node) -> Call:
         axes, operands, out = node.op.axes(node)
-        args = [View(self.s).operand(operand, index).operand(self.names) for operand, index in zip(node.operands, operands, strict=True)]
-        name = f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}" if all(isinstance(s, int) for s in node.shape) else node.op.name
-        return Call(name, node.op.name, tuple(axes), Operand(self.names[node], tuple(out)), tuple(args), self.graph.notes.get(node, Note()))
+        args = [
+            View(self.s).operand(operand, index).operand(self.names)
+            for operand, index in zip(node.operands, operands, strict=True)
+        ]
+        name = (
+            f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}"
+            if all(isinstance(s, int) for s in node.shape)
+            else node.op.name
+        )
+        return Call(
+            name,
+            node.op.name,
+            tuple(axes),
+            Operand(self.names[node], tuple(out)),
+            tuple(args),
+            self.graph.notes.get(node, Note()),
+        )
 
     def check(self, node: Node) -> Kernel:
         """The step that looks at every element of a buffer of positions."""
         (index,) = node.operands
-        builder = Builder(Domain(index.shape, None), lambda n: self.names.get(n) if n in self.s.in_memory else None, self.s.constant_buffer)
+        builder = Builder(
+            Domain(index.shape, None),
+            lambda n: self.names.get(n) if n in self.s.in_memory else None,
+            self.s.constant_buffer,
+        )
         builder.check(index, node.attrs["bound"], node.attrs["op"], self.source(index), node.attrs["ascending"])
         return builder.kernel("check").named_by_structure("check", self.types)
 

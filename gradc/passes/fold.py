@@ -27,8 +27,14 @@ def fold(graph: Graph) -> Graph:
         values = [splat(o) for o in operands]
         if any(v is None for v in values):
             return current
-        arrays = [np.asarray(v, np.float64 if o.dtype.is_float else None).astype(o.dtype.np) for v, o in zip(values, operands, strict=True)]
+        arrays = [
+            np.asarray(v, np.float64 if o.dtype.is_float else None).astype(o.dtype.np)
+            for v, o in zip(values, operands, strict=True)
+        ]
         result = apply(current, arrays, {})
-        return full(np.asarray(result).item() if current.dtype.kind != "f" else float(result), Type(current.dtype, current.shape))
+        return full(
+            np.asarray(result).item() if current.dtype.kind != "f" else float(result),
+            Type(current.dtype, current.shape),
+        )
 
     return graph.rewrite(rule)

@@ -1,8 +1,9 @@
 """Which strategy a combine gets on a GPU: the cheapest that may be, as cases over the sizes.
 
-Sizes that are numbers leave one case.  Where one symbol is left, its crossovers are found in the model by bisection of whole numbers, so that
-a case reads ``N >= 3073``.  Where several are left, the cases are the model's own thresholds, one after another, each a product of sizes
-against a number: short enough to read in a program, and near the best everywhere.
+Sizes that are numbers leave one case.  Where one symbol is left, its crossovers are found in the model by bisection of
+whole numbers, so that a case reads ``N >= 3073``.  Where several are left, the cases are the model's own thresholds,
+one after another, each a product of sizes against a number: short enough to read in a program, and near the best
+everywhere.
 """
 
 from __future__ import annotations
@@ -28,16 +29,25 @@ _LARGEST = 31
 
 
 def candidates(part: Combine, types: Mapping[str, Type], determinism: str, allowed: Sequence[str]) -> list[str]:
-    """What may be picked where nothing is forced.  Fixed-point sums are not taken for rows that can be sorted: those add up exactly in order."""
-    found = [name for name in STRATEGIES if name in allowed and (determinism == "none" or deterministic(name, part, types))]
+    """What may be picked where nothing is forced.  Fixed-point sums are not taken for rows that can be sorted: those
+    add up exactly in order.
+    """
+    found = [
+        name for name in STRATEGIES if name in allowed and (determinism == "none" or deterministic(name, part, types))
+    ]
     if "atomic_fixed" in found and ("segmented" in found or not part.gathered) and len(found) > 1:
         found.remove("atomic_fixed")
     if not found:
-        raise Unsupported(f'the combine into {part.buffer} can only be {", ".join(allowed)} here, which adds in any order; determinism="none" allows it')
+        raise Unsupported(
+            f"the combine into {part.buffer} can only be {', '.join(allowed)} here, which adds in any order;"
+            ' determinism="none" allows it'
+        )
     return found
 
 
-def cases(kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]) -> tuple[Case, ...]:
+def cases(
+    kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]
+) -> tuple[Case, ...]:
     """The cheapest of the allowed strategies, case by case."""
     names = candidates(part, types, determinism, allowed)
     sizes = scatter_of(kernel, part, types)
@@ -47,10 +57,14 @@ def cases(kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu,
     return _crossovers(sizes, free[0], device, names) if len(free) == 1 else _thresholds(sizes, device, names)
 
 
-def fallback(kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]) -> str:
+def fallback(
+    kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]
+) -> str:
     """One strategy whatever the sizes will be: the cheapest where each symbol is 1024."""
     sizes = scatter_of(kernel, part, types)
-    return cheapest(numbers(sizes, nominal(scatter_sizes(sizes))), device, candidates(part, types, determinism, allowed))
+    return cheapest(
+        numbers(sizes, nominal(scatter_sizes(sizes))), device, candidates(part, types, determinism, allowed)
+    )
 
 
 def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
@@ -85,24 +99,46 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
     """The terms of the formulas that decide, in the order in which they do."""
     found: list[tuple[Size, str]] = []  # taken where the size is >= 0
     if "regular" in names and not (s.gathered and "segmented" in names):
-        # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another, as many as do that as fast as atomics
+        # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another,
+        # as many as do that as fast as atomics
         found.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), "regular"))
     if "atomic" in names and "segmented" in names and not s.exact:  # R hot > sort, R being N / V at least
         found.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
     if "atomic" in names:
         found.append((device.room // s.wide - s.out, "atomic"))  # the table stays in L2
     if "segmented" in names:
-        if "atomic" in names and s.item >= 4:  # 2 U D a > B sort: rows hit come and go; U is near N, and three passes are enough for 2^24 rows
+        if (
+            "atomic" in names and s.item >= 4
+        ):  # 2 U D a > B sort: rows hit come and go; U is near N, and three passes are enough for 2^24 rows
             least = int((device.sort_base + 3 * device.sort_pass) * device.bandwidth)
             each = int(3 * device.bandwidth / device.sort_rate)
             found += [(s.rows * (s.width * (2 * s.wide) - each) - least, "segmented"), (0, "atomic")]
-        elif "privatized" in names and "atomic" not in names:  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
+        elif (
+            "privatized" in names and "atomic" not in names
+        ):  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
             pays = device.sort_base + device.launch
             amount = int(min(pays * device.resident, max(pays * device.bandwidth, 2 * device.room)))
-            found += [(((s.rows + (GPU_SHORTEST - 1)) * s.width) * (s.keys + GPU_SHORTEST) * (2 * s.pair // GPU_SHORTEST) - amount, "segmented"), (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, "segmented"), (0, "privatized")]
+            found += [
+                (
+                    ((s.rows + (GPU_SHORTEST - 1)) * s.width) * (s.keys + GPU_SHORTEST) * (2 * s.pair // GPU_SHORTEST)
+                    - amount,
+                    "segmented",
+                ),
+                (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, "segmented"),
+                (0, "privatized"),
+            ]
         else:
             found.append((0, "segmented"))
-    found.append((0, next(name for name in ("atomic", "atomic_fixed", "privatized", "regular") if name in names) if "segmented" not in names else "segmented"))
+    found.append(
+        (
+            0,
+            (
+                next(name for name in ("atomic", "atomic_fixed", "privatized", "regular") if name in names)
+                if "segmented" not in names
+                else "segmented"
+            ),
+        )
+    )
     return _decided(found)
 
 

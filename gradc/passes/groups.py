@@ -86,7 +86,8 @@ class Seen:
     def regrouped(self, axis: str, size: Size) -> Seen:
         """The same over the axis that was counted as ``axis/`` groups of ``axis%`` places.
 
-        :raises CannotInline: its values do not lie one after another along the axis, or its scale differs within a group.
+        :raises CannotInline: its values do not lie one after another along the axis, or its scale differs within a
+            group.
         """
         if self.scale is None or self.scale.scale is not None:
             raise CannotInline(self.base, "no scale per group")
@@ -99,7 +100,9 @@ class Seen:
             whole.append(Index(i.const, tuple(steps.items())) + Index.of(axis) * place)
         if any(v == f"{axis}%" for i in self.scale.index for v, _ in i.terms):
             raise CannotInline(self.base, "a scale that differs within a group")
-        scale = replace(self.scale, index=tuple(i.renamed({f"{axis}/": axis}) for i in self.scale.index), per=((axis, size),))
+        scale = replace(
+            self.scale, index=tuple(i.renamed({f"{axis}/": axis}) for i in self.scale.index), per=((axis, size),)
+        )
         return replace(self, index=tuple(whole), scale=scale)
 
     @property
@@ -117,7 +120,9 @@ def _inner_sizes(node: Node) -> Iterator[Size]:
             before = [n for n in node.operands[0].shape if n != 1]
             if len(before) > len([n for n in node.shape if n != 1]):
                 yield from before[1:]
-        elif not isinstance(lowering(node), Movement) and not (isinstance(lowering(node), Expr) and lowering(node).conversion):
+        elif not isinstance(lowering(node), Movement) and not (
+            isinstance(lowering(node), Expr) and lowering(node).conversion
+        ):
             return
         node = node.operands[0]
 
@@ -128,7 +133,8 @@ SCALED = Var("values") * Var("scale")
 class View:
     """Follows ops that only move data to the value in memory behind them: what a library call can read through strides.
 
-    A call reads narrower values as its own (int8 weights, bf16), and with a scale: what only converts and scales them needs no memory either.
+    A call reads narrower values as its own (int8 weights, bf16), and with a scale: what only converts and scales them
+    needs no memory either.
     """
 
     def __init__(self, memory: Memory, inner: Mapping[str, Size] | None = None):
@@ -136,14 +142,20 @@ class View:
         self.memory, self.inner = memory, inner or {}
 
     def operand(self, node: Node, index: Sequence[Index]) -> Seen:
-        """What a call reads for an operand; a scale per group is found by counting an axis as groups and places in them."""
+        """What a call reads for an operand; a scale per group is found by counting an axis as groups and places in
+        them.
+        """
         try:
             return self.read(node, index)
         except CannotInline:
             for size in dict.fromkeys(_inner_sizes(node)) if self.memory.host else ():
                 for axis in dict.fromkeys(v for i in index[-2:] for v, _ in i.terms):  # no group of a batch
                     pair = Index.of(f"{axis}/") * size + Index.of(f"{axis}%")
-                    parts = [Index(i.const, tuple(t for t in i.terms if t[0] != axis)) + sum((pair * c for v, c in i.terms if v == axis), Index()) for i in index]
+                    parts = [
+                        Index(i.const, tuple(t for t in i.terms if t[0] != axis))
+                        + sum((pair * c for v, c in i.terms if v == axis), Index())
+                        for i in index
+                    ]
                     with contextlib.suppress(CannotInline):
                         return View(self.memory, {f"{axis}%": size}).read(node, parts).regrouped(axis, size)
             raise
@@ -154,7 +166,11 @@ class View:
             return None
         low = [v for v, c in index.terms if v in self.inner and c == 1 and same(self.inner[v], sizes[1])]
         high = [v for v, c in index.terms if v not in low and same(c, sizes[1])]
-        return [Index(0, tuple((v, 1) for v in high)), Index.of(low[0])] if len(low) == 1 and len(low) + len(high) == len(index.terms) else None
+        return (
+            [Index(0, tuple((v, 1) for v in high)), Index.of(low[0])]
+            if len(low) == 1 and len(low) + len(high) == len(index.terms)
+            else None
+        )
 
     def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> Seen:
         lower = lowering(node)
@@ -177,7 +193,12 @@ class View:
         if match(SCALED, node, factors):
             for core, scale in (("values", "scale"), ("scale", "values")):
                 one, two = self.read(factors[core], index), self.read(factors[scale], index)
-                if one.base.dtype is not node.dtype and two.base.dtype is node.dtype and not (one.scale or two.scale) and _elements(two.base) <= _elements(one.base):
+                if (
+                    one.base.dtype is not node.dtype
+                    and two.base.dtype is node.dtype
+                    and not (one.scale or two.scale)
+                    and _elements(two.base) <= _elements(one.base)
+                ):
                     return replace(one, scale=two)
         raise CannotInline(node, "no view of memory")
 

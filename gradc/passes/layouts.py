@@ -22,7 +22,9 @@ def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int,
     order = tuple(ORDERS.get(rank, "").find(letter) for letter in layout) if isinstance(layout, str) else tuple(layout)
     if sorted(order) != list(range(rank)):
         known = f"a word of the letters {ORDERS[rank]}, or " if rank in ORDERS else ""
-        raise InvalidProblem(f"layout={layout!r} for {name}, which has rank {rank}: {known}the numbers 0 to {rank - 1} in an order")
+        raise InvalidProblem(
+            f"layout={layout!r} for {name}, which has rank {rank}: {known}the numbers 0 to {rank - 1} in an order"
+        )
     return order
 
 
@@ -37,7 +39,9 @@ def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]], results: 
         raise InvalidProblem(f"layout names {min(both)!r}, which is an input and an output: name them apart")
     unknown = layout.keys() - {*graph.input_names, *graph.output_names}
     if unknown:
-        raise InvalidProblem(f"layout names {min(map(str, unknown))!r}; there are {', '.join((*graph.input_names, *graph.output_names))}")
+        raise InvalidProblem(
+            f"layout names {min(map(str, unknown))!r}; there are {', '.join((*graph.input_names, *graph.output_names))}"
+        )
     new: dict[Node, Node] = {}
     inputs = []
     for node in graph.inputs:
@@ -57,5 +61,13 @@ def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]], results: 
             outputs.append((name, call("transpose", new[node], axes=permutation(name, node.rank, layout[name]))))
         else:
             outputs.append((name, new[node]))
-    defaults = {n: a.transpose(permutation(n, a.ndim, layout[n])) if n in layout else a for n, a in graph.defaults.items()}
-    return replace(graph, inputs=tuple(inputs), outputs=tuple(outputs), notes={new.get(n, n): note for n, note in graph.notes.items()}, defaults=defaults)
+    defaults = {
+        n: a.transpose(permutation(n, a.ndim, layout[n])) if n in layout else a for n, a in graph.defaults.items()
+    }
+    return replace(
+        graph,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        notes={new.get(n, n): note for n, note in graph.notes.items()},
+        defaults=defaults,
+    )

@@ -1,8 +1,9 @@
 """Writing one kernel: values are pulled, from what the kernel stores back to what it loads.
 
-``read(node, index)`` is the statement that holds ``node`` at that place.  A node with a buffer is a load; a pointwise op reads its operands
-at the same place; an op that moves data reads them elsewhere; a reduction along the kernel's columns becomes a row value.  What cannot
-be had inside the kernel raises :class:`CannotInline`, and the scheduler gives that node a kernel of its own.
+``read(node, index)`` is the statement that holds ``node`` at that place.  A node with a buffer is a load; a pointwise
+op reads its operands at the same place; an op that moves data reads them elsewhere; a reduction along the kernel's
+columns becomes a row value.  What cannot be had inside the kernel raises :class:`CannotInline`, and the scheduler gives
+that node a kernel of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class CannotInline(Exception):
 
 @dataclass(frozen=True)
 class Domain:
-    """A kernel's iteration space: an axis name per dimension of ``shape`` (none for the literal size 1), and which are columns.
+    """A kernel's iteration space: an axis name per dimension of ``shape`` (none for the literal size 1), and which are
+    columns.
 
     :param cols: dimensions that are columns, or None while nothing has decided.
     """
@@ -68,7 +70,9 @@ class Builder:
     :param buffers: the nodes that are in memory, by buffer name; a callable so that the scheduler can decide late.
     """
 
-    def __init__(self, domain: Domain, buffer_of: Callable[[Node], str | None], constants: Callable[[Node], str] | None = None):
+    def __init__(
+        self, domain: Domain, buffer_of: Callable[[Node], str | None], constants: Callable[[Node], str] | None = None
+    ):
         self.domain = domain
         self.buffer_of = buffer_of
         self.constants = constants
@@ -82,7 +86,13 @@ class Builder:
     # -- making statements ---------------------------------------------------------------------------------------------
 
     def _emit(self, op: str, args: Sequence[str] = (), dtype: DType | None = None, **more: Any) -> str:
-        key = (op, tuple(args), dtype, tuple(sorted((k, v) for k, v in more.items() if k != "attrs")), _attr_key(more.get("attrs", ())))
+        key = (
+            op,
+            tuple(args),
+            dtype,
+            tuple(sorted((k, v) for k, v in more.items() if k != "attrs")),
+            _attr_key(more.get("attrs", ())),
+        )
         if key not in self.memo:
             name = f"%{len(self.body)}"
             self.body.append(Stmt(name, op, tuple(args), dtype, **more))
@@ -112,7 +122,9 @@ class Builder:
 
     def _is_masked_load(self, value: str, other: Any) -> bool:
         statement = self._stmt(value)
-        return statement.op == "load" and statement.where == self.guard and dict(statement.attrs).get("other", 0) == other
+        return (
+            statement.op == "load" and statement.where == self.guard and dict(statement.attrs).get("other", 0) == other
+        )
 
     @staticmethod
     def parted(index: Index, sizes: Sequence[Size]) -> None:
@@ -167,20 +179,38 @@ class Builder:
         if where.op == "cast":
             kept, where = where.dtype, self._stmt(where.args[0])
             limit = 2**31 if kept is I32 else limit
-            if kept is not I64 and not (kept is I32 and self._dtype(where.name).is_float):  # integers wrap, and nothing is below an unsigned 0
+            if kept is not I64 and not (
+                kept is I32 and self._dtype(where.name).is_float
+            ):  # integers wrap, and nothing is below an unsigned 0
                 return None
         if where.op != "where":
             return None
         mask, x, other = where.args
-        outside, bounds = self._number(other), {s.op: s.args for a in self._stmt(mask).args if (s := self._stmt(a)).op in ("ge", "le")}
-        if self._stmt(mask).op != "bitwise_and" or set(bounds) != {"ge", "le"} or any(b[0] != x for b in bounds.values()) or outside is None:
+        outside, bounds = (
+            self._number(other),
+            {s.op: s.args for a in self._stmt(mask).args if (s := self._stmt(a)).op in ("ge", "le")},
+        )
+        if (
+            self._stmt(mask).op != "bitwise_and"
+            or set(bounds) != {"ge", "le"}
+            or any(b[0] != x for b in bounds.values())
+            or outside is None
+        ):
             return None
         if limit < 2**63 and not (isinstance(outside, int) and -limit <= outside < limit):
             return None
         least, most = self._number(bounds["ge"][1]), self._number(bounds["le"][1])
-        if least is None or most is None or not (known_nonnegative(least - lo) and (hi is None or known_nonnegative(hi - 1 - most))):
+        if (
+            least is None
+            or most is None
+            or not (known_nonnegative(least - lo) and (hi is None or known_nonnegative(hi - 1 - most)))
+        ):
             return None
-        return mask if known_nonnegative(lo - 1 - outside) or (hi is not None and known_nonnegative(outside - hi)) else None
+        return (
+            mask
+            if known_nonnegative(lo - 1 - outside) or (hi is not None and known_nonnegative(outside - hi))
+            else None
+        )
 
     def _number(self, value: str) -> Size | None:
         """A whole number or a size that a value is."""
@@ -190,7 +220,11 @@ class Builder:
         if s.op == "size":
             return s.attr("size")  # type: ignore[no-any-return]
         number = s.attr("value") if s.op == "const" else None
-        return int(number) if isinstance(number, int | float) and number == number and abs(number) < 2**53 and number == int(number) else None
+        return (
+            int(number)
+            if isinstance(number, int | float) and number == number and abs(number) < 2**53 and number == int(number)
+            else None
+        )
 
     def both(self, a: str | None, b: str | None) -> str | None:
         if not a or not b or a == b:
@@ -214,7 +248,11 @@ class Builder:
         return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),))
 
     def differs(self, index: Index, value: Size) -> str:
-        i = index.variable if index.variable and index.variable.startswith("%") else self._emit("index", (), I64, index=(index,))
+        i = (
+            index.variable
+            if index.variable and index.variable.startswith("%")
+            else self._emit("index", (), I64, index=(index,))
+        )
         wide = i if self._dtype(i) is I64 else self.cast(i, I64)
         return self._emit("ne", (wide, self.number(value, I64) if isinstance(value, int) else self.size(value)), BOOL)
 
@@ -286,7 +324,9 @@ class Builder:
         reduced = reduced if isinstance(reduced, tuple) else (reduced,)
         columns = self.domain.columns
         own = [a for a in reduced if source.shape[a] != 1]
-        if len(own) != len(columns) or not all(same(source.shape[a], self.domain.shape[c]) for a, c in zip(own, columns, strict=True)):
+        if len(own) != len(columns) or not all(
+            same(source.shape[a], self.domain.shape[c]) for a, c in zip(own, columns, strict=True)
+        ):
             raise CannotInline(node, "it does not run along this kernel's columns")
         names = {f"i{c}" for c in columns}
         kept = iter(index)
@@ -322,7 +362,18 @@ class Builder:
     def accumulate(self, buffer: str, node: Node, index: tuple[Index, ...], value: str, where: str | None) -> None:
         lower: Any = getattr(node.op, "lower", None)
         attrs = (("combine", lower.combine),) if isinstance(lower, Scatter) and lower.combine != "sum" else ()
-        self.body.append(Stmt("", "accum", (value,), node.dtype, buffer=buffer, index=_unit(index, node), where=where or "", attrs=attrs))
+        self.body.append(
+            Stmt(
+                "",
+                "accum",
+                (value,),
+                node.dtype,
+                buffer=buffer,
+                index=_unit(index, node),
+                where=where or "",
+                attrs=attrs,
+            )
+        )
 
     def axes_of(self, statement: Stmt) -> frozenset[str]:
         """The axes that a statement runs over."""
@@ -361,7 +412,16 @@ class Builder:
             if s.name:
                 names[s.name] = f"%{len(names)}"
             body.append(
-                Stmt(names.get(s.name, ""), s.op, tuple(names[a] for a in s.args), s.dtype, s.buffer, tuple(i.renamed(names) for i in s.index), names.get(s.where, ""), s.attrs)
+                Stmt(
+                    names.get(s.name, ""),
+                    s.op,
+                    tuple(names[a] for a in s.args),
+                    s.dtype,
+                    s.buffer,
+                    tuple(i.renamed(names) for i in s.index),
+                    names.get(s.where, ""),
+                    s.attrs,
+                )
             )
         return Kernel(name, rows, cols, tuple(body))
 
@@ -376,5 +436,3 @@ def _as_python(value: Any, dtype: DType) -> Any:
 
 def _attr_key(attrs: Any) -> Any:
     return identity(tuple(attrs))
-
-

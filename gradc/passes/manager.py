@@ -68,7 +68,13 @@ class Pipeline:
 
             verify(result) if isinstance(result, Graph) else verify_program(result)
         # differentiate adds inputs: what it makes is no other form of the same graph
-        if knobs.VALIDATE.get() and isinstance(before, Graph) and isinstance(result, Graph) and before is not result and set(result.input_names) <= set(before.input_names):
+        if (
+            knobs.VALIDATE.get()
+            and isinstance(before, Graph)
+            and isinstance(result, Graph)
+            and before is not result
+            and set(result.input_names) <= set(before.input_names)
+        ):
             with held_off:
                 from ..exact import equal
 

@@ -1,7 +1,8 @@
 """merge: groups that were opened apart, and read the same or each other's values, become one.
 
-The scheduler meets nodes one by one, so two groups may stand before the value appears that joins them.  Here the pair that saves the most bytes
-is written again as one group, node by node under the rules of every group, until no pair can be.
+The scheduler meets nodes one by one, so two groups may stand before the value appears that joins them.  Here the pair
+that saves the most bytes is written again as one group, node by node under the rules of every group, until no pair can
+be.
 """
 
 from __future__ import annotations
@@ -9,15 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..ir.node import Node
 from ..ir.op import Scatter
 from .groups import Group, lowering, nbytes
 from .lower import CannotInline
-
-if TYPE_CHECKING:
-    from .schedule import Scheduler
+from .scheduler import Limits, Scheduler
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,6 @@ class Apart:
     why: str
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of a kernel of several values: buffers, statements, and their cost in additions.  A compiler's time grows faster than a kernel does."""
-
-    buffers: int
-    statements: int
-    cost: int
-
-
 def merge(scheduler: Scheduler, limits: Limits) -> None:
     """Changes the groups of a scheduler that has placed every node."""
     scheduler.limits = limits
@@ -46,7 +35,12 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
     size = functools.cache(lambda node: int(nbytes(node)))
     refused = scheduler.refused
     live = [g for g in scheduler.groups if g.key in scheduler.order and not g.alone]
-    worth = {pair: saving for i, a in enumerate(live) for b in live[i + 1 :] if (saving := saved(scheduler, *(pair := (a, b)), size))}
+    worth = {
+        pair: saving
+        for i, a in enumerate(live)
+        for b in live[i + 1 :]
+        if (saving := saved(scheduler, *(pair := (a, b)), size))
+    }
     while worth:
         a, b = pair = min(worth, key=lambda pair: (-worth[pair], pair[1].key, pair[0].key))
         why = _merged(scheduler, a, b, position)
@@ -61,7 +55,9 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
 
 
 def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int]) -> int:
-    """Bytes that one kernel would not move again: what both read, and what one writes and the other reads.  0 where that is little."""
+    """Bytes that one kernel would not move again: what both read, and what one writes and the other reads.  0 where
+    that is little.
+    """
     shared = scheduler.loads[a.key] & scheduler.loads[b.key]
     handed = (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
     if not shared and not handed:

@@ -1,10 +1,11 @@
 """partition: the joint graph -> a forward with residuals and a backward, by a minimum cut over bytes.
 
-A value that only the inputs decide may be saved (its bytes) or computed again in the backward (free, but matrix products, scatters and
-reductions are never computed twice).  The cut of fewest bytes is what is saved.
+A value that only the inputs decide may be saved (its bytes) or computed again in the backward (free, but matrix
+products, scatters and reductions are never computed twice).  The cut of fewest bytes is what is saved.
 
-A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among them, those first that
-give most bytes back for what has to be computed; products and scatters never are, and a budget below their results is refused.
+A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
+them, those first that give most bytes back for what has to be computed; products and scatters never are, and a budget
+below their results is refused.
 """
 
 from __future__ import annotations
@@ -36,14 +37,24 @@ class Partition:
     residuals: tuple[Residual, ...]
 
 
-def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] = "min-cut", budget: int | float | None = None, dims: Mapping[str, int] | None = None) -> Partition:
+def partition(
+    joint: Graph,
+    values: Sequence[str],
+    *,
+    save: str | Sequence[str] = "min-cut",
+    budget: int | float | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Partition:
     """joint  ->  forward + residuals and backward
 
     :param values: the joint graph's outputs that belong to the forward.
-    :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads, as it is before it is only moved or repeated), ``"none"`` (only what must not be computed twice), or names of values.
-    :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible (0.0) and what ``save`` keeps (1.0).
+    :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads, as it is before it is only moved or repeated),
+        ``"none"`` (only what must not be computed twice), or names of values.
+    :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible
+        (0.0) and what ``save`` keeps (1.0).
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
-    :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that there are not.
+    :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
+        there are not.
     """
     floats = sum(joint.output(name).dtype.is_float for name in values)
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
@@ -51,7 +62,9 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
     # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
     late: set[Node] = set(cotangents)
     for node in joint.nodes:
-        if any(o in late for o in node.operands) or (node not in early and node.op.name != "input" and not _constant(node)):
+        if any(o in late for o in node.operands) or (
+            node not in early and node.op.name != "input" and not _constant(node)
+        ):
             late.add(node)
     gradients = [(name, node) for name, node in joint.outputs if name not in values]
     needed = _needed(node for _, node in gradients)
@@ -70,7 +83,9 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
             continue
         note = joint.notes.get(node, Note())
         called = f"{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
-        wish = f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"  # Python's names may have other letters
+        wish = (  # Python's names may have other letters
+            f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"
+        )
         name, k = wish, 1
         while name in used:
             k += 1
@@ -81,7 +96,10 @@ def partition(joint: Graph, values: Sequence[str], *, save: str | Sequence[str] 
         joint,
         name=joint.name.removesuffix("_joint"),
         inputs=tuple(n for n in joint.inputs if n not in cotangents),
-        outputs=(*((name, joint.output(name)) for name in values), *((r.name, r.node) for r in residuals.values() if r.why != "input")),
+        outputs=(
+            *((name, joint.output(name)) for name in values),
+            *((r.name, r.node) for r in residuals.values() if r.why != "input"),
+        ),
     )
     return Partition(forward, _backward(joint, gradients, residuals, cotangents), tuple(residuals.values()))
 
@@ -93,7 +111,13 @@ def _needed(roots: object) -> set[Node]:
 
 
 def _why(node: Node) -> str:
-    kind = "a matrix product" if isinstance(node.op, Library) else "a reduction" if _never_twice(node) else "fewer bytes than what it is made from"
+    kind = (
+        "a matrix product"
+        if isinstance(node.op, Library)
+        else "a reduction"
+        if _never_twice(node)
+        else "fewer bytes than what it is made from"
+    )
     return f"{node.op.name}: {kind}"
 
 
@@ -130,7 +154,9 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Map
 
 
 def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
-    """What is kept so that all of ``read`` is: of a broadcast, a reshape or a transpose what it is made from; nothing that an input or a kept value holds."""
+    """What is kept so that all of ``read`` is: of a broadcast, a reshape or a transpose what it is made from; nothing
+    that an input or a kept value holds.
+    """
 
     def source(node: Node) -> Node:
         while moves(node) and not _constant(node) and bytes_of(node.operands[0], dims) <= bytes_of(node, dims):
@@ -149,8 +175,12 @@ def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
     return {node for node in kept if not _constant(node)}
 
 
-def _minimum(joint: Graph, boundary: set[Node], cost: Callable[[Node], float], once: Callable[[Node], bool]) -> set[Node]:
-    """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not computed from others."""
+def _minimum(
+    joint: Graph, boundary: set[Node], cost: Callable[[Node], float], once: Callable[[Node], bool]
+) -> set[Node]:
+    """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not
+    computed from others.
+    """
     import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
 
     behind = _needed(boundary)
@@ -183,7 +213,9 @@ def _minimum(joint: Graph, boundary: set[Node], cost: Callable[[Node], float], o
 class _Again:
     """A saved value, computed again instead.
 
-    :param computed: what is computed with it.  :param read: the saved values and inputs it is made from.  :param kept: products and scatters that are saved for it.
+    :param computed: what is computed with it.
+    :param read: the saved values and inputs it is made from.
+    :param kept: products and scatters that are saved for it.
     """
 
     computed: frozenset[Node]
@@ -191,7 +223,9 @@ class _Again:
     kept: frozenset[Node]
 
 
-def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]) -> set[Node]:
+def _within(
+    joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]
+) -> set[Node]:
     """What is saved of ``saved``, and what is saved instead, so that the bytes are within the budget."""
     behind = _needed(boundary)
     size = {node: bytes_of(node, dims) for node in behind}
@@ -203,14 +237,20 @@ def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | f
         held = [n for n in behind if (n in saved or _always_kept(n)) and n.op.name != "input"]
         unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - dims.keys())
         if unknown:
-            raise InvalidProblem(f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)}; hints={{{unknown[0]!r}: ...}} says at which sizes, or give a fraction")
+            raise InvalidProblem(
+                f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)};"
+                f" hints={{{unknown[0]!r}: ...}} says at which sizes, or give a fraction"
+            )
     left = _drop(joint, saved, budget, size)
     if _total(left, size) <= budget:
         return _reached(boundary, left)
     fewest = _minimum(joint, boundary, size.__getitem__, _always_kept) if fewest is None else fewest
     if _total(fewest, size) > budget:
         products = ", ".join(sorted({n.op.name for n in fewest if n.op.name != "input" and size[n]}))
-        raise InvalidProblem(f"memory_budget={budget} bytes, and {_total(fewest, size)} are the fewest that can be kept for the backward: results of {products}")
+        raise InvalidProblem(
+            f"memory_budget={budget} bytes, and {_total(fewest, size)} are the fewest that can be kept for the"
+            f" backward: results of {products}"
+        )
     return fewest
 
 
@@ -219,14 +259,18 @@ def _total(saved: Collection[Node], size: Mapping[Node, int]) -> int:
 
 
 def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int]) -> set[Node]:
-    """``saved`` without the values that give most bytes back for what is computed again, one after another until the rest fits."""
+    """``saved`` without the values that give most bytes back for what is computed again, one after another until the
+    rest fits.
+    """
     order = {node: i for i, node in enumerate(joint.nodes)}
     left, total = set(saved), _total(saved, size)
     known: dict[Node, _Again] = {}
     dropped: list[Node] = []
     while total > budget:
         best, most = None, 0.0
-        for node in sorted((n for n in left if size[n] and n.op.name != "input" and not _always_kept(n)), key=order.__getitem__):
+        for node in sorted(
+            (n for n in left if size[n] and n.op.name != "input" and not _always_kept(n)), key=order.__getitem__
+        ):
             again = known[node] = known.get(node) or _again(node, left)
             given_back = size[node] - sum(size[n] for n in again.kept)
             worth = given_back / max(sum(_work(n, size) for n in again.computed), 1)
@@ -299,7 +343,9 @@ def _constant(node: Node) -> bool:
     return True
 
 
-def _backward(joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Mapping[Node, Residual], cotangents: set[Node]) -> Graph:
+def _backward(
+    joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Mapping[Node, Residual], cotangents: set[Node]
+) -> Graph:
     new: dict[Node, Node] = {n: input_node(r.name, n.type) for n, r in residuals.items()}
     new |= {n: n for n in cotangents}
     rebuild((node for _, node in gradients), new)
@@ -309,5 +355,11 @@ def _backward(joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Ma
     inputs += [n for n in joint.inputs if n in cotangents]
     notes = {new[n]: note for n, note in joint.notes.items() if n in new}
     defaults = {k: v for k, v in joint.defaults.items() if any(joint.input_name(n) == k for n in inputs)}
-    return Graph(suffixed(joint.name.removesuffix("_joint"), "_backward"), tuple(inputs), outputs, joint.assumptions, notes, defaults)
-
+    return Graph(
+        suffixed(joint.name.removesuffix("_joint"), "_backward"),
+        tuple(inputs),
+        outputs,
+        joint.assumptions,
+        notes,
+        defaults,
+    )

@@ -58,7 +58,8 @@ def slot_sizes(program: Program) -> list[Size]:
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not again after storing.
+    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not
+    again after storing.
 
     An input goes to the output of its own name before any other.
     """
@@ -66,11 +67,21 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
     called = {buffer: name for name, buffer in program.outputs}
     for name in names:
         source = program.buffer[name]
-        readers = [(i, k) for i, step in enumerate(program.steps) for k in alternatives(step) if any(program.root(r) == name for r in k.reads)]
+        readers = [
+            (i, k)
+            for i, step in enumerate(program.steps)
+            for k in alternatives(step)
+            if any(program.root(r) == name for r in k.reads)
+        ]
         for target in sorted(program.of_kind("output"), key=lambda b: called.get(b.name) != name):
             if target.alias or target.name in taken or target.type != source.type or not readers:
                 continue
-            writers = [(i, k) for i, step in enumerate(program.steps) for k in alternatives(step) if any(program.root(w) == target.name for w in k.writes)]
+            writers = [
+                (i, k)
+                for i, step in enumerate(program.steps)
+                for k in alternatives(step)
+                if any(program.root(w) == target.name for w in k.writes)
+            ]
             if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
                 continue
             kernel = writers[0][1]
@@ -86,7 +97,19 @@ def _in_place(program: Program, kernel: Kernel, source: str, target: str) -> boo
     if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
         return False
     position, store = stores[0]
-    if any(load.index != store.index or load.where or program.buffer[load.buffer].type.shape != program.buffer[store.buffer].type.shape for load in loads):
+    if any(
+        load.index != store.index
+        or load.where
+        or program.buffer[load.buffer].type.shape != program.buffer[store.buffer].type.shape
+        for load in loads
+    ):
         return False
     last = kernel.phases[position]
-    return all(p == last for i, p in kernel.phases.items() if kernel.body[i].op in ("store", "accum") or kernel.is_column(kernel.body[i])) or len(kernel.passes) - 1 == last
+    return (
+        all(
+            p == last
+            for i, p in kernel.phases.items()
+            if kernel.body[i].op in ("store", "accum") or kernel.is_column(kernel.body[i])
+        )
+        or len(kernel.passes) - 1 == last
+    )

@@ -1,9 +1,11 @@
 """prepare: before differentiation, a gather from a computed table becomes a computation on gathered rows.
 
-The backward of ``embedding(tokens, dequantize(q, scale))`` then works on the rows that were read, and no float of the table's size exists.
+The backward of ``embedding(tokens, dequantize(q, scale))`` then works on the rows that were read, and no float of the
+table's size exists.
 
-When it pays: the table has no other use than gathers, and either its operands' rows are narrower than its own (int8 against f32: fewer
-bytes are read however many rows are gathered), or it is not certain that more rows are gathered than the table has.
+When it pays: the table has no other use than gathers, and either its operands' rows are narrower than its own (int8
+against f32: fewer bytes are read however many rows are gathered), or it is not certain that more rows are gathered than
+the table has.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def as_gather(node: Node) -> Node | None:
 
 
 def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node]) -> set[Node]:
-    """The values that are made element by element and have no other use, direct or through such values, than as the table of a gather."""
+    """The values that are made element by element and have no other use, direct or through such values, than as the
+    table of a gather.
+    """
     outputs = {node for _, node in graph.outputs}
     inside: set[Node] = set()
 
@@ -86,7 +90,8 @@ def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node])
 class Taken:
     """One gather from a computed table.
 
-    :param leaves: what is gathered instead, with the axis.  :param fixed: operands that do not vary along the gathered axis.
+    :param leaves: what is gathered instead, with the axis.
+    :param fixed: operands that do not vary along the gathered axis.
     """
 
     read: Node
@@ -96,7 +101,9 @@ class Taken:
     works: bool = False
 
     def __post_init__(self) -> None:
-        self.result = self.build(lambda node, axis: self._gather(node, self.indices, axis), lambda node: node, note=True)
+        self.result = self.build(
+            lambda node, axis: self._gather(node, self.indices, axis), lambda node: node, note=True
+        )
 
     @property
     def table(self) -> Node:
@@ -133,12 +140,26 @@ class Taken:
         return resize(self.table, self.axis, self.indices.shape, leaf, opens, stays)
 
     def _gather(self, node: Node, indices: Node, axis: int) -> Node:
-        return call("gather", node, indices, **{**self.read.attrs, "axis": axis, "scale_grad_by_freq": self.read.attrs["scale_grad_by_freq"] and not self.fixed})
+        return call(
+            "gather",
+            node,
+            indices,
+            **{
+                **self.read.attrs,
+                "axis": axis,
+                "scale_grad_by_freq": self.read.attrs["scale_grad_by_freq"] and not self.fixed,
+            },
+        )
 
     @property
     def possible(self) -> bool:
         """Something is gathered, something is computed; and what is not gathered can be given the gradient it had."""
-        return bool(self.leaves) and self.works and not (self.shared and not self.table.dtype.is_float) and not self._needs_rows
+        return (
+            bool(self.leaves)
+            and self.works
+            and not (self.shared and not self.table.dtype.is_float)
+            and not self._needs_rows
+        )
 
     @property
     def shared(self) -> bool:
@@ -148,7 +169,11 @@ class Taken:
     @property
     def _needs_rows(self) -> bool:
         # clamp and wrap read 0 from a table without rows
-        return self.read.attrs["oob"] in ("clamp", "wrap") and not known_nonnegative(self.size - 1) and not self.zero_at_zero
+        return (
+            self.read.attrs["oob"] in ("clamp", "wrap")
+            and not known_nonnegative(self.size - 1)
+            and not self.zero_at_zero
+        )
 
     @property
     def zero_at_zero(self) -> bool:
@@ -162,7 +187,13 @@ class Taken:
         indices = new[self.indices]
         result = self.build(lambda node, axis: self._gather(new[node], indices, axis), lambda node: new[node])
         if self.shared:  # the whole gradient at once, in place of each gather's own
-            share = row_share(indices, self.size, result.dtype.compute, oob=self.read.attrs["oob"], padding_idx=self.read.attrs["padding_idx"])
+            share = row_share(
+                indices,
+                self.size,
+                result.dtype.compute,
+                oob=self.read.attrs["oob"],
+                padding_idx=self.read.attrs["padding_idx"],
+            )
             result = call("scale_gradient", result, self._along(share, result))
         if self.fixed and self.read.attrs["padding_idx"] is not None and result.dtype.is_float:
             # what is not gathered gets no gradient from padding either
@@ -182,7 +213,6 @@ class Taken:
         return unpadded(indices, self.read.attrs["padding_idx"])
 
 
-
 def _depends(node: Node) -> bool:
     """Whether an input decides the value."""
     return any(not n.operands and n.op.name == "input" for n in topological([node]))
@@ -199,9 +229,13 @@ def _pays(table: Node, uses: Sequence[Taken]) -> bool:
 
 
 def at_zero(root: Node, leaves: set[Node]) -> np.generic | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
-    """The value of ``root``, the same at every element, where each of ``leaves`` is 0; None if that is not so or not known."""
+    """The value of ``root``, the same at every element, where each of ``leaves`` is 0; None if that is not so or not
+    known.
+    """
     inner: dict[Node, Node] = {}  # composites opened
-    values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {n: np.zeros(()).astype(n.dtype.np) for n in leaves}
+    values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {
+        n: np.zeros(()).astype(n.dtype.np) for n in leaves
+    }
     pending = [root]
     while pending:
         node = pending[-1]
@@ -221,13 +255,17 @@ def at_zero(root: Node, leaves: set[Node]) -> np.generic | np.ndarray[tuple[int,
     return values[root]
 
 
-def _scalar(node: Node, operands: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None]) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
+def _scalar(
+    node: Node, operands: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
     known = [o for o in operands if o is not None]
     if not operands or len(known) < len(operands):
         return None
     if isinstance(node.op.lower, Expr):
         return apply(node, known, {})
-    if moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]:  # a pad may hold another value
+    if (
+        moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]
+    ):  # a pad may hold another value
         if not isinstance(node.op.lower, Lookup):
             return known[0]
         return np.zeros(()).astype(node.dtype.np) if known[0] == 0 else None  # unpacked: other bits are other values

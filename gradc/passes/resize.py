@@ -1,7 +1,7 @@
 """An expression with one axis of its result replaced: what gather, narrowing and scatter rules rewrite with.
 
-Whatever works along an axis element by element (pointwise ops, and ops whose record says ``resized``) makes from operands that were
-gathered along the axis what a gather of its result would read.
+Whatever works along an axis element by element (pointwise ops, and ops whose record says ``resized``) makes from
+operands that were gathered along the axis what a gather of its result would read.
 """
 
 from __future__ import annotations
@@ -42,12 +42,19 @@ def computes(node: Node) -> bool:
     if not isinstance(node.op, Composite) or node.op.resized is not None:
         return isinstance(node.op, Composite)
     inner = node.op.decompose(*node.operands, **node.attrs)
-    return all(n in node.operands or splat(n) is not None or (n.shape == node.shape and computes(n)) for n in _within(inner, node.operands))
+    return all(
+        n in node.operands or splat(n) is not None or (n.shape == node.shape and computes(n))
+        for n in _within(inner, node.operands)
+    )
 
 
 def moves(node: Node) -> bool:
     """Whether an op only says where each element of its one operand stands (unpack: which bits of it)."""
-    return isinstance(node.op, Primitive) and isinstance(node.op.lower, Movement | Alias | Lookup) and node.op.resized is not None
+    return (
+        isinstance(node.op, Primitive)
+        and isinstance(node.op.lower, Movement | Alias | Lookup)
+        and node.op.resized is not None
+    )
 
 
 def _within(root: Node, stop: Sequence[Node]) -> list[Node]:
@@ -87,7 +94,8 @@ def resize(
     """``root`` with ``axis`` replaced by axes of ``sizes``.
 
     :param leaf: ``(node, axis)``: what stands for a node that is not opened.  :param opens: which nodes may be.
-    :param fixed: what stands for a node that does not vary along the axis.  :param done: what was made in calls that differ in the root alone.
+    :param fixed: what stands for a node that does not vary along the axis.
+    :param done: what was made in calls that differ in the root alone.
     """
     done = {} if done is None else done
     pending = [(root, axis)]
@@ -101,13 +109,20 @@ def resize(
         if how is None:
             done[key] = leaf(node, at)
             continue
-        lacking = [(o, a) for o, a in zip(node.operands, how[0], strict=True) if isinstance(a, int) and (o, a) not in done]
+        lacking = [
+            (o, a) for o, a in zip(node.operands, how[0], strict=True) if isinstance(a, int) and (o, a) not in done
+        ]
         if lacking:
             pending += reversed(lacking)
             continue
-        operands = [done[o, a] if isinstance(a, int) else reshaped(fixed(o), a) for o, a in zip(node.operands, how[0], strict=True)]
+        operands = [
+            done[o, a] if isinstance(a, int) else reshaped(fixed(o), a)
+            for o, a in zip(node.operands, how[0], strict=True)
+        ]
         made = node.op.apply(operands, how[1])
-        done[key] = operands[0] if any(match(p, node, {}) for p in RESHAPES) and made.shape == operands[0].shape else made
+        done[key] = (
+            operands[0] if any(match(p, node, {}) for p in RESHAPES) and made.shape == operands[0].shape else made
+        )
     return done[root, axis]
 
 
@@ -149,7 +164,9 @@ class Variation:
         varying = set()
         for axis in real:
             how = plan(node, axis, (1,))
-            if how is None or any(isinstance(a, int) and a in self.known[o] for o, a in zip(node.operands, how[0], strict=True)):
+            if how is None or any(
+                isinstance(a, int) and a in self.known[o] for o, a in zip(node.operands, how[0], strict=True)
+            ):
                 varying.add(axis)
         return frozenset(varying)
 
@@ -186,5 +203,3 @@ def placed(node: Node, axes: Mapping[int, int], rank: int) -> Node:
     for a, target in zip(order, sorted(axes.values()), strict=True):
         shape[target] = node.shape[a]
     return reshaped(node, tuple(shape))
-
-

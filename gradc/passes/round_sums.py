@@ -11,7 +11,8 @@ from ..ir.types import F32
 def round_sums(program: Program) -> Program:
     """accum t[i] <- v : f32;  store o[i] <- cast t[i] : bf16  ->  accum o[i] <- v : f32
 
-    It adds up in f32 and is rounded once, so the bits stay; what goes is the f32 result's way to memory and back: 8 of 10 bytes per element.
+    It adds up in f32 and is rounded once, so the bits stay; what goes is the f32 result's way to memory and back: 8 of
+    10 bytes per element.
     """
     steps: list[Step] = list(program.steps)
     instead: dict[str, str] = {}
@@ -35,18 +36,33 @@ def _rounding(kernel: Kernel) -> tuple[str, str] | None:
     plain = load.index == store.index and sorted(str(i.variable) for i in load.index if i != Index()) == sorted(axes)
     narrow = cast.dtype is not None and cast.dtype.is_float and cast.dtype.bits == 16
     chained = (cast.args, store.args) == ((load.name,), (cast.name,))
-    return (load.buffer, store.buffer) if plain and narrow and chained and load.dtype is F32 and not load.where and not store.where else None
+    return (
+        (load.buffer, store.buffer)
+        if plain and narrow and chained and load.dtype is F32 and not load.where and not store.where
+        else None
+    )
 
 
 def _only_this(program: Program, number: int, source: str, target: str) -> bool:
-    """Whether the source is nothing but a sum that one kernel before makes for this rounding, and both buffers are themselves."""
+    """Whether the source is nothing but a sum that one kernel before makes for this rounding, and both buffers are
+    themselves.
+    """
     a, b = program.buffer[source], program.buffer[target]
     others = [step for i, step in enumerate(program.steps) if i != number]
     made = [s for step in others if isinstance(step, Kernel) for s in step.accums if s.buffer == source]
     aliased = any(x.alias in (source, target) for x in program.buffers)
     touched = sum(source in (*step.reads, *step.writes) for step in others)
     first = all(target not in (*step.reads, *step.writes) for step in program.steps[:number])
-    return a.kind == "temp" and not (a.alias or b.alias or aliased) and len(made) == 1 and made[0].combine == "sum" and made[0].dtype is F32 and touched == 1 and first and a.type.shape == b.type.shape
+    return (
+        a.kind == "temp"
+        and not (a.alias or b.alias or aliased)
+        and len(made) == 1
+        and made[0].combine == "sum"
+        and made[0].dtype is F32
+        and touched == 1
+        and first
+        and a.type.shape == b.type.shape
+    )
 
 
 def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:

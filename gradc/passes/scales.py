@@ -1,9 +1,11 @@
 """Rule (d): a scale passes every op whose record says that it is linear, along axes on which the scale is constant.
 
-A scale is a factor, a divisor or a minus sign that varies along fewer axes than what it is applied to.  :func:`carry` moves it
-towards the outputs (past a sum: N multiplications instead of N x D; past a matrix product to its result or to its other operand),
-:func:`sink` towards the inputs (before a broadcast, to an operand of a matrix product, into the load of a scatter).  Each moves a
-scale only to where strictly fewer elements are multiplied, unknown sizes taken as nominal, so the two never undo each other.
+A scale is a factor, a divisor or a minus sign that varies along fewer axes than what it is applied to.  :func:`carry`
+moves it towards the outputs (past a sum: N multiplications instead of N x D; past a matrix product to its result or to
+its other operand),
+:func:`sink` towards the inputs (before a broadcast, to an operand of a matrix product, into the load of a scatter).
+    Each moves a scale only to where strictly fewer elements are multiplied, unknown sizes taken as nominal, so the two
+    never undo each other.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
         maps: Mapping[int, tuple[int | None, ...]] = node.op.linear(node)
     except TypeRuleError:  # a reshape of no elements has no axes to follow
         return None
-    if operand not in maps or (node.op.additive and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)):
+    if operand not in maps or (
+        node.op.additive and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)
+    ):
         return None
-    if match(CAST, node, {}) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(node.dtype.name, 0):
+    if match(CAST, node, {}) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(
+        node.dtype.name, 0
+    ):
         return None
     return maps[operand]
 
@@ -101,14 +107,18 @@ def splits(node: Node, variation: Variation) -> list[_Split]:
     ways = [("mul", 0, 1), ("mul", 1, 0)] if match(MUL, node, {}) else [("div", 0, 1)] if match(DIV, node, {}) else []
     real = {a for a, size in enumerate(node.shape) if size != 1}
     found = [_Split(kind, core, scale, variation.of(node.operands[scale])) for kind, core, scale in ways]
-    return sorted((s for s in found if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes))
+    return sorted(
+        (s for s in found if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes)
+    )
 
 
 # -- towards the outputs -----------------------------------------------------------------------------------------------
 
 
 def _zero_stays(split: _Split, node: Node) -> tuple[bool, bool]:
-    """Whether 0 scaled is 0: (for certain, as far as sizes decide it); data may be infinite or NaN, and a size that divides may be 0."""
+    """Whether 0 scaled is 0: (for certain, as far as sizes decide it); data may be infinite or NaN, and a size that
+    divides may be 0.
+    """
     if split.scale is None:
         return True, True
     scale = node.operands[split.scale]
@@ -179,7 +189,9 @@ def _through(user: Node, operand: int, axes: Mapping[int, int], zero_stays: tupl
     certain, sized = zero_stays
     if not certain and user.op.fills and user.attrs.get("oob") != "error":
         return None  # what it masks would be multiplied
-    if not sized and any(to is None and not known_nonnegative(n - 1) for n, to in zip(user.operands[operand].shape, maps, strict=True)):
+    if not sized and any(
+        to is None and not known_nonnegative(n - 1) for n, to in zip(user.operands[operand].shape, maps, strict=True)
+    ):
         return None  # a sum over nothing would be
     moved = {a: maps[at] for a, at in axes.items()}
     return None if None in moved.values() else {a: at for a, at in moved.items() if at is not None}
@@ -193,7 +205,11 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
     names = {a: places[operand][at].variable for a, at in axes.items()}
     for other, place in enumerate(places):
         found = [i.variable for i in place]
-        if other != operand and homogeneous(user, other) is not None and all(n is not None and n in found for n in names.values()):
+        if (
+            other != operand
+            and homogeneous(user, other) is not None
+            and all(n is not None and n in found for n in names.values())
+        ):
             return _Step({a: found.index(n) for a, n in names.items()}, other)
     return None
 
@@ -259,7 +275,8 @@ def _finished(graph: Graph, new: Mapping[Node, Node], waiting: Mapping[Node, Seq
 class _Place:
     """A place below a scaled value.
 
-    :param cost: elements multiplied there.  :param path: ``(node, operand)`` from the scaled value down; the last operand is scaled.
+    :param cost: elements multiplied there.
+    :param path: ``(node, operand)`` from the scaled value down; the last operand is scaled.
     :param axes: as in :class:`Scale`.  :param read: the scatter whose rows the scale is gathered for.
     """
 
@@ -270,7 +287,9 @@ class _Place:
 
 
 def sink(graph: Graph) -> Graph:
-    """broadcast(x) * s  ->  broadcast(x * s); (a @ b) * s  ->  (a * s) @ b; s[:,None] * scatter_add(i, u)  ->  scatter_add(i, gather(s, i) * u)"""
+    """broadcast(x) * s  ->  broadcast(x * s); (a @ b) * s  ->  (a * s) @ b; s[:,None] * scatter_add(i, u)  ->
+    scatter_add(i, gather(s, i) * u)
+    """
     uses, variation = Uses(graph), Variation()
     fresh = Variation()
     new: dict[Node, Node] = {}
@@ -310,7 +329,9 @@ def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
             continue
         for k, operand in enumerate(at.operands):
             maps = homogeneous(at, k)
-            if maps is not None and all(i in maps and same(operand.shape[maps.index(i)], at.shape[i]) for i in axes.values()):
+            if maps is not None and all(
+                i in maps and same(operand.shape[maps.index(i)], at.shape[i]) for i in axes.values()
+            ):
                 pending.append((operand, {a: maps.index(i) for a, i in axes.items()}, (*path, (at, k))))
     return best
 
@@ -322,7 +343,12 @@ def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node
     rows = elements(indices.shape) if at in axes.values() else 1
     if rows * scatter.dtype.itemsize >= 2 * nbytes(scatter):
         return None
-    return _Place(-1, (*path, (scatter, 1)), {a: i if i <= at else i + wider for a, i in axes.items()}, scatter if at in axes.values() else None)
+    return _Place(
+        -1,
+        (*path, (scatter, 1)),
+        {a: i if i <= at else i + wider for a, i in axes.items()},
+        scatter if at in axes.values() else None,
+    )
 
 
 def _sunk(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], variation: Variation) -> Node | None:
@@ -336,12 +362,12 @@ def _sunk(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], va
         own = next(a for a, i in axes.items() if i == attrs["axis"])
         value = call("gather", value, indices, axis=own, oob=attrs["oob"])
         rank = indices.rank
-        axes = {(a if a < own else a + rank - 1): i for a, i in axes.items() if a != own} | {own + r: attrs["axis"] + r for r in range(rank)}
+        axes = {(a if a < own else a + rank - 1): i for a, i in axes.items() if a != own} | {
+            own + r: attrs["axis"] + r for r in range(rank)
+        }
     scale = Scale(split.kind, value, tuple(sorted(axes.items())), node)
     last, k = place.path[-1]
     result = scale.onto(new[last.operands[k]])
     for at, k in reversed(place.path):
         result = again(at, tuple(result if i == k else new[o] for i, o in enumerate(at.operands)))
     return converted(result, node.dtype)
-
-

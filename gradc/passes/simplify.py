@@ -29,7 +29,9 @@ def holds(inner: DType, outer: DType) -> bool:
     if inner.is_integer and outer.is_integer:
         return outer.range[0] <= inner.range[0] and inner.range[1] <= outer.range[1]
     if inner.is_integer and outer.is_float and outer.name in fraction:
-        return (inner.bits <= fraction[outer.name] + 1 and outer.name not in ("f8e4m3", "f8e5m2", "f16", "f4e2m1")) or (outer.name == "f16" and inner.bits <= 8)
+        return (inner.bits <= fraction[outer.name] + 1 and outer.name not in ("f8e4m3", "f8e5m2", "f16", "f4e2m1")) or (
+            outer.name == "f16" and inner.bits <= 8
+        )
     return False
 
 
@@ -38,9 +40,13 @@ def _through(found: Mapping[str, Node]) -> Node:
 
 
 def _keeps_values(found: Mapping[str, Node]) -> bool:
-    """Whether the cast in the middle decides nothing.  An integer on its way through a float to an integer saturates, where a direct cast would wrap."""
+    """Whether the cast in the middle decides nothing.  An integer on its way through a float to an integer saturates,
+    where a direct cast would wrap.
+    """
     source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
-    return holds(source, middle) and (not (source.is_integer and middle.is_float and outer.is_integer) or holds(source, outer))
+    return holds(source, middle) and (
+        not (source.is_integer and middle.is_float and outer.is_integer) or holds(source, outer)
+    )
 
 
 def _rounds_only(found: Mapping[str, Node]) -> bool:
@@ -82,7 +88,11 @@ def _moved(node: Node) -> Node | None:
         return None
     (source,) = node.operands
     value = splat(source)
-    if value is not None and node.op.name not in ("pad", "constant") and not (node.op.name == "broadcast_to" and source.op.name == "constant" and source.rank == 0):
+    if (
+        value is not None
+        and node.op.name not in ("pad", "constant")
+        and not (node.op.name == "broadcast_to" and source.op.name == "constant" and source.rank == 0)
+    ):
         return full(value, node)
     if node.op.name == "broadcast_to" and source.op.name == "broadcast_to":
         return spread(source.operands[0], node.shape)
@@ -108,7 +118,9 @@ def _summed_broadcast(node: Node) -> Node | None:
     scaled = call("sum", inner, axis=node.attrs["axis"]) * count
     if known_nonnegative(size - 1):
         return scaled
-    return call("where", call("eq", spread(count, scaled.shape), full(0, scaled)), full(0, scaled), scaled)  # nothing added up is 0, whatever x is
+    return call(
+        "where", call("eq", spread(count, scaled.shape), full(0, scaled)), full(0, scaled), scaled
+    )  # nothing added up is 0, whatever x is
 
 
 def _unit_sum(node: Node) -> Node | None:
@@ -127,7 +139,9 @@ def _unit_sum(node: Node) -> Node | None:
 
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
-    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library writes it that way round at once"""
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library writes it that way
+    round at once
+    """
     pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
 
     def rewrite(old: Node, new: Node) -> Node | None:

@@ -1,9 +1,11 @@
 """sink_dequant: scales move to where they cost least, and sums move into scatters.
 
-(b) a sum over columns of something times a scatter happens before the scatter, so that no gradient of the table's size is made;
+(b) a sum over columns of something times a scatter happens before the scatter, so that no gradient of the table's size
+is made;
     a sum over the scattered axes needs no scatter at all;
-(c) a scale per row of a scatter's result is read inside the scatter's load, or taken out of it, whichever moves fewer bytes;
-(d) a scale passes every op that is linear in its operand, along axes on which it is constant (:mod:`gradc.passes.scales`).
+(c) a scale per row of a scatter's result is read inside the scatter's load, or taken out of it, whichever moves fewer
+bytes; (d) a scale passes every op that is linear in its operand, along axes on which it is constant
+(:mod:`gradc.passes.scales`).
 
 Rule (a) works before differentiation: :mod:`gradc.passes.prepare`.
 """
@@ -31,7 +33,9 @@ ROUNDS = 4
 
 @graph_pass("REAL")
 def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
-    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u)), or sum(gather(a, i) * u); a scale moves to where it costs least"""
+    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u)), or sum(gather(a, i) * u); a
+    scale moves to where it costs least
+    """
     if numerics == "strict":
         return graph
     for _ in range(ROUNDS):
@@ -47,7 +51,9 @@ def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
 
 
 def _sum_without_scatter(graph: Graph) -> Graph:
-    """sum(a * scatter(i, u))  ->  sum(gather(a, i) * u), the sum over every axis that the scatter mixes: its adjoint is the gather of its vjp"""
+    """sum(a * scatter(i, u))  ->  sum(gather(a, i) * u), the sum over every axis that the scatter mixes: its adjoint is
+    the gather of its vjp
+    """
     uses = Uses(graph)
     new: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -81,11 +87,20 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
 
 def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
     found: dict[str, Node] = {}
-    if not match(op("sum", MUL), root, found) or not uses.single(root.operands[0]) or root.dtype is not root.operands[0].dtype:
+    if (
+        not match(op("sum", MUL), root, found)
+        or not uses.single(root.operands[0])
+        or root.dtype is not root.operands[0].dtype
+    ):
         return None  # a sum in a wider integer: the scatter wraps before it
     for scatter, other in ((found["x"], found["y"]), (found["y"], found["x"])):
         lower = getattr(scatter.op, "lower", None)
-        if not isinstance(lower, Scatter) or lower.combine != "sum" or scatter.op.linear is None or not uses.single(scatter):
+        if (
+            not isinstance(lower, Scatter)
+            or lower.combine != "sum"
+            or scatter.op.linear is None
+            or not uses.single(scatter)
+        ):
             continue
         axes, updates = scatter.op.linear(scatter)[lower.updates], scatter.operands[lower.updates]
         if any(a not in root.attrs["axis"] for a in range(scatter.rank) if a not in axes):
@@ -99,13 +114,17 @@ def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | No
         if known and nbytes(updates) > 2 * nbytes(scatter) + nbytes(other):
             return None  # so many are added that a gather for each costs more than the dense sum
         select: dict[str, Node] = {}
-        if match(SELECT, back, select) and splat(select["none"]) == 0:  # what is not added is not multiplied either: 0 * inf
+        if (
+            match(SELECT, back, select) and splat(select["none"]) == 0
+        ):  # what is not added is not multiplied either: 0 * inf
             product = call("where", select["kept"], select["value"] * new[updates], select["none"])
         else:
             product = back * new[updates]
         for mask in inside:
             product = call("where", spread(mask, updates.shape), product, full(0, product))
-        return call("sum", product, axis=tuple(a for a, to in enumerate(axes) if to is None or to in root.attrs["axis"]))
+        return call(
+            "sum", product, axis=tuple(a for a, to in enumerate(axes) if to is None or to in root.attrs["axis"])
+        )
     return None
 
 
@@ -114,7 +133,8 @@ class _Chain:
     """A scatter below a reduction, through ops that are linear in it and keep its scattered axis.
 
     :param root: the reduction over kept axes.  :param axis: the scattered axis as an axis of root's result.
-    :param path: from the reduction down to the scatter.  :param outer: the graph's reduction, if that sums the scattered axis too.
+    :param path: from the reduction down to the scatter.
+    :param outer: the graph's reduction, if that sums the scattered axis too.
     """
 
     root: Node
@@ -141,8 +161,16 @@ def _reduce_before_scatter(graph: Graph) -> Graph:
 def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:
     """One chain per reduction; those of which every value is gone once all of them are rewritten."""
     while True:
-        gone = {(node, user) for chain in chains for user, node in zip((chain.outer, *chain.path[1:]), chain.path[1:], strict=False)}
-        kept = [c for c in chains if not any(n in uses.outputs or any((n, user) not in gone for user in uses.of[n]) for n in c.path[1:])]
+        gone = {
+            (node, user)
+            for chain in chains
+            for user, node in zip((chain.outer, *chain.path[1:]), chain.path[1:], strict=False)
+        }
+        kept = [
+            c
+            for c in chains
+            if not any(n in uses.outputs or any((n, user) not in gone for user in uses.of[n]) for n in c.path[1:])
+        ]
         first: dict[Node, _Chain] = {}
         for chain in kept:
             first.setdefault(chain.outer, chain)
@@ -163,7 +191,11 @@ def _scatters_below(root: Node) -> list[_Chain]:
             chain = _chain(path)
             found += [chain] if chain is not None else []
         elif len(path) < DEEPEST:
-            inner = [o for k, o in enumerate(node.operands) if node.operands.count(o) == 1 and homogeneous(node, k) is not None]
+            inner = [
+                o
+                for k, o in enumerate(node.operands)
+                if node.operands.count(o) == 1 and homogeneous(node, k) is not None
+            ]
             pending += [(*path, o) for o in reversed(inner)]
     return found
 
@@ -177,7 +209,9 @@ def _chain(path: tuple[Node, ...]) -> _Chain | None:
         if moved is None or not same(above.shape[moved], below.shape[axis]):
             return None
         axis = moved
-    if match(SUM, root, {}) and axis in root.attrs["axis"]:  # the columns first, then what is left of the scattered axis
+    if (
+        match(SUM, root, {}) and axis in root.attrs["axis"]
+    ):  # the columns first, then what is left of the scattered axis
         columns = tuple(a for a in root.attrs["axis"] if a != axis)
         if not columns:
             return None
@@ -204,7 +238,11 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
             return node is not chain.scatter
         if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr):
             return False
-        return splat(node) is not None or uses.single(node) or sum(nbytes(_stored(o)) for o in node.operands) < nbytes(node)
+        return (
+            splat(node) is not None
+            or uses.single(node)
+            or sum(nbytes(_stored(o)) for o in node.operands) < nbytes(node)
+        )
 
     reduced = resize(chain.root, chain.axis, indices.shape, leaf, opens, lambda node: new[node])
     known = not any(symbols(size) for size in (*indices.shape, attrs["size"]))
@@ -242,10 +280,17 @@ def _scale_after_scatter(graph: Graph) -> Graph:
             source = scale
             while moves(source):
                 (source,) = source.operands
-            if match(GATHER, source, {}) and source.operands[1] is indices and source.operands[0].rank == 1 and source.attrs["oob"] == node.attrs["oob"]:
+            if (
+                match(GATHER, source, {})
+                and source.operands[1] is indices
+                and source.operands[0].rank == 1
+                and source.attrs["oob"] == node.attrs["oob"]
+            ):
                 whole = call("scatter_add", indices, rest, **node.attrs)
                 column = source.operands[0].reshape(*(node.shape[a] if a == axis else 1 for a in range(node.rank)))
-                return call("where", call("eq", whole, full(0, whole)), whole, whole * column)  # rows that nothing was added to stay 0
+                return call(
+                    "where", call("eq", whole, full(0, whole)), whole, whole * column
+                )  # rows that nothing was added to stay 0
         return None
 
     return graph.rewrite(rule)

@@ -1,7 +1,8 @@
 """split_axes: what follows a reshape that joins axes works on the axes as they were.
 
-A loop over ``[V, 4, 32]`` reads ``[V, 128]`` at ``32*g + i``; a loop over ``[V, 128]`` would need ``d // 32`` to read ``[V, 4, 32]``, so the
-value would go through memory.  Blocks of a quantized tensor (a scale per group of 32) are such axes.
+A loop over ``[V, 4, 32]`` reads ``[V, 128]`` at ``32*g + i``; a loop over ``[V, 128]`` would need ``d // 32`` to read
+``[V, 4, 32]``, so the value would go through memory.  Blocks of a quantized tensor (a scale per group of 32) are such
+axes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ RESHAPE, GATHER = op("reshape", Var("x")), op("gather", Var("table"), Var("indic
 
 @graph_pass("REAL")
 def split_axes(graph: Graph, *, numerics: str = "real") -> Graph:
-    """f(reshape[N,A*B](x))  ->  reshape[N,A*B](f(x)); sum over A*B  ->  sum over A, B; where x is computed, so that the reshape would need memory"""
+    """f(reshape[N,A*B](x))  ->  reshape[N,A*B](f(x)); sum over A*B  ->  sum over A, B; where x is computed, so that the
+    reshape would need memory
+    """
     if numerics == "strict":
         return graph
     joined = _Joined()
@@ -69,13 +72,19 @@ class _Joined:
             if found is None:
                 continue
             inner, axis, sizes = found
-            if isinstance(primitive.lower, Reduction) and axis in (gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()):
-                axes = tuple(a if a < axis else a + len(sizes) - 1 for a in gone if a != axis) + tuple(range(axis, axis + len(sizes)))
+            if isinstance(primitive.lower, Reduction) and axis in (
+                gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()
+            ):
+                axes = tuple(a if a < axis else a + len(sizes) - 1 for a in gone if a != axis) + tuple(
+                    range(axis, axis + len(sizes))
+                )
                 return self.build(primitive, (inner,), {**attrs, "axis": tuple(sorted(axes))})
             if k == 0 and match(GATHER, whole, {}) and attrs["axis"] != axis:
                 to = whole.op.linear(whole)[0][axis]
                 at = attrs["axis"] if attrs["axis"] < axis else attrs["axis"] + len(sizes) - 1
-                return self.joined(self.build(primitive, (inner, operands[1]), {**attrs, "axis": at}), to, sizes, whole.shape)
+                return self.joined(
+                    self.build(primitive, (inner, operands[1]), {**attrs, "axis": at}), to, sizes, whole.shape
+                )
             if not computes(whole) and not isinstance(primitive.lower, Reduction):
                 continue
             for result in range(whole.rank):
@@ -93,7 +102,9 @@ class _Joined:
         return node
 
     def split(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
-        """An operand with its axis ``at`` in several: as it was before it was joined, or computed again so from operands that are split."""
+        """An operand with its axis ``at`` in several: as it was before it was joined, or computed again so from
+        operands that are split.
+        """
         if not isinstance(at, int):
             return call("reshape", node, at)
         found = self.of(node)

@@ -1,28 +1,35 @@
-"""The ways to combine values of many rows into one result, one record each: where it is right, in which order rows are visited, what it costs.
+"""The ways to combine values of many rows into one result, one record each: where it is right, in which order rows are
+visited, what it costs.
 
-The choice, the cost model, ``explain``, the precision of an executable, the verifier and the documentation read :data:`STRATEGIES`; a way more is a record
-here and its part of a template.  What a way costs on a CPU are bytes moved at the device's bandwidth, what it costs on a GPU:
+The choice, the cost model, ``explain``, the precision of an executable, the verifier and the documentation read
+:data:`STRATEGIES`; a way more is a record here and its part of a template.  What a way costs on a CPU are bytes moved
+at the device's bandwidth, what it costs on a GPU:
 
-N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a copy, a = 4 bytes (8 for
-64-bit types) what sums are kept in, s the bytes of a result's element, [c] = 1 where c holds; ``read`` are the bytes that the values are made
-from, ``index`` those of the indices::
+N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a
+copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a result's element, [c] = 1 where c holds;
+``read`` are the bytes that the values are made from, ``index`` those of the indices::
 
     floor        = (read + index + V D s) / B
     sort         = base + ceil(log2(V + 1) / 8) max(pass, N / rate)
-    atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
+    atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B
+                   + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
     segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
-    privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B + 2 launches
+    privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B
+                   + 2 launches
                    P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
       shared     = max((read + index + V D s) / B, R / P hit) + 2 P V D a / L2's rate or B + 2 launches
                    P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
-    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row) + 1 launch
-    atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B + V D (8 + s) / B + 4 launches
+    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row)
+                   + 1 launch
+    atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B
+                   + V D (8 + s) / B + 4 launches
 
-``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the 128-byte lines that they
-reach.  Partial results within 60 % of L2 move at its rate.  ``shared``: each block adds up in its own memory, its warps share the rows out by their
-index, so that every sum has one owner, and what is left of a block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way,
-``hit`` a row that a warp adds.  The first four are models of kernels that others measured; privatized, regular and
-atomic_fixed are derived from what they move.  None of them has been held against our own kernels on a device yet.
+``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the
+128-byte lines that they reach.  Partial results within 60 % of L2 move at its rate.  ``shared``: each block adds up in
+its own memory, its warps share the rows out by their index, so that every sum has one owner, and what is left of a
+block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a row that a warp
+adds.  The first four are models of kernels that others measured; privatized, regular and atomic_fixed are derived from
+what they move.  None of them has been held against our own kernels on a device yet.
 """
 
 from __future__ import annotations
@@ -54,9 +61,10 @@ class Strategy:
     """One way.
 
     :param text: for the documentation.
-    :param right: (combine, dtype of the result) -> whether it computes the same as any other; :param exact: whether integers are meant that atomics
-        combine to the same bits in any order.
-    :param visits: what decides in which order a kernel visits its rows: nothing, a sort ``by key``, or ``by owner`` of the result's row.
+    :param right: (combine, dtype of the result) -> whether it computes the same as any other; :param exact: whether
+        integers are meant that atomics combine to the same bits in any order.
+    :param visits: what decides in which order a kernel visits its rows: nothing, a sort ``by key``, or ``by owner`` of
+        the result's row.
     :param deterministic: floats have the same bits in every run.
     :param host: (sizes, CPU) -> (bytes, seconds, in words); None: there is no kernel for CPUs.
     :param gpu: (sizes, hits, GPU) -> (bytes, seconds), and ``words`` the same in words.
@@ -113,7 +121,11 @@ def partials(s: Scatter[int]) -> int:
 
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item + 8 * s.rows
-    return moved, device.sort * s.rows + moved / device.bandwidth, f"{s.rows} rows sorted by index, each result row written once"
+    return (
+        moved,
+        device.sort * s.rows + moved / device.bandwidth,
+        f"{s.rows} rows sorted by index, each result row written once",
+    )
 
 
 def _segmented_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
@@ -141,7 +153,11 @@ SEGMENTED = Strategy(
 
 def _regular_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item
-    return moved, moved / device.bandwidth * max(1.0, device.workers / max(s.owners, 1)), f"{s.owners} rows of the result, each owned by one task"
+    return (
+        moved,
+        moved / device.bandwidth * max(1.0, device.workers / max(s.owners, 1)),
+        f"{s.owners} rows of the result, each owned by one task",
+    )
 
 
 def _regular_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
@@ -180,11 +196,17 @@ def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     if s.own:
         apart, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
         rate = device.resident if apart // 2 <= device.room else device.bandwidth
-        return streamed + apart, max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + apart / rate + 2 * device.launch
+        return (
+            streamed + apart,
+            max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + apart / rate + 2 * device.launch,
+        )
     parts, streamed = partials(s) * s.out * s.pair, floor(s)
     apart = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
-    return streamed + apart, max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + apart / rate + 2 * device.launch
+    return (
+        streamed + apart,
+        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + apart / rate + 2 * device.launch,
+    )
 
 
 def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
@@ -207,16 +229,23 @@ PRIVATIZED = Strategy(
 def _atomic_fixed_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     hit, streamed = hits.unique * s.width * 8, s.read + s.index
     rest = s.out * 8 + s.read + (2 * hit if hit > device.room else 0) + s.out * (8 + s.item)
-    return rest + streamed, rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, 8)) + 4 * device.launch
+    return (
+        rest + streamed,
+        rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, 8)) + 4 * device.launch,
+    )
 
 
 def _atomic_fixed_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
-    return f"{s.rows * s.width} adds of 64-bit integers after a pass for their scale; what is small beside the largest value loses digits"
+    return (
+        f"{s.rows * s.width} adds of 64-bit integers after a pass for their scale; what is small beside the largest"
+        " value loses digits"
+    )
 
 
 ATOMIC_FIXED = Strategy(
     "atomic_fixed",
-    "floats are added as 64-bit integers by atomics, in any order to the same bits; values that are small beside the largest lose digits",
+    "floats are added as 64-bit integers by atomics, in any order to the same bits; values that are small beside the"
+    " largest lose digits",
     right=lambda part, dtype, exact: dtype.is_float and 16 <= dtype.bits <= 32 and part.stmt.combine == "sum",
     gpu=_atomic_fixed_gpu,
     words=_atomic_fixed_words,
@@ -229,7 +258,12 @@ ATOMIC_FIXED = Strategy(
 def _atomic_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     table, hit, streamed = s.out * s.wide, hits.unique * s.width * s.wide, s.read + s.index
     rest = table + (2 * hit if hit > device.room else 0) + (s.out * (4 + s.item) if s.item < 4 else 0)
-    return rest + streamed, rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, s.wide)) + (3 if s.item < 4 else 2) * device.launch
+    return (
+        rest + streamed,
+        rest / device.bandwidth
+        + max(streamed / device.bandwidth, _adds(s, hits, device, s.wide))
+        + (3 if s.item < 4 else 2) * device.launch,
+    )
 
 
 def _atomic_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:

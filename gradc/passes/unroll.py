@@ -1,7 +1,8 @@
 """unroll: a short axis that only stacks values becomes the values themselves.
 
-The taps of an interpolation and the coordinates of a point are axes of 2 to 4.  Where every reader takes one element of such an axis, or adds
-them up, a kernel over the points holds all of them at once; as an axis they would be a loop of two inside the loop over the points.
+The taps of an interpolation and the coordinates of a point are axes of 2 to 4.  Where every reader takes one element of
+such an axis, or adds them up, a kernel over the points holds all of them at once; as an axis they would be a loop of
+two inside the loop over the points.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ def _taken(node: Node) -> tuple[int, int] | None:
         return None
     (source,) = node.operands
     cut = [a for a in range(node.rank) if node.shape[a] != source.shape[a] or node.attrs["step"][a] != 1]
-    if len(cut) != 1 or node.shape[cut[0]] != 1 or not _short(source.shape[cut[0]]) or not isinstance(node.attrs["start"][cut[0]], int):
+    if (
+        len(cut) != 1
+        or node.shape[cut[0]] != 1
+        or not _short(source.shape[cut[0]])
+        or not isinstance(node.attrs["start"][cut[0]], int)
+    ):
         return None
     return cut[0], node.attrs["start"][cut[0]]
 
@@ -50,7 +56,9 @@ def _summed(node: Node) -> int | None:
 
 @graph_pass("REAL")
 def unroll(graph: Graph, *, numerics: str = "real") -> Graph:
-    """f(stack(a, b))[:, 0]  ->  f(a); sum over the axis of f(stack(a, b))  ->  f(a) + f(b); sum over another  ->  stack(sum f(a), sum f(b))"""
+    """f(stack(a, b))[:, 0]  ->  f(a); sum over the axis of f(stack(a, b))  ->  f(a) + f(b); sum over another  ->
+    stack(sum f(a), sum f(b))
+    """
     return graph if numerics == "strict" else _Unrolling(graph).graph()
 
 
@@ -58,7 +66,9 @@ class _Unrolling:
     def __init__(self, graph: Graph):
         self.before = graph
         self.whole: set[Node] = set()
-        """The values of the new graph that something reads whole: they are computed anyway, and an element of them is read."""
+        """The values of the new graph that something reads whole: they are computed anyway, and an element of them is
+        read.
+        """
         self.stacks: dict[tuple[Node, int], bool] = {}
         self.elements: dict[int, dict[tuple[Node, int], Node]] = {}
         """Element -> (value of the new graph, axis) -> the value's element along the axis."""
@@ -69,7 +79,9 @@ class _Unrolling:
         found: set[Node] = set()
         outputs = {n for _, n in self.before.outputs}
         for node in reversed(self.before.nodes):
-            if node not in outputs and all(_taken(u) or u in found or self.reduces(u) for u in self.before.users.get(node, ())):
+            if node not in outputs and all(
+                _taken(u) or u in found or self.reduces(u) for u in self.before.users.get(node, ())
+            ):
                 found.add(node)
         return {n for n in found if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
 
@@ -89,9 +101,15 @@ class _Unrolling:
             if key in self.stacks:
                 pending.pop()
                 continue
-            stack = (inner.op.name == "concat" and inner.attrs["axis"] == at) or (inner.op.name == "pad" and inner.attrs["pad_width"][at] != (0, 0))
+            stack = (inner.op.name == "concat" and inner.attrs["axis"] == at) or (
+                inner.op.name == "pad" and inner.attrs["pad_width"][at] != (0, 0)
+            )
             how = None if stack else plan(inner, at, (1,))
-            sources = [(o, a) for o, a in zip(inner.operands, how[0], strict=True) if isinstance(a, int)] if how is not None else []
+            sources = (
+                [(o, a) for o, a in zip(inner.operands, how[0], strict=True) if isinstance(a, int)]
+                if how is not None
+                else []
+            )
             lacking = [source for source in sources if source not in self.stacks]
             if lacking:
                 pending += lacking
@@ -129,7 +147,14 @@ class _Unrolling:
     def element(self, node: Node, axis: int, k: int) -> Node:
         """Element k along the axis, which stays with size 1."""
         done = self.elements.setdefault(k, {})
-        return resize(node, axis, (1,), lambda inner, at: self.part(inner, at, k), lambda inner: inner not in self.whole or splat(inner) is not None, done=done)
+        return resize(
+            node,
+            axis,
+            (1,),
+            lambda inner, at: self.part(inner, at, k),
+            lambda inner: inner not in self.whole or splat(inner) is not None,
+            done=done,
+        )
 
     def only(self, node: Node, axis: int, k: int) -> Node:
         return node if node.shape[axis] == 1 else self.element(node, axis, k)
@@ -146,7 +171,10 @@ class _Unrolling:
             (x,), (low, _), size = node.operands, node.attrs["pad_width"][axis], node.operands[0].shape[axis]
             if isinstance(low, int) and isinstance(size, int):
                 if not low <= k < low + size:
-                    return full(node.attrs["value"], node.type.with_shape(*(1 if a == axis else n for a, n in enumerate(node.shape))))
+                    return full(
+                        node.attrs["value"],
+                        node.type.with_shape(*(1 if a == axis else n for a, n in enumerate(node.shape))),
+                    )
                 width = tuple((0, 0) if a == axis else w for a, w in enumerate(node.attrs["pad_width"]))
                 return pad(self.only(x, axis, k - low), width, node.attrs["value"])
         if node.op.name == "constant":
@@ -154,4 +182,6 @@ class _Unrolling:
             return call("constant", value=tuple(values.reshape(-1).tolist()), dtype=node.dtype, shape=values.shape)
         edges = [(0, size) for size in node.shape]
         edges[axis] = (k, k + 1)
-        return call("slice", node, start=tuple(a for a, _ in edges), limit=tuple(b for _, b in edges), step=(1,) * node.rank)
+        return call(
+            "slice", node, start=tuple(a for a, _ in edges), limit=tuple(b for _, b in edges), step=(1,) * node.rank
+        )

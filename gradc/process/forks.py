@@ -1,8 +1,9 @@
 """fork at any moment: what another thread holds when a process is forked is never given back in the child.
 
-Three things make that harmless.  Locks of ours come from :func:`lock` and are free in the child.  What takes locks that are not ours (imports, the
-loader, Jinja, the start of a process) stands under :data:`held_off`, for which a fork waits: these are milliseconds.  And a value that is kept
-after its first use is computed without a lock (:class:`cached_property`; Python 3.11's holds one for all instances).
+Three things make that harmless.  Locks of ours come from :func:`lock` and are free in the child.  What takes locks that
+are not ours (imports, the loader, Jinja, the start of a process) stands under :data:`held_off`, for which a fork waits:
+these are milliseconds.  And a value that is kept after its first use is computed without a lock
+(:class:`cached_property`; Python 3.11's holds one for all instances).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 PATIENCE = 10.0
-"""Seconds for which a fork waits at most: who forks may himself hold, in the middle of an import, what the others wait for."""
+"""Seconds for which a fork waits at most: who forks may himself hold, in the middle of an import, what the others wait
+for.
+"""
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -31,7 +34,9 @@ def lock(reentrant: bool = False) -> Any:
 
 
 held_off = threading.RLock()
-"""``with held_off:`` no other thread forks meanwhile.  A lock itself, not an object around one: Ctrl-C between two lines of Python's would keep it locked."""
+"""``with held_off:`` no other thread forks meanwhile.  A lock itself, not an object around one: Ctrl-C between two
+lines of Python's would keep it locked.
+"""
 _forking = threading.local()
 
 
@@ -49,7 +54,9 @@ def _in_child() -> None:
         held_off.release()
     else:
         held_off._at_fork_reinit()  # type: ignore[attr-defined]
-    for each in list(_locks):  # as threading and logging do with theirs; what the forking thread itself holds it will give back
+    for each in list(
+        _locks
+    ):  # as threading and logging do with theirs; what the forking thread itself holds it will give back
         if not (hasattr(each, "_is_owned") and each._is_owned()):
             each._at_fork_reinit()
 
@@ -59,7 +66,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class cached_property(Generic[T]):
-    """A property that is computed at its first use, by two threads twice if they ask at once; one of the results stays."""
+    """A property that is computed at its first use, by two threads twice if they ask at once; one of the results
+    stays.
+    """
 
     def __init__(self, compute: Callable[[Any], T]):
         self.compute = compute

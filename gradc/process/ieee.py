@@ -1,4 +1,6 @@
-"""The floating-point environment of the calling thread, for what Python and NumPy compute; compiled code sets its own (``templates/common/ieee.h``)."""
+"""The floating-point environment of the calling thread, for what Python and NumPy compute; compiled code sets its own
+(``templates/common/ieee.h``).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ _found = _functions()
 
 
 class plain(contextlib.ContextDecorator):
-    """The default environment while the block (or the function that this decorates) runs: round to nearest, subnormals kept, no exception traps.
+    """The default environment while the block (or the function that this decorates) runs: round to nearest, subnormals
+    kept, no exception traps.
 
-    What was set before is there again afterwards.  About a microsecond; without effect where the C library has no <fenv.h>.
+    What was set before is there again afterwards.  About a microsecond; without effect where the C library has no
+    <fenv.h>.
     """
 
     def __enter__(self) -> None:

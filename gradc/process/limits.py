@@ -1,4 +1,6 @@
-"""The memory that this process may still have: what the machine has free, and what control groups and resource limits leave of it."""
+"""The memory that this process may still have: what the machine has free, and what control groups and resource limits
+leave of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _NO_LIMIT = 1 << 62  # what cgroups of version 1 call no limit is a little less 
 class Limit:
     """One bound on what a process may have.
 
-    :param left: bytes that may still be taken.  :param total: bytes that it allows in all.  :param name: what sets it, in words.
+    :param left: bytes that may still be taken.
+    :param total: bytes that it allows in all.
+    :param name: what sets it, in words.
     """
 
     left: int
@@ -52,7 +56,11 @@ def tightest_total(root: Path = Path("/")) -> int:
 def _machine(proc: Path) -> Iterator[Limit]:
     with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
         lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
-        found = {words[0]: int(words[1]) << 10 for words in lines if len(words) > 1 and words[0] in ("MemTotal:", "MemAvailable:")}
+        found = {
+            words[0]: int(words[1]) << 10
+            for words in lines
+            if len(words) > 1 and words[0] in ("MemTotal:", "MemAvailable:")
+        }
         yield Limit(found["MemAvailable:"], found.get("MemTotal:", found["MemAvailable:"]), "memory of the machine")
 
 
@@ -69,7 +77,8 @@ def _resources(proc: Path) -> Iterator[Limit]:
             yield Limit(max(soft - taken, 0), soft, what)
 
 
-# ---- Control groups: cgroups(7), Documentation/admin-guide/cgroup-v2.rst of the Linux kernel --------------------------
+# ---- Control groups: cgroups(7), Documentation/admin-guide/cgroup-v2.rst of the Linux kernel
+# --------------------------
 
 # By version: the files of limits, of what is used, and the lines of memory.stat that are given back on demand.
 _FILES = {
@@ -87,7 +96,13 @@ def _groups(root: Path) -> Iterator[Limit]:
                 continue
             # In a container the top of what is mounted may be the group itself: its path is then seen from outside.
             path = own[version]
-            below = path.removeprefix(top).strip("/") if top != "/" and (path + "/").startswith(top.rstrip("/") + "/") else path.strip("/") if top == "/" else ""
+            below = (
+                path.removeprefix(top).strip("/")
+                if top != "/" and (path + "/").startswith(top.rstrip("/") + "/")
+                else path.strip("/")
+                if top == "/"
+                else ""
+            )
             base = root / mounted.strip("/")
             folder = base / below
             if ".." in Path(below).parts or not folder.is_dir():
@@ -112,7 +127,9 @@ def _own_groups(text: str) -> dict[int, str]:
 
 
 def _mounts(text: str) -> Iterator[tuple[int, str, str]]:
-    """Version, top and place of each mounted tree of groups: ``id parent device top place options... - type source options``."""
+    """Version, top and place of each mounted tree of groups: ``id parent device top place options... - type source
+    options``.
+    """
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         words, kind = before.split(), after.split()

@@ -22,14 +22,18 @@ from ..ir.types import DTYPES, DType, parse_type
 
 
 def to_dot(graph: Graph) -> str:
-    """The graph for Graphviz: an ellipse per input, a box per op with its type, an edge per operand, a double circle per output."""
+    """The graph for Graphviz: an ellipse per input, a box per op with its type, an edge per operand, a double circle
+    per output.
+    """
     names = value_names(graph)
     ids = {node: f"n{i}" for i, node in enumerate(graph.nodes)}
     lines = [f"digraph {_quoted(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="monospace"];']
     for node in graph.nodes:
         shape = ", shape=ellipse" if node.op.name == "input" else ""
         what = "" if shape else f"{node.op.name}{format_attributes(sorted(node.attrs.items()))}\n"
-        tooltip = f", tooltip={_quoted(format_note(graph.notes[node]).removeprefix('  # '))}" if node in graph.notes else ""
+        tooltip = (
+            f", tooltip={_quoted(format_note(graph.notes[node]).removeprefix('  # '))}" if node in graph.notes else ""
+        )
         lines.append(f"  {ids[node]} [label={_quoted(f'{what}{names[node]}: {node.type}')}{shape}{tooltip}];")
     for node in graph.nodes:
         ordinal = [f" [label={_quoted(str(i))}]" if len(node.operands) > 1 else "" for i in range(len(node.operands))]
@@ -93,7 +97,10 @@ def from_json(data: Mapping[str, Any]) -> Graph:
         for node in data["nodes"]:
             operands = ", ".join(_word(o, VALUE) for o in node["operands"])
             attributes = ", ".join(f"{_word(a, WORD)}={_text(v)}" for a, v in node["attributes"].items())
-            lines.append(f"{_word(node['name'], VALUE)}: {parse_type(node['type'])} = {_word(node['op'], WORD)} {operands} {{{attributes}}}")
+            lines.append(
+                f"{_word(node['name'], VALUE)}: {parse_type(node['type'])} = {_word(node['op'], WORD)} {operands}"
+                f" {{{attributes}}}"
+            )
         outputs = ", ".join(f"{_word(o['name'], WORD)}={_word(o['value'], VALUE)}" for o in data["outputs"])
     except (KeyError, TypeError, AttributeError) as error:
         raise IRFormatError(f"not a graph as data: {type(error).__name__} {str(error)[:80]}") from None
@@ -163,5 +170,7 @@ def _entry(id: str, label: str, namespace: str, attrs: Mapping[str, str], source
         "label": label,
         "namespace": namespace,
         "attrs": [{"key": key, "value": value} for key, value in attrs.items()],
-        "incomingEdges": [{"sourceNodeId": s, "sourceNodeOutputId": "0", "targetNodeInputId": str(i)} for i, s in enumerate(sources)],
+        "incomingEdges": [
+            {"sourceNodeId": s, "sourceNodeOutputId": "0", "targetNodeInputId": str(i)} for i, s in enumerate(sources)
+        ],
     }

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
 from gradc.ir.types import array_of, shown
-from gradc.process.forks import held_off, lock
+from gradc.process.forks import lock
 from gradc.process.limits import Limit, tightest, tightest_total
 
 from .tensors import check_unrecorded, from_tensor, to_tensor
@@ -73,7 +73,8 @@ class _Lease:
 class OutputPool:
     """Blocks of memory for large arrays, by size class; safe to use from any thread.
 
-    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of what this process may have at most.
+    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of what this process may
+        have at most.
     """
 
     def __init__(self, limit: int | None = None):
@@ -83,12 +84,16 @@ class OutputPool:
         self._brief: set[int] = set()  # where blocks lie that were made for one call's use
         self._retained = 0
         self.peak = self._in_use = 0
-        self._changes: deque[tuple[Array | None, int]] = deque()  # blocks that came back, and by how much the bytes in use went down; not yet counted
+        self._changes: deque[tuple[Array | None, int]] = (
+            deque()
+        )  # blocks that came back, and by how much the bytes in use went down; not yet counted
         self._lock = lock(reentrant=True)
         self._at_work = 0
 
     def _alone(self, work: Callable[[], T], otherwise: T) -> T:
-        """What ``work`` gives, under the lock; ``otherwise`` where this very thread is at such work: the handler of a signal came in between, or a collection."""
+        """What ``work`` gives, under the lock; ``otherwise`` where this very thread is at such work: the handler of a
+        signal came in between, or a collection.
+        """
         with self._lock:
             me = threading.get_ident()
             if self._at_work == me:
@@ -106,7 +111,9 @@ class OutputPool:
         return self._alone(lambda: self._retained, 0)
 
     def reset_peak(self) -> int:
-        """The bytes of large arrays that live now, as they were asked for; ``peak``, the most at once, counts from here."""
+        """The bytes of large arrays that live now, as they were asked for; ``peak``, the most at once, counts from
+        here.
+        """
 
         def reset() -> int:
             self.peak = self._in_use
@@ -117,7 +124,8 @@ class OutputPool:
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
         """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
 
-        :param brief: it dies with the call that asks: a longer block serves too, and shorter ones that served so are not kept beside one.
+        :param brief: it dies with the call that asks: a longer block serves too, and shorter ones that served so are
+            not kept beside one.
         :raises OutOfMemory: the system does not give as much.
         """
         wanted = np.dtype(dtype)
@@ -220,8 +228,11 @@ def available() -> Limit:
 
 @functools.cache
 def worth_asking() -> int:
-    """Bytes below which the system is not asked what is left: a quarter of a GB, or an eighth of what this process may have at most."""
+    """Bytes below which the system is not asked what is left: a quarter of a GB, or an eighth of what this process may
+    have at most.
+    """
     return min(1 << 28, tightest_total() // 8)
+
 
 pool = OutputPool()
 
@@ -254,7 +265,9 @@ class Kind:
     @staticmethod
     def of(kinds: Sequence[Kind]) -> Kind:
         """What the results of a call are: torch's if any argument was, else the first other library's, else NumPy's."""
-        return next((k for k in kinds if k is Kind.TORCH), next((k for k in kinds if k.namespace is not None), Kind.NUMPY))
+        return next(
+            (k for k in kinds if k is Kind.TORCH), next((k for k in kinds if k.namespace is not None), Kind.NUMPY)
+        )
 
 
 Kind.NUMPY, Kind.SCALAR, Kind.TORCH, Kind.CUPY = Kind("numpy"), Kind("scalar"), Kind("torch"), Kind("cupy")
@@ -264,8 +277,8 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
     """The same memory as a NumPy array where that is possible, and what it was.
 
     Takes NumPy arrays and scalars, Python numbers, torch CPU tensors (gradients are not followed), and whatever offers
-    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.  What follows the Python array API
-    standard (``__array_namespace__``) gets results of its own kind; any other object gets NumPy arrays.
+    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.  What follows the Python array
+    API standard (``__array_namespace__``) gets results of its own kind; any other object gets NumPy arrays.
 
     :raises DeviceError: it lies on another device, named.
     :raises InvalidProblem: it is not a dense array of numbers.
@@ -284,18 +297,25 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
         return from_tensor(torch, x), Kind.TORCH
     with foreign(x):
         namespace = getattr(x, "__array_namespace__", None)
-        return _from_protocol(x), Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
+        return _from_protocol(x), (
+            Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
+        )
 
 
 @contextlib.contextmanager
 def foreign(x: Any) -> Iterator[None]:
-    """Whatever an object of another library raises, or says wrongly of itself, while it is read becomes InvalidProblem, which names its type."""
+    """Whatever an object of another library raises, or says wrongly of itself, while it is read becomes InvalidProblem,
+    which names its type.
+    """
     try:
         yield
     except GradcError:
         raise
     except Exception as error:
-        raise InvalidProblem(f"a {type(x).__module__}.{type(x).__qualname__} cannot be read as an array: {type(error).__name__}: {str(error)[:200]}") from error
+        raise InvalidProblem(
+            f"a {type(x).__module__}.{type(x).__qualname__} cannot be read as an array: {type(error).__name__}:"
+            f" {str(error)[:200]}"
+        ) from error
 
 
 def _plain(x: Array) -> Array:
@@ -331,11 +351,15 @@ def _from_protocol(x: Any) -> Array:
                 raise InvalidProblem(f"a {what} cannot be read through DLPack: {error}") from error
     if hasattr(x, "__array__"):
         return _plain(np.asarray(x))
-    raise InvalidProblem(f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface")
+    raise InvalidProblem(
+        f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
+    )
 
 
 class Host:
-    """Where the arrays of a module for the CPU lie; :class:`gradc.runtime.on_device.OnDevice` is the other such place."""
+    """Where the arrays of a module for the CPU lie; :class:`gradc.runtime.on_device.OnDevice` is the other such
+    place.
+    """
 
     align = 16
     """What every allocator gives; slots inside a workspace start at multiples of 64 of it."""
@@ -385,31 +409,6 @@ class Host:
         return available()
 
 
-def located(x: Any) -> Array:
-    """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
-    with held_off:
-        from .on_device import describe
-
-    found = describe(x)
-    return to_numpy(x)[0] if found is None else found
-
-
-def unordered(x: Any) -> Array | None:
-    """The array of what does not lie in row-major order; None of what does, and of what is no array here.  The common case costs next to nothing."""
-    if isinstance(x, np.ndarray):
-        return None if x.flags.c_contiguous or type(x) is not np.ndarray else x
-    torch = sys.modules.get("torch")
-    try:
-        if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
-            return None
-        if not hasattr(x, "shape"):
-            return None
-        array = located(x)
-    except Exception:
-        return None  # the call says why
-    return None if array.flags.c_contiguous else array
-
-
 def permuted(x: Any, order: Sequence[int]) -> Any:
     """A view with its axes in another order, of the same kind."""
     if isinstance(x, np.ndarray):
@@ -428,6 +427,12 @@ def from_numpy(array: Array, kind: Kind) -> Any:
     if kind.namespace is not None:
         try:
             return kind.namespace.from_dlpack(array)
-        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # bf16 and f8 have no name in NumPy's DLPack
+        except (
+            AttributeError,
+            BufferError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # bf16 and f8 have no name in NumPy's DLPack
             return kind.namespace.asarray(array)
     return to_tensor(array) if kind is Kind.TORCH else array

@@ -1,8 +1,8 @@
 """A directory of compiled things that nothing can make us trust wrongly.
 
 An entry is one file, an envelope (:mod:`gradc.ir.envelope`) of key and payload.  All of it is verified at every load;
-what does not fit is deleted, counted and reported as a miss.  Entries appear by rename (:mod:`gradc.files`), so two processes
-may write at once and a process may die at any point.  A cache that cannot be used costs time, never a result.
+what does not fit is deleted, counted and reported as a miss.  Entries appear by rename (:mod:`gradc.files`), so two
+processes may write at once and a process may die at any point.  A cache that cannot be used costs time, never a result.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ def default_cache() -> Cache:
 
 @functools.cache
 def user_directory(kind: str = "cache") -> str:
-    """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that package where XDG does."""
+    """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that
+    package where XDG does.
+    """
     try:
         with held_off:
             import platformdirs

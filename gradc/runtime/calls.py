@@ -27,7 +27,12 @@ def on_a_device(executable: Executable, payload: bytes | None) -> CudaProgram:
     """The program of an executable for cuda or cuda-sim; nothing is asked of a device yet."""
     if executable.target == "cuda":
         sync, arch = executable.errors == "sync", executable.arch
-        return CudaProgram(executable.program, lambda text, cubin, wide: gpu.Gpu(text, cubin=cubin, wide=wide, arch=arch, sync=sync), workspace_bytes(arch), payload)
+        return CudaProgram(
+            executable.program,
+            lambda text, cubin, wide: gpu.Gpu(text, cubin=cubin, wide=wide, arch=arch, sync=sync),
+            workspace_bytes(arch),
+            payload,
+        )
     check = knobs.SIM_CHECK.get()
     return CudaProgram(executable.program, lambda text, *_: Simulator(text, check))
 
@@ -41,7 +46,10 @@ def call(executable: Executable, prepared: Prepared, arrays: Arrays, plan: Launc
     native: CudaProgram = executable.native
     captured = native.device.capturing(prepared.stream)
     if captured and workspace is None and plan.workspace:
-        raise CaptureError(f"{executable.program.name} is called on a stream that is being captured, where nothing can be allocated: workspace= of {plan.workspace} bytes is needed")
+        raise CaptureError(
+            f"{executable.program.name} is called on a stream that is being captured, where nothing can be allocated:"
+            f" workspace= of {plan.workspace} bytes is needed"
+        )
     started = start(executable, prepared, arrays, plan, workspace)
     if captured:
         return  # the word stays in the workspace
@@ -68,13 +76,22 @@ def timed(executable: Executable, prepared: Prepared, only: int = -1) -> float:
     return float(end.since(begin))
 
 
-def start(executable: Executable, prepared: Prepared, arrays: Arrays, plan: LaunchPlan, workspace: Array | None, only: int = -1) -> Started:
+def start(
+    executable: Executable,
+    prepared: Prepared,
+    arrays: Arrays,
+    plan: LaunchPlan,
+    workspace: Array | None,
+    only: int = -1,
+) -> Started:
     """The launches alone."""
     adds = {executable.program.root(executable.output_buffers[key]): target for key, target in prepared.add_to.items()}
     for key, target in prepared.add_to.items():
         check_addable(target, key)
     native: CudaProgram = executable.native
-    return with_program(executable, lambda: native.start(arrays, plan, workspace, prepared.stream, only=only, adds=adds))  # type: ignore[no-any-return]
+    return with_program(
+        executable, lambda: native.start(arrays, plan, workspace, prepared.stream, only=only, adds=adds)
+    )  # type: ignore[no-any-return]
 
 
 def with_program(executable: Executable, work: Callable[[], Any]) -> Any:
@@ -87,7 +104,9 @@ def with_program(executable: Executable, work: Callable[[], Any]) -> Any:
 
 
 def again(executable: Executable, prepared: Prepared) -> Callable[[], Arrays | None]:
-    """The call's arrays, with results of their own, for as long as the caller keeps what he gave; they are not kept alive for it."""
+    """The call's arrays, with results of their own, for as long as the caller keeps what he gave; they are not kept
+    alive for it.
+    """
     given = {name: _weak(value) for name, value in prepared.given.items()}
     outputs = {a.ctypes.data for a in prepared.outputs.values()}
     donated = any(a.ctypes.data in outputs for a in prepared.arrays.values() if a.nbytes)
@@ -108,7 +127,9 @@ def again(executable: Executable, prepared: Prepared) -> Callable[[], Arrays | N
 
 def _weak(value: Any) -> Callable[[], Any]:
     """What gives a value as long as somebody else has it; a number, always."""
-    if isinstance(value, bool | int | float | np.generic) or (isinstance(value, np.ndarray) and not isinstance(value, Remote)):
+    if isinstance(value, bool | int | float | np.generic) or (
+        isinstance(value, np.ndarray) and not isinstance(value, Remote)
+    ):
         return lambda: value
     try:
         return weakref.ref(value)

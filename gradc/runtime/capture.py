@@ -54,7 +54,8 @@ class Capture:
         self.graph.replay(self._place.stream(stream, self.steps[0].prepared.given.values()))
 
     def check(self) -> None:
-        """Wait for the device, and raise what the last replay found wrong: a replay itself only keeps outputs from being written.
+        """Wait for the device, and raise what the last replay found wrong: a replay itself only keeps outputs from
+        being written.
 
         :raises IndexOutOfRange: a data-dependent index.
         """
@@ -84,21 +85,34 @@ def stream_for(executable: Executable, given: Any, values: Any) -> int:
     return int(stream)
 
 
-def step(executable: Executable, inputs: Mapping[str, Any], stream: int, out: Mapping[str, Any] | None = None, workspace: Any = None, dims: Mapping[str, int] | None = None) -> Step:
+def step(
+    executable: Executable,
+    inputs: Mapping[str, Any],
+    stream: int,
+    out: Mapping[str, Any] | None = None,
+    workspace: Any = None,
+    dims: Mapping[str, int] | None = None,
+) -> Step:
     """Run a call once, in memory that stays: its errors come now, and its first launches load what a capture could not.
 
     :raises CaptureError: an input would have to be packed in each replay.
     """
     prepared = executable.prepare(inputs, out, False, dims, True, stream)
     if prepared.loose:
-        raise CaptureError(f"the input {prepared.loose[0]} is not contiguous and aligned: a replay would read the copy that was made of it now")
+        raise CaptureError(
+            f"the input {prepared.loose[0]} is not contiguous and aligned: a replay would read the copy that was made"
+            " of it now"
+        )
     native: CudaProgram = executable.native
     plan = native.bind(prepared.dims)
     space = executable._workspace(workspace, prepared)
     if space is None:
         space = executable.place.scratch((max(plan.workspace, 1),), np.uint8, stream)
     results = {key: (out or {}).get(key, None) for key in executable.outputs}
-    results = {key: value if value is not None else executable.place.result(prepared.outputs[key], prepared.kind) for key, value in results.items()}
+    results = {
+        key: value if value is not None else executable.place.result(prepared.outputs[key], prepared.kind)
+        for key, value in results.items()
+    }
     started = start(executable, prepared, executable.bound(prepared), plan, space)
     with_program(executable, lambda: native.finish(started))
     return Step(executable, prepared, space, results, started)

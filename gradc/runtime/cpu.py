@@ -27,7 +27,10 @@ def compile_programs(programs: Sequence[Program]) -> list[CpuProgram]:
     """Several programs, all their units compiled side by side by the calling thread, which Ctrl-C can stop."""
     sources = [render_program(program) for program in programs]
     payloads = compile_libraries([source.units for source in sources])
-    return [CpuProgram(program, payload, source=source) for program, source, payload in zip(programs, sources, payloads, strict=True)]
+    return [
+        CpuProgram(program, payload, source=source)
+        for program, source, payload in zip(programs, sources, payloads, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,13 @@ class CpuProgram:
     :param payload: the shared object of an earlier compilation, or None to compile now.
     """
 
-    def __init__(self, program: Program, payload: bytes | None = None, sites: Mapping[int, tuple[str, str]] | None = None, source: Source | None = None):
+    def __init__(
+        self,
+        program: Program,
+        payload: bytes | None = None,
+        sites: Mapping[int, tuple[str, str]] | None = None,
+        source: Source | None = None,
+    ):
         self.program = program
         self._source = source
         if payload is None:
@@ -66,10 +75,16 @@ class CpuProgram:
             size.restype, size.argtypes = ctypes.c_int64, [ctypes.c_void_p]
         self.roots = [b for b in program.buffers if not b.alias]
         self.place = {b.name: i for i, b in enumerate(self.roots)}
-        self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
+        self.constants = {
+            b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np)
+            for b in self.roots
+            if b.kind == "const"
+        }
         self._table = ctypes.c_void_p * max(len(self.roots), 1)
         self._bindings: dict[tuple[int, ...], Binding] = {}
-        self._contexts: list[pool.Context] = []  # that no call has; the handler of a signal may call in the middle of a call
+        self._contexts: list[
+            pool.Context
+        ] = []  # that no call has; the handler of a signal may call in the middle of a call
         self._call: Any = None
 
     @property
@@ -90,8 +105,12 @@ class CpuProgram:
                 total += -(-evaluate(size, dims) // ALIGN) * ALIGN
             offsets = tuple((self.place[b.name], starts[b.slot]) for b in self.roots if b.slot >= 0)
             scratch = int(self.library.gradc_scratch(values))
-            largest = max((evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0)
-            products = [self.program.buffer[step.out.buffer].type.dtype for step in self.program.steps if isinstance(step, Call)]
+            largest = max(
+                (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
+            )
+            products = [
+                self.program.buffer[step.out.buffer].type.dtype for step in self.program.steps if isinstance(step, Call)
+            ]
             packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
             local = int(self.library.gradc_local_bytes(values)) + packs
             found = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_past())
@@ -100,7 +119,9 @@ class CpuProgram:
             self._bindings[key] = found
         return found
 
-    def run(self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1) -> None:
+    def run(
+        self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1
+    ) -> None:
         """Run every step (or one) on contiguous arrays, by buffer name; outputs are written in place.
 
         :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
@@ -135,7 +156,9 @@ class CpuProgram:
             op, source = self.sites.get(site, ("index", "?"))
             raise IndexOutOfRange(op, source, position, value, bound)
         if code == 2:
-            raise OutOfMemory(f"{self.program.name}: a thread needs {value} bytes more for itself, and the system does not give them")
+            raise OutOfMemory(
+                f"{self.program.name}: a thread needs {value} bytes more for itself, and the system does not give them"
+            )
         if code == 3:
             op, source = self.sites.get(site, ("index", "?"))
             raise NotAscending(op, source, position, value, bound)
@@ -143,7 +166,10 @@ class CpuProgram:
             step = self.program.steps[site]
             raise InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
         if code == 5:
-            raise DeviceError(f"{self.program.name}: the process was forked in the middle of the call, by the handler of a signal; the child has not what the parent's threads computed")
+            raise DeviceError(
+                f"{self.program.name}: the process was forked in the middle of the call, by the handler of a signal;"
+                " the child has not what the parent's threads computed"
+            )
         raise InternalError(f"{self.program.name} reported code {code}")
 
     def sites_json(self) -> str:

@@ -23,22 +23,55 @@ from .device import Span
 
 _OK, _DEFAULT_ALGORITHM = 0, -1
 _NO_TRANSPOSE, _TRANSPOSE = 0, 1
-# CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: parts of a 16-bit product are added up in f32, too.
+# CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: parts of a 16-bit product are added up in
+# f32, too.
 _MATH = 16
 # cudaDataType and cublasComputeType_t of each dtype.
 _TYPES = {"f32": (0, 68), "f64": (1, 70), "f16": (2, 68), "bf16": (14, 68)}
-_STATUS = {1: "not initialized", 3: "allocation failed", 7: "invalid value", 8: "architecture mismatch", 11: "mapping error", 13: "execution failed", 14: "internal error", 15: "not supported"}
+_STATUS = {
+    1: "not initialized",
+    3: "allocation failed",
+    7: "invalid value",
+    8: "architecture mismatch",
+    11: "mapping error",
+    13: "execution failed",
+    14: "internal error",
+    15: "not supported",
+}
 _pointer, _int, _i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cublasCreate_v2": (_pointer,),
     "cublasSetStream_v2": (_pointer, _pointer),
     "cublasSetWorkspace_v2": (_pointer, _pointer, ctypes.c_size_t),
     "cublasSetMathMode": (_pointer, _int),
-    # handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB, beta, C, Ctype, ldc, strideC, batchCount, computeType, algo
+    # handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB, beta, C, Ctype, ldc,
+    # strideC, batchCount, computeType, algo
     "cublasGemmStridedBatchedEx": (
-        _pointer, _int, _int, _int, _int, _int, _pointer, _pointer, _int, _int, _i64, _pointer, _int, _int, _i64, _pointer, _pointer, _int, _int, _i64, _int, _int, _int,
+        _pointer,
+        _int,
+        _int,
+        _int,
+        _int,
+        _int,
+        _pointer,
+        _pointer,
+        _int,
+        _int,
+        _i64,
+        _pointer,
+        _int,
+        _int,
+        _i64,
+        _pointer,
+        _pointer,
+        _int,
+        _int,
+        _i64,
+        _int,
+        _int,
+        _int,
     ),
-}  # fmt: skip
+}
 
 
 class _Handles(threading.local):
@@ -66,11 +99,34 @@ def multiply(device: int, library: Library, a: int, b: int, out: int, workspace:
     # Its matrices are column-major: ours are their transposes there, and out^T = b^T a^T.
     (op_b, op_a), out_step = (_operation(library.b), _operation(library.a)), library.m * library.n
     _check(blas.cublasSetStream_v2(handle, stream), library)
-    _check(blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library)  # after the stream, which resets it
+    _check(
+        blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
+    )  # after the stream, which resets it
     code = blas.cublasGemmStridedBatchedEx(
-        handle, op_b, op_a, library.n, library.m, library.k, ctypes.byref(one), b, data, library.b.leading, library.b.step, a, data, library.a.leading, library.a.step,
-        ctypes.byref(zero), out, data, library.n, out_step, library.batch, compute, _DEFAULT_ALGORITHM,
-    )  # fmt: skip
+        handle,
+        op_b,
+        op_a,
+        library.n,
+        library.m,
+        library.k,
+        ctypes.byref(one),
+        b,
+        data,
+        library.b.leading,
+        library.b.step,
+        a,
+        data,
+        library.a.leading,
+        library.a.step,
+        ctypes.byref(zero),
+        out,
+        data,
+        library.n,
+        out_step,
+        library.batch,
+        compute,
+        _DEFAULT_ALGORITHM,
+    )
     _check(code, library)
 
 
@@ -80,7 +136,11 @@ def _operation(side: Side) -> int:
 
 def _check(code: int, library: Library | None = None) -> None:
     if code != _OK:
-        what = f"{library.batch} x {library.m} x {library.n} x {library.k} in {library.dtype}" if library is not None else "its beginning"
+        what = (
+            f"{library.batch} x {library.m} x {library.n} x {library.k} in {library.dtype}"
+            if library is not None
+            else "its beginning"
+        )
         raise DeviceError(f"cuBLAS refused a product ({what}): status {code}, {_STATUS.get(code, 'unknown')}")
 
 
@@ -118,11 +178,16 @@ def _library() -> Any:
             return library
         except (OSError, AttributeError) as error:
             tried.append(f"{name}: {error}")
-    raise DeviceError(f"no cuBLAS of CUDA {major} ({'; '.join(tried)}); the wheel nvidia-cublas{'-cu12' if major == 12 else ''} brings one")
+    raise DeviceError(
+        f"no cuBLAS of CUDA {major} ({'; '.join(tried)}); the wheel nvidia-cublas{'-cu12' if major == 12 else ''}"
+        " brings one"
+    )
 
 
 def _candidates(major: int) -> Iterator[str]:
-    """Names and files, in the order in which they are tried: what is loaded already, what a wheel brought, what CuPy finds."""
+    """Names and files, in the order in which they are tried: what is loaded already, what a wheel brought, what CuPy
+    finds.
+    """
     soname = f"libcublas.so.{major}"
     yield soname
     namespace = importlib.util.find_spec("nvidia")

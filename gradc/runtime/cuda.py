@@ -53,15 +53,26 @@ class Started:
 class CudaProgram:
     """A Program as CUDA on a device; the counterpart of CpuProgram.
 
-    :param open_device: makes one for a text and, where there are some, its cubins, for offsets of 32 and of 64 bits.  :param library: bytes that the device's matrix products work in.
+    :param open_device: makes one for a text and, where there are some, its cubins, for offsets of 32 and of 64 bits.
+    :param library: bytes that the device's matrix products work in.
     :param payload: what :attr:`payload` was in another process.  :ivar started: whether there was a call.
     """
 
-    def __init__(self, program: Program, open_device: Callable[[str, bytes, bytes], Device], library: int = 0, payload: bytes | None = None):
+    def __init__(
+        self,
+        program: Program,
+        open_device: Callable[[str, bytes, bytes], Device],
+        library: int = 0,
+        payload: bytes | None = None,
+    ):
         self.program, self.library = program, library
         self._given = unpack(payload) if payload else {}
         self.roots = [b for b in program.buffers if not b.alias]
-        self.constants = {b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np) for b in self.roots if b.kind == "const"}
+        self.constants = {
+            b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np)
+            for b in self.roots
+            if b.kind == "const"
+        }
         self._open = open_device
         self._plans: dict[tuple[int, ...], LaunchPlan] = {}
         self._uploaded: dict[str, Memory] = {}
@@ -86,7 +97,9 @@ class CudaProgram:
 
     @cached_property
     def device(self) -> Device:
-        return self._open(self.text if "__global__" in self.text else "", self._given.get("cubin", b""), self._given.get("wide", b""))
+        return self._open(
+            self.text if "__global__" in self.text else "", self._given.get("cubin", b""), self._given.get("wide", b"")
+        )
 
     @cached_property
     def support(self) -> Device:
@@ -96,7 +109,9 @@ class CudaProgram:
     def portable(self, cubin: bytes = b"", wide: bytes = b"") -> bytes:
         """What another process makes the same program of, without rendering; with a cubin, without NVRTC."""
         binaries = {"cubin": cubin, "wide": wide}
-        return pack({"rendered": packed(*self._rendered), **{name: binary for name, binary in binaries.items() if binary}})
+        return pack(
+            {"rendered": packed(*self._rendered), **{name: binary for name, binary in binaries.items() if binary}}
+        )
 
     @property
     def payload(self) -> bytes:
@@ -116,7 +131,10 @@ class CudaProgram:
         plan = self.bind(dims)
         if not plan.wide:
             return f"offsets have 32 bits: none of its kernels counts beyond {plan.reach}"
-        return f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.reach, LIMIT)}; 32 in the others"
+        return (
+            f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.reach, LIMIT)}; 32 in the"
+            " others"
+        )
 
     def sites_json(self) -> str:
         return json.dumps({})
@@ -134,22 +152,41 @@ class CudaProgram:
 
     # -- a call --------------------------------------------------------------------------------------------------------
 
-    def run(self, arrays: Arrays, plan: LaunchPlan, workspace: Array | None = None, only: int = -1, adds: Mapping[str, Array] | None = None) -> None:
+    def run(
+        self,
+        arrays: Arrays,
+        plan: LaunchPlan,
+        workspace: Array | None = None,
+        only: int = -1,
+        adds: Mapping[str, Array] | None = None,
+    ) -> None:
         """:meth:`start` on the default stream, and wait.
 
         :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
         """
         self.finish(self.start(arrays, plan, workspace, only=only, adds=adds))
 
-    def start(self, arrays: Arrays, plan: LaunchPlan, workspace: Array | None = None, stream: int = 0, only: int = -1, adds: Mapping[str, Array] | None = None, until: int = -1) -> Started:
-        """Ask for every step (or one, or those before ``until``) on contiguous arrays, by buffer name; outputs are written in place.
+    def start(
+        self,
+        arrays: Arrays,
+        plan: LaunchPlan,
+        workspace: Array | None = None,
+        stream: int = 0,
+        only: int = -1,
+        adds: Mapping[str, Array] | None = None,
+        until: int = -1,
+    ) -> Started:
+        """Ask for every step (or one, or those before ``until``) on contiguous arrays, by buffer name; outputs are
+        written in place.
 
         :param adds: arrays that outputs, by buffer name, are added to at the end.
         """
         device = self.device
         widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
         if not (self.started and widths <= self._ready) and device.capturing(stream):
-            raise CaptureError(f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before")
+            raise CaptureError(
+                f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
+            )
         constants = self._constants(stream)
         held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
         base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
@@ -170,9 +207,16 @@ class CudaProgram:
     def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
         """Memory that holds nothing yet: the workspace, and outputs that take no donated input's."""
         inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
-        outputs = [arrays[b] for b in (self.program.root(b) for _, b in self.program.outputs) if b in arrays and self.program.buffer[b].kind == "output"]
+        outputs = [
+            arrays[b]
+            for b in (self.program.root(b) for _, b in self.program.outputs)
+            if b in arrays and self.program.buffer[b].kind == "output"
+        ]
         u8 = np.dtype(np.uint8)
-        return [Span(base, plan.workspace, u8), *(Span(a.ctypes.data, a.nbytes, u8) for a in outputs if a.ctypes.data not in inputs)]
+        return [
+            Span(base, plan.workspace, u8),
+            *(Span(a.ctypes.data, a.nbytes, u8) for a in outputs if a.ctypes.data not in inputs),
+        ]
 
     def _constants(self, stream: int) -> dict[str, int]:
         """The program's constants on the device; uploaded by the first call."""
@@ -189,7 +233,16 @@ class CudaProgram:
         for action in actions:
             if isinstance(action, Launch):
                 args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
-                self.device.launch(action.function, action.blocks, action.threads, args, action.written, started.stream, action.shared, action.wide)
+                self.device.launch(
+                    action.function,
+                    action.blocks,
+                    action.threads,
+                    args,
+                    action.written,
+                    started.stream,
+                    action.shared,
+                    action.wide,
+                )
                 continue
             p = action.product
             out = started.span(p.out.part)
@@ -197,7 +250,14 @@ class CudaProgram:
                 self.device.fill(out.address, 0, out.nbytes, started.stream)
             else:
                 a, b = started.span(p.a.part), started.span(p.b.part)
-                self.device.multiply(action, a.address + p.a.skipped, b.address + p.b.skipped, out.address, started.span(started.plan.library), started.stream)
+                self.device.multiply(
+                    action,
+                    a.address + p.a.skipped,
+                    b.address + p.b.skipped,
+                    out.address,
+                    started.span(started.plan.library),
+                    started.stream,
+                )
 
     # -- bad indices ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +280,11 @@ class CudaProgram:
         if not plan.checks:
             return None
         with self._lock:
-            words, event = self._words.pop() if self._words else (self.device.pinned(plan.flag.nbytes).view(np.uint64), self.device.event(timed=False))
+            words, event = (
+                self._words.pop()
+                if self._words
+                else (self.device.pinned(plan.flag.nbytes).view(np.uint64), self.device.event(timed=False))
+            )
         self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
         event.record(stream)
 

@@ -1,4 +1,5 @@
-"""CUDA text on the CPU: compiled as C++ below ``templates/cuda/sim.h``, run by ``sim.cpp`` with a fiber for each thread.
+"""CUDA text on the CPU: compiled as C++ below ``templates/cuda/sim.h``, run by ``sim.cpp`` with a fiber for each
+thread.
 
 It is how kernels are tested where there is no GPU.  ``check=True`` is the checking mode: the compiler's sanitizers call
 our own functions before every load, store and suspect operation, and the first fault ends the launch as a
@@ -48,7 +49,9 @@ _CHECK = (
 _CHECK_CLANG = ("-mllvm", "-tsan-instrument-read-before-write=1")
 # zig hands no list of checks on, only all of them; misalignment it leaves out.
 _CHECK_ZIG = ("-fsanitize=undefined", "-fno-sanitize=float-cast-overflow", "-fsanitize=thread")
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?void\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?(\w+)\s*\(')
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?void\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?(\w+)\s*\('
+)
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w\s:]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _GAP_NAME = "gradc_sim_gap_"  # as sim.h names what separates variables
@@ -71,7 +74,9 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     if not kernels:
         raise InvalidProblem('no kernel: the text has no extern "C" __global__ void NAME(...)')
     compiler = find_compiler()
-    flags: tuple[str, ...] = _PLAIN if not check else (*_CHECK, *_CHECK_CLANG) if "clang" in compiler.version else _CHECK
+    flags: tuple[str, ...] = (
+        _PLAIN if not check else (*_CHECK, *_CHECK_CLANG) if "clang" in compiler.version else _CHECK
+    )
     if check and "ziglang" in compiler.argv:
         flags += _CHECK_ZIG
     stamp = digest(compiler.identity, cpu_identity(), *_headers())
@@ -97,7 +102,13 @@ def _bound(text: str) -> int:
 @functools.cache
 def _headers() -> tuple[str, ...]:
     """Every text that a unit may include."""
-    paths = [path for folder in template_dirs() for name in ("cuda", "common") for path in sorted((folder / name).glob("*")) if path.is_file()]
+    paths = [
+        path
+        for folder in template_dirs()
+        for name in ("cuda", "common")
+        for path in sorted((folder / name).glob("*"))
+        if path.is_file()
+    ]
     return tuple(text for path in paths for text in (path.name, path.read_text(encoding="utf-8")))
 
 
@@ -123,11 +134,16 @@ class SimLibrary:
         self._library.gradc_sim_end.argtypes = [ctypes.c_void_p]
         self._library.gradc_sim_base.restype = ctypes.c_size_t
         # Of statics that are not in their section, those inside a function: _ZZ is how C++ spells these.
-        self._shared = [v for v in variables(payload) if v.writable and _GAP_NAME not in v.symbol and (v.section == "gradc_shared" or v.symbol.startswith("_ZZ"))]
+        self._shared = [
+            v
+            for v in variables(payload)
+            if v.writable and _GAP_NAME not in v.symbol and (v.section == "gradc_shared" or v.symbol.startswith("_ZZ"))
+        ]
         self._lock = lock()
 
     def signature(self, kernel: str) -> list[tuple[str, int]]:
-        """Of each parameter its kind (P: pointer, C: pointer to const, i: signed, u: unsigned, f: float, s: other) and size.
+        """Of each parameter its kind (P: pointer, C: pointer to const, i: signed, u: unsigned, f: float, s: other) and
+        size.
 
         :raises InvalidProblem: there is no such kernel.
         """
@@ -154,12 +170,13 @@ class SimLibrary:
 
         :param shared: bytes of dynamic shared memory.
         :param args: for each parameter a contiguous NumPy array or None (a pointer), a number, or a ctypes structure.
-        :param written: positions of the arrays that the kernel may write; the others are constants for the checking mode.
-        :param initialised: whether an array has values before: True, False, or uint8[nbytes] for each of its bytes, which a
-            launch brings up to date where it writes.  Unsaid, written arrays have none and the others have.
+        :param written: positions of the arrays that the kernel may write; the others are constants for the checking
+            mode.
+        :param initialised: whether an array has values before: True, False, or uint8[nbytes] for each of its bytes,
+            which a launch brings up to date where it writes.  Unsaid, written arrays have none and the others have.
         :param seed: run blocks and warps in an order drawn from it, other than the ascending one.
-        :raises SimulationFault: a fault; no array was changed (without ``check``: only barriers and collectives are looked
-            at, and arrays may be changed).
+        :raises SimulationFault: a fault; no array was changed (without ``check``: only barriers and collectives are
+            looked at, and arrays may be changed).
         :raises InvalidProblem: a launch that a GPU would refuse, or arguments that do not fit the parameters.
         """
         signature = self.signature(kernel)
@@ -175,7 +192,9 @@ class SimLibrary:
                 values[i].value = value.ctypes.data
         for i in written:
             if i not in arrays or signature[i][0] == "C" or not arrays[i].flags.writeable:
-                raise InvalidProblem(f"{kernel}: argument {i} is to be written but is no array, constant for the kernel, or read-only")
+                raise InvalidProblem(
+                    f"{kernel}: argument {i} is to be written but is no array, constant for the kernel, or read-only"
+                )
         with self._lock, plain():
             memory = _Memory(arrays, frozenset(written), initialised or {}) if self.check else None
             for i in arrays if memory is not None else ():
@@ -186,7 +205,9 @@ class SimLibrary:
                     raise OutOfMemory(f"{kernel}: no memory for the simulation of a block of {block}")
                 base = self._library.gradc_sim_base()
                 names = ["dynamic shared memory", *(f"__shared__ {_plain_name(v.symbol)}" for v in self._shared)]
-                shape = faults.Shape(kernel, grid, block, self.source, names, memory.name if memory is not None else faults.unnamed)
+                shape = faults.Shape(
+                    kernel, grid, block, self.source, names, memory.name if memory is not None else faults.unnamed
+                )
                 raise SimulationFault(*faults.describe(found, shape, lambda pc: self._frames(pc - base)))
             if memory is not None:
                 memory.give_back()
@@ -194,7 +215,10 @@ class SimLibrary:
     def _check_shape(self, kernel: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int) -> None:
         threads, blocks = block[0] * block[1] * block[2], grid[0] * grid[1] * grid[2]
         if min(block) < 1 or block[2] > 64 or threads > min(1024, self._bounds[kernel]):
-            raise InvalidProblem(f"{kernel}: a block of {block}, {threads} threads; at most {min(1024, self._bounds[kernel])}, 64 along z")
+            raise InvalidProblem(
+                f"{kernel}: a block of {block}, {threads} threads; at most {min(1024, self._bounds[kernel])}, 64"
+                " along z"
+            )
         if min(grid) < 1 or grid[0] >= 2**31 or max(grid[1:]) > 65535:
             raise InvalidProblem(f"{kernel}: a grid of {grid}; 1 to 2^31-1 blocks along x, to 65535 along y and z")
         if not 0 <= shared <= MAX_SHARED:
@@ -218,7 +242,10 @@ class SimLibrary:
         ready = np.empty(sum(size for _, size in extents) + 1, np.uint8)
         starts = np.cumsum([0, *(size for _, size in extents)]) + ready.ctypes.data
         shared_memory = (faults.Region * len(extents))(
-            *(faults.Region(start, size, 1, 1, int(at) if self.check else None) for (start, size), at in zip(extents, starts, strict=False))
+            *(
+                faults.Region(start, size, 1, 1, int(at) if self.check else None)
+                for (start, size), at in zip(extents, starts, strict=False)
+            )
         )
         launch = faults.Launch(
             call=ctypes.cast(getattr(self._library, f"gradc_call_{kernel}"), ctypes.c_void_p),
@@ -252,7 +279,9 @@ class SimLibrary:
             file.write(self.payload)
             file.flush()
             try:
-                done = subprocess.run([program, "-i", "-e", file.name, hex(offset - 1)], capture_output=True, text=True, timeout=20)
+                done = subprocess.run(
+                    [program, "-i", "-e", file.name, hex(offset - 1)], capture_output=True, text=True, timeout=20
+                )
             except (OSError, subprocess.TimeoutExpired):
                 return []
         lines = (line.split(" (")[0] for line in done.stdout.splitlines())
@@ -285,11 +314,14 @@ def _value(what: str, value: Any, code: str, size: int) -> Any:
         if not low <= number < high:
             raise InvalidProblem(f"{what}: {number} is outside [{low}, {high})")
         return (ctypes.c_ubyte * size).from_buffer_copy(int(number).to_bytes(size, "little", signed=code == "i"))
-    raise InvalidProblem(f"{what} is a {8 * size}-bit {'float' if code == 'f' else 'integer'}, not {type(value).__name__}")
+    raise InvalidProblem(
+        f"{what} is a {8 * size}-bit {'float' if code == 'f' else 'integer'}, not {type(value).__name__}"
+    )
 
 
 class _Memory:
-    """The device memory of one launch: copies of the arrays, far from each other; arrays that overlap are copied as one.
+    """The device memory of one launch: copies of the arrays, far from each other; arrays that overlap are copied as
+    one.
 
     Copies start as far behind a multiple of 256 bytes as the arrays do, so that they are aligned no better.
     """
@@ -333,7 +365,11 @@ class _Memory:
         return self.bytes[start : start + self.arrays[i].nbytes]
 
     def address(self, i: int) -> int:
-        return int(self._copy(i).ctypes.data) if self.arrays[i].nbytes else self.bytes.ctypes.data + self.starts[self._group(i)]
+        return (
+            int(self._copy(i).ctypes.data)
+            if self.arrays[i].nbytes
+            else self.bytes.ctypes.data + self.starts[self._group(i)]
+        )
 
     def give_back(self) -> None:
         """Write the copies of written arrays, and what has a value by now, where they came from."""
@@ -342,7 +378,9 @@ class _Memory:
             mask = self.initialised.get(i, False)
             if isinstance(mask, np.ndarray):
                 g = self._group(i)
-                mask.reshape(-1)[:] = self.ready[g][self.arrays[i].ctypes.data - self.groups[g][0] :][: self.arrays[i].nbytes]
+                mask.reshape(-1)[:] = self.ready[g][self.arrays[i].ctypes.data - self.groups[g][0] :][
+                    : self.arrays[i].nbytes
+                ]
 
     def name(self, group: int, offset: int) -> tuple[str, int, int]:
         """Of a place in a region: the argument in words, its item size, the byte in it."""

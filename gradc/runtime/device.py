@@ -1,6 +1,8 @@
-"""What CUDA text runs on: memory by address, streams, events, graphs.  A GPU (:mod:`.gpu`) and the simulator (:mod:`.simulator`) offer the same.
+"""What CUDA text runs on: memory by address, streams, events, graphs.  A GPU (:mod:`.gpu`) and the simulator
+(:mod:`.simulator`) offer the same.
 
-An address is an int; on a GPU it is never followed here.  A stream is an int too: what ``cudaStream_t`` is, 0 the default one; None means the current one.
+An address is an int; on a GPU it is never followed here.  A stream is an int too: what ``cudaStream_t`` is, 0 the
+default one; None means the current one.
 """
 
 from __future__ import annotations
@@ -18,9 +20,14 @@ Array = np.ndarray[Any, Any]
 class Description:
     """A device, as its driver describes it; sizes in bytes.
 
-    :param number: as the process counts devices.  :param arch: ``sm_90``.  :param sms: multiprocessors.  :param l2: of the second-level cache.
-    :param shared: shared memory that a block can have.  :param memory: all there is.  :param bandwidth: bytes/s that clock and width of the memory
-        bus allow, 0 where the driver does not say.  :param driver: the newest CUDA it knows: (12, 8).
+    :param number: as the process counts devices.
+    :param arch: ``sm_90``.
+    :param sms: multiprocessors.
+    :param l2: of the second-level cache.
+    :param shared: shared memory that a block can have.
+    :param memory: all there is.
+    :param bandwidth: bytes/s that clock and width of the memory bus allow, 0 where the driver does not say.
+    :param driver: the newest CUDA it knows: (12, 8).
     """
 
     number: int
@@ -100,11 +107,22 @@ class Device(Protocol):
     def load(self) -> None:
         """Make everything ready that the first launch would: not all of it may happen while a stream is captured."""
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
+    def launch(
+        self,
+        function: str,
+        blocks: int,
+        threads: int,
+        args: Sequence[Any],
+        written: Collection[int],
+        stream: int | None = None,
+        shared: int = 0,
+        wide: bool = False,
+    ) -> None:
         """Start a function.
 
         :param args: each a Span or an integer of 64 bits.  :param written: places of the Spans that may be written.
-        :param shared: bytes of dynamic shared memory.  :param wide: the function of the text compiled for offsets of 64 bits, at its first such launch.
+        :param shared: bytes of dynamic shared memory.
+        :param wide: the function of the text compiled for offsets of 64 bits, at its first such launch.
         :raises DeviceError: it was not started; the function is named.
         """
 

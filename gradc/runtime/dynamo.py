@@ -1,7 +1,9 @@
-"""torch.compile leaves gradc alone: Dynamo skips every function of this package, and the graph around a call breaks there.
+"""torch.compile leaves gradc alone: Dynamo skips every function of this package, and the graph around a call breaks
+there.
 
-Traced through, a call would hand addresses of tensors that have no memory to machine code. Dynamo keeps a list of directories that it never enters,
-in a module that costs a second to import; so this one is added once somebody else has imported it.
+Traced through, a call would hand addresses of tensors that have no memory to machine code. Dynamo keeps a list of
+directories that it never enters, in a module that costs a second to import; so this one is added once somebody else has
+imported it.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ def keep_out() -> None:
 
 
 class _Waiting:
-    """A finder of modules that finds Dynamo's rules where the others do, and adds to them when they have been executed; it is gone after that."""
+    """A finder of modules that finds Dynamo's rules where the others do, and adds to them when they have been executed;
+    it is gone after that.
+    """
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != _RULES:
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)

@@ -6,14 +6,18 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, size of an entry
+_SECTION = struct.Struct(
+    "<IIQQQQIIQQ"
+)  # name, type, flags, address, offset, size, link, info, alignment, size of an entry
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, type and binding, visibility, section, value, size
 _SYMBOLS, _VARIABLE, _WRITABLE = 2, 1, 1
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable: its symbol, its section, whether that can be written, its address from the library's start, its size."""
+    """A variable: its symbol, its section, whether that can be written, its address from the library's start, its
+    size.
+    """
 
     symbol: str
     section: str
@@ -35,7 +39,13 @@ def variables(library: bytes) -> Iterator[Variable]:
             name, info, _, where, value, length = _SYMBOL.unpack_from(library, at)
             if info & 15 == _VARIABLE and 0 < where < count:
                 section = sections[where]
-                yield Variable(_text(library, sections[link][4] + name), _text(library, sections[names_at][4] + section[0]), bool(section[2] & _WRITABLE), value, length)
+                yield Variable(
+                    _text(library, sections[link][4] + name),
+                    _text(library, sections[names_at][4] + section[0]),
+                    bool(section[2] & _WRITABLE),
+                    value,
+                    length,
+                )
 
 
 def _text(library: bytes, at: int) -> str:

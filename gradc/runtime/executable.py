@@ -21,7 +21,7 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, by_name, check_nonempty, run_program, sizes_given
+from ..interp import bind_dims, by_name, check_nonempty, check_sizes, run_program, sizes_given
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_program, verify_sizes
@@ -32,7 +32,6 @@ from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
 from .adopt import adopt
 from .arrays import Host, Kind, overlap, worth_asking
-from .memory import check_sizes
 from .pending import Pending
 from .pool import num_threads
 from .precision import Precision, precision_of
@@ -50,7 +49,8 @@ Array = np.ndarray[Any, Any]
 class Sizes:
     """What its sizes decide of a call, worked out once for each shape of its inputs.
 
-    :param shapes: of the outputs, and ``nbytes`` their bytes.  :param plan: of the machine code: offsets, workspace; None until it is asked for.
+    :param shapes: of the outputs, and ``nbytes`` their bytes.
+    :param plan: of the machine code: offsets, workspace; None until it is asked for.
     """
 
     dims: dict[str, int]
@@ -63,7 +63,9 @@ class Sizes:
 class Prepared:
     """A call whose arguments have been found right.
 
-    :param add_to: arrays that outputs are added to.  :param loose: inputs that were packed.  :param plan: of :class:`Sizes`.
+    :param add_to: arrays that outputs are added to.
+    :param loose: inputs that were packed.
+    :param plan: of :class:`Sizes`.
     """
 
     arrays: dict[str, Array]
@@ -81,18 +83,35 @@ class Executable(Shared):
     """A compiled program: ``run(**inputs)`` gives its outputs by name.
 
     :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
-    :param defaults: arrays for inputs that the caller need not give.  :param dims: values of symbols that nothing binds.
-    :param payload: the machine code of an earlier build; a program that is built now is refused where it could read or write outside its arrays.
+    :param defaults: arrays for inputs that the caller need not give.
+    :param dims: values of symbols that nothing binds.
+    :param payload: the machine code of an earlier build; a program that is built now is refused where it could read or
+        write outside its arrays.
     :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.
-    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize` raises them.
+    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize`
+        raises them.
     """
 
-    def __init__(self, program: Program, target: str = "cpu", *, defaults: Mapping[str, Array] | None = None, dims: Mapping[str, int] | None = None, donate: Collection[str] = (), payload: bytes | None = None, sites: Any = None, arch: str = "", errors: str = "sync"):
+    def __init__(
+        self,
+        program: Program,
+        target: str = "cpu",
+        *,
+        defaults: Mapping[str, Array] | None = None,
+        dims: Mapping[str, int] | None = None,
+        donate: Collection[str] = (),
+        payload: bytes | None = None,
+        sites: Any = None,
+        arch: str = "",
+        errors: str = "sync",
+    ):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
         self._undecided = verify_program(program) if payload is None else []
         if payload is None:
-            program = plan_buffers(program)  # what a text says of slots is not believed: two that are in use at once may share one
+            program = plan_buffers(
+                program
+            )  # what a text says of slots is not believed: two that are in use at once may share one
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
         self.pending = Pending()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
@@ -158,9 +177,11 @@ class Executable(Shared):
 
     @cached_property
     def binary(self) -> CudaBinary:
-        """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No GPU is needed.
+        """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No
+        GPU is needed.
 
-        :raises Unsupported: another target.  :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.nvrtc.compile_cuda`.
+        :raises Unsupported: another target.
+        :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.nvrtc.compile_cuda`.
         """
         with held_off:
             from .nvrtc import compile_cuda
@@ -171,7 +192,15 @@ class Executable(Shared):
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, allocate: bool = True, stream: Any = None) -> Prepared:
+    def prepare(
+        self,
+        inputs: Mapping[str, Any],
+        out: Mapping[str, Any] | None = None,
+        accumulate: bool | Collection[str] = False,
+        dims: Mapping[str, int] | None = None,
+        allocate: bool = True,
+        stream: Any = None,
+    ) -> Prepared:
         """Everything about a call that can be wrong is found here, before anything runs or is written."""
         name = self.program.name
         dims = sizes_given(dims)
@@ -213,8 +242,26 @@ class Executable(Shared):
                     continue
                 donor = "" if key in adding or not self.donated else self._donor(key, inputs, arrays, kind)
                 shape, dtype = sizes.shapes[key], self.outputs[key].dtype.np
-                results[key] = arrays[donor] if donor else self.place.scratch(shape, dtype, at) if key in adding else self.place.empty(shape, dtype, kind, at)
-        return Prepared(arrays, results, sizes.dims, kind, dict(inputs), {key: outputs[key] for key in adding}, at, tuple(loose), sizes.plan)
+                results[key] = (
+                    arrays[donor]
+                    if donor
+                    else (
+                        self.place.scratch(shape, dtype, at)
+                        if key in adding
+                        else self.place.empty(shape, dtype, kind, at)
+                    )
+                )
+        return Prepared(
+            arrays,
+            results,
+            sizes.dims,
+            kind,
+            dict(inputs),
+            {key: outputs[key] for key in adding},
+            at,
+            tuple(loose),
+            sizes.plan,
+        )
 
     @cached_property
     def _constants(self) -> set[int]:
@@ -226,10 +273,15 @@ class Executable(Shared):
         if out is None:
             return {}
         if not isinstance(out, Mapping):
-            raise InvalidProblem(f"out={type(out).__name__}: it maps names of outputs to arrays; the outputs are {', '.join(self.outputs)}")
+            raise InvalidProblem(
+                f"out={type(out).__name__}: it maps names of outputs to arrays; the outputs are"
+                f" {', '.join(self.outputs)}"
+            )
         unknown = out.keys() - self.outputs.keys()
         if unknown:
-            raise InvalidProblem(f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}")
+            raise InvalidProblem(
+                f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}"
+            )
         return {key: self.place.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
@@ -238,21 +290,36 @@ class Executable(Shared):
             if accumulate and not out:
                 raise InvalidProblem("accumulate=True adds to the arrays of out=, and there are none")
             return set(out) if accumulate else set()
-        names = list(accumulate) if isinstance(accumulate, Collection) and not isinstance(accumulate, str) else [accumulate]
+        names = (
+            list(accumulate) if isinstance(accumulate, Collection) and not isinstance(accumulate, str) else [accumulate]
+        )
         strange = [name for name in names if not isinstance(name, str) or name not in out]
         if strange:
             raise InvalidProblem(f"accumulate names {min(map(str, strange))!r}, for which out= gives no array")
         return set(names)
 
     def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array], kind: Kind) -> str:
-        """The donated input whose memory an output takes in this call: no default's, and none that another input looks at too."""
+        """The donated input whose memory an output takes in this call: no default's, and none that another input looks
+        at too.
+        """
         donor = self.donated.get(self.output_buffers[key], "")
-        if not donor or donor not in inputs or not arrays[donor].flags.writeable or not self.place.donates(arrays[donor], kind):
+        if (
+            not donor
+            or donor not in inputs
+            or not arrays[donor].flags.writeable
+            or not self.place.donates(arrays[donor], kind)
+        ):
             return ""
         return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
 
-    def _sized(self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]) -> Sizes:
-        key = (shapes, tuple(sorted(dims.items())) if dims else (), tuple((n, a.shape) for n, a in out.items()) if out else ())
+    def _sized(
+        self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]
+    ) -> Sizes:
+        key = (
+            shapes,
+            tuple(sorted(dims.items())) if dims else (),
+            tuple((n, a.shape) for n, a in out.items()) if out else (),
+        )
         found = self._sizes.get(key)
         if found is not None:
             return found
@@ -264,10 +331,15 @@ class Executable(Shared):
                     bound.setdefault(str(size), got)
         unbound = [d for d in self.program.dims if d not in bound]
         if unbound:
-            raise InvalidProblem(f"{self.program.name}: nothing binds the dim {unbound[0]}; give dims={{{unbound[0]!r}: ...}} to compile or to the call")
+            raise InvalidProblem(
+                f"{self.program.name}: nothing binds the dim {unbound[0]}; give dims={{{unbound[0]!r}: ...}} to compile"
+                " or to the call"
+            )
         for fact in self.program.assumptions:
             if fact.fails(bound):
-                raise InvalidProblem(f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}")
+                raise InvalidProblem(
+                    f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}"
+                )
         for kernel in self._undecided:
             verify_sizes(kernel, self.program, bound)
         check_sizes(self.program, bound)
@@ -276,10 +348,14 @@ class Executable(Shared):
         if len(self._sizes) > 256:
             self._sizes.clear()
         concrete = {name: type_.concrete(bound) for name, type_ in self.outputs.items()}
-        made = self._sizes[key] = Sizes(bound, concrete, {name: prod(shape) * self.outputs[name].dtype.itemsize for name, shape in concrete.items()})
+        made = self._sizes[key] = Sizes(
+            bound, concrete, {name: prod(shape) * self.outputs[name].dtype.itemsize for name, shape in concrete.items()}
+        )
         return made
 
-    def _check_outputs(self, arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], out: Mapping[str, Array]) -> None:
+    def _check_outputs(
+        self, arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], out: Mapping[str, Array]
+    ) -> None:
         """The arrays of ``out=`` can be written."""
         taken: list[tuple[str, Array]] = []
         for key, array in out.items():
@@ -299,7 +375,10 @@ class Executable(Shared):
             for name, source in arrays.items():
                 own = name == donor and array.ctypes.data == source.ctypes.data and source.flags.c_contiguous
                 if overlap(array, source) and not own:
-                    raise OverlappingOperands(f"out[{key!r}] shares memory with the input {name}; donate=[...] allows a donated input's memory")
+                    raise OverlappingOperands(
+                        f"out[{key!r}] shares memory with the input {name}; donate=[...] allows a donated input's"
+                        " memory"
+                    )
             for other, earlier in taken:
                 if overlap(array, earlier):
                     raise OverlappingOperands(f"out[{key!r}] shares memory with out[{other!r}]")
@@ -307,7 +386,9 @@ class Executable(Shared):
 
     def _fits(self, sizes: Sizes, given: Collection[str], copies: int) -> None:
         """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
-        needed = copies + sum(sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given])
+        needed = copies + sum(
+            sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given]
+        )
         if self.target != "numpy":
             if sizes.plan is None:
                 sizes.plan = self.native.bind(sizes.dims)
@@ -317,15 +398,31 @@ class Executable(Shared):
         if needed > worth_asking():
             limit = self.place.left()
             if needed > limit.left:
-                raise OutOfMemory(f"{self.program.name} needs {needed} bytes of outputs and workspace, {limit.left} are left ({limit.name}, {limit.total} in all)")
+                raise OutOfMemory(
+                    f"{self.program.name} needs {needed} bytes of outputs and workspace, {limit.left} are left"
+                    f" ({limit.name}, {limit.total} in all)"
+                )
 
-    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, dims: Mapping[str, int] | None = None, stream: Any = None, workspace: Any = None, **more: Any) -> GradcError | None:
+    def can_implement(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        out: Mapping[str, Any] | None = None,
+        accumulate: bool | Collection[str] = False,
+        dims: Mapping[str, int] | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        **more: Any,
+    ) -> GradcError | None:
         """None if the call is right, else the error it would raise, before anything runs.
 
         Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
         """
         try:
-            prepared = self.prepare(by_name(self.program.name, self.inputs, inputs, (), more), out, accumulate, dims, False, stream)
+            prepared = self.prepare(
+                by_name(self.program.name, self.inputs, inputs, (), more), out, accumulate, dims, False, stream
+            )
             self._workspace(workspace, prepared)
         except GradcError as error:
             return error
@@ -338,8 +435,14 @@ class Executable(Shared):
         needed = self.workspace_size(**{d: prepared.dims[d] for d in self.program.dims})
         if array.nbytes < needed:
             raise WorkspaceTooSmall(needed, array.nbytes)
-        if not array.flags.c_contiguous or not array.flags.writeable or (needed and array.ctypes.data % self.place.align):
-            raise MisalignedOperand(f"the workspace is not contiguous, writable memory at a multiple of {self.place.align} bytes")
+        if (
+            not array.flags.c_contiguous
+            or not array.flags.writeable
+            or (needed and array.ctypes.data % self.place.align)
+        ):
+            raise MisalignedOperand(
+                f"the workspace is not contiguous, writable memory at a multiple of {self.place.align} bytes"
+            )
         for what, others in (("input", prepared.arrays), ("output", prepared.outputs), ("output", prepared.add_to)):
             for name, other in others.items():
                 if overlap(array, other):
@@ -348,19 +451,43 @@ class Executable(Shared):
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Mapping[str, Any] | None = None, /, *extra: Any, out: Mapping[str, Any] | None = None, accumulate: bool | Collection[str] = False, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    def run(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *extra: Any,
+        out: Mapping[str, Any] | None = None,
+        accumulate: bool | Collection[str] = False,
+        stream: Any = None,
+        workspace: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
         """The outputs, by name; arrays are of the kind that went in.
 
         :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
-        :param out: arrays to write outputs into.  :param accumulate: True, or the names of ``out`` that are added to instead of written.
-        :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param stream: for accelerators; the CPU has none.
+        :param out: arrays to write outputs into.
+        :param accumulate: True, or the names of ``out`` that are added to instead of written.
+        :param workspace: memory of at least ``workspace_size(**dims)`` bytes.
+        :param stream: for accelerators; the CPU has none.
         :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
         :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
-        :raises KeyboardInterrupt: or what else the handler of a signal raised, on the main thread; arrays of ``out`` and ``workspace`` are undefined.
+        :raises KeyboardInterrupt: or what else the handler of a signal raised, on the main thread; arrays of ``out``
+            and ``workspace`` are undefined.
         """
-        return self.run_bound(by_name(self.program.name, self.inputs, inputs, extra, more), out, accumulate, stream, workspace, dims)[0]
+        return self.run_bound(
+            by_name(self.program.name, self.inputs, inputs, extra, more), out, accumulate, stream, workspace, dims
+        )[0]
 
-    def run_bound(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, accumulate: bool | Collection[str], stream: Any, workspace: Any, dims: Mapping[str, int] | None) -> tuple[dict[str, Any], dict[str, int]]:
+    def run_bound(
+        self,
+        inputs: Mapping[str, Any],
+        out: Mapping[str, Any] | None,
+        accumulate: bool | Collection[str],
+        stream: Any,
+        workspace: Any,
+        dims: Mapping[str, int] | None,
+    ) -> tuple[dict[str, Any], dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
         self.pending.check()
         prepared = self.prepare(inputs, out, accumulate, dims, True, stream)
@@ -368,17 +495,24 @@ class Executable(Shared):
         given = out or {}
         if given or self.donated:
             written(*given.values(), *(inputs[name] for name in self.donated.values() if name in inputs))
-        results = {key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind) for key in self.outputs}
+        results = {
+            key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind)
+            for key in self.outputs
+        }
         return results, prepared.dims
 
     __call__ = run
 
     def launch(self, prepared: Prepared, workspace: Array | None = None, only: int = -1) -> None:
-        """Run on prepared arrays; outputs are filled, and added where that was asked for.  ``only``: one step, on the CPU."""
+        """Run on prepared arrays; outputs are filled, and added where that was asked for.  ``only``: one step, on the
+        CPU.
+        """
         if self.target.startswith("cuda"):
             from .calls import call
 
-            with plain() if self.target == "cuda-sim" else contextlib.nullcontext():  # a GPU has an environment of its own
+            with (
+                plain() if self.target == "cuda-sim" else contextlib.nullcontext()
+            ):  # a GPU has an environment of its own
                 return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
         if self.target == "numpy":
             for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
@@ -394,7 +528,17 @@ class Executable(Shared):
         """Inputs and outputs of a call, by buffer."""
         return prepared.arrays | {self._roots[key]: array for key, array in prepared.outputs.items()}
 
-    def capture(self, inputs: Mapping[str, Any] | None = None, /, *, out: Mapping[str, Any] | None = None, stream: Any = None, workspace: Any = None, dims: Mapping[str, int] | None = None, **more: Any) -> Any:
+    def capture(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> Any:
         """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
         with held_off:
             from .capture import capture, step, stream_for
@@ -413,7 +557,9 @@ class Executable(Shared):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def thread_bytes(self, bound: Mapping[str, int]) -> int:
-        """Bytes that the threads of the CPU keep for such calls, all together: rows held from pass to pass, packed parts of a product's operands."""
+        """Bytes that the threads of the CPU keep for such calls, all together: rows held from pass to pass, packed
+        parts of a product's operands.
+        """
         if self.target != "cpu":
             return 0
         local = int(self.native.bind(bound).local)

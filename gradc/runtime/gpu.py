@@ -5,7 +5,8 @@
 >>> device = gpu.Gpu(text)                              # CUDA text, compiled for the current device at its first launch
 >>> memory = device.memory(4096)
 >>> begin, end = device.event(), device.event()
->>> begin.record(); device.launch("name", blocks, threads, [Span(memory.address, 1024, np.dtype("f4")), 1024], written=[0]); end.record()
+>>> begin.record(); device.launch("name", blocks, threads, [Span(memory.address, 1024, np.dtype("f4")), 1024],
+written=[0]); end.record()
 >>> end.wait(); end.since(begin)                        # seconds
 """
 
@@ -31,7 +32,9 @@ from ..process.forks import held_off, lock
 from .device import Description, Span
 
 Array = np.ndarray[Any, Any]
-_FUNCTION = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(')
+_FUNCTION = re.compile(
+    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\('
+)
 _NOT_READY = 600
 
 
@@ -58,12 +61,18 @@ def usable() -> bool:
 def _cupy() -> Any:
     """CuPy, once there is something to use it for."""
     if not count():
-        raise NoDevice("no GPU: the loader knows no libcuda.so.1, or the driver has no device; target='cuda-sim' runs the same kernels on the CPU")
+        raise NoDevice(
+            "no GPU: the loader knows no libcuda.so.1, or the driver has no device; target='cuda-sim' runs the same"
+            " kernels on the CPU"
+        )
     try:
         with held_off:
             import cupy
     except ImportError as error:
-        raise NoDevice(f"a GPU is reached through CuPy, which does not import: {error}; `pip install gradc[cuda12]` or `gradc[cuda13]` brings it") from error
+        raise NoDevice(
+            f"a GPU is reached through CuPy, which does not import: {error}; `pip install gradc[cuda12]` or"
+            " `gradc[cuda13]` brings it"
+        ) from error
     return cupy
 
 
@@ -73,7 +82,10 @@ def failure(error: Exception, what: str) -> DeviceError | OutOfMemory:
     if isinstance(error, MemoryError) or status == 2:
         return OutOfMemory(text)
     if status == 35:  # cudaErrorInsufficientDriver
-        return DriverTooOld(f"{text}; this CuPy is of CUDA {_cupy().cuda.runtime.runtimeGetVersion()}, a CuPy of the driver's own CUDA goes with it")
+        return DriverTooOld(
+            f"{text}; this CuPy is of CUDA {_cupy().cuda.runtime.runtimeGetVersion()}, a CuPy of the driver's own CUDA"
+            " goes with it"
+        )
     if status == 100:
         return NoDevice(text)
     if status is not None and 900 <= status <= 908:
@@ -102,7 +114,8 @@ def _asked(what: str, function: Any, *args: Any) -> Any:
 def current_device() -> Description:
     """The current device of this thread.
 
-    :raises NoDevice: there is no driver, no device, or no CuPy to reach it; says which.  :raises DriverTooOld: for this CuPy.
+    :raises NoDevice: there is no driver, no device, or no CuPy to reach it; says which.
+    :raises DriverTooOld: for this CuPy.
     """
     cupy = _cupy()
     with _named("asking for the current device"):
@@ -115,9 +128,16 @@ def _description(number: int) -> Description:
     about, driver = runtime.getDeviceProperties(number), runtime.driverGetVersion()
     bandwidth = 2 * about.get("memoryClockRate", 0) * 1000 * about.get("memoryBusWidth", 0) // 8
     return Description(
-        number, about["name"].decode(), f"sm_{about['major']}{about['minor']}", about["multiProcessorCount"], about["l2CacheSize"], about["sharedMemPerBlockOptin"],
-        about["totalGlobalMem"], bandwidth, (driver // 1000, driver % 1000 // 10),
-    )  # fmt: skip
+        number,
+        about["name"].decode(),
+        f"sm_{about['major']}{about['minor']}",
+        about["multiProcessorCount"],
+        about["l2CacheSize"],
+        about["sharedMemPerBlockOptin"],
+        about["totalGlobalMem"],
+        bandwidth,
+        (driver // 1000, driver % 1000 // 10),
+    )
 
 
 def fits(arch: str, device: Description) -> bool:
@@ -175,9 +195,11 @@ class Gpu:
     """The current device and a CUDA text on it: :class:`gradc.runtime.device.Device`, where each method is described.
 
     :param text: kernels as ``extern "C" __global__`` functions whose parameters are pointers and 64-bit integers.
-    :param cubin: the text compiled, or b"": it is compiled for the device's architecture (and kept in the cache) at the first launch.
+    :param cubin: the text compiled, or b"": it is compiled for the device's architecture (and kept in the cache) at the
+        first launch.
     :param wide: the same for offsets of 64 bits, at the first launch that needs them.
-    :param arch: what the cubin was compiled for.  :param sync: wait after each launch, so that an error names the function that raised it.
+    :param arch: what the cubin was compiled for.
+    :param sync: wait after each launch, so that an error names the function that raised it.
     """
 
     def __init__(self, text: str = "", *, cubin: bytes = b"", wide: bytes = b"", arch: str = "", sync: bool = False):
@@ -194,7 +216,9 @@ class Gpu:
         """DeviceError if the thread's current device is another one; the driver's context is there afterwards."""
         number = self.runtime.getDevice()
         if number != self.description.number:
-            raise DeviceError(f"this module is loaded on device {self.description.number}, and the current one is device {number}")
+            raise DeviceError(
+                f"this module is loaded on device {self.description.number}, and the current one is device {number}"
+            )
         if not getattr(self._thread, "ready", False):
             with _named(f"using device {number} ({self.description.name})"):
                 self.runtime.setDevice(number)
@@ -210,7 +234,9 @@ class Gpu:
         try:
             return self.cupy.ndarray(shape, dtype, memory.pointer)
         except (TypeError, ValueError) as error:
-            raise Unsupported(f"CuPy {self.cupy.__version__} has no arrays of {dtype}: {error}; torch tensors, or CuPy 14, have them") from error
+            raise Unsupported(
+                f"CuPy {self.cupy.__version__} has no arrays of {dtype}: {error}; torch tensors, or CuPy 14, have them"
+            ) from error
 
     def load(self, wide: bool = False) -> None:
         self.check_current()
@@ -219,7 +245,10 @@ class Gpu:
                 return
             here, arch = self.description, self.arch or self.description.arch
             if not fits(arch, here):
-                raise DeviceError(f"this was compiled for {arch}, and device {here.number} ({here.name}) is {here.arch}; compile(..., arch={here.arch!r}) is for it")
+                raise DeviceError(
+                    f"this was compiled for {arch}, and device {here.number} ({here.name}) is {here.arch}; compile(...,"
+                    f" arch={here.arch!r}) is for it"
+                )
             text, cubin, maker = widened(self.text) if wide else self.text, self.wide if wide else self.cubin, ""
             if not cubin:
                 with held_off:
@@ -228,20 +257,40 @@ class Gpu:
                 version = find_nvrtc(arch).version
                 maker = f" by NVRTC {version[0]}.{version[1]}"
                 if version[0] > here.driver[0]:
-                    raise DriverTooOld(f"the driver of {here.name} is of CUDA {here.driver[0]}.{here.driver[1]}, and what NVRTC {version[0]}.{version[1]} makes needs one of {version[0]}.0")
+                    raise DriverTooOld(
+                        f"the driver of {here.name} is of CUDA {here.driver[0]}.{here.driver[1]}, and what NVRTC"
+                        f" {version[0]}.{version[1]} makes needs one of {version[0]}.0"
+                    )
                 cubin = compile_cuda(text, arch=arch, emit=("cubin",)).cubin
             try:
                 module = self.driver.moduleLoadData(cubin)
             except RuntimeError as error:
-                what = f"a binary for {arch}{maker} on {here.name} ({here.arch}, driver of CUDA {here.driver[0]}.{here.driver[1]})"
-                raise (DriverTooOld(f"{what}: {error}") if getattr(error, "status", 0) in (200, 209, 222) else failure(error, what)) from error
+                what = (
+                    f"a binary for {arch}{maker} on {here.name} ({here.arch}, driver of CUDA"
+                    f" {here.driver[0]}.{here.driver[1]})"
+                )
+                raise (
+                    DriverTooOld(f"{what}: {error}")
+                    if getattr(error, "status", 0) in (200, 209, 222)
+                    else failure(error, what)
+                ) from error
             found = {}
             for name in _FUNCTION.findall(self.text):
                 with _named(f"the function {name}"):
                     found[name] = self.driver.moduleGetFunction(module, name)
             self._functions[wide] = found
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
+    def launch(
+        self,
+        function: str,
+        blocks: int,
+        threads: int,
+        args: Sequence[Any],
+        written: Collection[int],
+        stream: int | None = None,
+        shared: int = 0,
+        wide: bool = False,
+    ) -> None:
         if wide not in self._functions:
             self.load(wide)
         functions = self._functions.get(wide, {})
@@ -254,7 +303,9 @@ class Gpu:
         places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
         try:
             if shared:  # beside what the function has of its own: how much goes without asking is not known here
-                self.driver.funcSetAttribute(handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+                self.driver.funcSetAttribute(
+                    handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared
+                )
             self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
             if self.sync and not self.capturing(stream):
                 self.runtime.streamSynchronize(stream)
@@ -302,7 +353,9 @@ class Gpu:
         _asked("a fill", self.runtime.memsetAsync, at, value, nbytes, self.at(stream))
 
     def upload(self, to: int, array: Array, stream: int | None = None) -> None:
-        self.copy(to, np.ascontiguousarray(array).ctypes.data, array.nbytes, stream)  # from pageable memory: staged before it returns
+        self.copy(
+            to, np.ascontiguousarray(array).ctypes.data, array.nbytes, stream
+        )  # from pageable memory: staged before it returns
 
     def read(self, span: Span, stream: int | None = None) -> Array:
         out = np.empty(span.count, span.dtype)

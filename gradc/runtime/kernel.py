@@ -44,13 +44,25 @@ class Kernels(dict[str, "KernelHandle"]):
         if any(name in (call, call.rsplit("_", 1)[0]) for call in self.calls):
             return f"{name!r} is computed by a library: it has no kernel; the kernels are {', '.join(self) or 'none'}"
         close = difflib.get_close_matches(name, self, 1)
-        return f"there is no kernel {name!r}; {f'did you mean {close[0]}? ' if close else ''}the kernels are {', '.join(self) or 'none'}"
+        return (
+            f"there is no kernel {name!r}; {f'did you mean {close[0]}? ' if close else ''}the kernels are"
+            f" {', '.join(self) or 'none'}"
+        )
 
 
 def kernels_of(executable: Executable) -> Kernels:
-    """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``.  One that several cases of a step run is one."""
-    found = Kernels(item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel))
-    for kernel in (item for step in executable.program.steps for item in dict.fromkeys(alternatives(step)) if isinstance(item, Kernel)):
+    """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``.  One that
+    several cases of a step run is one.
+    """
+    found = Kernels(
+        item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel)
+    )
+    for kernel in (
+        item
+        for step in executable.program.steps
+        for item in dict.fromkeys(alternatives(step))
+        if isinstance(item, Kernel)
+    ):
         count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
         found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
     return found
@@ -88,13 +100,20 @@ class KernelHandle:
 
     @cached_property
     def executable(self) -> Executable:
-        """The kernel as a program of its own: what it reads are inputs, what it writes are outputs, positions that it reads through are checked first."""
+        """The kernel as a program of its own: what it reads are inputs, what it writes are outputs, positions that it
+        reads through are checked first.
+        """
         from .executable import Executable
 
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
         program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
         checks = [check_of(b, self.types[b], size, *self._named(b, size)) for b, size in assumed(self.kernel, program)]
-        return Executable(replace(program, steps=(*checks, self.kernel)), self.owner.target, arch=self.owner.arch, dims=self.owner.fixed_dims)
+        return Executable(
+            replace(program, steps=(*checks, self.kernel)),
+            self.owner.target,
+            arch=self.owner.arch,
+            dims=self.owner.fixed_dims,
+        )
 
     def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
         """What the owner's error says of such a check: the op and the user's name of the positions."""
@@ -111,7 +130,9 @@ class KernelHandle:
         return self.executable.run(buffers, dims=dims)
 
     def sample(self, seed: int = 0, **dims: int) -> dict[str, Array]:
-        """Random contents for every buffer it reads: floats from 0.5 to 2, of which every root and logarithm is a number; integers that serve as indices stay in range."""
+        """Random contents for every buffer it reads: floats from 0.5 to 2, of which every root and logarithm is a
+        number; integers that serve as indices stay in range.
+        """
         bound = {**self.owner.fixed_dims, **dims}
         missing = sorted({s for t in self.types.values() for size in t.shape for s in symbols(size)} - bound.keys())
         if missing:
@@ -136,7 +157,9 @@ class KernelHandle:
         came_from: dict[str, set[str]] = {}
         limits: dict[str, int] = {}
         for s in self.kernel.body:
-            came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | ({s.buffer} if s.op in ("load", "search") else set())
+            came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | (
+                {s.buffer} if s.op in ("load", "search") else set()
+            )
             if s.op == "check":
                 for b in came_from.get(s.args[0], ()):
                     limits[b] = min(limits.get(b, 2**62), evaluate(s.attr("bound"), bound))
@@ -147,21 +170,35 @@ class KernelHandle:
         return limits
 
     def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
-        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own, between two events."""
+        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own,
+        between two events.
+        """
         return _seconds(self.executable, dict(buffers) if buffers is not None else self.sample(**dims), repeat, dims)
 
     def forced(self, buffer: str, strategy: str) -> KernelHandle | None:
-        """The same kernel with its combine into ``buffer`` done another way; None where that way and its other combines do not go together."""
+        """The same kernel with its combine into ``buffer`` done another way; None where that way and its other combines
+        do not go together.
+        """
         with held_off:
             from ..passes.devices import gpu_of
 
         gpu = self.owner.target.startswith("cuda")
-        how: dict[str, Any] = {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *ON_HOST)} if gpu else {}
+        how: dict[str, Any] = (
+            {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *ON_HOST)}
+            if gpu
+            else {}
+        )
         program = self.executable.program
         if self.kernel.strategies.get(buffer) == strategy:
             return self
-        *_, step = choose_reduction(program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **how).steps
-        return KernelHandle(step, self.owner) if isinstance(step, Kernel) and step.strategies.get(buffer) == strategy else None
+        *_, step = choose_reduction(
+            program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **how
+        ).steps
+        return (
+            KernelHandle(step, self.owner)
+            if isinstance(step, Kernel) and step.strategies.get(buffer) == strategy
+            else None
+        )
 
     def __str__(self) -> str:
         return self.ir
@@ -175,15 +212,22 @@ def time_call(call: Call, owner: Executable, repeat: int, dims: Mapping[str, int
     from .executable import Executable
 
     buffers = {b: owner.program.buffer[b] for b in (*call.reads, *call.writes)}
-    executable = Executable(as_program(call.name, buffers, call, call.writes), owner.target, arch=owner.arch, dims=owner.fixed_dims)
+    executable = Executable(
+        as_program(call.name, buffers, call, call.writes), owner.target, arch=owner.arch, dims=owner.fixed_dims
+    )
     random = np.random.default_rng(0)
     bound = {**owner.fixed_dims, **dims}
-    inputs = {name: random.integers(0, 2, type_.concrete(bound)).astype(type_.dtype.np) for name, type_ in executable.inputs.items()}
+    inputs = {
+        name: random.integers(0, 2, type_.concrete(bound)).astype(type_.dtype.np)
+        for name, type_ in executable.inputs.items()
+    }
     return _seconds(executable, inputs, repeat, dims)
 
 
 def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dims: Mapping[str, int]) -> float:
-    """The median of ``repeat`` warm runs of the last step, after one of all: those before it check what it reads through."""
+    """The median of ``repeat`` warm runs of the last step, after one of all: those before it check what it reads
+    through.
+    """
     times: list[float] = []
     last = len(executable.program.steps) - 1
     if executable.target == "cuda":
@@ -191,7 +235,10 @@ def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dim
             from .calls import timed
 
         stream = executable.place.stream(None, inputs.values())
-        inputs = {name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
+        inputs = {
+            name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array
+            for name, array in inputs.items()
+        }
     for _ in range(repeat + 1):
         prepared = executable.prepare(inputs, dims={**dims})
         only = last if times else -1
@@ -207,5 +254,7 @@ def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dim
 def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:
     """A program of one step."""
     kinds = {b: "output" if b in outputs else "input" for b in buffers}
-    kept = tuple(Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values())
+    kept = tuple(
+        Buffer(b.name, b.type, b.kind if b.kind == "const" else kinds[b.name], "", b.value) for b in buffers.values()
+    )
     return Program(name, kept, (step,), (), tuple((b, b) for b in outputs))

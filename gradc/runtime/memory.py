@@ -7,33 +7,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidProblem
-from ..ir.dims import LARGEST, evaluate
-from ..ir.kernel import Program
+from ..ir.dims import evaluate
 
 if TYPE_CHECKING:
     from .executable import Executable
 
 
-def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
-    """InvalidProblem where a buffer would have a negative size, or more bytes than can be counted."""
-    for buffer in program.buffers:
-        for size in buffer.type.shape:
-            if evaluate(size, bound) < 0:
-                raise InvalidProblem(f"{program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})")
-        if evaluate(buffer.type.nbytes, bound) > LARGEST:
-            raise InvalidProblem(f"{program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more")
-
-
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one forward and one backward allocate beyond the caller's own arrays (inputs, donated ones too, cotangents, ``out=``, ``workspace=``).
+    """Bytes that one forward and one backward allocate beyond the caller's own arrays (inputs, donated ones too,
+    cotangents, ``out=``, ``workspace=``).
 
-    Not in it: what an allocator adds (the pool of the CPU at most an eighth), partial sums of a product of few rows and columns over a long axis (at most
-    16 times its result), and copies of inputs that do not lie in order.  The target numpy has temporaries that nobody counts.
+    Not in it: what an allocator adds (the pool of the CPU at most an eighth), partial sums of a product of few rows and
+    columns over a long axis (at most 16 times its result), and copies of inputs that do not lie in order.  The target
+    numpy has temporaries that nobody counts.
 
     :ivar outputs: the values of forward.  :ivar residuals: what forward keeps for backward beyond its inputs.
-    :ivar forward_workspace, backward_workspace: temporaries and scratch, free again after the call.  :ivar gradients: what backward gives.
-    :ivar threads: what the threads of the CPU keep from call to call, all together: packed parts of a product's operands, rows that a kernel holds.
+    :ivar forward_workspace, backward_workspace: temporaries and scratch, free again after the call.
+    :ivar gradients: what backward gives.
+    :ivar threads: what the threads of the CPU keep from call to call, all together: packed parts of a product's
+        operands, rows that a kernel holds.
     """
 
     outputs: int
@@ -75,7 +68,17 @@ def predicted(executables: Mapping[str, Executable], residuals: frozenset[str], 
             raise InvalidProblem(f"memory of {executable.program.name} depends on {', '.join(missing)}: give a size")
         space[what] = executable.workspace_size(**bound)
         threads = max(threads, executable.thread_bytes(bound))
-        made[what] = {name: 0 if executable.output_buffers[name] in executable.donated else evaluate(type_.nbytes, bound) for name, type_ in executable.outputs.items()}
+        made[what] = {
+            name: 0 if executable.output_buffers[name] in executable.donated else evaluate(type_.nbytes, bound)
+            for name, type_ in executable.outputs.items()
+        }
     forward = made["forward"]
     kept = sum(size for name, size in forward.items() if name in residuals)
-    return Memory(sum(forward.values()) - kept, kept, space["forward"], sum(made.get("backward", {}).values()), space.get("backward", 0), threads)
+    return Memory(
+        sum(forward.values()) - kept,
+        kept,
+        space["forward"],
+        sum(made.get("backward", {}).values()),
+        space.get("backward", 0),
+        threads,
+    )

@@ -1,4 +1,5 @@
-"""From CUDA text to a cubin with no GPU, no driver and no CUDA toolkit: NVRTC through ctypes, its log read, its work kept.
+"""From CUDA text to a cubin with no GPU, no driver and no CUDA toolkit: NVRTC through ctypes, its log read, its work
+kept.
 
 NVRTC is a library, so a compile is a thread of ours that can be told to stop, not a process that can be killed.
 """
@@ -37,13 +38,30 @@ _PTXAS = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
 # Kernels of one text side by side; the same code comes out.  An NVRTC that does not know it does without.
 _SPLIT = "--split-compile=0"
 # The first NVRTC that compiles for an architecture, and the last.
-_SINCE = {89: (11, 8), 90: (11, 8), 100: (12, 8), 101: (12, 8), 120: (12, 8), 103: (12, 9), 121: (12, 9), 88: (13, 0), 110: (13, 0)}
+_SINCE = {
+    89: (11, 8),
+    90: (11, 8),
+    100: (12, 8),
+    101: (12, 8),
+    120: (12, 8),
+    103: (12, 9),
+    121: (12, 9),
+    88: (13, 0),
+    110: (13, 0),
+}
 _LAST_MAJOR = {50: 12, 52: 12, 53: 12, 60: 12, 61: 12, 62: 12, 70: 12, 72: 12, 101: 12}
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "nvrtcVersion": (ctypes.c_void_p, ctypes.c_void_p),
     "nvrtcGetNumSupportedArchs": (ctypes.c_void_p,),
     "nvrtcGetSupportedArchs": (ctypes.c_void_p,),
-    "nvrtcCreateProgram": (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    "nvrtcCreateProgram": (
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ),
     "nvrtcCompileProgram": (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
     "nvrtcDestroyProgram": (ctypes.c_void_p,),
     **{f"nvrtcGet{what}Size": (ctypes.c_void_p, ctypes.c_void_p) for what in ("PTX", "CUBIN", "ProgramLog")},
@@ -89,7 +107,8 @@ class Nvrtc:
 
 
 def find_nvrtc(arch: str = "") -> Nvrtc:
-    """``$GRADC_NVRTC`` if it is set, else the first that works of NVIDIA's wheels, CUDA_HOME, CUDA_PATH and the loader's.
+    """``$GRADC_NVRTC`` if it is set, else the first that works of NVIDIA's wheels, CUDA_HOME, CUDA_PATH and the
+    loader's.
 
     CUDA 12 comes before 13: a driver loads what an older compiler made.
 
@@ -126,13 +145,14 @@ def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
         passed.append(lack)
     if not passed:
         raise CompilerMissing(
-            "no NVRTC: GRADC_NVRTC is not set, neither the wheel nvidia-cuda-nvrtc-cu12 nor nvidia-cuda-nvrtc is installed, CUDA_HOME and "
-            "CUDA_PATH name no toolkit that has it, and the loader knows no libnvrtc.so.12 or .13; `pip install gradc[nvrtc]` brings one"
+            "no NVRTC: GRADC_NVRTC is not set, neither the wheel nvidia-cuda-nvrtc-cu12 nor nvidia-cuda-nvrtc is"
+            " installed, CUDA_HOME and CUDA_PATH name no toolkit that has it, and the loader knows no libnvrtc.so.12 or"
+            " .13; `pip install gradc[nvrtc]` brings one"
         )
     what = f"for {arch}" if arch else "that works"
     raise CompilerMissing(
-        f"no NVRTC {what}: {'; '.join(dict.fromkeys(passed))}; `pip install nvidia-cuda-nvrtc-cu12` brings the last of CUDA 12, "
-        "`pip install nvidia-cuda-nvrtc` that of CUDA 13"
+        f"no NVRTC {what}: {'; '.join(dict.fromkeys(passed))}; `pip install nvidia-cuda-nvrtc-cu12` brings the last of"
+        " CUDA 12, `pip install nvidia-cuda-nvrtc` that of CUDA 13"
     )
 
 
@@ -142,7 +162,12 @@ def _candidates(homes: Sequence[str]) -> Iterator[str]:
     for root in (namespace.submodule_search_locations if namespace is not None else None) or ():
         places.append([os.path.join(glob.escape(root), folder, "lib") for folder in ("cuda_nvrtc", "cu[0-9]*")])
     for home in filter(None, homes):
-        places.append([os.path.join(glob.escape(os.path.abspath(home)), *folder) for folder in (("lib64",), ("lib",), ("targets", "*", "lib"))])
+        places.append(
+            [
+                os.path.join(glob.escape(os.path.abspath(home)), *folder)
+                for folder in (("lib64",), ("lib",), ("targets", "*", "lib"))
+            ]
+        )
     for folders in places:
         files = {file for folder in folders for file in glob.glob(os.path.join(folder, "libnvrtc.so.[0-9]*"))}
         major = lambda file: int(re.match(r"\d+", file.rpartition(".so.")[2])[0])  # type: ignore[index]
@@ -161,7 +186,9 @@ def _loaded_path(name: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ask(path: str) -> Nvrtc:
-    """Version and architectures of the library; remembered on disk while its files are the same: loading it takes 10 ms."""
+    """Version and architectures of the library; remembered on disk while its files are the same: loading it takes 10
+    ms.
+    """
     builtins = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "libnvrtc-builtins.so.*")))
     stamps = [f"{file} {about.st_size} {about.st_mtime_ns}" for file in (path, *builtins) for about in (os.stat(file),)]
     key = digest("nvrtc", *stamps)
@@ -172,7 +199,9 @@ def _ask(path: str) -> Nvrtc:
     else:
         library = _library(path)
         major, minor, count = (ctypes.c_int() for _ in range(3))
-        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) or library.nvrtcGetNumSupportedArchs(ctypes.byref(count)):
+        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) or library.nvrtcGetNumSupportedArchs(
+            ctypes.byref(count)
+        ):
             raise CompilerError(f"{path} does not say its version: not an NVRTC that works")
         numbers = (ctypes.c_int * count.value)()
         library.nvrtcGetSupportedArchs(numbers)
@@ -207,8 +236,11 @@ def _library(path: str) -> ctypes.CDLL:
 class KernelResources:
     """What one kernel takes, in bytes but for the registers.
 
-    :param registers: of a thread.  :param spill_stores: registers that did not fit, written to local memory, by device functions that it calls
-        too.  :param spill_loads: and read again.  :param shared: static shared memory of a block.  :param stack: local memory of a thread.
+    :param registers: of a thread.
+    :param spill_stores: registers that did not fit, written to local memory, by device functions that it calls too.
+    :param spill_loads: and read again.
+    :param shared: static shared memory of a block.
+    :param stack: local memory of a thread.
     :param constant: constant memory; 0 where NVRTC does not say (sm_90 and later).  :param barriers: of a block.
     """
 
@@ -226,7 +258,9 @@ class KernelResources:
 class CudaBinary:
     """Compiled CUDA text.
 
-    :param arch: what it was compiled for.  :param cubin: the binary, b"" if not asked for.  :param ptx: its assembly, "" if not asked for.
+    :param arch: what it was compiled for.
+    :param cubin: the binary, b"" if not asked for.
+    :param ptx: its assembly, "" if not asked for.
     :param log: what NVRTC said.  :param kernels: by name, what each takes; empty without a cubin.
     """
 
@@ -257,21 +291,27 @@ def compile_cuda(
     :param timeout: seconds; NVRTC can be stopped from 12.8 on.
 
     :raises CompilerMissing: there is no NVRTC, or none for ``arch``; says how to get one.
-    :raises CompilerError: it refused the text or took too long; ``.source`` is the text with line numbers, ``.log`` what it printed.
+    :raises CompilerError: it refused the text or took too long; ``.source`` is the text with line numbers, ``.log``
+        what it printed.
     :raises RegistersSpilled: see ``spills``; names kernels and bytes.
     :raises InvalidProblem: ``arch`` or an option is not written like one.
     """
     unknown = [repr(e) for e in emit if e not in ("cubin", "ptx")]
     if unknown or not emit or spills not in ("allow", "error") or not 0 <= max_registers <= 255:
         raise InvalidProblem(
-            f"emit={tuple(emit)!r}, spills={spills!r}, max_registers={max_registers}: emit names 'cubin', 'ptx' or both, "
-            "spills is 'allow' or 'error', max_registers lies in [0, 255]"
+            f"emit={tuple(emit)!r}, spills={spills!r}, max_registers={max_registers}: emit names 'cubin', 'ptx' or"
+            " both, spills is 'allow' or 'error', max_registers lies in [0, 255]"
         )
     _parse_arch(arch)
     nvrtc = find_nvrtc(arch)
     _check_source(source)
     native = "cubin" in emit
-    options = [f"--gpu-architecture={arch if native else arch.replace('sm_', 'compute_')}", *OPTIONS, *(_PTXAS if native else ()), _SPLIT]
+    options = [
+        f"--gpu-architecture={arch if native else arch.replace('sm_', 'compute_')}",
+        *OPTIONS,
+        *(_PTXAS if native else ()),
+        _SPLIT,
+    ]
     options += [f"--maxrregcount={max_registers}"] if max_registers else []
     options += ["--generate-line-info"] if line_info else []
     key = digest("cuda", VERSION, nvrtc.identity, *options, "\0", source)
@@ -291,7 +331,10 @@ def _parse_arch(arch: str) -> tuple[int, str]:
     """``sm_90a`` -> (90, "a")."""
     match = re.fullmatch(r"sm_([1-9]\d{1,2})([af]?)", arch, re.ASCII)
     if match is None:
-        raise InvalidProblem(f"arch={arch!r}; an architecture is written sm_90, or sm_90a and sm_100f with what only it or its family has")
+        raise InvalidProblem(
+            f"arch={arch!r}; an architecture is written sm_90, or sm_90a and sm_100f with what only it or its"
+            " family has"
+        )
     if int(match[1]) < {"": 0, "a": 90, "f": 100}[match[2]]:
         raise InvalidProblem(f"arch={arch!r}: 'a' is for sm_90 and later, 'f' for sm_100 and later")
     return int(match[1]), match[2]
@@ -300,9 +343,18 @@ def _parse_arch(arch: str) -> tuple[int, str]:
 def _check_source(source: str) -> None:
     """Our text is all there is to compile: it includes nothing, and no part of it is lost behind a NUL."""
     if (at := source.find("\0")) >= 0:
-        raise CompilerError(f"our CUDA source has a NUL in line {source.count(chr(10), 0, at) + 1}, where NVRTC stops reading", "", source)
+        raise CompilerError(
+            f"our CUDA source has a NUL in line {source.count(chr(10), 0, at) + 1}, where NVRTC stops reading",
+            "",
+            source,
+        )
     if match := re.search(r"^[ \t]*(?:#|%:)[ \t]*(?:include|import|embed)\b", source, re.MULTILINE):
-        raise CompilerError(f"our CUDA source includes something in line {source.count(chr(10), 0, match.start()) + 1}; it must stand alone", "", source)
+        raise CompilerError(
+            f"our CUDA source includes something in line {source.count(chr(10), 0, match.start()) + 1}; it must stand"
+            " alone",
+            "",
+            source,
+        )
 
 
 def _compile(nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], timeout: float) -> tuple[bytes, str, str]:
@@ -338,7 +390,9 @@ _starting = lock()
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start it with room for deep recursion: NVRTC's parser ends the process where its stack does (60 000 brackets in 8 MB)."""
+    """Start it with room for deep recursion: NVRTC's parser ends the process where its stack does (60 000 brackets in 8
+    MB).
+    """
     with _starting:
         before = threading.stack_size(512 << 20)  # of addresses; memory is what it touches
         try:
@@ -354,14 +408,20 @@ class _Stopped(Exception):
     """NVRTC gave up because it was told to."""
 
 
-def _run(nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], stop: ctypes.Array[ctypes.c_char]) -> tuple[bytes, str, str]:
+def _run(
+    nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], stop: ctypes.Array[ctypes.c_char]
+) -> tuple[bytes, str, str]:
     """One program, made and destroyed."""
     library = _library(nvrtc.path)
     program = ctypes.c_void_p()
 
     def check(code: int) -> None:
         if code:
-            raise CompilerError(f"{nvrtc} failed on our CUDA source for {arch}: {library.nvrtcGetErrorString(code).decode()}", "", source)
+            raise CompilerError(
+                f"{nvrtc} failed on our CUDA source for {arch}: {library.nvrtcGetErrorString(code).decode()}",
+                "",
+                source,
+            )
 
     def get(what: str) -> bytes:
         size = ctypes.c_size_t()
@@ -371,13 +431,23 @@ def _run(nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], stop: cty
         return data.raw[: size.value]
 
     try:
-        check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode("utf-8", "surrogatepass"), b"gradc.cu", 0, None, None))
+        check(
+            library.nvrtcCreateProgram(
+                ctypes.byref(program), source.encode("utf-8", "surrogatepass"), b"gradc.cu", 0, None, None
+            )
+        )
         if hasattr(library, "nvrtcSetFlowCallback"):
-            # NVRTC calls f(stop, NULL) some thousand times and goes on while it is 0.  The C library's atoi is such an f that needs no
-            # Python: one that did would wait for the interpreter each time.
-            check(library.nvrtcSetFlowCallback(program, ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p), ctypes.addressof(stop)))
+            # NVRTC calls f(stop, NULL) some thousand times and goes on while it is 0.  The C library's atoi is such an
+            # f that needs no Python: one that did would wait for the interpreter each time.
+            check(
+                library.nvrtcSetFlowCallback(
+                    program, ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p), ctypes.addressof(stop)
+                )
+            )
         while True:
-            code = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
+            code = library.nvrtcCompileProgram(
+                program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+            )
             log = _text(get("ProgramLog"))
             if code != _INVALID_OPTION or _SPLIT not in options or "split-compile" not in log:
                 break
@@ -386,7 +456,11 @@ def _run(nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], stop: cty
             raise _Stopped
         if code:
             log = log[:LOG_LIMIT] + "\n[...]" * (len(log) > LOG_LIMIT)
-            raise CompilerError(f"{nvrtc} failed ({library.nvrtcGetErrorString(code).decode()}) on our CUDA source for {arch}", log, source)
+            raise CompilerError(
+                f"{nvrtc} failed ({library.nvrtcGetErrorString(code).decode()}) on our CUDA source for {arch}",
+                log,
+                source,
+            )
         native = any(o.startswith("--gpu-architecture=sm_") for o in options)
         return get("CUBIN") if native else b"", _text(get("PTX")), log
     finally:
@@ -416,18 +490,34 @@ def _resources(log: str) -> dict[str, KernelResources]:
             found[name] = KernelResources(name, 0)
         elif name and (match := _STACK.search(line)):
             k, (stack, stores, loads) = found[name], map(int, match.groups())
-            found[name] = replace(k, stack=k.stack + stack, spill_stores=k.spill_stores + stores, spill_loads=k.spill_loads + loads)
+            found[name] = replace(
+                k, stack=k.stack + stack, spill_stores=k.spill_stores + stores, spill_loads=k.spill_loads + loads
+            )
         elif name and (match := _USED.search(line)):
-            barriers, shared, constant = (sum(map(int, re.findall(what, line))) for what in (r"used (\d+) barriers", r"(\d+) bytes smem", r"(\d+) bytes cmem"))
-            found[name] = replace(found[name], registers=int(match[1]), barriers=barriers, shared=shared, constant=constant)
+            barriers, shared, constant = (
+                sum(map(int, re.findall(what, line)))
+                for what in (r"used (\d+) barriers", r"(\d+) bytes smem", r"(\d+) bytes cmem")
+            )
+            found[name] = replace(
+                found[name], registers=int(match[1]), barriers=barriers, shared=shared, constant=constant
+            )
     return {name: found[name] for name in sorted(found) if found[name].registers}
 
 
 def _refuse_spills(nvrtc: Nvrtc, made: CudaBinary, source: str) -> None:
-    silent = sorted(set(re.findall(r"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$.%]+)", made.ptx, re.MULTILINE)) - made.kernels.keys())
+    silent = sorted(
+        set(re.findall(r"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$.%]+)", made.ptx, re.MULTILINE))
+        - made.kernels.keys()
+    )
     if silent:
-        raise CompilerError(f"the log of {nvrtc} does not say what {', '.join(silent)} needs, so that spills could not be seen", made.log, source)
-    spilling = {k.name: (k.spill_stores, k.spill_loads) for k in made.kernels.values() if k.spill_stores or k.spill_loads}
+        raise CompilerError(
+            f"the log of {nvrtc} does not say what {', '.join(silent)} needs, so that spills could not be seen",
+            made.log,
+            source,
+        )
+    spilling = {
+        k.name: (k.spill_stores, k.spill_loads) for k in made.kernels.values() if k.spill_stores or k.spill_loads
+    }
     if spilling:
         raise RegistersSpilled(made.arch, spilling, made.log, source)
 

@@ -1,7 +1,7 @@
 """Arrays on a GPU, in and out: CuPy's, torch's, and what offers DLPack or the CUDA array interface.
 
-Inside they are :class:`Remote`: NumPy arrays of addresses that the host must not follow.  Shapes, strides, overlaps and views of them are NumPy's
-own; their elements are never looked at here.
+Inside they are :class:`Remote`: NumPy arrays of addresses that the host must not follow.  Shapes, strides, overlaps and
+views of them are NumPy's own; their elements are never looked at here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _KEPT_BYTES = 1 << 16
 class Remote(np.ndarray):  # type: ignore[type-arg]
     """An array whose memory is a device's: reading an element here would end the process.
 
-    :ivar native: the object of the caller's library that it is.  :ivar number: of the device, where that library says it.
+    :ivar native: the object of the caller's library that it is.
+    :ivar number: of the device, where that library says it.
     """
 
     native: Any = None
@@ -62,14 +63,35 @@ class Remote(np.ndarray):  # type: ignore[type-arg]
 class _Bytes:
     """Memory as NumPy wants it described; what it belongs to lives as long."""
 
-    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int] | None, itemsize: int, readonly: bool, owner: Any):
+    def __init__(
+        self,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        itemsize: int,
+        readonly: bool,
+        owner: Any,
+    ):
         self.owner = owner
         self.__array_interface__ = {
-            "shape": tuple(shape), "strides": tuple(strides) if strides is not None else None, "typestr": _UNSIGNED[itemsize], "data": (address, readonly), "version": 3,
-        }  # fmt: skip
+            "shape": tuple(shape),
+            "strides": tuple(strides) if strides is not None else None,
+            "typestr": _UNSIGNED[itemsize],
+            "data": (address, readonly),
+            "version": 3,
+        }
 
 
-def remote(address: int, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None, owner: Any = None, native: Any = None, readonly: bool = False, number: int | None = None) -> Remote:
+def remote(
+    address: int,
+    shape: Sequence[int],
+    dtype: Any,
+    strides: Sequence[int] | None = None,
+    owner: Any = None,
+    native: Any = None,
+    readonly: bool = False,
+    number: int | None = None,
+) -> Remote:
     """A device's memory as an array; strides in bytes."""
     wanted = np.dtype(dtype)
     if 0 in shape:
@@ -100,7 +122,9 @@ def describe(x: Any) -> Remote | None:
 def _from_tensor(x: Any) -> Remote:
     torch = _torch()
     if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first")
+        raise InvalidProblem(
+            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
+        )
     if x.is_conj() or x.is_neg():
         raise InvalidProblem("a torch tensor with a lazy conjugate or minus sign: resolve_conj(), resolve_neg() first")
     name = str(x.dtype)
@@ -113,8 +137,19 @@ def _from_tensor(x: Any) -> Remote:
     except RuntimeError as error:  # fake (torch.compile, torch.export), or wrapped by torch.func
         raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: {error}") from error
     if not address and x.numel():
-        raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its storage was freed")
-    return remote(address, tuple(x.shape), meaning, [s * meaning.itemsize for s in x.stride()], owner=x, native=x, number=x.device.index)
+        raise InvalidProblem(
+            f"a torch tensor of {name} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its"
+            " storage was freed"
+        )
+    return remote(
+        address,
+        tuple(x.shape),
+        meaning,
+        [s * meaning.itemsize for s in x.stride()],
+        owner=x,
+        native=x,
+        number=x.device.index,
+    )
 
 
 def to_host(x: Any) -> Array:
@@ -124,16 +159,24 @@ def to_host(x: Any) -> Array:
     return np.asarray(x.get()) if hasattr(x, "get") and describe(x) is not None else to_numpy(x)[0]
 
 
-# -- DLPack and the CUDA array interface --------------------------------------------------------------------------------
+# -- DLPack and the CUDA array interface -------------------------------------------------------------------------------
 
 
 class _DLTensor(ctypes.Structure):
     """Of dlpack.h, version 0 (a capsule named dltensor)."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -148,11 +191,16 @@ def from_dlpack(x: Any, stream: int) -> Remote:
     tensor = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
     name = _DLPACK.get((tensor.code, tensor.bits))
     if name is None or tensor.lanes != 1:
-        raise InvalidProblem(f"a {type(x).__qualname__} whose elements are (DLPack) code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
+        raise InvalidProblem(
+            f"a {type(x).__qualname__} whose elements are (DLPack) code {tensor.code}, {tensor.bits} bits,"
+            f" {tensor.lanes} lanes"
+        )
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     shape = tensor.shape[: tensor.ndim]
     strides = [s * dtype.itemsize for s in tensor.strides[: tensor.ndim]] if tensor.strides else None
-    return remote((tensor.data or 0) + tensor.byte_offset, shape, dtype, strides, owner=(capsule, x), native=x)  # a capsule that nobody consumes frees its tensor when it dies
+    return remote(
+        (tensor.data or 0) + tensor.byte_offset, shape, dtype, strides, owner=(capsule, x), native=x
+    )  # a capsule that nobody consumes frees its tensor when it dies
 
 
 def from_interface(x: Any, device: Device, stream: int) -> Remote:
@@ -164,9 +212,21 @@ def from_interface(x: Any, device: Device, stream: int) -> Remote:
     theirs = about.get("stream")
     if theirs is not None and theirs != (stream or 1):
         device.follow(stream, theirs)
-    if any(n < 0 for n in about["shape"]) or (about.get("strides") is not None and len(about["strides"]) != len(about["shape"])):
-        raise InvalidProblem(f"a {type(x).__qualname__} says shape {about['shape']} and strides {about.get('strides')} of itself")
-    return remote(address or 0, about["shape"], np.dtype(about["typestr"]), about.get("strides"), owner=x, native=x, readonly=readonly)
+    if any(n < 0 for n in about["shape"]) or (
+        about.get("strides") is not None and len(about["strides"]) != len(about["shape"])
+    ):
+        raise InvalidProblem(
+            f"a {type(x).__qualname__} says shape {about['shape']} and strides {about.get('strides')} of itself"
+        )
+    return remote(
+        address or 0,
+        about["shape"],
+        np.dtype(about["typestr"]),
+        about.get("strides"),
+        owner=x,
+        native=x,
+        readonly=readonly,
+    )
 
 
 def pointer_of(stream: Any) -> int:
@@ -187,19 +247,23 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 
 
-# -- a place ------------------------------------------------------------------------------------------------------------
+# -- a place -----------------------------------------------------------------------------------------------------------
 
 
 def _bounds(array: Array) -> tuple[int, int]:
     """The first byte of any element, and the one after the last."""
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
-    return array.ctypes.data + sum(min(s, 0) for s in steps), array.ctypes.data + sum(max(s, 0) for s in steps) + array.itemsize
+    return (
+        array.ctypes.data + sum(min(s, 0) for s in steps),
+        array.ctypes.data + sum(max(s, 0) for s in steps) + array.itemsize,
+    )
 
 
 class OnDevice:
     """Where the arrays of a module for a GPU lie.
 
-    :param device: a text-free one, or the program's own.  :param support: with the functions of :func:`gradc.codegen.support.support_text`.
+    :param device: a text-free one, or the program's own.
+    :param support: with the functions of :func:`gradc.codegen.support.support_text`.
     """
 
     align = 256
@@ -225,7 +289,8 @@ class OnDevice:
     def read(self, x: Any, stream: int, what: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
         """An argument.
 
-        :param what: how errors name it.  :param constants: ids of arrays of the host that are uploaded once, as numbers are; None: neither may be.
+        :param what: how errors name it.
+        :param constants: ids of arrays of the host that are uploaded once, as numbers are; None: neither may be.
         :raises DeviceError: it lies in host memory, or on another device; named.
         """
         if constants is not None and isinstance(x, bool | int | float | np.generic):
@@ -260,8 +325,14 @@ class OnDevice:
         elif hasattr(x, "__cuda_array_interface__"):
             return from_interface(x, self.device, stream)
         if asked is None and not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
-            raise InvalidProblem(f"{what} is a {name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the CUDA array interface")
-        raise DeviceError(f"{what} is a {name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves it; target='cpu' takes it as it is")
+            raise InvalidProblem(
+                f"{what} is a {name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the CUDA"
+                " array interface"
+            )
+        raise DeviceError(
+            f"{what} is a {name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves it;"
+            " target='cpu' takes it as it is"
+        )
 
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> Remote:
         """A result of the caller's kind."""
@@ -286,7 +357,10 @@ class OnDevice:
 
     def _check_allocation(self, stream: int) -> None:
         if self.device.capturing(stream):
-            raise CaptureError("something must be allocated, and the stream is being captured: give out= for every result, contiguous inputs, and no accumulate=")
+            raise CaptureError(
+                "something must be allocated, and the stream is being captured: give out= for every result, contiguous"
+                " inputs, and no accumulate="
+            )
 
     def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Remote:
         """Memory of ours."""
@@ -328,7 +402,14 @@ class OnDevice:
         dtype, pad = np.dtype(f"u{unit}"), AXES - len(shape)
         shape, steps = [1] * pad + shape, [0] * pad + [s // unit for s in strides]
         count = out.nbytes // unit
-        args = [Span(low, (high - low) // unit, dtype), Span(out.ctypes.data, count, dtype), count, (array.ctypes.data - low) // unit, *shape[1:], *steps]
+        args = [
+            Span(low, (high - low) // unit, dtype),
+            Span(out.ctypes.data, count, dtype),
+            count,
+            (array.ctypes.data - low) // unit,
+            *shape[1:],
+            *steps,
+        ]
         self.support.launch(f"gradc_pack_{unit}", blocks(count), THREADS, args, (1,), stream)
         return out
 
@@ -350,7 +431,11 @@ class OnDevice:
 
     def donates(self, array: Array, kind: Kind) -> bool:
         """Whether an input's memory may be returned as a result of a kind."""
-        return isinstance(array, Remote) and is_tensor(array.native) == (kind is Kind.TORCH) and describe(array.native) is not None
+        return (
+            isinstance(array, Remote)
+            and is_tensor(array.native) == (kind is Kind.TORCH)
+            and describe(array.native) is not None
+        )
 
     def left(self) -> Limit:
         """Bytes that can still be had."""
@@ -362,11 +447,19 @@ def add(support: Device, to: Array, more: Array, flag: Span, checks: int, stream
     """``to += more`` on the device, unless one of the call's checks has found something."""
     if to.size:
         name = dtype_of(to.dtype).name
-        args = [Span(to.ctypes.data, to.size, to.dtype), Span(more.ctypes.data, more.size, more.dtype), to.size, flag, checks]
+        args = [
+            Span(to.ctypes.data, to.size, to.dtype),
+            Span(more.ctypes.data, more.size, more.dtype),
+            to.size,
+            flag,
+            checks,
+        ]
         support.launch(f"gradc_add_{name}", blocks(to.size), THREADS, args, (0,), stream)
 
 
 def check_addable(array: Array, name: str) -> None:
     """Unsupported where :func:`add` has no function for a dtype."""
     if dtype_of(array.dtype).name not in ADDED:
-        raise Unsupported(f"accumulate into {name}: nothing adds {dtype_of(array.dtype).name} on a GPU; there are {', '.join(ADDED)}")
+        raise Unsupported(
+            f"accumulate into {name}: nothing adds {dtype_of(array.dtype).name} on a GPU; there are {', '.join(ADDED)}"
+        )

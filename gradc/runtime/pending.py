@@ -16,7 +16,8 @@ Array = np.ndarray[Any, Any]
 class Watch:
     """One call's flag, on its way to pinned memory.
 
-    :param words: the flag's once ``event`` has come.  :param settle: gives the error that words mean, or None; the words are free afterwards.
+    :param words: the flag's once ``event`` has come.
+    :param settle: gives the error that words mean, or None; the words are free afterwards.
     """
 
     def __init__(self, words: Array, event: Event, settle: Callable[[Array], Exception | None]):
@@ -48,7 +49,9 @@ class Pending:
             _raise(found)
 
     def wait(self) -> None:
-        """Wait for every call; raise the error of the first that has one, and leave those after it for the next time."""
+        """Wait for every call; raise the error of the first that has one, and leave those after it for the next
+        time.
+        """
         while self._watches:
             with self._lock:
                 if not self._watches:

@@ -57,7 +57,9 @@ class Context:
 
     @property
     def code(self) -> int:
-        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3), GRADC_OUTSIDE (4), GRADC_FORKED (5)."""
+        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3),
+        GRADC_OUTSIDE (4), GRADC_FORKED (5).
+        """
         return int(self._struct.slots[0])
 
     @property
@@ -91,7 +93,12 @@ def new_context() -> Context:
 @functools.cache
 def _entries() -> tuple[int, int, int, int]:
     library = _library()
-    return _address(library.gradc_parallel_for), _address(library.gradc_matmul), _address(library.gradc_local), _address(library.gradc_stopped)
+    return (
+        _address(library.gradc_parallel_for),
+        _address(library.gradc_matmul),
+        _address(library.gradc_local),
+        _address(library.gradc_stopped),
+    )
 
 
 def _address(function: Any) -> int:
@@ -102,11 +109,13 @@ def _address(function: Any) -> int:
 def call_entry() -> Callable[..., int]:
     """``gradc_call``: (address of an entry, context, pointers, dims, scratch, step) -> what the entry returned.
 
-    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks and in long ones, and what one of them raises is
-    raised here.  What the call wrote until then is undefined.
+    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks and
+    in long ones, and what one of them raises is raised here.  What the call wrote until then is undefined.
     """
     pointer = ctypes.c_void_p
-    return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_int64)(_address(_library().gradc_call))
+    return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_int64)(
+        _address(_library().gradc_call)
+    )
 
 
 _loaded: ctypes.CDLL | None = None
@@ -119,7 +128,9 @@ def _library() -> ctypes.CDLL:
         return _loaded
     with _lock:
         if _loaded is None:
-            *headers, source = map(read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/past.h", "cpu/gemm.h", "cpu/runtime.c"))
+            *headers, source = map(
+                read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/past.h", "cpu/gemm.h", "cpu/runtime.c")
+            )
             key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
             cache = default_cache()
             payload = cache.get(key)
@@ -129,8 +140,15 @@ def _library() -> ctypes.CDLL:
             library = load_library(payload, "runtime")
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
             library.gradc_set_threads.restype = ctypes.c_int
-            hooks = (ctypes.pythonapi.PyEval_SaveThread, ctypes.pythonapi.PyEval_RestoreThread, ctypes.pythonapi.PyErr_CheckSignals)
-            library.gradc_set_python(*(ctypes.c_void_p(_address(hook)) for hook in hooks), ctypes.c_uint64(threading.main_thread().ident or 0))
+            hooks = (
+                ctypes.pythonapi.PyEval_SaveThread,
+                ctypes.pythonapi.PyEval_RestoreThread,
+                ctypes.pythonapi.PyErr_CheckSignals,
+            )
+            library.gradc_set_python(
+                *(ctypes.c_void_p(_address(hook)) for hook in hooks),
+                ctypes.c_uint64(threading.main_thread().ident or 0),
+            )
             library.gradc_set_threads(_wanted_threads(), _cpus())
             _loaded = library
     return _loaded
@@ -151,7 +169,9 @@ def least_past() -> int:
 
 
 def past_from() -> int:
-    """Bytes from which arrays are written past the caches: half of the last-level cache where that pays, which is measured once per machine; else NEVER."""
+    """Bytes from which arrays are written past the caches: half of the last-level cache where that pays, which is
+    measured once per machine; else NEVER.
+    """
     return knobs.PAST.get() or _past_from()
 
 
@@ -174,7 +194,14 @@ def _past_gain() -> int:
     size = 2 * min(max(_last_level(), _LEAST), _MOST)
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     source[:] = target[:] = 1  # memory that was never touched is not there
-    return int(_library().gradc_past_gain(new_context().pointer, ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source.ctypes.data), ctypes.c_int64(size)))
+    return int(
+        _library().gradc_past_gain(
+            new_context().pointer,
+            ctypes.c_void_p(target.ctypes.data),
+            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_int64(size),
+        )
+    )
 
 
 def _last_level() -> int:
@@ -232,19 +259,38 @@ def vector_bytes() -> int:
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
     """Run a compiled ``gradc_body`` from Python: for tests and measurements."""
-    call_entry()(_address(_library().gradc_run_tasks), context.pointer, (ctypes.c_void_p * 2)(_address(body), args), (ctypes.c_int64 * 1)(tasks), None, -1)
+    call_entry()(
+        _address(_library().gradc_run_tasks),
+        context.pointer,
+        (ctypes.c_void_p * 2)(_address(body), args),
+        (ctypes.c_int64 * 1)(tasks),
+        None,
+        -1,
+    )
 
 
 class _Matrix(ctypes.Structure):
     """``gradc_matrix``."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("row", ctypes.c_int64), ("col", ctypes.c_int64), ("bytes", ctypes.c_int64), ("read", ctypes.c_void_p), ("scale", ctypes.c_void_p), *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col")), ("row_per", ctypes.c_int64), ("col_per", ctypes.c_int64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+        ("col", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("read", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col")),
+        ("row_per", ctypes.c_int64),
+        ("col_per", ctypes.c_int64),
+    ]
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
     """``out (+)= a @ b`` as generated code does it, f32 or f64.
 
-    The bits depend on the values, the shape and :func:`vector_bytes`: not on strides, alignment, or the number of threads.
+    The bits depend on the values, the shape and :func:`vector_bytes`: not on strides, alignment, or the number of
+    threads.
 
     :param a: [batch, m, k] with any strides.  :param b: [batch, k, n].  :param out: contiguous [batch, m, n] that
         overlaps neither.
@@ -265,6 +311,13 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     context = new_context()
     operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
     buffers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, operands), out.ctypes.data)
-    call_entry()(_address(_library().gradc_run_matmul), context.pointer, buffers, (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate), None, -1)
+    call_entry()(
+        _address(_library().gradc_run_matmul),
+        context.pointer,
+        buffers,
+        (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate),
+        None,
+        -1,
+    )
     if context.code:
         raise OutOfMemory(f"matmul needs {context.error[3]} bytes more in a thread")

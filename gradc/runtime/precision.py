@@ -16,8 +16,10 @@ _SUMS = ("sum", "prod")
 class Precision:
     """Derived from the kernels, never typed in.
 
-    :param math: float dtypes in which values are computed, sums and extrema included; what only moves, casts, selects or compares is not computed.
-    :param accumulator: dtypes that sums and products (those of a matrix product too) are kept in at least; a strategy may keep parts of a sum wider.
+    :param math: float dtypes in which values are computed, sums and extrema included; what only moves, casts, selects
+        or compares is not computed.
+    :param accumulator: dtypes that sums and products (those of a matrix product too) are kept in at least; a strategy
+        may keep parts of a sum wider.
     :param deterministic: same inputs, same build, same machine: same bits.
     :param bit_stable: the bits do not depend on the number of threads.
     """
@@ -37,7 +39,11 @@ def precision_of(program: Program, target: str) -> Precision:
     for step in program.steps:
         for item in alternatives(step):
             if isinstance(item, Kernel):
-                deterministic &= all(is_deterministic(item.strategies[part.buffer], part, types) for part in combines(item, types) if part.buffer in item.strategies)
+                deterministic &= all(
+                    is_deterministic(item.strategies[part.buffer], part, types)
+                    for part in combines(item, types)
+                    if part.buffer in item.strategies
+                )
                 for s in item.body:
                     if s.dtype is not None and s.dtype.is_float and _computes(s):
                         math.add(s.dtype.name)
@@ -50,7 +56,9 @@ def precision_of(program: Program, target: str) -> Precision:
                     math.add(dtype.name)
                     sums.add(dtype.name)
     # NumPy's own matrix product may add up in another order with another number of threads
-    return Precision(tuple(sorted(math)), tuple(sorted(sums)), deterministic, deterministic and not (calls and target == "numpy"))
+    return Precision(
+        tuple(sorted(math)), tuple(sorted(sums)), deterministic, deterministic and not (calls and target == "numpy")
+    )
 
 
 def _computes(s: Stmt) -> bool:

@@ -6,7 +6,9 @@ from typing import Any, Self
 
 
 class Shared:
-    """A copy of it, deep or not, is itself: it holds machine code and what is looked up, nothing that belongs to one owner."""
+    """A copy of it, deep or not, is itself: it holds machine code and what is looked up, nothing that belongs to one
+    owner.
+    """
 
     def __copy__(self) -> Self:
         return self

@@ -37,7 +37,12 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "divrem": "/"}
 class Party(ctypes.Structure):
     """``struct party``: who did what, where in the program."""
 
-    _fields_ = (("block", ctypes.c_int64), ("thread", ctypes.c_int64), ("pc", ctypes.c_size_t), ("doing", ctypes.c_int64))
+    _fields_ = (
+        ("block", ctypes.c_int64),
+        ("thread", ctypes.c_int64),
+        ("pc", ctypes.c_size_t),
+        ("doing", ctypes.c_int64),
+    )
 
 
 class Fault(ctypes.Structure):
@@ -119,7 +124,14 @@ def describe(fault: Fault, shape: Shape, frames: Frames) -> tuple[str, str, str,
     message = f"{shape.kernel}: {kind}: {_party(fault.who, shape)} {_what(kind, fault, shape, frames)}"
     if where:
         message += f", at {where}{_excerpt(where, shape.source)}"
-    return kind, shape.kernel, where, _unflatten(fault.who.block, shape.grid), _unflatten(fault.who.thread, shape.block), message
+    return (
+        kind,
+        shape.kernel,
+        where,
+        _unflatten(fault.who.block, shape.grid),
+        _unflatten(fault.who.thread, shape.block),
+        message,
+    )
 
 
 def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
@@ -137,7 +149,10 @@ def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
             return f"{what}, which has no value yet"
         case "race":
             seen = _where(frames, fault.other.pc)
-            return f"{what}, which {_party(fault.other, shape)} {_PAST[fault.other.doing]}{f' at {seen}' if seen else ''}; nothing orders the two"
+            return (
+                f"{what}, which {_party(fault.other, shape)} {_PAST[fault.other.doing]}{f' at {seen}' if seen else ''};"
+                " nothing orders the two"
+            )
         case "misaligned access":
             kind_of = f" of {text}" if text else ""
             return f"accesses address {fault.a:#x}{kind_of}, which is no multiple of {fault.b}"
@@ -151,7 +166,9 @@ def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
         case "array bounds":
             return f"uses index {fault.a} of an array of type {text}"
         case "divergent barrier":
-            return f"is at another barrier than {_party(fault.other, shape)}{_at(frames, fault.other.pc)}".replace(":?", f":{fault.b}")
+            return f"is at another barrier than {_party(fault.other, shape)}{_at(frames, fault.other.pc)}".replace(
+                ":?", f":{fault.b}"
+            )
         case "skipped barrier":
             return f"is at a barrier without {_party(fault.other, shape)}, which has returned"
         case "lane outside its mask":
@@ -159,7 +176,10 @@ def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
         case "foreign lane":
             return f"takes the value of lane {fault.b}, which is not in {mask}"
         case "missing lane":
-            return f"waits with {mask} for lane {fault.b}, {_party(fault.other, shape)}, which {_instead(fault.other, frames)}"
+            return (
+                f"waits with {mask} for lane {fault.b}, {_party(fault.other, shape)}, which"
+                f" {_instead(fault.other, frames)}"
+            )
     return "stops the launch"
 
 

@@ -116,18 +116,39 @@ class Simulator:
         """The elements of a span."""
         if not span.nbytes:
             return np.empty(span.count, span.dtype)
-        return numpy.ctypeslib.as_array((ctypes.c_ubyte * span.nbytes).from_address(span.address - self.offset)).view(span.dtype)
+        return numpy.ctypeslib.as_array((ctypes.c_ubyte * span.nbytes).from_address(span.address - self.offset)).view(
+            span.dtype
+        )
 
     def bytes_at(self, address: int, nbytes: int) -> Array:
         return self.seen(Span(address, nbytes, np.dtype(np.uint8)))
 
-    def launch(self, function: str, blocks: int, threads: int, args: Sequence[Any], written: Collection[int], stream: int | None = None, shared: int = 0, wide: bool = False) -> None:
+    def launch(
+        self,
+        function: str,
+        blocks: int,
+        threads: int,
+        args: Sequence[Any],
+        written: Collection[int],
+        stream: int | None = None,
+        shared: int = 0,
+        wide: bool = False,
+    ) -> None:
         self.load(wide)
 
         def work() -> None:
             seen = [self.seen(a) if isinstance(a, Span) else a for a in args]
             ready = {i: self.ready(a) for i, a in enumerate(seen) if isinstance(a, np.ndarray)}
-            self.libraries[wide].launch(function, (blocks, 1, 1), (threads, 1, 1), shared, seen, written=[i for i in written if seen[i].nbytes], initialised=ready, seed=self.seed)
+            self.libraries[wide].launch(
+                function,
+                (blocks, 1, 1),
+                (threads, 1, 1),
+                shared,
+                seen,
+                written=[i for i in written if seen[i].nbytes],
+                initialised=ready,
+                seed=self.seed,
+            )
 
         self.ask(stream, work)
 
@@ -204,7 +225,10 @@ class Simulator:
         p = library.product
 
         def work() -> None:
-            memory = [self.bytes_at(at - operand.skipped, operand.part.nbytes) for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)]
+            memory = [
+                self.bytes_at(at - operand.skipped, operand.part.nbytes)
+                for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
+            ]
             x, y, result = views(p, *memory)
             result[...] = multiplied(x, y)
             self.has(memory[2])

@@ -44,13 +44,16 @@ def is_tensor(x: Any) -> bool:
 def from_tensor(torch: Any, x: Any) -> Array:
     """A tensor of the CPU as an array over the same memory.
 
-    :raises DeviceError: it lies elsewhere.  :raises InvalidProblem: it has no memory of its own that holds its elements: sparse, quantized, fake
-        (torch.compile, torch.export), wrapped by torch.func, freed.
+    :raises DeviceError: it lies elsewhere.
+    :raises InvalidProblem: it has no memory of its own that holds its elements: sparse, quantized, fake (torch.compile,
+        torch.export), wrapped by torch.func, freed.
     """
     if x.device.type != "cpu":
         raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
     if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first")
+        raise InvalidProblem(
+            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
+        )
     try:
         dense = x.detach() if x.requires_grad else x
         if dense.is_neg() or dense.is_conj():  # not in the memory
@@ -60,14 +63,21 @@ def from_tensor(torch: Any, x: Any) -> Array:
         address = dense.data_ptr()
         array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # AssertionError: a fake tensor's
-        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}") from error
+        raise InvalidProblem(
+            f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}"
+        ) from error
     if array.size and not address:
-        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its storage was freed")
+        raise InvalidProblem(
+            f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its"
+            " storage was freed"
+        )
     return array
 
 
 def to_tensor(array: Array) -> Any:
-    """An array as a tensor: the same memory if it is writable and its strides are positive; narrow integers become 8-bit integers, f4 float32."""
+    """An array as a tensor: the same memory if it is writable and its strides are positive; narrow integers become
+    8-bit integers, f4 float32.
+    """
     torch = sys.modules["torch"]
     if array.dtype in NARROW:
         array = array.astype(NARROW[array.dtype])
@@ -79,24 +89,32 @@ def to_tensor(array: Array) -> Any:
     return torch.from_numpy(array)
 
 
-# -- autograd -----------------------------------------------------------------------------------------------------------
+# -- autograd ----------------------------------------------------------------------------------------------------------
 
 
 def check_unrecorded(x: Any, what: str) -> None:
     """Refuse a tensor whose gradient would be lost: autograd is recording, and knows nothing of this call.
 
-    :raises NotDifferentiable: it requires grad, and grad mode is on; it has a tangent of forward mode; torch.jit.trace is at work.
+    :raises NotDifferentiable: it requires grad, and grad mode is on; it has a tangent of forward mode; torch.jit.trace
+        is at work.
     """
     torch = sys.modules["torch"]
     if torch.jit.is_tracing():
-        raise NotDifferentiable(f"{what} is traced by torch.jit.trace, which would keep this call's result as a constant: call gradc outside what is traced")
+        raise NotDifferentiable(
+            f"{what} is traced by torch.jit.trace, which would keep this call's result as a constant: call gradc"
+            " outside what is traced"
+        )
     forward = torch.autograd.forward_ad
     if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
-        raise NotDifferentiable(f"{what} has a tangent (torch.autograd.forward_ad), which this call would lose: gradc has reverse mode alone")
+        raise NotDifferentiable(
+            f"{what} has a tangent (torch.autograd.forward_ad), which this call would lose: gradc has reverse mode"
+            " alone"
+        )
     if x.requires_grad and torch.is_grad_enabled():
         raise NotDifferentiable(
-            f"{what} is a tensor that requires grad, and autograd does not record this call: no gradient would reach it through backward() of torch. "
-            "Pass x.detach(), or call under torch.no_grad(), and use the gradients that gradc gives; or call it inside a torch.autograd.Function (docs/torch.md)"
+            f"{what} is a tensor that requires grad, and autograd does not record this call: no gradient would reach it"
+            " through backward() of torch. Pass x.detach(), or call under torch.no_grad(), and use the gradients that"
+            " gradc gives; or call it inside a torch.autograd.Function (docs/torch.md)"
         )
 
 
@@ -106,7 +124,8 @@ def detached(x: Any) -> Any:
 
 
 def borrowed(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Arrays to be read later: tensors without their autograd, and how often each was changed in place so far, by torch's count.
+    """Arrays to be read later: tensors without their autograd, and how often each was changed in place so far, by
+    torch's count.
 
     Inference tensors have no count, nor has anything but a tensor.
     """

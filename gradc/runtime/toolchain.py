@@ -215,8 +215,12 @@ def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = 
     return compile_libraries([[source, *units]], extra=extra, timeout=timeout)[0]
 
 
-def compile_libraries(libraries: Sequence[Sequence[str]], *, extra: Sequence[str] = (), timeout: float = TIMEOUT) -> list[bytes]:
-    """:func:`compile_c` of several libraries, each of one unit or more: all units of all of them side by side, then the links."""
+def compile_libraries(
+    libraries: Sequence[Sequence[str]], *, extra: Sequence[str] = (), timeout: float = TIMEOUT
+) -> list[bytes]:
+    """:func:`compile_c` of several libraries, each of one unit or more: all units of all of them side by side, then the
+    links.
+    """
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -245,7 +249,9 @@ def compile_units(units: Sequence[str], *, extra: Sequence[str] = (), timeout: f
     return compile_c(units[0], extra=extra, units=units[1:], timeout=timeout)
 
 
-def compile_object(source: str, *, language: Literal["c", "c++"] = "c++", extra: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
+def compile_object(
+    source: str, *, language: Literal["c", "c++"] = "c++", extra: Sequence[str] = (), timeout: float = TIMEOUT
+) -> bytes:
     """Compile one text to an object file, for :func:`link_objects`, and give back its bytes.
 
     C++ is compiled by the C compiler's own C++ part, without the C++ library: what is linked needs no libstdc++.  The
@@ -351,7 +357,11 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
         while waiting or running:
             while waiting and len(running) < limit:
                 i, command = waiting.pop()
-                with open(directory / f"log{i}", "wb") as log, held_off, _interrupts_wait():  # a child would keep the pipe of the start open
+                with (
+                    open(directory / f"log{i}", "wb") as log,
+                    held_off,
+                    _interrupts_wait(),
+                ):  # a child would keep the pipe of the start open
                     process = subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,
@@ -362,7 +372,9 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                         start_new_session=True,
                     )
                     running.append((i, process, time.monotonic() + timeout))
-            i, process, deadline = running[0]  # it stays there until it has ended: Ctrl-C may come between any two lines
+            i, process, deadline = running[
+                0
+            ]  # it stays there until it has ended: Ctrl-C may come between any two lines
             if not _ended(process, deadline - time.monotonic()):
                 _kill(process)
             else:
@@ -382,7 +394,9 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends in time.  Ctrl-C ends this at once; in the middle of ``Popen.wait`` it would wait for another 0.25 s."""
+    """Whether it ends in time.  Ctrl-C ends this at once; in the middle of ``Popen.wait`` it would wait for another
+    0.25 s.
+    """
     if process.poll() is None and hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):  # a kernel without, or no descriptor left
             descriptor = os.pidfd_open(process.pid)

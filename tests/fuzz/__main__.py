@@ -1,4 +1,6 @@
-"""``python -m tests.fuzz [NAME ...] [--seconds S] [--count N] [--seed K] [--option NAME=VALUE] [--out DIR]``: the campaigns named, or all."""
+"""``python -m tests.fuzz [NAME ...] [--seconds S] [--count N] [--seed K] [--option NAME=VALUE] [--out DIR]``: the
+campaigns named, or all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from . import NAMES, campaign, driver
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzzes gradc; the status is 1 where something was found.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Fuzzes gradc; the status is 1 where something was found."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"campaigns, all if none is named: {', '.join(NAMES)}")
     parser.add_argument("--seconds", type=float, help="for all campaigns together")
     parser.add_argument("--count", type=int, help="seeds of each campaign")
@@ -37,7 +41,9 @@ def main() -> int:
         if strange and len(names) == 1:
             parser.error(f"{name} has no option {min(strange)!r}; it has {', '.join(chosen.options) or 'none'}")
         own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
-        tallies.append(driver.run(chosen, given.seed, given.count, given.seconds and given.seconds / len(names), own, given.out))
+        tallies.append(
+            driver.run(chosen, given.seed, given.count, given.seconds and given.seconds / len(names), own, given.out)
+        )
         for seed, outcome in tallies[-1].findings.items():
             print(f"--- {name}, seed {seed}: {outcome.verdict} {outcome.kind}\n{outcome.text}\n")
     print(driver.table(tallies))

@@ -1,7 +1,9 @@
-"""The same bits where there is no rounding: a module on small dyadic numbers against the joint graph in the interpreter.
+"""The same bits where there is no rounding: a module on small dyadic numbers against the joint graph in the
+interpreter.
 
-Where a value is computed without rounding on these inputs (found by running in f64 beside, and by the grain of sums) equality is demanded to the last bit,
-whatever the target and the order of the sums; other values are compared within the rounding of the types that take part.
+Where a value is computed without rounding on these inputs (found by running in f64 beside, and by the grain of sums)
+equality is demanded to the last bit, whatever the target and the order of the sums; other values are compared within
+the rounding of the types that take part.
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ from gradc.ir.node import Node
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
-STEPWISE = frozenset("floor round sign eq ne lt le gt ge argmax argmin floordiv mod cast quantize fake_quantize abs maximum minimum amax amin relu where".split())
+STEPWISE = frozenset(
+    "floor round sign eq ne lt le gt ge argmax argmin floordiv mod cast quantize fake_quantize abs maximum minimum amax"
+    " amin relu where".split()
+)
 """Ops (or their derivatives) that jump: on a value that is not known to the last bit their results are not compared."""
 SUMS = frozenset("sum matmul scatter_add scatter_add_along_axis".split())
-NOT_EXACT = frozenset("exp expm1 log log1p sin cos tanh erf sigmoid rsqrt sqrt pow prod scatter_prod div reciprocal".split())
+NOT_EXACT = frozenset(
+    "exp expm1 log log1p sin cos tanh erf sigmoid rsqrt sqrt pow prod scatter_prod div reciprocal".split()
+)
 
 
 class Expected:
@@ -40,14 +47,25 @@ class Expected:
             finite = value[np.isfinite(value)]
             scale[node] = max([float(finite.max(initial=0.0)), *(scale[o] for o in before)])
             unit[node] = max([UNIT.get(node.dtype.name, 0.0), *(unit[o] for o in before)])
-            exact[node] = all(exact[o] for o in before) and node.op.name not in NOT_EXACT and np.array_equal(np.asarray(own[node], np.float64), np.asarray(wide[node], np.float64), equal_nan=True)
+            exact[node] = (
+                all(exact[o] for o in before)
+                and node.op.name not in NOT_EXACT
+                and np.array_equal(
+                    np.asarray(own[node], np.float64), np.asarray(wide[node], np.float64), equal_nan=True
+                )
+            )
             exact[node] = exact[node] and (not node.dtype.is_float or grain(wide[node]) * 2.0**50 > scale[node])
             if exact[node] and node.op.name in SUMS and node.dtype.is_float:
                 exact[node] = _short(node, wide)
             jumps = node.op.name in STEPWISE and not all(exact[o] for o in before)
             # what comes of a division by a size of 0 is no real number: the REAL rules need not keep it
             divided = node.op.name in ("div", "reciprocal", "rsqrt", "log") and not np.asarray(wide[before[-1]]).all()
-            steady[node] = all(steady[o] for o in before) and not jumps and not divided and bool(np.isfinite(np.asarray(wide[node], np.float64)).all())
+            steady[node] = (
+                all(steady[o] for o in before)
+                and not jumps
+                and not divided
+                and bool(np.isfinite(np.asarray(wide[node], np.float64)).all())
+            )
         self.dims = dims
         self.values = {name: own[n] for name, n in plain.outputs}
         self.wide = {name: wide[n] for name, n in plain.outputs}
@@ -68,16 +86,23 @@ class Expected:
                 bad = ~((a == b) | (np.isnan(a) & np.isnan(b)))
                 allowed = 0.0
             elif self.steady[name]:
-                if not (np.isfinite(a).all() and np.isfinite(b).all()) and (self.scale[name] > 1e30 or not np.isfinite(self.wide[name]).all()):
+                if not (np.isfinite(a).all() and np.isfinite(b).all()) and (
+                    self.scale[name] > 1e30 or not np.isfinite(self.wide[name]).all()
+                ):
                     continue  # overflow at another step of the way
                 spread = np.abs(b - self.wide[name])
-                allowed = 16 * float(spread[np.isfinite(spread)].max(initial=0.0)) + 128 * self.unit[name] * max(self.scale[name], 1e-3)
+                allowed = 16 * float(spread[np.isfinite(spread)].max(initial=0.0)) + 128 * self.unit[name] * max(
+                    self.scale[name], 1e-3
+                )
                 bad = ~((np.abs(a - b) <= allowed) | (np.isnan(a) & np.isnan(b)))
             else:
                 continue
             if bad.any():
                 at = tuple(int(k) for k in np.argwhere(bad)[0])
-                return f"{place}: {int(bad.sum())} of {bad.size} elements differ, first at {list(at)}: {a[at]!r}, not {b[at]!r} (allowed {allowed:.1e})"
+                return (
+                    f"{place}: {int(bad.sum())} of {bad.size} elements differ, first at {list(at)}: {a[at]!r}, not"
+                    f" {b[at]!r} (allowed {allowed:.1e})"
+                )
         return ""
 
 
@@ -95,5 +120,9 @@ def _short(node: Node, values: Mapping[Node, np.ndarray]) -> bool:
         if operand.dtype.is_float:
             array = np.abs(values[operand])
             step *= grain(array)
-            total *= float(array.sum()) if node.op.name != "matmul" else float(array.max(initial=0.0) * max(array.shape[-2:]))
+            total *= (
+                float(array.sum())
+                if node.op.name != "matmul"
+                else float(array.max(initial=0.0) * max(array.shape[-2:]))
+            )
     return step > 0 and total / step < 2.0 ** MANTISSA[node.dtype.name]

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 Options = Mapping[str, str]
 
 VERDICTS = ("right", "typed", "untyped", "hang", "crash", "wrong")
-"""``right``: did what it should.  ``typed``: refused by an error of gradc/errors.py.  ``untyped``: any other error, ours included.  ``hang``: no answer in
-time.  ``crash``: the process died.  ``wrong``: an answer that is not the right one."""
+"""``right``: did what it should.  ``typed``: refused by an error of gradc/errors.py.  ``untyped``: any other error,
+ours included.  ``hang``: no answer in time.  ``crash``: the process died.  ``wrong``: an answer that is not the right
+one.
+"""
 FAILURES = ("untyped", "hang", "crash", "wrong")
 
 
@@ -18,7 +20,8 @@ class Outcome:
     """What one input came to.
 
     :param verdict: one of :data:`VERDICTS`.  :param text: how to see it again, and what was seen.
-    :param kind: findings of one kind are reported once and counted after that.  :param counts: added up over the campaign and printed below its table.
+    :param kind: findings of one kind are reported once and counted after that.
+    :param counts: added up over the campaign and printed below its table.
     """
 
     verdict: str
@@ -39,15 +42,19 @@ class Outcome:
 class Campaign:
     """One way to look for defects.
 
-    ``attempt`` runs in a child process, one seed after another.  What it raises is ``untyped``, its death is a ``crash``, and ``limit`` seconds without
-    an answer are a ``hang``: a campaign needs no watchdog of its own.  Equal seeds and options give equal inputs.
+    ``attempt`` runs in a child process, one seed after another.  What it raises is ``untyped``, its death is a
+    ``crash``, and ``limit`` seconds without an answer are a ``hang``: a campaign needs no watchdog of its own.  Equal
+    seeds and options give equal inputs.
 
-    :param attempt: ``(seed, options) -> Outcome``.  :param limit: seconds for one seed, many times what the slowest needs on a quiet machine.
+    :param attempt: ``(seed, options) -> Outcome``.
+    :param limit: seconds for one seed, many times what the slowest needs on a quiet machine.
     :param ci: how many seeds CI tries, from 0.  :param needs: optional packages without which there is nothing to run.
     :param options: names and defaults of what ``--option NAME=VALUE`` may change.
-    :param environment: ``(options) -> variables`` that the child must be *started* with (``LD_PRELOAD``); where there are some it is no fork of the driver.
+    :param environment: ``(options) -> variables`` that the child must be *started* with (``LD_PRELOAD``); where there
+        are some it is no fork of the driver.
     :param missing: why this machine cannot run it (no sanitizer, another system), or "".
-    :param shrink: ``(seed, outcome, options) -> Outcome``: a smaller input that fails in the same way; it may call :func:`~.driver.isolated`.
+    :param shrink: ``(seed, outcome, options) -> Outcome``: a smaller input that fails in the same way; it may call
+        :func:`~.driver.isolated`.
     """
 
     name: str

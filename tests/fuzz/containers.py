@@ -1,8 +1,10 @@
-"""Files from strangers: saved graphs, saved modules, cache entries and NumPy's archives, mutated, and forged with right digests.
+"""Files from strangers: saved graphs, saved modules, cache entries and NumPy's archives, mutated, and forged with right
+digests.
 
-Bytes that were changed without their digest must be refused, or mean what they meant.  Forged ones (the table, sizes and digest of the envelope made
-right again) are refused or hold what their types say; a forged module is loaded with ``native=False`` and run under sanitizers: its machine
-code is whoever's wrote it, its text must not reach beyond its buffers.
+Bytes that were changed without their digest must be refused, or mean what they meant.  Forged ones (the table, sizes
+and digest of the envelope made right again) are refused or hold what their types say; a forged module is loaded with
+``native=False`` and run under sanitizers: its machine code is whoever's wrote it, its text must not reach beyond its
+buffers.
 """
 
 from __future__ import annotations
@@ -27,7 +29,31 @@ import numpy as np
 from . import sanitize
 from .campaign import Campaign, Options, Outcome
 
-HOSTILE = (0, 1, -1, 2**31, 2**63 - 1, -(2**63), 10**30, 1e308, "", "x", "../x", "/etc/passwd", "d.y", "f32", "cpu", "cuda", None, True, [], {}, [[]], "\0", "é" * 300)
+HOSTILE = (
+    0,
+    1,
+    -1,
+    2**31,
+    2**63 - 1,
+    -(2**63),
+    10**30,
+    1e308,
+    "",
+    "x",
+    "../x",
+    "/etc/passwd",
+    "d.y",
+    "f32",
+    "cpu",
+    "cuda",
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    "\0",
+    "é" * 300,
+)
 HEAD = re.compile(rb"gradc-([a-z]{1,12}) ([0-9]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64}) *\n")
 LINE, ALIGN = 128, 64
 
@@ -55,7 +81,11 @@ def _judged(kind: str, how: str, use: Callable[[], str]) -> Outcome:
     except Exception as error:
         error.add_note(f"{kind}: {how}")
         raise
-    return Outcome("wrong", f"{kind}: {how}\n{wrong}", f"{kind}: {wrong.splitlines()[0][:60]}", {kind: 1}) if wrong else Outcome("right", counts={kind: 1})
+    return (
+        Outcome("wrong", f"{kind}: {how}\n{wrong}", f"{kind}: {wrong.splitlines()[0][:60]}", {kind: 1})
+        if wrong
+        else Outcome("right", counts={kind: 1})
+    )
 
 
 # -- what is saved -----------------------------------------------------------------------------------------------------
@@ -112,13 +142,17 @@ def _put(files: dict[str, bytes], folder: Path) -> Path:
 
 
 def _seen(loaded: Any) -> Any:
-    return str(loaded), {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in loaded.defaults.items()}
+    return str(loaded), {
+        name: (array.dtype.str, array.shape, array.tobytes()) for name, array in loaded.defaults.items()
+    }
 
 
 def _consistent(loaded: Any) -> str:
     for name, array in loaded.defaults.items():
         type_ = loaded.input(name).type
-        if array.dtype != type_.dtype.np or any(isinstance(n, int) and n != got for n, got in zip(type_.shape, array.shape, strict=True)):
+        if array.dtype != type_.dtype.np or any(
+            isinstance(n, int) and n != got for n, got in zip(type_.shape, array.shape, strict=True)
+        ):
             return f"an array of {array.dtype}{array.shape} for {name}: {type_}"
         if array.dtype == bool and array.view(np.uint8).max(initial=0) > 1:
             return "a bool that is neither 0 nor 1"
@@ -317,7 +351,18 @@ def a_forged_module(choose: random.Random, folder: Path) -> Outcome:
         loaded = gradc.load_module(path, native=False)
         if loaded.target != "cpu":
             return ""
-        given = {n: X if n == "x" else np.zeros(loaded.graph.input(n).type.concrete(dict.fromkeys(loaded.graph.dims, 3)), loaded.graph.input(n).dtype.np) for n in loaded.graph.input_names if n not in loaded.graph.defaults}
+        given = {
+            n: (
+                X
+                if n == "x"
+                else np.zeros(
+                    loaded.graph.input(n).type.concrete(dict.fromkeys(loaded.graph.dims, 3)),
+                    loaded.graph.input(n).dtype.np,
+                )
+            )
+            for n in loaded.graph.input_names
+            if n not in loaded.graph.defaults
+        }
         values, residuals = loaded.forward(given)
         if loaded.wrt and not isinstance(values, dict):
             loaded.backward(residuals, np.ones_like(values))
@@ -380,8 +425,44 @@ def _native_with_other_text(payload: bytes) -> bool:
     return found is not None
 
 
-NPZ_TYPES = (">f4", "<f4", "<i4", "<f8", ">i8", "<U1", "|S4", "|V4", "|O", "[('a', '<f4')]", "('<f4', (1,))", "<c8", "<M8[s]", "|b1", "<f2", "|u1", ">u4", "=f4", "float32", "bogus")
-NPZ_SHAPES = ("(3,)", "(3,)", "(3,)", "(1, 3)", "()", "(10**15,)", "(-1,)", "(2**63,)", "(3, 0)", "(3,)*40", "(1,)*33 + (3,)", "(True,)", "(3.0,)", "(" * 3000)
+NPZ_TYPES = (
+    ">f4",
+    "<f4",
+    "<i4",
+    "<f8",
+    ">i8",
+    "<U1",
+    "|S4",
+    "|V4",
+    "|O",
+    "[('a', '<f4')]",
+    "('<f4', (1,))",
+    "<c8",
+    "<M8[s]",
+    "|b1",
+    "<f2",
+    "|u1",
+    ">u4",
+    "=f4",
+    "float32",
+    "bogus",
+)
+NPZ_SHAPES = (
+    "(3,)",
+    "(3,)",
+    "(3,)",
+    "(1, 3)",
+    "()",
+    "(10**15,)",
+    "(-1,)",
+    "(2**63,)",
+    "(3, 0)",
+    "(3,)*40",
+    "(1,)*33 + (3,)",
+    "(True,)",
+    "(3.0,)",
+    "(" * 3000,
+)
 
 
 def npz(choose: random.Random, folder: Path) -> Outcome:
@@ -393,11 +474,24 @@ def npz(choose: random.Random, folder: Path) -> Outcome:
     values = np.array([1, 2, 3])
     type_, shape, order = choose.choice(NPZ_TYPES), choose.choice(NPZ_SHAPES), choose.choice(("False", "False", "True"))
     try:
-        body = values.astype(np.dtype(type_)).tobytes() if not type_.startswith(("[", "(", "|O", "bogus")) else values.astype(np.float32).tobytes()
+        body = (
+            values.astype(np.dtype(type_)).tobytes()
+            if not type_.startswith(("[", "(", "|O", "bogus"))
+            else values.astype(np.float32).tobytes()
+        )
     except (TypeError, ValueError):
         body = values.astype(np.float32).tobytes()
     shape_text = shape if shape.startswith("((") else str(eval(shape)) if "*" in shape else shape
-    header = choose.choice((f"{{'descr': {type_ if type_[0] in '[(' else repr(type_)}, 'fortran_order': {order}, 'shape': {shape_text}, }}",) * 6 + ("__import__('os').getpid()", "{}", "[" * 3000, "{'descr': '<f4'}"))
+    header = choose.choice(
+        (
+            (
+                f"{{'descr': {type_ if type_[0] in '[(' else repr(type_)}, 'fortran_order': {order}, 'shape':"
+                f" {shape_text}, }}"
+            ),
+        )
+        * 6
+        + ("__import__('os').getpid()", "{}", "[" * 3000, "{'descr': '<f4'}")
+    )
     array = _npy(header, body, choose.choice(((1, 0), (1, 0), (2, 0), (3, 0), (9, 9))))
     name = choose.choice(("x", "x", "x", "y", "../x", "/x", "x.npy", ""))
     data, how = _zipped(choose, name, array)
@@ -432,7 +526,9 @@ def _zipped(choose: random.Random, name: str, array: bytes) -> tuple[bytes, str]
     if how == "npy":
         return array, how
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if how in ("deflated", "bomb") else zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(
+        file, "w", zipfile.ZIP_DEFLATED if how in ("deflated", "bomb") else zipfile.ZIP_STORED
+    ) as archive:
         if how == "bomb":
             array = _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (25000000,), }", bytes(100_000_000), (1, 0))
         archive.writestr(f"{name}.npy", array)
@@ -443,12 +539,21 @@ def _zipped(choose: random.Random, name: str, array: bytes) -> tuple[bytes, str]
     end = data.rfind(b"PK\x05\x06")
     if how == "overlapping":  # many entries of the directory for one member
         record = bytes(data[directory:end])
-        entries = b"".join(record.replace(f"{name}.npy".encode(), f"{chr(97 + k % 26) if k else name}.npy".encode()) if len(name) == 1 else record for k in range(20))
+        entries = b"".join(
+            (
+                record.replace(f"{name}.npy".encode(), f"{chr(97 + k % 26) if k else name}.npy".encode())
+                if len(name) == 1
+                else record
+            )
+            for k in range(20)
+        )
         tail = bytearray(data[end:])
         struct.pack_into("<HHI", tail, 8, 20, 20, len(entries))
         data = data[:directory] + entries + tail
     elif how == "sizes":
-        struct.pack_into("<I", data, directory + choose.choice((20, 24, 42)), choose.choice((0, 1, 2**31, 2**32 - 1, len(data))))
+        struct.pack_into(
+            "<I", data, directory + choose.choice((20, 24, 42)), choose.choice((0, 1, 2**31, 2**32 - 1, len(data)))
+        )
     elif how == "encrypted":
         data[directory + 8] |= 1
         data[6] |= 1
@@ -456,7 +561,17 @@ def _zipped(choose: random.Random, name: str, array: bytes) -> tuple[bytes, str]
 
 
 KINDS: tuple[Callable[[random.Random, Path], Outcome], ...] = (
-    a_graph_with_changed_bytes, a_forged_graph, a_module_with_changed_bytes, a_forged_module, a_forged_module, an_entry_of_the_cache, npz, npz, a_forged_entry,
-)  # fmt: skip
+    a_graph_with_changed_bytes,
+    a_forged_graph,
+    a_module_with_changed_bytes,
+    a_forged_module,
+    a_forged_module,
+    an_entry_of_the_cache,
+    npz,
+    npz,
+    a_forged_entry,
+)
 
-CAMPAIGN = Campaign("containers", attempt, limit=120.0, ci=72, environment=sanitize.environment, missing=sanitize.missing)
+CAMPAIGN = Campaign(
+    "containers", attempt, limit=120.0, ci=72, environment=sanitize.environment, missing=sanitize.missing
+)

@@ -1,4 +1,6 @@
-"""Texts to start from: every sample of the registry as a graph, its joint graph and their programs, and the golden files."""
+"""Texts to start from: every sample of the registry as a graph, its joint graph and their programs, and the golden
+files.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,15 @@ class Source:
             if self.is_graph:
                 return str(graph)
             pipeline = Pipeline()
-            return str(kernels(optimise(graph, DEFAULTS, pipeline), DEFAULTS, "cuda-sim" if "cuda" in self.form else "cpu", pipeline, "forward"))
+            return str(
+                kernels(
+                    optimise(graph, DEFAULTS, pipeline),
+                    DEFAULTS,
+                    "cuda-sim" if "cuda" in self.form else "cpu",
+                    pipeline,
+                    "forward",
+                )
+            )
         except GradcError:  # some have no gradient
             return str(graph)
 
@@ -53,7 +63,12 @@ class Source:
 @functools.cache
 def sources() -> tuple[Source, ...]:
     """All of them, in a fixed order."""
-    found = [Source(case, form) for case in cases(("f32",)) for form in FORMS if "joint" not in form or case.differentiable]
+    found = [
+        Source(case, form) for case in cases(("f32",)) for form in FORMS if "joint" not in form or case.differentiable
+    ]
     folder = Path(__file__).resolve().parent.parent / "golden"
     files = sorted(p for p in folder.rglob("*") if p.suffix in (".gir", ".txt"))
-    return (*found, *(Source(None, "golden", text) for p in files for text in BLOCK.findall(p.read_text(encoding="utf-8"))))
+    return (
+        *found,
+        *(Source(None, "golden", text) for p in files for text in BLOCK.findall(p.read_text(encoding="utf-8"))),
+    )

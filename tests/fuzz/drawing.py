@@ -1,7 +1,9 @@
-"""Random graphs, drawn op by op: each op is offered values that stand already, and joins where its type rule accepts them.
+"""Random graphs, drawn op by op: each op is offered values that stand already, and joins where its type rule accepts
+them.
 
-Shapes are made to be awkward where code generators are weak: several symbols in one shape in any order, one symbol twice, last axes of 1 to 8 elements
-(far below a vector or a task) over rows whose number is a symbol, broadcasts from any of them to any other, sizes that come out of pads, slices and concats.
+Shapes are made to be awkward where code generators are weak: several symbols in one shape in any order, one symbol
+twice, last axes of 1 to 8 elements (far below a vector or a task) over rows whose number is a symbol, broadcasts from
+any of them to any other, sizes that come out of pads, slices and concats.
 """
 
 from __future__ import annotations
@@ -24,7 +26,25 @@ from gradc.ir.types import DTYPES, Type
 
 N, M, K = symbol("N"), symbol("M"), symbol("K")
 POINTWISE = sorted(
-    name for name, op in REGISTRY.items() if isinstance(op, Primitive) and isinstance(op.lower, Expr) and name not in ("cast", "stop_gradient", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "pow", "floordiv", "mod", "right_shift")
+    name
+    for name, op in REGISTRY.items()
+    if isinstance(op, Primitive)
+    and isinstance(op.lower, Expr)
+    and name
+    not in (
+        "cast",
+        "stop_gradient",
+        "log",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "div",
+        "pow",
+        "floordiv",
+        "mod",
+        "right_shift",
+    )
 )
 GUARDED = {"log": 0.3, "log1p": 0.0, "sqrt": 0.2, "rsqrt": 0.3, "reciprocal": 0.4}
 """Ops of positive numbers, and what is added to the absolute value of their operand."""
@@ -151,7 +171,11 @@ class Drawing:
         x = self.value(lambda v: v.dtype.kind != "b")
         if not x.dtype.is_float:
             return self.choose((ops.floordiv, ops.mod))(x, self.choose((2, 3, -3)))  # type: ignore[no-any-return]
-        return x / (ops.abs(self.operand(x)) + 0.4) if self.chance(0.7) else ops.pow(ops.abs(x) + 0.3, self.choose((0.5, 2.0, -1.0, 3.0)))
+        return (
+            x / (ops.abs(self.operand(x)) + 0.4)
+            if self.chance(0.7)
+            else ops.pow(ops.abs(x) + 0.3, self.choose((0.5, 2.0, -1.0, 3.0)))
+        )
 
     def arithmetic(self) -> Node:
         first = self.value()
@@ -159,23 +183,35 @@ class Drawing:
 
     def compare(self) -> Node:
         first = self.value()
-        return getattr(ops, self.choose(("eq", "ne", "lt", "le", "gt", "ge")))(first, self.choose((0, 1)) if first.dtype.kind != "b" else first)  # type: ignore[no-any-return]
+        return getattr(ops, self.choose(("eq", "ne", "lt", "le", "gt", "ge")))(
+            first, self.choose((0, 1)) if first.dtype.kind != "b" else first
+        )  # type: ignore[no-any-return]
 
     def choice(self) -> Node:
         first = self.value()
         other = self.operand(first)
-        condition = ops.gt(self.real(), self.choose((0.0, 0.25))) if self.chance(0.5) else self.value(lambda v: v.dtype.kind == "b")
+        condition = (
+            ops.gt(self.real(), self.choose((0.0, 0.25)))
+            if self.chance(0.5)
+            else self.value(lambda v: v.dtype.kind == "b")
+        )
         if self.chance(0.3):
-            condition = self.choose((ops.invert(condition), ops.bitwise_or(condition, self.value(lambda v: v.dtype.kind == "b"))))
+            condition = self.choose(
+                (ops.invert(condition), ops.bitwise_or(condition, self.value(lambda v: v.dtype.kind == "b")))
+            )
         return ops.where(condition, first, other)
 
     def scalar(self) -> Node:
         first = self.value(lambda v: v.dtype.kind != "b")
-        number = self.choose((2, 3, -1, 1)) if not first.dtype.is_float else self.choose((0.5, 2.0, -1.5, 0.0, 1.0, 0.1))
+        number = (
+            self.choose((2, 3, -1, 1)) if not first.dtype.is_float else self.choose((0.5, 2.0, -1.5, 0.0, 1.0, 0.1))
+        )
         return self.choose((ops.mul, ops.add, ops.sub))(first, number)  # type: ignore[no-any-return]
 
     def neural(self) -> Node:
-        return getattr(ops, self.choose(("gelu", "silu", "softplus", "relu", "tanh", "sigmoid", "sin", "erf", "exp")))(self.real())  # type: ignore[no-any-return]
+        return getattr(ops, self.choose(("gelu", "silu", "softplus", "relu", "tanh", "sigmoid", "sin", "erf", "exp")))(
+            self.real()
+        )  # type: ignore[no-any-return]
 
     def cast(self) -> Node:
         return ops.cast(self.value(), self.choose((*self.floats, "i32", "i8", "i64")))
@@ -257,11 +293,26 @@ class Drawing:
         return ops.layer_norm(x, shape, weight, self.input(x.type.with_shape(*shape)) if self.chance(0.5) else None)
 
     def indices(self, shape: tuple[Size, ...], size: Size) -> Node:
-        ready = [v for v in self.values if v.dtype.name == "i64" and v.shape == shape and v.op.name in ("argmax", "argmin") and v.operands[0].shape[v.attrs["axis"]] == size]
+        ready = [
+            v
+            for v in self.values
+            if v.dtype.name == "i64"
+            and v.shape == shape
+            and v.op.name in ("argmax", "argmin")
+            and v.operands[0].shape[v.attrs["axis"]] == size
+        ]
         if ready and self.chance(0.5):
             return self.choose(ready)  # type: ignore[no-any-return]
         node = self.input(Type(DTYPES[self.choose(("i64", "i64", "i32", "i16"))], shape))
-        return self.choose((node, node, node, ops.reshape(node, (-1,)) if node.rank == 1 else node, ops.flip(node, 0) if node.rank else node))  # type: ignore[no-any-return]
+        return self.choose(
+            (
+                node,
+                node,
+                node,
+                ops.reshape(node, (-1,)) if node.rank == 1 else node,
+                ops.flip(node, 0) if node.rank else node,
+            )
+        )  # type: ignore[no-any-return]
 
     def gather(self) -> Node:
         x = self.value(lambda v: v.rank >= 1)
@@ -282,7 +333,15 @@ class Drawing:
         x = self.value(lambda v: v.rank >= 1 and v.dtype.kind != "b" and v.dtype.name != "i8")
         axis, size = self.axis(x), self.choose((3, N, 6, M))
         if self.chance(0.5):
-            along = self.choose((ops.scatter_add_along_axis, ops.scatter_add_along_axis, ops.scatter_amax, ops.scatter_amin, ops.scatter_prod))
+            along = self.choose(
+                (
+                    ops.scatter_add_along_axis,
+                    ops.scatter_add_along_axis,
+                    ops.scatter_amax,
+                    ops.scatter_amin,
+                    ops.scatter_prod,
+                )
+            )
             return along(self.indices(x.shape, size), x, axis=axis, size=size)  # type: ignore[no-any-return]
         options = {"oob": self.choose(OOB), "padding_idx": self.choose((None, 0)) if isinstance(size, int) else None}
         count = self.choose(range(1, x.rank - axis + 1))
@@ -304,7 +363,9 @@ class Drawing:
         if self.chance(0.5):
             return ops.mse_loss(x, self.operand(x), reduction=self.choose(("none", "mean", "sum")))
         target = self.indices((x.shape[0], *x.shape[2:]), x.shape[1])
-        return ops.cross_entropy(x, target, reduction=self.choose(("none", "mean", "sum")), label_smoothing=self.choose((0.0, 0.1)))
+        return ops.cross_entropy(
+            x, target, reduction=self.choose(("none", "mean", "sum")), label_smoothing=self.choose((0.0, 0.1))
+        )
 
     def quantized(self) -> Node:
         x = self.real(2)
@@ -325,8 +386,9 @@ class Drawing:
         return ops.dequantize(self.input(Type(DTYPES["i8"], shape)), scale, block=block, out_dtype=scale.dtype.name)
 
     def sampled(self) -> Node:
-        """An op of the registry as one of its samples calls it: its symbols renamed, on values of those types where there are any, or on an input
-        that a value of the graph is added to."""
+        """An op of the registry as one of its samples calls it: its symbols renamed, on values of those types where
+        there are any, or on an input that a value of the graph is added to.
+        """
         case = self.choose(samples_of(self.choose(sampled_names()), self.float))
         names = frozenset().union(*(t.symbols for t in case.types), *(_symbols(v) for v in case.attrs.values()))
         rename: dict[str, Size] = {n: case.sample.dims.get(n, self.choose((N, M, K))) for n in sorted(names)}
@@ -334,11 +396,20 @@ class Drawing:
         for k, (type_, word) in enumerate(zip(case.types, case.words, strict=True)):
             if k in case.fixed:
                 fixed = case.fixed[k]
-                operands.append(ops.reshape(ops.constant(value=tuple(fixed.reshape(-1).tolist()), dtype=type_.dtype.name, shape=tuple(fixed.shape)), fixed.shape))
+                operands.append(
+                    ops.reshape(
+                        ops.constant(
+                            value=tuple(fixed.reshape(-1).tolist()), dtype=type_.dtype.name, shape=tuple(fixed.shape)
+                        ),
+                        fixed.shape,
+                    )
+                )
                 continue
             type_ = type_.with_shape(*(substitute(s, rename) for s in type_.shape))
             plain = type_.dtype.has_tangent and word == "normal"
-            fitting = [v for v in self.values if v.type == type_ and not word.startswith("index") and v.dtype.has_tangent]
+            fitting = [
+                v for v in self.values if v.type == type_ and not word.startswith("index") and v.dtype.has_tangent
+            ]
             if fitting and self.chance(0.7):
                 operands.append(self.choose(fitting))
                 continue
@@ -372,6 +443,35 @@ def pruned(graph: Graph) -> Graph:
     return Graph(graph.name, tuple(n for n in graph.inputs if n in used), graph.outputs, graph.assumptions)
 
 
-STEPS = (*("pointwise",) * 4, *("arithmetic",) * 4, *("guarded",) * 2, "division", *("compare",) * 2, *("choice",) * 2, *("scalar",) * 2, *("neural",) * 2, *("cast",) * 2, "stop", *("reshape",) * 3,
-         *("transpose",) * 3, *("broadcast",) * 5, *("slice",) * 2, *("pad",) * 3, "flip", *("concat",) * 3, *("reduce",) * 5, "arg", *("softmax",) * 2, *("norm",) * 3,
-         *("gather",) * 3, "take", *("scatter",) * 3, *("matmul",) * 3, "loss", "quantized", "dequantize", "iota", *("sampled",) * 14)  # fmt: skip
+STEPS = (
+    *("pointwise",) * 4,
+    *("arithmetic",) * 4,
+    *("guarded",) * 2,
+    "division",
+    *("compare",) * 2,
+    *("choice",) * 2,
+    *("scalar",) * 2,
+    *("neural",) * 2,
+    *("cast",) * 2,
+    "stop",
+    *("reshape",) * 3,
+    *("transpose",) * 3,
+    *("broadcast",) * 5,
+    *("slice",) * 2,
+    *("pad",) * 3,
+    "flip",
+    *("concat",) * 3,
+    *("reduce",) * 5,
+    "arg",
+    *("softmax",) * 2,
+    *("norm",) * 3,
+    *("gather",) * 3,
+    "take",
+    *("scatter",) * 3,
+    *("matmul",) * 3,
+    "loss",
+    "quantized",
+    "dequantize",
+    "iota",
+    *("sampled",) * 14,
+)

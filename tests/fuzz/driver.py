@@ -1,4 +1,6 @@
-"""Runs a campaign: seeds in a child process, a watchdog beside it, counters, a table, and a file for each kind of finding."""
+"""Runs a campaign: seeds in a child process, a watchdog beside it, counters, a table, and a file for each kind of
+finding.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ KINDS, EACH = 25, 3
 class Tally:
     """What a campaign has done.
 
-    :param counts: what the campaign itself counts.  :param findings: by seed, those written down.  :param seeds: of each kind.  :param slowest: CPU seconds and the seed.
+    :param counts: what the campaign itself counts.
+    :param findings: by seed, those written down.
+    :param seeds: of each kind.
+    :param slowest: CPU seconds and the seed.
     """
 
     name: str
@@ -64,7 +69,14 @@ class Tally:
         return True
 
 
-def run(campaign: Campaign, first: int, count: int | None, seconds: float | None, options: Options, folder: Path | None = None) -> Tally:
+def run(
+    campaign: Campaign,
+    first: int,
+    count: int | None,
+    seconds: float | None,
+    options: Options,
+    folder: Path | None = None,
+) -> Tally:
     """Tries seeds from ``first`` on until ``count`` of them or ``seconds`` are over.
 
     :param folder: receives a file for each kind of finding.
@@ -88,7 +100,9 @@ def write(folder: Path, campaign: Campaign, seed: int, outcome: Outcome, options
     folder.mkdir(parents=True, exist_ok=True)
     given = " ".join(f"--option {name}={value}" for name, value in options.items() if campaign.options[name] != value)
     command = f"python -m tests.fuzz {campaign.name} --seed {seed} --count 1 {given}".rstrip()
-    (folder / f"{campaign.name}-{seed}.txt").write_text(f"{outcome.verdict} {outcome.kind}\n{command}\n\n{outcome.text}\n", encoding="utf-8", errors="backslashreplace")
+    (folder / f"{campaign.name}-{seed}.txt").write_text(
+        f"{outcome.verdict} {outcome.kind}\n{command}\n\n{outcome.text}\n", encoding="utf-8", errors="backslashreplace"
+    )
 
 
 # -- child processes ---------------------------------------------------------------------------------------------------
@@ -102,7 +116,9 @@ def isolated(attempt: Callable[[], Outcome], limit: float) -> Outcome:
     return answer[1]
 
 
-def _batch(campaign: Campaign, seed: int, last: int | None, deadline: float | None, options: Options) -> Iterator[tuple[int, Outcome, float]]:
+def _batch(
+    campaign: Campaign, seed: int, last: int | None, deadline: float | None, options: Options
+) -> Iterator[tuple[int, Outcome, float]]:
     """Outcomes of seed after seed until the child has died, or all is done."""
     seconds = None if deadline is None else deadline - time.monotonic()
     with _child(campaign.environment(options), _seeds, campaign.name, seed, last, seconds, options) as child:
@@ -155,7 +171,9 @@ class _Child:
 
 @contextlib.contextmanager
 def _child(variables: Mapping[str, str], work: Callable[..., None], *arguments: object) -> Iterator[_Child]:
-    """A process that runs ``work(pipe, errors, *arguments)``: a fork, or a new one where variables must be there when it starts."""
+    """A process that runs ``work(pipe, errors, *arguments)``: a fork, or a new one where variables must be there when
+    it starts.
+    """
     context = multiprocessing.get_context("spawn" if variables else "fork")
     with tempfile.TemporaryDirectory(prefix="gradc-fuzz-") as folder:
         errors = Path(folder) / "stderr"
@@ -203,7 +221,9 @@ def attempted(attempt: Callable[[], Outcome]) -> tuple[float, Outcome]:
         outcome = attempt()
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        outcome = Outcome("untyped", traceback.format_exc(), f"{type(error).__name__} at {Path(place.filename).name}:{place.name}")
+        outcome = Outcome(
+            "untyped", traceback.format_exc(), f"{type(error).__name__} at {Path(place.filename).name}:{place.name}"
+        )
     return time.process_time() - began, outcome
 
 
@@ -212,7 +232,9 @@ def _once(pipe: Connection, errors: str, attempt: Callable[[], Outcome]) -> None
     pipe.send(attempted(attempt))
 
 
-def _seeds(pipe: Connection, errors: str, name: str, seed: int, last: int | None, seconds: float | None, options: Options) -> None:
+def _seeds(
+    pipe: Connection, errors: str, name: str, seed: int, last: int | None, seconds: float | None, options: Options
+) -> None:
     from . import campaign as found
 
     _quiet(errors)
@@ -237,10 +259,30 @@ def _shrinking(pipe: Connection, errors: str, name: str, seed: int, outcome: Out
 
 def table(tallies: Sequence[Tally]) -> str:
     heads = ("campaign", "inputs", *VERDICTS, "seconds", "slowest")
-    rows = [heads, *((t.name, f"{t.tried:,}", *(f"{t.verdicts[v]:,}" for v in VERDICTS), f"{t.seconds:.0f}", f"{t.slowest[0]:.2f} s (seed {t.slowest[1]})") for t in tallies)]
+    rows = [
+        heads,
+        *(
+            (
+                t.name,
+                f"{t.tried:,}",
+                *(f"{t.verdicts[v]:,}" for v in VERDICTS),
+                f"{t.seconds:.0f}",
+                f"{t.slowest[0]:.2f} s (seed {t.slowest[1]})",
+            )
+            for t in tallies
+        ),
+    ]
     widths = [max(len(row[k]) for row in rows) for k in range(len(heads))]
-    lines = ["  ".join(cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
     for t in tallies:
         lines += [f"{t.name}: {name} {count:,}" for name, count in sorted(t.counts.items())]
-        lines += [f"{t.name}: {kind}: {len(seeds):,} x, first seeds {', '.join(map(str, seeds[:8]))}" for kind, seeds in t.seeds.items()]
+        lines += [
+            f"{t.name}: {kind}: {len(seeds):,} x, first seeds {', '.join(map(str, seeds[:8]))}"
+            for kind, seeds in t.seeds.items()
+        ]
     return "\n".join(lines)

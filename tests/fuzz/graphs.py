@@ -1,15 +1,19 @@
 """Random graphs against torch autograd in f64, and every pass validated on them.
 
-**What is tried.**  A graph of :mod:`.drawing` is compiled with random options (numerics, fuse, save, memory_budget, reductions, sparse, donate, layout, or
-its gradients differentiated again) for numpy, cpu or cuda-sim; one module runs at several sizes, 0 and 1 among them; outputs and gradients are held against
-:mod:`.meaning`, torch in f64.  A wrong meaning and a wrong vjp show although all our targets share them.  Every pass is validated by :mod:`.validation`.
+**What is tried.**  A graph of :mod:`.drawing` is compiled with random options (numerics, fuse, save, memory_budget,
+reductions, sparse, donate, layout, or its gradients differentiated again) for numpy, cpu or cuda-sim; one module runs
+at several sizes, 0 and 1 among them; outputs and gradients are held against
+:mod:`.meaning`, torch in f64.  A wrong meaning and a wrong vjp show although all our targets share them.  Every pass is
+    validated by :mod:`.validation`.
 
-**Why the random graphs of before saw less.**  They held cpu against the interpreter, but (1) broadcasts made rank 1 or 2 values wider by at most one axis
-of size 2 or M and kept N first, so that the sizes of a kernel were mentioned in the same order in its caller and in its own body; (2) their shapes had at
-most two symbols and, where there were columns behind a symbol, no second symbol before it: the four miscompilations need rows of two symbolic axes (or one
-symbol twice, or a pad's N + 2) over short columns; (3) N and M were equal or one of them 0 or 1 in four of six bindings, where swapped sizes go unnoticed;
-(4) 12 examples a run of 15 nodes each, most of which the element loop served, not the loop of joined columns; and the registry's samples, the other 15,000
-tests, have one symbol each.  This generator draws shapes of any symbols in any order, and each module runs at sizes that all differ.
+**Why the random graphs of before saw less.**  They held cpu against the interpreter, but (1) broadcasts made rank 1 or
+2 values wider by at most one axis of size 2 or M and kept N first, so that the sizes of a kernel were mentioned in the
+same order in its caller and in its own body; (2) their shapes had at most two symbols and, where there were columns
+behind a symbol, no second symbol before it: the four miscompilations need rows of two symbolic axes (or one symbol
+twice, or a pad's N + 2) over short columns; (3) N and M were equal or one of them 0 or 1 in four of six bindings, where
+swapped sizes go unnoticed; (4) 12 examples a run of 15 nodes each, most of which the element loop served, not the loop
+of joined columns; and the registry's samples, the other 15,000 tests, have one symbol each.  This generator draws
+shapes of any symbols in any order, and each module runs at sizes that all differ.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ COARSE = ("f64", "f32", "f16", "bf16")
 class Problem:
     """One graph, how it is compiled and where it runs; :func:`judge` is a function of this alone.
 
-    :param text: the graph.  :param options: of ``gradc.compile``.  :param sizes: one binding of the dims after another, for one module.
+    :param text: the graph.
+    :param options: of ``gradc.compile``.
+    :param sizes: one binding of the dims after another, for one module.
     :param second: compile the gradients, as a graph of their own, and differentiate them again.
     """
 
@@ -60,9 +66,20 @@ class Problem:
     validate: bool = False
 
     def __str__(self) -> str:
-        fields = {"wrt": self.wrt, "target": self.target, "options": dict(self.options), "sizes": tuple(map(dict, self.sizes)), "seed": self.seed, "second": self.second, "validate": self.validate}
+        fields = {
+            "wrt": self.wrt,
+            "target": self.target,
+            "options": dict(self.options),
+            "sizes": tuple(map(dict, self.sizes)),
+            "seed": self.seed,
+            "second": self.second,
+            "validate": self.validate,
+        }
         given = ", ".join(f"{k}={v!r}" for k, v in fields.items())
-        return f'from tests.fuzz.graphs import Problem, judge\n\ngraph = """{self.text}"""\nprint(judge(Problem(graph, {given})).text)'
+        return (
+            f'from tests.fuzz.graphs import Problem, judge\n\ngraph = """{self.text}"""\nprint(judge(Problem(graph,'
+            f" {given})).text)"
+        )
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -75,7 +92,16 @@ def problem(seed: int, target: str) -> Problem:
     wrt = tuple(n for n in graph.input_names if graph.input(n).dtype.has_tangent)
     if wrt and chance(0.15):
         wrt = tuple(n for n in wrt if chance(0.6))
-    return Problem(str(graph), wrt, target, _options(graph, wrt, choose), tuple(_sizes(graph.dims, choose)), seed, bool(wrt) and chance(0.12), target == "numpy")
+    return Problem(
+        str(graph),
+        wrt,
+        target,
+        _options(graph, wrt, choose),
+        tuple(_sizes(graph.dims, choose)),
+        seed,
+        bool(wrt) and chance(0.12),
+        target == "numpy",
+    )
 
 
 def _options(graph: Graph, wrt: Sequence[str], choose: random.Random) -> dict[str, Any]:
@@ -95,8 +121,18 @@ def _options(graph: Graph, wrt: Sequence[str], choose: random.Random) -> dict[st
     if chance(0.15):
         options["donate"] = [n for n in graph.input_names if chance(0.5)]
     if chance(0.15):
-        options["layout"] = {n: tuple(choose.sample(range(rank), rank)) for n in (*graph.input_names, *graph.output_names) if (rank := _rank(graph, n)) > 1 and chance(0.4)}
-    tables = [n for n in wrt if any(n == graph.input_name(v) for v in graph.inputs if any(v in u.operands and u.op.indices for u in graph.nodes))]
+        options["layout"] = {
+            n: tuple(choose.sample(range(rank), rank))
+            for n in (*graph.input_names, *graph.output_names)
+            if (rank := _rank(graph, n)) > 1 and chance(0.4)
+        }
+    tables = [
+        n
+        for n in wrt
+        if any(
+            n == graph.input_name(v) for v in graph.inputs if any(v in u.operands and u.op.indices for u in graph.nodes)
+        )
+    ]
     if tables and chance(0.3):
         options["sparse"] = tables[:1]
     return options
@@ -139,7 +175,12 @@ def judge(problem: Problem) -> Outcome:
         return Outcome("typed", f"{type(error).__name__}: {error}\n\n{problem}", text, counts)
     except (GradcError, InternalError) as error:  # the graph was accepted: no type is wrong, no index outside
         kind = re.sub(r"[%\w.]*\d[\w.]*|@\w+|'[^']*'", "_", str(error).split("\n")[0])[:60]
-        return Outcome("untyped", f"{type(error).__name__}: {error}\n\n{problem}", f"{problem.target} {type(error).__name__}: {kind}", counts)
+        return Outcome(
+            "untyped",
+            f"{type(error).__name__}: {error}\n\n{problem}",
+            f"{problem.target} {type(error).__name__}: {kind}",
+            counts,
+        )
     return Outcome("right", counts=counts)
 
 
@@ -163,7 +204,9 @@ class _Trial:
     def _compiled(self, graph: Graph) -> gradc.Module:
         options = dict(self.problem.options)
         if options.get("layout"):
-            options["layout"] = {n: order for n, order in options["layout"].items() if n in (*graph.input_names, *graph.output_names)}
+            options["layout"] = {
+                n: order for n, order in options["layout"].items() if n in (*graph.input_names, *graph.output_names)
+            }
         try:
             return gradc.compile(graph, wrt=self.problem.wrt, target=self.problem.target, unused="zeros", **options)
         except Unsupported as error:
@@ -176,7 +219,9 @@ class _Trial:
             if not self.problem.wrt:
                 raise
             self.counts["no gradient"] += 1
-            return gradc.compile(graph, target=self.problem.target, **{k: v for k, v in options.items() if k != "sparse"})
+            return gradc.compile(
+                graph, target=self.problem.target, **{k: v for k, v in options.items() if k != "sparse"}
+            )
 
     def _validated(self, module: gradc.Module) -> None:
         if self.problem.validate:
@@ -196,7 +241,11 @@ class _Trial:
 
     def _cotangents(self, graph: Graph, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
         rng = np.random.default_rng([self.problem.seed, 1])
-        return {n: rng.standard_normal(v.type.concrete(dims)).astype(v.dtype.np) for n, v in graph.outputs if v.dtype.has_tangent}
+        return {
+            n: rng.standard_normal(v.type.concrete(dims)).astype(v.dtype.np)
+            for n, v in graph.outputs
+            if v.dtype.has_tangent
+        }
 
     def _compare(self, module: gradc.Module, arrays: dict[str, np.ndarray], dims: dict[str, int]) -> None:
         from .meaning import Meaning, NoCounterpart
@@ -224,14 +273,28 @@ class _Trial:
         cotangents, gradients = module.joint_names
         own = {n: arrays[n] for n in self.graph.input_names}
         got = self._run(module, own, dims, {n: arrays[c] for n, c in cotangents.items()} if module.wrt else {})
-        renamed = {gradients.get(n[2:], n) if n.startswith("d.") and n not in self.graph.output_names else n: a for n, a in got.items()}
+        renamed = {
+            gradients.get(n[2:], n) if n.startswith("d.") and n not in self.graph.output_names else n: a
+            for n, a in got.items()
+        }
         wrong = expected.differs({n: a for n, a in renamed.items() if n in expected.values})
-        self.counts["outputs held against the interpreter, to the bit"] += sum(expected.exact[n] for n in renamed if n in expected.exact)
-        self.counts["outputs held against the interpreter, within rounding"] += sum(expected.steady[n] and not expected.exact[n] for n in renamed if n in expected.exact)
+        self.counts["outputs held against the interpreter, to the bit"] += sum(
+            expected.exact[n] for n in renamed if n in expected.exact
+        )
+        self.counts["outputs held against the interpreter, within rounding"] += sum(
+            expected.steady[n] and not expected.exact[n] for n in renamed if n in expected.exact
+        )
         if wrong:
             raise Wrong("bits", f"{self.problem.target}: {wrong}")
 
-    def _run(self, module: gradc.Module, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int], cotangents: Mapping[str, np.ndarray], prefix: str = "d.") -> dict[str, np.ndarray]:
+    def _run(
+        self,
+        module: gradc.Module,
+        arrays: Mapping[str, np.ndarray],
+        dims: Mapping[str, int],
+        cotangents: Mapping[str, np.ndarray],
+        prefix: str = "d.",
+    ) -> dict[str, np.ndarray]:
         """Outputs, and gradients under ``prefix`` + name."""
         orders = self.problem.options.get("layout") or {}
         into = lambda n, a: np.ascontiguousarray(a.transpose(orders[n])) if n in orders else a.copy()
@@ -303,14 +366,20 @@ class _Trial:
             cotangents = self._cotangents(self.graph, dims)
             again = self._cotangents(first, dims)
             read = {**arrays, **{f"d.{n}": c for n, c in cotangents.items()}}
-            got = self._run(module, {n: read[n] for n in first.input_names}, {d: dims[d] for d in first.dims}, again, "dd.")
+            got = self._run(
+                module, {n: read[n] for n in first.input_names}, {d: dims[d] for d in first.dims}, again, "dd."
+            )
             try:
                 known = Meaning(self.graph, arrays, dims, self.problem.wrt, self.problem.seed).known(cotangents, again)
             except NoCounterpart as missing:
                 self.counts[f"without counterpart: {missing}"] += 1
                 return
             except (RuntimeError, NotImplementedError) as error:
-                if "derivative for" not in str(error) and "double backward" not in str(error) and "not differentiable" not in str(error):
+                if (
+                    "derivative for" not in str(error)
+                    and "double backward" not in str(error)
+                    and "not differentiable" not in str(error)
+                ):
                     raise
                 self.counts["torch has no second derivative"] += 1
                 return
@@ -337,10 +406,15 @@ def smaller(problem: Problem) -> Iterator[Problem]:
             yield replace(problem, sizes=(size,))
     if len(graph.outputs) > 1:
         yield from (_with(problem, graph.with_outputs([output])) for output in graph.outputs)
-        yield from (_with(problem, graph.with_outputs([o for o in graph.outputs if o is not output])) for output in graph.outputs)
+        yield from (
+            _with(problem, graph.with_outputs([o for o in graph.outputs if o is not output]))
+            for output in graph.outputs
+        )
     if problem.validate:
         yield replace(problem, validate=False)
-    yield from (replace(problem, options={k: v for k, v in problem.options.items() if k != name}) for name in problem.options)
+    yield from (
+        replace(problem, options={k: v for k, v in problem.options.items() if k != name}) for name in problem.options
+    )
     if problem.second:
         yield replace(problem, second=False)
     if len(problem.wrt) > 1:
@@ -376,15 +450,27 @@ def _with(problem: Problem, graph: Graph) -> Problem:
         options["hints"] = {d: v for d, v in options["hints"].items() if d in graph.dims}
     for option in ("layout", "donate", "sparse"):
         if option in options:
-            kept = [n for n in options[option] if n in (wrt if option == "sparse" else graph.input_names if option == "donate" else names)]
+            kept = [
+                n
+                for n in options[option]
+                if n in (wrt if option == "sparse" else graph.input_names if option == "donate" else names)
+            ]
             options[option] = {n: options[option][n] for n in kept} if option == "layout" else kept
             if not kept:
                 del options[option]
-    return replace(problem, text=str(graph), wrt=tuple(dict.fromkeys(wrt)), options=options, sizes=tuple({d: v for d, v in s.items() if d in graph.dims} for s in problem.sizes))
+    return replace(
+        problem,
+        text=str(graph),
+        wrt=tuple(dict.fromkeys(wrt)),
+        options=options,
+        sizes=tuple({d: v for d, v in s.items() if d in graph.dims} for s in problem.sizes),
+    )
 
 
 def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
-    """Smaller and smaller problems that fail in the same way; each is judged in a process of its own, as some end it."""
+    """Smaller and smaller problems that fail in the same way; each is judged in a process of its own, as some end
+    it.
+    """
     from .driver import SHRINKING, isolated
 
     current, best = problem(seed, target_of(seed, options)), outcome
@@ -443,4 +529,13 @@ def environment(options: Options) -> dict[str, str]:
     return sanitize.environment() if options["sanitize"] == "1" else {}
 
 
-CAMPAIGN = Campaign("graphs", attempt, limit=120, ci=32, needs=("torch",), options={"target": "mixed", "sanitize": "0"}, environment=environment, shrink=shrink)
+CAMPAIGN = Campaign(
+    "graphs",
+    attempt,
+    limit=120,
+    ci=32,
+    needs=("torch",),
+    options={"target": "mixed", "sanitize": "0"},
+    environment=environment,
+    shrink=shrink,
+)

@@ -1,7 +1,8 @@
-"""kill -9 in everything that writes files: afterwards each file is the old one or the new one, whole, and nothing piles up.
+"""kill -9 in everything that writes files: afterwards each file is the old one or the new one, whole, and nothing piles
+up.
 
-A seed is a writer and a point: the n-th system call that changes a file, in front of it or, of a write, in its middle (``kill_points.c``,
-preloaded).  Successive seeds take every point of every writer in turn.
+A seed is a writer and a point: the n-th system call that changes a file, in front of it or, of a write, in its middle
+(``kill_points.c``, preloaded).  Successive seeds take every point of every writer in turn.
 """
 
 from __future__ import annotations
@@ -160,7 +161,10 @@ def writers() -> tuple[Writer, ...]:
         Writer("dump of stages", _dump_stages),
         Writer("report", _report),
         Writer("calibration", _calibration),
-        Writer("gradc compile", _command("compile", "{model}", "--target", "cpu", "--emit", "ir,c,explain", "-o", "{path}/out")),
+        Writer(
+            "gradc compile",
+            _command("compile", "{model}", "--target", "cpu", "--emit", "ir,c,explain", "-o", "{path}/out"),
+        ),
     )
 
 
@@ -171,9 +175,14 @@ def attempt(seed: int, options: Options) -> Outcome:
     writer, at, torn = _point(seed)
     with tempfile.TemporaryDirectory(prefix="gradc-kill-") as name:
         found = _tried(writer, at, torn, Path(name))
-    what = f"{writer.name}, killed {'in the middle of' if torn else 'before'} the call {at} of {_clean(writer.name).points} that change files"
+    what = (
+        f"{writer.name}, killed {'in the middle of' if torn else 'before'} the call {at} of"
+        f" {_clean(writer.name).points} that change files"
+    )
     if found:
-        return Outcome("wrong", f"{what}\n{found}", f"{writer.name}: {found.splitlines()[0].split(':')[0]}", {"kills": 1})
+        return Outcome(
+            "wrong", f"{what}\n{found}", f"{writer.name}: {found.splitlines()[0].split(':')[0]}", {"kills": 1}
+        )
     return Outcome("right", what, counts={"kills": 1, f"kills in {writer.name}": 1})
 
 
@@ -190,7 +199,8 @@ def _point(seed: int) -> tuple[Writer, int, bool]:
 class _Clean:
     """A writer undisturbed.
 
-    :param folder: one ``at`` with the old version, and one ``new`` where the new was written over it.  :param states: of both.
+    :param folder: one ``at`` with the old version, and one ``new`` where the new was written over it.
+    :param states: of both.
     :param names: of the files in the second.  :param points: calls that change files, from the old to the new.
     """
 
@@ -211,7 +221,15 @@ def _clean(name: str) -> _Clean:
     statuses = [_forked(lambda: writer.write(old, 0))]
     shutil.copytree(old, new, symlinks=True)
     read, write = os.pipe()
-    statuses.append(_forked(lambda: (_shim().gradc_kill_arm(0, 0), writer.write(new, 1), os.write(write, str(_shim().gradc_kill_count()).encode()))))
+    statuses.append(
+        _forked(
+            lambda: (
+                _shim().gradc_kill_arm(0, 0),
+                writer.write(new, 1),
+                os.write(write, str(_shim().gradc_kill_count()).encode()),
+            )
+        )
+    )
     os.close(write)
     with open(read, "rb") as file:
         points = int(file.read() or b"0")
@@ -255,7 +273,10 @@ def _tried(writer: Writer, at: int, torn: bool, folder: Path) -> str:
     if writer.read is None:
         different = sorted(n for n in clean.states[1] if found.get(n) != clean.states[1][n])
         if different:
-            return f"writing again gives another {different[0]}\n{_difference(found.get(different[0], b''), clean.states[1][different[0]])}"
+            return (
+                "writing again gives another"
+                f" {different[0]}\n{_difference(found.get(different[0], b''), clean.states[1][different[0]])}"
+            )
     left = set(_files(path)) - clean.names
     return f"leftovers: {sorted(left)}" if left else ""
 
@@ -274,7 +295,10 @@ def _whole(writer: Writer, path: Path, clean: _Clean) -> str:
     for name, data in _files(path).items():
         versions = [state[name] for state in clean.states if name in state]
         if versions and data not in versions:
-            return f"torn file: {name} has {len(data)} bytes, the versions {[len(v) for v in versions]}\n{_difference(data, versions[-1])}"
+            return (
+                f"torn file: {name} has {len(data)} bytes, the versions"
+                f" {[len(v) for v in versions]}\n{_difference(data, versions[-1])}"
+            )
     missing = (clean.states[0].keys() & clean.states[1].keys()) - _files(path).keys()
     return f"lost: {sorted(missing)}" if missing else ""
 
@@ -321,7 +345,10 @@ def _built() -> str:
     process = os.getpid()
     atexit.register(lambda: os.getpid() == process and shutil.rmtree(folder, ignore_errors=True))
     library = os.path.join(folder, "kill_points.so")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, str(Path(__file__).with_name("kill_points.c")), "-ldl"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-o", library, str(Path(__file__).with_name("kill_points.c")), "-ldl"],
+        check=True,
+    )
     return library
 
 
@@ -331,7 +358,11 @@ def _shim() -> Any:
 
 
 def missing() -> str:
-    return "" if sys.platform == "linux" and shutil.which("gcc") else "calls are counted by a library that gcc builds and Linux preloads"
+    return (
+        ""
+        if sys.platform == "linux" and shutil.which("gcc")
+        else "calls are counted by a library that gcc builds and Linux preloads"
+    )
 
 
 def environment(options: Options) -> Mapping[str, str]:

@@ -1,4 +1,5 @@
-"""One cell of the matrix of :mod:`.processes`, as a process of its own: ``python process_scenario.py EVENT MOMENT DELAY``.
+"""One cell of the matrix of :mod:`.processes`, as a process of its own: ``python process_scenario.py EVENT MOMENT
+DELAY``.
 
 It prints ``right`` when every process and thread that took part found the right values afterwards.
 """
@@ -16,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.testing  # now: an import that a fork finds half done in another thread never ends in the child, which is Python's affair
+
+# now: an import that a fork finds half done in another thread never ends in the child, which is Python's affair
+import numpy.testing
 
 X = np.linspace(-1, 1, 1 << 20, dtype=np.float32).reshape(1024, 1024)
 state: dict[str, Any] = {}
@@ -30,7 +33,9 @@ def build(scale: float = 2.0) -> Any:
     import gradc
     from gradc import ops
 
-    return gradc.compile(gradc.trace(lambda x: ops.sum(ops.tanh(x) * scale, axis=1), x="f32[N,M]"), wrt=["x"], target="cpu")
+    return gradc.compile(
+        gradc.trace(lambda x: ops.sum(ops.tanh(x) * scale, axis=1), x="f32[N,M]"), wrt=["x"], target="cpu"
+    )
 
 
 def product() -> Any:
@@ -134,7 +139,9 @@ def in_the_child() -> None:
     right(scale=2.0)
     right(scale=5.0)
     if "product" in state:
-        np.testing.assert_allclose(state["product"](x=X[:8, :8].copy()), (X[:8, :8] @ X[:8, :8]).sum(1), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            state["product"](x=X[:8, :8].copy()), (X[:8, :8] @ X[:8, :8]).sum(1), rtol=1e-3, atol=1e-3
+        )
 
 
 def fork(moment: Callable[[], None], delay: float) -> None:
@@ -160,7 +167,9 @@ def fork_from_a_thread(moment: Callable[[], None], delay: float) -> None:
 
 def spawn(moment: Callable[[], None], delay: float) -> None:
     def event() -> None:
-        done = subprocess.run([sys.executable, "-c", "import gradc; print(gradc.__name__)"], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", "import gradc; print(gradc.__name__)"], capture_output=True, text=True
+        )
         if done.stdout != "gradc\n":
             failures.append(f"the program that was started: {done.returncode} {done.stderr[-300:]}")
 
@@ -291,7 +300,24 @@ def saved_at_exit(moment: Callable[[], None], delay: float) -> None:
     moment()
 
 
-EVENTS = {f.__name__: f for f in (fork, fork_and_exit, fork_twice, fork_from_a_thread, spawn, threads, interrupt, interrupts, terminate, terminate_politely, at_exit, daemons, saved_at_exit)}
+EVENTS = {
+    f.__name__: f
+    for f in (
+        fork,
+        fork_and_exit,
+        fork_twice,
+        fork_from_a_thread,
+        spawn,
+        threads,
+        interrupt,
+        interrupts,
+        terminate,
+        terminate_politely,
+        at_exit,
+        daemons,
+        saved_at_exit,
+    )
+}
 
 
 def finish() -> None:

@@ -1,7 +1,8 @@
-"""fork, threads, signals and the interpreter's end, at any moment: no hang, no crash, right values afterwards in every process.
+"""fork, threads, signals and the interpreter's end, at any moment: no hang, no crash, right values afterwards in every
+process.
 
-A seed is an event, a moment and a delay (:mod:`.process_scenario`), in a process of its own with a watchdog; a third of them begin with an empty
-kernel cache, so that the runtime itself is compiled in that moment.
+A seed is an event, a moment and a delay (:mod:`.process_scenario`), in a process of its own with a watchdog; a third of
+them begin with an empty kernel cache, so that the runtime itself is compiled in that moment.
 """
 
 from __future__ import annotations
@@ -41,12 +42,23 @@ def attempt(seed: int, options: Options) -> Outcome:
     event, moment, delay, cold = cell(seed)
     what = f"{event} during {moment}, after {delay} s{', with an empty cache' if cold else ''}"
     with tempfile.TemporaryDirectory(prefix="gradc-process-") as folder:
-        surroundings = {k: v for k, v in os.environ.items() if not k.startswith("LD_PRELOAD")} | {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+        surroundings = {k: v for k, v in os.environ.items() if not k.startswith("LD_PRELOAD")} | {
+            "PYTHONPATH": str(ROOT),
+            "PYTHONFAULTHANDLER": "1",
+        }
         if cold:
             surroundings["GRADC_CACHE_DIR"] = os.path.join(folder, "cache")
         began = time.monotonic()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("process_scenario.py")), event, moment, str(delay)], stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=surroundings, cwd=folder, start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("process_scenario.py")), event, moment, str(delay)],
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                env=surroundings,
+                cwd=folder,
+                start_new_session=True,
+            )
             try:
                 status: int | None = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
@@ -59,7 +71,10 @@ def attempt(seed: int, options: Options) -> Outcome:
             said, errors = out.read().decode("utf-8", "replace"), err.read().decode("utf-8", "replace")
     counts = {f"during {moment}": 1, "milliseconds": int(1000 * (time.monotonic() - began))}
     kind = f"{event} during {moment}"
-    text = f"{what}\npython tests/fuzz/process_scenario.py {event} {moment} {delay}\nstatus {status}\n{said[-3000:]}\n{errors[-5000:]}"
+    text = (
+        f"{what}\npython tests/fuzz/process_scenario.py {event} {moment} {delay}\nstatus"
+        f" {status}\n{said[-3000:]}\n{errors[-5000:]}"
+    )
     if status is None:
         return Outcome("hang", text, kind, counts)
     if status < 0 or re.search(r"^Fatal Python error|^the child ended with -", said + errors, re.MULTILINE):
@@ -73,4 +88,11 @@ def missing() -> str:
     return "" if hasattr(os, "fork") else "there is no fork here"
 
 
-CAMPAIGN = Campaign("processes", attempt, limit=SECONDS + 60, ci=10, environment=lambda options: sanitize.surroundings(), missing=missing)
+CAMPAIGN = Campaign(
+    "processes",
+    attempt,
+    limit=SECONDS + 60,
+    ci=10,
+    environment=lambda options: sanitize.surroundings(),
+    missing=missing,
+)

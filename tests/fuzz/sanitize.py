@@ -1,6 +1,8 @@
-"""Running compiled programs under ASan and UBSan: the environment of such a process, and each buffer in memory of its own.
+"""Running compiled programs under ASan and UBSan: the environment of such a process, and each buffer in memory of its
+own.
 
-The generated C and the runtime are compiled with the sanitizers; Python and NumPy are as they are, their memory is ASan's.
+The generated C and the runtime are compiled with the sanitizers; Python and NumPy are as they are, their memory is
+ASan's.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ ASAN_OPTIONS = {
 def library() -> str:
     """libasan.so of the gcc at hand, "" where there is none."""
     try:
-        found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+        found = subprocess.run(
+            ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
     return found if os.path.isabs(found) and os.path.exists(found) else ""
@@ -48,12 +52,22 @@ def missing() -> str:
 
 def environment(options: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a process must be started with."""
-    return {"CC": " ".join(("gcc", *FLAGS)), "LD_PRELOAD": library(), "ASAN_OPTIONS": ":".join(f"{k}={v}" for k, v in ASAN_OPTIONS.items()), **surroundings()}
+    return {
+        "CC": " ".join(("gcc", *FLAGS)),
+        "LD_PRELOAD": library(),
+        "ASAN_OPTIONS": ":".join(f"{k}={v}" for k, v in ASAN_OPTIONS.items()),
+        **surroundings(),
+    }
 
 
 def surroundings() -> dict[str, str]:
     """What every child of ours gets, sanitized or not: a kernel cache that goes with the driver, two threads."""
-    return {"GRADC_CACHE_DIR": os.path.join(_folder(os.getpid()), "cache"), "GRADC_TARGET": "cpu", "GRADC_NUM_THREADS": "2", "GRADC_CALIBRATION": "none"}
+    return {
+        "GRADC_CACHE_DIR": os.path.join(_folder(os.getpid()), "cache"),
+        "GRADC_TARGET": "cpu",
+        "GRADC_NUM_THREADS": "2",
+        "GRADC_CALIBRATION": "none",
+    }
 
 
 @functools.cache
@@ -71,7 +85,8 @@ def _folder(process: int) -> str:
 
 @functools.cache
 def install() -> None:
-    """Make this process, started with :func:`environment`, ready: outputs, temporaries and scratch get memory as long as their types say.
+    """Make this process, started with :func:`environment`, ready: outputs, temporaries and scratch get memory as long
+    as their types say.
 
     Without this outputs come rounded up from a pool, and temporaries stand side by side in one workspace.
     """
@@ -94,7 +109,9 @@ def install() -> None:
 
 @contextmanager
 def _apart(program: Any, binding: Any) -> Iterator[tuple[Any, Any]]:
-    """(a binding whose temporaries and scratch lie in memory of their own, the array from which it counts their places)."""
+    """(a binding whose temporaries and scratch lie in memory of their own, the array from which it counts their
+    places).
+    """
     import numpy as np
 
     from gradc.ir.dims import evaluate
@@ -106,7 +123,14 @@ def _apart(program: Any, binding: Any) -> Iterator[tuple[Any, Any]]:
         taken += [_aligned(evaluate(program.roots[at].type.nbytes, sizes)) for at, _ in binding.offsets]
         taken.append(_aligned(binding.workspace - binding.scratch))
         places = [address - base.ctypes.data for address in taken]
-        yield replace(binding, offsets=tuple((at, place) for (at, _), place in zip(binding.offsets, places, strict=False)), scratch=places[-1]), base
+        yield (
+            replace(
+                binding,
+                offsets=tuple((at, place) for (at, _), place in zip(binding.offsets, places, strict=False)),
+                scratch=places[-1],
+            ),
+            base,
+        )
     finally:
         for address in taken:
             _c().free(address)

@@ -1,9 +1,10 @@
-"""Programs under ASan and UBSan on hostile data: the samples of every op, and texts that still verify after mutation, against the interpreter.
+"""Programs under ASan and UBSan on hostile data: the samples of every op, and texts that still verify after mutation,
+against the interpreter.
 
-A seed is one graph (or its joint graph, or a module of both), one set of options, and several sizes, each with three kinds of data: ``plain`` small
-dyadic numbers, compared as :mod:`.bits` compares; ``special`` with NaN, inf and indices out of range, compared by their
-places where no rule may change them (numerics="strict"); ``extreme``, the largest, smallest and subnormal numbers, which must only run.
-Inputs come strided, reversed, misaligned and read-only.
+A seed is one graph (or its joint graph, or a module of both), one set of options, and several sizes, each with three
+kinds of data: ``plain`` small dyadic numbers, compared as :mod:`.bits` compares; ``special`` with NaN, inf and indices
+out of range, compared by their places where no rule may change them (numerics="strict"); ``extreme``, the largest,
+smallest and subnormal numbers, which must only run. Inputs come strided, reversed, misaligned and read-only.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def attempt(seed: int, options: Options) -> Outcome:
 
 
 def _graph(seed: int, choose: random.Random) -> Any:
-    """A sample of the registry, or a text that still parses and verifies after mutation; None where none of some does."""
+    """A sample of the registry, or a text that still parses and verifies after mutation; None where none of some
+    does.
+    """
     from gradc.errors import GradcError
     from gradc.ir.text import parse
     from gradc.ir.verify import verify
@@ -106,7 +109,9 @@ def _small(graph: Any, sizes: Mapping[str, int]) -> bool:
     from gradc.ir.dims import evaluate
 
     try:
-        return all(0 <= evaluate(node.type.count, sizes) <= MOST for node in graph.nodes) and not any(fact.fails(sizes) for fact in graph.assumptions)
+        return all(0 <= evaluate(node.type.count, sizes) <= MOST for node in graph.nodes) and not any(
+            fact.fails(sizes) for fact in graph.assumptions
+        )
     except (ValueError, ArithmeticError):
         return False
 
@@ -130,7 +135,10 @@ def _values(rng: np.random.Generator, node: Any, sizes: Mapping[str, int], kind:
         low, high = dtype.range
         values = rng.integers(0, min(3, high), shape)
         if kind != "plain":
-            wild = np.array([low, high, max(low, -1), min(high, 3), min(high, 4), min(high, 2**31), max(low, -(2**31))], dtype=object)
+            wild = np.array(
+                [low, high, max(low, -1), min(high, 3), min(high, 4), min(high, 2**31), max(low, -(2**31))],
+                dtype=object,
+            )
             values = np.where(rng.random(shape) < (0.05 if kind == "special" else 0.5), rng.choice(wild, shape), values)
         return np.asarray(values).astype(dtype.np)
     values = rng.integers(-8, 9, shape) / 4.0
@@ -189,7 +197,16 @@ class _Check:
                 self.calls += 1
                 self.one(native, oracle, given, sizes, kind, chosen, place)
 
-    def one(self, native: Any, oracle: Any, given: Mapping[str, Any], sizes: Mapping[str, int], kind: str, chosen: Mapping[str, Any], place: str) -> None:
+    def one(
+        self,
+        native: Any,
+        oracle: Any,
+        given: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        kind: str,
+        chosen: Mapping[str, Any],
+        place: str,
+    ) -> None:
         from gradc.errors import GradcError, IndexOutOfRange, NotAscending
 
         got, want = (_result(lambda m=m: self.called(m, given, sizes)) for m in (native, oracle))
@@ -197,7 +214,10 @@ class _Check:
             self.refused += 1
             if not isinstance(got, GradcError):
                 return self.fail("untyped", f"{place}: {type(got).__name__}: {got}", type(got).__name__)
-            if type(got) is not type(want) or (isinstance(got, IndexOutOfRange | NotAscending) and (got.position, got.value) != (want.position, want.value)):
+            if type(got) is not type(want) or (
+                isinstance(got, IndexOutOfRange | NotAscending)
+                and (got.position, got.value) != (want.position, want.value)
+            ):
                 return self.fail("wrong", f"{place}: {type(got).__name__}: {got}; numpy: {want!r:.300}", "error")
             return None
         if isinstance(want, Exception):
@@ -206,11 +226,17 @@ class _Check:
             return None  # an untyped error of the interpreter is for the campaigns that run it
         for name, array in want.items():
             if got[name].shape != array.shape or got[name].dtype != array.dtype:
-                return self.fail("wrong", f"{place}: {name} is {got[name].dtype}{got[name].shape}, numpy's {array.dtype}{array.shape}", "type")
+                return self.fail(
+                    "wrong",
+                    f"{place}: {name} is {got[name].dtype}{got[name].shape}, numpy's {array.dtype}{array.shape}",
+                    "type",
+                )
         if kind == "plain":
             self.compared += 1
             return self.plain(got, given, sizes, place)
-        if kind == "special" and chosen["numerics"] == "strict" and not self.wrt and self.seed % 3 == 0:  # of several ops, some round before a bound
+        if (
+            kind == "special" and chosen["numerics"] == "strict" and not self.wrt and self.seed % 3 == 0
+        ):  # of several ops, some round before a bound
             self.compared += 1
             return self.special(got, want, place)
         return None
@@ -221,7 +247,12 @@ class _Check:
         values, residuals = module.forward({name: given[name] for name in self.graph.input_names}, dims=sizes)
         found = dict(values) if isinstance(values, dict) else {self.graph.output_names[0]: values}
         cotangents, gradients = module.joint_names
-        return found | {gradients[name]: value for name, value in module.backward(residuals, **{name: given[cotangents[name]] for name in residuals.cotangent_types}, dims=sizes).items()}
+        return found | {
+            gradients[name]: value
+            for name, value in module.backward(
+                residuals, **{name: given[cotangents[name]] for name in residuals.cotangent_types}, dims=sizes
+            ).items()
+        }
 
     def plain(self, got: Mapping[str, Any], given: Mapping[str, Any], sizes: Mapping[str, int], place: str) -> None:
         from .bits import Expected
@@ -237,7 +268,9 @@ class _Check:
     def special(self, got: Mapping[str, Any], want: Mapping[str, Any], place: str) -> None:
         for name, array in want.items():
             a, b = got[name].astype(np.float64), array.astype(np.float64)
-            if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(np.where(np.isinf(a), a, 0), np.where(np.isinf(b), b, 0)):
+            if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(
+                np.where(np.isinf(a), a, 0), np.where(np.isinf(b), b, 0)
+            ):
                 return self.fail("wrong", f"{place}: {name}: NaN and inf stand elsewhere\n{a}\n{b}"[:3000], "special")
         return None
 
@@ -254,4 +287,6 @@ def _result(call: Any) -> Any:
             return error
 
 
-CAMPAIGN = Campaign("survivors", attempt, limit=180.0, ci=11, environment=sanitize.environment, missing=sanitize.missing)
+CAMPAIGN = Campaign(
+    "survivors", attempt, limit=180.0, ci=11, environment=sanitize.environment, missing=sanitize.missing
+)

@@ -1,7 +1,9 @@
-"""IR text by grammar-aware mutation: each is refused by a typed error, or parses, verifies, and prints to what parses to the same.
+"""IR text by grammar-aware mutation: each is refused by a typed error, or parses, verifies, and prints to what parses
+to the same.
 
-The texts come from :mod:`.corpus`; one to four mutations are applied to the tokens, lines, sizes, types and attributes of one, or of two spliced
-together.  Both grammars are attacked: graphs (``gradc.ir.text``) and programs (``gradc.ir.program_text``).
+The texts come from :mod:`.corpus`; one to four mutations are applied to the tokens, lines, sizes, types and attributes
+of one, or of two spliced together.  Both grammars are attacked: graphs (``gradc.ir.text``) and programs
+(``gradc.ir.program_text``).
 """
 
 from __future__ import annotations
@@ -22,14 +24,144 @@ from .corpus import Source, sources
 
 TOKEN = re.compile(r"%?[\w.]+|\"(?:[^\"\\]|\\.)*\"|//|<-|->|>=|==|\s+|.", re.DOTALL)
 NUMBER = re.compile(r"-?\d+")
-NUMBERS = ("0", "-1", "1", "2", "-0", "00", "127", "128", "255", "256", "65536", "70000", "2147483647", "2147483648", "-2147483649", "4294967296", "9223372036854775807",
-           "9223372036854775808", "-9223372036854775809", "18446744073709551616", "1" + "0" * 30, "1" + "0" * 400, "9" * 5000, "0x1p+0", "0x1p-1074", "0x1p+2000", "1e400", "1e-400",
-           "nan", "-nan", "nan(0xfff8000000000001)", "nan(0x0)", "inf", "-inf", "1.5", "-0.0", "1_000", "٣", "²")  # fmt: skip
-WORDS = ("none", "true", "false", "f32", "i64", "N", "M", "x", "y", "d", "r", "d.x", "r.x", "return", "assume", "input", "output", "temp", "const", "kernel", "call", "select", "when",
-         "else", "phase", "check", "load", "store", "accum", "rows", "cols", "order", "strategy", "per", "axes", "of", "slot", "where", "loop", "max", "min", "index", "inside", "size",
-         "graph", "program", "__class__", "__proto__", "sum_cols", "gather", "é", "ﬁ", "İ", "𝔘", "\u200b", "\ufeff", "\u202e", "a" * 300)  # fmt: skip
-MARKS = (*'()[]{}<>,:;=%@#*+-/\\"\'?!\t\r\n\x00\x0b\x0c\x85\u2028\ud800', "//", "<-", "->", ">=", "==", "{}", "[]", "()", '"\\ud800"', '"\\', "# x", "// y")
-SIZES = ("N", "N+1", "N-1", "2*N", "N//2", "(N+3)//4", "max(N, M)", "max(N-1, 0)", "N*M", "N**2", "N//0", "0", "-1", "0*N", "max()", "max(N)", "(N", "N N", "N//(0*N)", "1" + "0" * 40)
+NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "2",
+    "-0",
+    "00",
+    "127",
+    "128",
+    "255",
+    "256",
+    "65536",
+    "70000",
+    "2147483647",
+    "2147483648",
+    "-2147483649",
+    "4294967296",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "18446744073709551616",
+    "1" + "0" * 30,
+    "1" + "0" * 400,
+    "9" * 5000,
+    "0x1p+0",
+    "0x1p-1074",
+    "0x1p+2000",
+    "1e400",
+    "1e-400",
+    "nan",
+    "-nan",
+    "nan(0xfff8000000000001)",
+    "nan(0x0)",
+    "inf",
+    "-inf",
+    "1.5",
+    "-0.0",
+    "1_000",
+    "٣",
+    "²",
+)
+WORDS = (
+    "none",
+    "true",
+    "false",
+    "f32",
+    "i64",
+    "N",
+    "M",
+    "x",
+    "y",
+    "d",
+    "r",
+    "d.x",
+    "r.x",
+    "return",
+    "assume",
+    "input",
+    "output",
+    "temp",
+    "const",
+    "kernel",
+    "call",
+    "select",
+    "when",
+    "else",
+    "phase",
+    "check",
+    "load",
+    "store",
+    "accum",
+    "rows",
+    "cols",
+    "order",
+    "strategy",
+    "per",
+    "axes",
+    "of",
+    "slot",
+    "where",
+    "loop",
+    "max",
+    "min",
+    "index",
+    "inside",
+    "size",
+    "graph",
+    "program",
+    "__class__",
+    "__proto__",
+    "sum_cols",
+    "gather",
+    "é",
+    "ﬁ",
+    "İ",
+    "𝔘",
+    "\u200b",
+    "\ufeff",
+    "\u202e",
+    "a" * 300,
+)
+MARKS = (
+    *"()[]{}<>,:;=%@#*+-/\\\"'?!\t\r\n\x00\x0b\x0c\x85\u2028\ud800",
+    "//",
+    "<-",
+    "->",
+    ">=",
+    "==",
+    "{}",
+    "[]",
+    "()",
+    '"\\ud800"',
+    '"\\',
+    "# x",
+    "// y",
+)
+SIZES = (
+    "N",
+    "N+1",
+    "N-1",
+    "2*N",
+    "N//2",
+    "(N+3)//4",
+    "max(N, M)",
+    "max(N-1, 0)",
+    "N*M",
+    "N**2",
+    "N//0",
+    "0",
+    "-1",
+    "0*N",
+    "max()",
+    "max(N)",
+    "(N",
+    "N N",
+    "N//(0*N)",
+    "1" + "0" * 40,
+)
 
 
 def mutated(choose: random.Random, text: str, other: str) -> str:
@@ -123,21 +255,46 @@ def _nested(choose: random.Random, text: str, _: str) -> str:
     if not found:
         return text
     at = choose.choice(found) + 1
-    inside = choose.choice(("(" * depth + "N" + ")" * depth, "[" * depth + "]" * depth, "max(" * depth, "N+" * depth + "1", "N//" * depth + "2", "1, " * depth, "-" * depth, "{" * depth))
+    inside = choose.choice(
+        (
+            "(" * depth + "N" + ")" * depth,
+            "[" * depth + "]" * depth,
+            "max(" * depth,
+            "N+" * depth + "1",
+            "N//" * depth + "2",
+            "1, " * depth,
+            "-" * depth,
+            "{" * depth,
+        )
+    )
     return text[:at] + inside + text[at:]
 
 
 def _characters(choose: random.Random, text: str, _: str) -> str:
     """Single characters, as bits flip."""
     at = choose.randrange(len(text) + 1)
-    return text[:at] + choose.choice(("", chr(choose.randrange(32, 127)), chr(choose.randrange(0x110000)))) + text[at + choose.randrange(2) :]
+    return (
+        text[:at]
+        + choose.choice(("", chr(choose.randrange(32, 127)), chr(choose.randrange(0x110000))))
+        + text[at + choose.randrange(2) :]
+    )
 
 
 MUTATIONS: tuple[Callable[[random.Random, str, str], str], ...] = (
-    _token, _line, _replaced(NUMBER.pattern, lambda: NUMBERS), _replaced(r"(?<=[\[,: ])[\w+*/-]+(?=[\],)])", lambda: SIZES), _replaced(r"\b[iuf]\d+\w*\b|\bbf16\b|\bbool\b|\be8m0\b", lambda: tuple(DTYPES)),
-    _replaced(r"(?<== )[a-z]\w*", lambda: tuple(sorted(REGISTRY))), _from_the_other(r"\{[^{}]*\}"), _from_the_other(r"\b\w+\[[^\]]*\]"), _from_the_other(r"%[\w.]+"), _from_the_other(r"\w+=[^,{}\[\]\n]+"),
-    _splice, _nested, _characters,
-)  # fmt: skip
+    _token,
+    _line,
+    _replaced(NUMBER.pattern, lambda: NUMBERS),
+    _replaced(r"(?<=[\[,: ])[\w+*/-]+(?=[\],)])", lambda: SIZES),
+    _replaced(r"\b[iuf]\d+\w*\b|\bbf16\b|\bbool\b|\be8m0\b", lambda: tuple(DTYPES)),
+    _replaced(r"(?<== )[a-z]\w*", lambda: tuple(sorted(REGISTRY))),
+    _from_the_other(r"\{[^{}]*\}"),
+    _from_the_other(r"\b\w+\[[^\]]*\]"),
+    _from_the_other(r"%[\w.]+"),
+    _from_the_other(r"\w+=[^,{}\[\]\n]+"),
+    _splice,
+    _nested,
+    _characters,
+)
 WEIGHTS = (6, 4, 4, 4, 3, 3, 3, 3, 5, 4, 1, 1, 2)
 
 
@@ -155,9 +312,15 @@ def judged(text: str, is_graph: bool) -> Outcome:
         printed = str(made)
         again = read(printed)
         if again != made or str(again) != printed:
-            return Outcome("wrong", f"the {form} does not round-trip:\n{text}\n--- printed\n{printed}", f"round trip of a {form}")
+            return Outcome(
+                "wrong", f"the {form} does not round-trip:\n{text}\n--- printed\n{printed}", f"round trip of a {form}"
+            )
     except GradcError as error:
-        return Outcome("wrong", f"the {form} is accepted, and refused after printing: {error}\n{text}", f"printed {form} refused: {type(error).__name__}")
+        return Outcome(
+            "wrong",
+            f"the {form} is accepted, and refused after printing: {error}\n{text}",
+            f"printed {form} refused: {type(error).__name__}",
+        )
     except InternalError as error:
         return Outcome("untyped", f"InternalError: {error}\n{text}", f"InternalError of a {form}")
     return Outcome("right", counts={f"{form} accepted": 1})

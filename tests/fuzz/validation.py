@@ -1,8 +1,9 @@
 """Translation validation: every pass on a graph is held against the graph before it.
 
-First in exact algebra (:mod:`gradc.exact`), under the licence that the pass declares, or under ``BITS`` where the module is compiled with
-``numerics="strict"``.  Where that cannot decide, and for passes that make programs of graphs, both sides run in the interpreter, in f64 at random points;
-so does every changed graph, as a second opinion.  The text of each stage must verify and round-trip.
+First in exact algebra (:mod:`gradc.exact`), under the licence that the pass declares, or under ``BITS`` where the
+module is compiled with ``numerics="strict"``.  Where that cannot decide, and for passes that make programs of graphs,
+both sides run in the interpreter, in f64 at random points; so does every changed graph, as a second opinion.  The text
+of each stage must verify and round-trip.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from gradc.passes.manager import PASSES
 from gradc.samples import sample
 
 STARTS = ("forward", "joint", "forward.partition", "backward.partition", "sparse_rows")
-"""Stages that begin with another graph than the one before them: the joint graph has more inputs, a partition is half of one."""
+"""Stages that begin with another graph than the one before them: the joint graph has more inputs, a partition is half
+of one.
+"""
 CLOSE = 1e-7
 """Of the largest element: both sides are computed in f64, from the same inputs."""
 
@@ -62,19 +65,27 @@ def _same(name: str, before: Graph | Program, after: Graph | Program, problem: A
 
     reason = ""
     if isinstance(before, Graph) and isinstance(after, Graph):
-        licence = "BITS" if problem.options.get("numerics") == "strict" else getattr(PASSES.get(name), "licence", "REAL")
+        licence = (
+            "BITS" if problem.options.get("numerics") == "strict" else getattr(PASSES.get(name), "licence", "REAL")
+        )
         reason = undecided(before, after, licence, problem.seed)
         counts[f"rewritten graphs: {'undecided: ' + reason if reason else 'equal in exact algebra'}"] += 1
         if reason:
             counts[f"undecided of {name} ({licence})"] += 1
     apart = numerically(before, after, problem)
-    counts["rewritten graphs in f64 at random points" if isinstance(after, Graph) else "programs in f64 at random points"] += apart is not None
+    counts[
+        "rewritten graphs in f64 at random points" if isinstance(after, Graph) else "programs in f64 at random points"
+    ] += apart is not None
     if apart:
-        raise Wrong(f"pass {name}", f"{name} changes what the graph means: {apart}{f' (exact algebra: {reason})' if reason else ''}\n{before}\n--- after {name}\n{after}")
+        raise Wrong(
+            f"pass {name}",
+            f"{name} changes what the graph means:"
+            f" {apart}{f' (exact algebra: {reason})' if reason else ''}\n{before}\n--- after {name}\n{after}",
+        )
 
 
 def undecided(before: Graph, after: Graph, licence: str, seed: int) -> str:
-    """"", or why exact algebra does not say that the two are equal."""
+    """ "", or why exact algebra does not say that the two are equal."""
     try:
         equal(before, after, licence=licence, seed=seed)
     except InvalidProblem:
@@ -95,11 +106,22 @@ def numerically(before: Graph | Program, after: Graph | Program, problem: Any) -
             dims = {d: problem.sizes[0][d] for d in before.dims}
             arrays = _inputs(before, dims, problem.seed)
         one = interp.run(before, arrays, dims=dims, precision="f64")
-        two = interp.run(after, {n: a for n, a in arrays.items() if n in _names(after)}, dims={d: dims[d] for d in after.dims}, precision="f64")
+        two = interp.run(
+            after,
+            {n: a for n, a in arrays.items() if n in _names(after)},
+            dims={d: dims[d] for d in after.dims},
+            precision="f64",
+        )
     except (IndexOutOfRange, InvalidProblem, GradcError, KeyError):
         return None
     terms = interp.evaluate_graph(graph, arrays, dims, "f64") if graph is not None else arrays
-    largest = max((float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (np.asarray(t, np.float64) for t in (*terms.values(), *one.values()))), default=0.0)
+    largest = max(
+        (
+            float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+            for x in (np.asarray(t, np.float64) for t in (*terms.values(), *one.values()))
+        ),
+        default=0.0,
+    )
     for name in one.keys() & two.keys():
         a, b = np.asarray(one[name], np.float64), np.asarray(two[name], np.float64)
         if a.shape != b.shape:

@@ -1,4 +1,6 @@
-"""Each test of this folder on every machine: marked gpu and skipped without one, or on the simulator in its checking mode."""
+"""Each test of this folder on every machine: marked gpu and skipped without one, or on the simulator in its checking
+mode.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def possible(item: pytest.Item) -> bool:
     """Not a model of a dtype that the machine's library has no arrays of."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return params.get("name") not in MODELS or "machine" not in params or params["machine"].takes_all(MODELS[params["name"]].graph)
+    return (
+        params.get("name") not in MODELS
+        or "machine" not in params
+        or params["machine"].takes_all(MODELS[params["name"]].graph)
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -40,7 +46,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     places = next((m.args for m in metafunc.definition.iter_markers("places")), tuple(KINDS))
     kinds = next((m.args for m in metafunc.definition.iter_markers("kinds")), ())
     machines = [Machine(place, kind) for place in places for kind in KINDS[place] if kind in kinds or not kinds]
-    metafunc.parametrize("machine", [pytest.param(m, marks=[pytest.mark.gpu] if m.on_gpu else []) for m in machines], ids=str, indirect=True)
+    metafunc.parametrize(
+        "machine",
+        [pytest.param(m, marks=[pytest.mark.gpu] if m.on_gpu else []) for m in machines],
+        ids=str,
+        indirect=True,
+    )
 
 
 @pytest.fixture
@@ -49,13 +60,19 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     reason = why_not(found.place, found.kind)
     if reason:
         pytest.skip(reason)
-    with pytest.MonkeyPatch.context() as patch, installed(patch) if found.place == "memory" else nullcontext(), checked(found):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        installed(patch) if found.place == "memory" else nullcontext(),
+        checked(found),
+    ):
         yield found
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "places(*names): of the folder tests/gpu, where a test runs")
-    config.addinivalue_line("markers", "kinds(*libraries): of the folder tests/gpu, the libraries whose arrays a test takes")
+    config.addinivalue_line(
+        "markers", "kinds(*libraries): of the folder tests/gpu, the libraries whose arrays a test takes"
+    )
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -65,6 +82,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     path = item.config.getoption("--results")
     if not path or not (report.when == "call" or report.failed or report.skipped):
         return
-    text = str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped and isinstance(report.longrepr, tuple) else report.longreprtext[-3000:]
+    text = (
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        if report.skipped and isinstance(report.longrepr, tuple)
+        else report.longreprtext[-3000:]
+    )
     with Path(path).open("a") as file:
-        file.write(json.dumps({"test": item.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3), "text": text}) + "\n")
+        file.write(
+            json.dumps(
+                {"test": item.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3), "text": text}
+            )
+            + "\n"
+        )

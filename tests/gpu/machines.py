@@ -1,7 +1,10 @@
-"""Where the tests of this folder run: a GPU, with the arrays of torch or CuPy, and what stands for one where there is none.
+"""Where the tests of this folder run: a GPU, with the arrays of torch or CuPy, and what stands for one where there is
+none.
 
-``cuda-sim`` is the target of that name, with NumPy's or torch's arrays; ``memory`` is the target cuda on a device in the host's memory
-(tests/gpu_in_memory.py), which has streams, late work and arrays that nobody can look into.  Both check every access.  One test text serves them all: ``machine.put`` and ``machine.get`` move arrays, ``machine.compile`` names the target.
+``cuda-sim`` is the target of that name, with NumPy's or torch's arrays; ``memory`` is the target cuda on a device in
+the host's memory (tests/gpu_in_memory.py), which has streams, late work and arrays that nobody can look into.  Both
+check every access.  One test text serves them all: ``machine.put`` and ``machine.get`` move arrays, ``machine.compile``
+names the target.
 """
 
 from __future__ import annotations
@@ -71,7 +74,11 @@ class Machine:
         """The same numbers in an array of the machine's."""
         array = np.asarray(array)
         if self.place == "memory":
-            return gpu_in_memory.to_cupy(array) if self.kind == "cupy" else gpu_in_memory.to_torch(array.astype(NARROW.get(array.dtype.name, array.dtype)))
+            return (
+                gpu_in_memory.to_cupy(array)
+                if self.kind == "cupy"
+                else gpu_in_memory.to_torch(array.astype(NARROW.get(array.dtype.name, array.dtype)))
+            )
         if self.kind == "cupy":
             import cupy
 
@@ -112,7 +119,11 @@ class Machine:
 
     def takes(self, dtype: str) -> bool:
         """Whether the library has arrays for inputs of a dtype: f4 has none in torch, short floats none in CuPy."""
-        return self.place == "cuda-sim" or (dtype != "f4e2m1" if self.kind == "torch" else not dtype.startswith(("bf", "f8", "f4", "e8", "i2", "i4", "u2", "u4")))
+        return self.place == "cuda-sim" or (
+            dtype != "f4e2m1"
+            if self.kind == "torch"
+            else not dtype.startswith(("bf", "f8", "f4", "e8", "i2", "i4", "u2", "u4"))
+        )
 
     def takes_all(self, graph: Any) -> bool:
         return all(self.takes(node.dtype.name) for node in graph.inputs)

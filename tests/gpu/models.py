@@ -38,7 +38,9 @@ class Model:
         for node in self.graph.inputs:
             shape, kind = node.type.concrete(sizes), node.dtype.np
             if node.dtype.name == "i64":
-                found[self.graph.input_name(node)] = np.where(rng.random(shape) < 0.5, 1, rng.integers(0, sizes["V"], shape))
+                found[self.graph.input_name(node)] = np.where(
+                    rng.random(shape) < 0.5, 1, rng.integers(0, sizes["V"], shape)
+                )
             elif node.dtype.is_integer:
                 found[self.graph.input_name(node)] = rng.integers(-100, 100, shape).astype(kind)
             else:
@@ -59,18 +61,64 @@ class Model:
 
 
 def embedding(how: str, dtype: str = "f32") -> Model:
-    return Model(lambda t, w: ops.embedding(t, w, padding_idx=0), {"t": "i64[N]", "w": f"{dtype}[V,D]"}, ("w",), {"N": 300, "V": 40, "D": 24}, {"N": 20000, "V": 3000, "D": 96}, {"reductions": {"*": how}})
+    return Model(
+        lambda t, w: ops.embedding(t, w, padding_idx=0),
+        {"t": "i64[N]", "w": f"{dtype}[V,D]"},
+        ("w",),
+        {"N": 300, "V": 40, "D": 24},
+        {"N": 20000, "V": 3000, "D": 96},
+        {"reductions": {"*": how}},
+    )
 
 
 MODELS = {
     "embedding, sorted": embedding("segmented"),
     "embedding, sorted, bf16": embedding("segmented", "bf16"),
-    "embedding, partials": Model(lambda t, w: ops.embedding(t, w), {"t": "i64[N]", "w": "f32[V,D]"}, ("w",), {"N": 300, "V": 9, "D": 24}, {"N": 20000, "V": 60, "D": 96}, {"reductions": {"*": "privatized"}}),
+    "embedding, partials": Model(
+        lambda t, w: ops.embedding(t, w),
+        {"t": "i64[N]", "w": "f32[V,D]"},
+        ("w",),
+        {"N": 300, "V": 9, "D": 24},
+        {"N": 20000, "V": 60, "D": 96},
+        {"reductions": {"*": "privatized"}},
+    ),
     "embedding, fixed point": embedding("atomic_fixed"),
-    "scale of an int8 embedding": Model(lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, q.shape[1]))), {"t": "i64[N]", "q": "i8[V,D]", "s": "f32[V,1]"}, ("s",), {"N": 200, "V": 40, "D": 24}, {"N": 20000, "V": 3000, "D": 128}),
-    "layer norm": Model(lambda x, g, b: ops.layer_norm(x, (x.shape[-1],), g, b), {"x": "f32[N,D]", "g": "f32[D]", "b": "f32[D]"}, ("x", "g", "b"), {"N": 50, "D": 70}, {"N": 3000, "D": 1000}),
-    "softmax, bf16": Model(lambda x: ops.softmax(x), {"x": "bf16[N,D]"}, ("x",), {"N": 20, "D": 70}, {"N": 1000, "D": 3000}),
-    "cross entropy": Model(lambda x, t: ops.cross_entropy(x, t), {"x": "f32[N,V]", "t": "i64[N]"}, ("x",), {"N": 30, "V": 50}, {"N": 1000, "V": 5000}),
-    "grid sample": Model(lambda x, g: ops.grid_sample(x, g), {"x": "f32[B,3,H,W]", "g": "f32[B,h,w,2]"}, ("x", "g"), {"B": 2, "H": 6, "W": 7, "h": 5, "w": 8}, {"B": 4, "H": 90, "W": 70, "h": 100, "w": 80}),
-    "linear": Model(lambda x, w, b: ops.gelu(ops.linear(x, w, b)), {"x": "f32[N,D]", "w": "f32[K,D]", "b": "f32[K]"}, ("x", "w", "b"), {"N": 20, "D": 30, "K": 25}, {"N": 700, "D": 300, "K": 400}),
+    "scale of an int8 embedding": Model(
+        lambda t, q, s: ops.embedding(t, ops.dequantize(q, s, block=(1, q.shape[1]))),
+        {"t": "i64[N]", "q": "i8[V,D]", "s": "f32[V,1]"},
+        ("s",),
+        {"N": 200, "V": 40, "D": 24},
+        {"N": 20000, "V": 3000, "D": 128},
+    ),
+    "layer norm": Model(
+        lambda x, g, b: ops.layer_norm(x, (x.shape[-1],), g, b),
+        {"x": "f32[N,D]", "g": "f32[D]", "b": "f32[D]"},
+        ("x", "g", "b"),
+        {"N": 50, "D": 70},
+        {"N": 3000, "D": 1000},
+    ),
+    "softmax, bf16": Model(
+        lambda x: ops.softmax(x), {"x": "bf16[N,D]"}, ("x",), {"N": 20, "D": 70}, {"N": 1000, "D": 3000}
+    ),
+    "cross entropy": Model(
+        lambda x, t: ops.cross_entropy(x, t),
+        {"x": "f32[N,V]", "t": "i64[N]"},
+        ("x",),
+        {"N": 30, "V": 50},
+        {"N": 1000, "V": 5000},
+    ),
+    "grid sample": Model(
+        lambda x, g: ops.grid_sample(x, g),
+        {"x": "f32[B,3,H,W]", "g": "f32[B,h,w,2]"},
+        ("x", "g"),
+        {"B": 2, "H": 6, "W": 7, "h": 5, "w": 8},
+        {"B": 4, "H": 90, "W": 70, "h": 100, "w": 80},
+    ),
+    "linear": Model(
+        lambda x, w, b: ops.gelu(ops.linear(x, w, b)),
+        {"x": "f32[N,D]", "w": "f32[K,D]", "b": "f32[K]"},
+        ("x", "w", "b"),
+        {"N": 20, "D": 30, "K": 25},
+        {"N": 700, "D": 300, "K": 400},
+    ),
 }

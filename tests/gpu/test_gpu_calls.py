@@ -18,7 +18,11 @@ SIZES = {"N": 60, "V": 12, "D": 20}
 
 def drawn(seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {"t": rng.integers(0, SIZES["V"], SIZES["N"]), "w": rng.standard_normal((SIZES["V"], SIZES["D"])).astype("f4"), "x": rng.standard_normal(SIZES["D"]).astype("f4")}
+    return {
+        "t": rng.integers(0, SIZES["V"], SIZES["N"]),
+        "w": rng.standard_normal((SIZES["V"], SIZES["D"])).astype("f4"),
+        "x": rng.standard_normal(SIZES["D"]).astype("f4"),
+    }
 
 
 DY = np.random.default_rng(9).standard_normal((SIZES["N"], SIZES["D"])).astype("f4")
@@ -57,7 +61,11 @@ class Called:
 def test_results_are_of_the_callers_kind(machine: Machine) -> None:
     called = Called(machine)
     gradients = called.module.backward(called.residuals, called.dy)
-    assert machine.is_own(called.y) and list(gradients) == ["w", "x"] and all(machine.is_own(g) for g in gradients.values())
+    assert (
+        machine.is_own(called.y)
+        and list(gradients) == ["w", "x"]
+        and all(machine.is_own(g) for g in gradients.values())
+    )
     called.right(called.y, gradients)
 
 
@@ -93,7 +101,11 @@ def test_every_kind_of_stream(machine: Machine) -> None:
     called.module.synchronize()
     wanted = machine.bits(called.module.backward(called.residuals, called.dy))
     for stream in machine.streams():
-        pointers = [stream] if stream is None or isinstance(stream, int) else [stream, int(getattr(stream, "cuda_stream", 0) or stream.ptr)]
+        pointers = (
+            [stream]
+            if stream is None or isinstance(stream, int)
+            else [stream, int(getattr(stream, "cuda_stream", 0) or stream.ptr)]
+        )
         for given in pointers:
             gradients = called.module.backward(called.residuals, called.dy, stream=given)
             called.module.synchronize()
@@ -135,7 +147,7 @@ def test_channels_last(machine: Machine) -> None:
     near(machine, module.backward(residuals, machine.put(dy))["x"], reference.backward(kept, dy)["x"])
 
 
-# -- captures: a CUDA graph, so not the target cuda-sim -----------------------------------------------------------------
+# -- captures: a CUDA graph, so not the target cuda-sim ----------------------------------------------------------------
 
 
 @pytest.mark.places("memory", "cuda")
@@ -149,7 +161,9 @@ def test_a_replay_reads_what_stands_there_by_then(what: str, machine: Machine) -
         for name, array in called.inputs.items():
             machine.write(array, called.arrays[name])
         called.value, called.gradients = cpu(called.arrays)
-    wanted = {"forward": {}, "backward": called.gradients, "both": {f"d.{n}": g for n, g in called.gradients.items()}}[what]
+    wanted = {"forward": {}, "backward": called.gradients, "both": {f"d.{n}": g for n, g in called.gradients.items()}}[
+        what
+    ]
     seen = set()
     for _ in range(20 if machine.on_gpu else 2):
         handle.replay()

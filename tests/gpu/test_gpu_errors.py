@@ -43,7 +43,12 @@ def test_the_lowest_bad_index_is_named_and_nothing_is_written(machine: Machine) 
     module = machine.compile(EMBEDDING)
     out = machine.put(np.full((N, D), 7, np.float32))
     bad = given(machine, at_4000=-1, at_1777=V)
-    error = machine.fails_with(module, IndexOutOfRange, lambda: module(**bad, out={"y": out}), match=rf"index {V} at position 1777 of 't' is out of range \[0, {V}\)")
+    error = machine.fails_with(
+        module,
+        IndexOutOfRange,
+        lambda: module(**bad, out={"y": out}),
+        match=rf"index {V} at position 1777 of 't' is out of range \[0, {V}\)",
+    )
     assert isinstance(error, IndexOutOfRange) and (error.position, error.value, error.bound) == (1777, V, V)
     assert (machine.get(out) == 7).all()
 
@@ -85,14 +90,24 @@ def test_a_scatter_writes_nothing_after_a_bad_index(machine: Machine) -> None:
         out = machine.put(np.full((30, 3), 7, np.float32))
         i = np.zeros(400, np.int64)
         i[77] = 30
-        machine.fails_with(module, IndexOutOfRange, lambda m=module, i=i, o=out: m(i=machine.put(i), u=machine.put(np.ones((400, 3), np.float32)), out={"y": o}), match="position 77 ")
+        machine.fails_with(
+            module,
+            IndexOutOfRange,
+            lambda m=module, i=i, o=out: m(
+                i=machine.put(i), u=machine.put(np.ones((400, 3), np.float32)), out={"y": o}
+            ),
+            match="position 77 ",
+        )
         assert (machine.get(out) == 7).all(), how
 
 
 def test_offsets_that_decrease(machine: Machine) -> None:
     graph = gradc.trace(lambda i, o, t: ops.embedding_bag(i, t, o, mode="sum"), i="i64[N]", o="i64[B]", t="f32[V,4]")
     module = machine.compile(graph)
-    bad = {n: machine.put(a) for n, a in {"i": np.zeros(9, np.int64), "o": np.array([0, 5, 3]), "t": np.ones((4, 4), np.float32)}.items()}
+    bad = {
+        n: machine.put(a)
+        for n, a in {"i": np.zeros(9, np.int64), "o": np.array([0, 5, 3]), "t": np.ones((4, 4), np.float32)}.items()
+    }
     machine.fails_with(module, NotAscending, lambda: module(**bad), match="3 at position 2 of 'o' is below the 5")
 
 
@@ -100,13 +115,43 @@ def test_offsets_that_decrease(machine: Machine) -> None:
 
 CALLS: dict[str, tuple[type[GradcError], str, Callable[[Machine, gradc.Module], Any]]] = {
     "an input is missing": (InvalidProblem, "needs the input 'w'", lambda m, f: f(t=m.put(np.zeros(3, np.int64)))),
-    "another dtype": (InvalidProblem, "convert it first", lambda m, f: f(t=m.put(np.zeros(3, np.int64)), w=m.put(np.zeros((V, D))))),
-    "another rank": (InvalidProblem, "w", lambda m, f: f(t=m.put(np.zeros(3, np.int64)), w=m.put(np.zeros(V, np.float32)))),
-    "a result too large for out": (BufferTooSmall, "needs", lambda m, f: f(**given(m), out={"y": m.put(np.zeros((N - 1, D), np.float32))})),
-    "out of another dtype": (InvalidProblem, "out\\['y'\\]", lambda m, f: f(**given(m), out={"y": m.put(np.zeros((N, D)))})),
-    "out that is an input": (OverlappingOperands, "shares memory with the input w", lambda m, f: f(t=m.put(np.arange(V)), w=(w := m.put(np.ones((V, D), np.float32))), out={"y": w})),
-    "a workspace too small": (WorkspaceTooSmall, "workspace needs", lambda m, f: f.forward(**given(m), workspace=m.put(np.zeros(8, np.uint8)))),
-    "a workspace that begins oddly": (MisalignedOperand, "workspace", lambda m, f: f.forward(**given(m), workspace=m.cut(m.put(np.zeros(f.workspace_size(N=N, V=V, D=D) + 1, np.uint8))))),
+    "another dtype": (
+        InvalidProblem,
+        "convert it first",
+        lambda m, f: f(t=m.put(np.zeros(3, np.int64)), w=m.put(np.zeros((V, D)))),
+    ),
+    "another rank": (
+        InvalidProblem,
+        "w",
+        lambda m, f: f(t=m.put(np.zeros(3, np.int64)), w=m.put(np.zeros(V, np.float32))),
+    ),
+    "a result too large for out": (
+        BufferTooSmall,
+        "needs",
+        lambda m, f: f(**given(m), out={"y": m.put(np.zeros((N - 1, D), np.float32))}),
+    ),
+    "out of another dtype": (
+        InvalidProblem,
+        "out\\['y'\\]",
+        lambda m, f: f(**given(m), out={"y": m.put(np.zeros((N, D)))}),
+    ),
+    "out that is an input": (
+        OverlappingOperands,
+        "shares memory with the input w",
+        lambda m, f: f(t=m.put(np.arange(V)), w=(w := m.put(np.ones((V, D), np.float32))), out={"y": w}),
+    ),
+    "a workspace too small": (
+        WorkspaceTooSmall,
+        "workspace needs",
+        lambda m, f: f.forward(**given(m), workspace=m.put(np.zeros(8, np.uint8))),
+    ),
+    "a workspace that begins oddly": (
+        MisalignedOperand,
+        "workspace",
+        lambda m, f: f.forward(
+            **given(m), workspace=m.cut(m.put(np.zeros(f.workspace_size(N=N, V=V, D=D) + 1, np.uint8)))
+        ),
+    ),
     "no such input": (InvalidProblem, "has no input 'z'", lambda m, f: f(**given(m), z=m.put(np.zeros(3, np.float32)))),
 }
 
@@ -132,7 +177,9 @@ def test_arrays_of_the_host(machine: Machine) -> None:
 
 @pytest.mark.places("memory", "cuda")
 def test_what_cannot_be_captured(machine: Machine) -> None:
-    """A bad index in the run before the capture, a host array, a backward without its cotangent; then a capture that can be."""
+    """A bad index in the run before the capture, a host array, a backward without its cotangent; then a capture that
+    can be.
+    """
     module = machine.compile(EMBEDDING, ["w"])
     with pytest.raises(IndexOutOfRange):
         module.capture(**given(machine, at_3=V))

@@ -19,7 +19,9 @@ SOME = ("embedding, sorted", "embedding, partials", "embedding, fixed point", "l
 def sanitizer() -> str | None:
     """The tool, in the path or beside a toolkit."""
     homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    return shutil.which("compute-sanitizer") or next((str(p) for home in homes if home and (p := Path(home) / "bin" / "compute-sanitizer").exists()), None)
+    return shutil.which("compute-sanitizer") or next(
+        (str(p) for home in homes if home and (p := Path(home) / "bin" / "compute-sanitizer").exists()), None
+    )
 
 
 @pytest.mark.gpu
@@ -32,7 +34,13 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
     program = sanitizer()
     if program is None:
         pytest.skip("needs compute-sanitizer, of the CUDA toolkit")
-    done = subprocess.run([program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable, __file__], capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(
+        [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     if "not supported" in done.stdout and done.returncode not in (0, 9):
         pytest.skip(f"compute-sanitizer does not work here: {done.stdout.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

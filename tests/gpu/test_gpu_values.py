@@ -44,7 +44,9 @@ def test_gradients_at_size(name: str, machine: Machine) -> None:
     kept = reference.forward(arrays)[1]
     numpy_ = reference.backward(kept, dy)
     for key, exact in model.exact(arrays, dy).items():
-        got, own = (np.asarray(a).astype(np.float64) for a in (machine.get(gradients[key], numpy_[key].dtype), numpy_[key]))
+        got, own = (
+            np.asarray(a).astype(np.float64) for a in (machine.get(gradients[key], numpy_[key].dtype), numpy_[key])
+        )
         unit = UNIT[str(gradc.typeof(numpy_[key]).dtype)]
         scale = np.abs(exact).max()
         assert np.abs(got - exact).max() <= max(8 * unit * scale, 2 * np.abs(own - exact).max()), key

@@ -1,8 +1,9 @@
 """Seeded faults: one hundred small changes of gradc, each of which the tests must see.
 
-``python -m tests.mutants`` (``make mutants``) applies one after another to a copy of the tree and runs the tests there; see :mod:`.__main__`.
-A mutant is the exact text of the tree and what stands there instead; ``tests/test_mutants.py`` holds that each text is found once, so that a
-change of the code cannot leave the table behind.  A mutant that changes no behaviour (an equivalent one) has no place here.
+``python -m tests.mutants`` (``make mutants``) applies one after another to a copy of the tree and runs the tests there;
+see :mod:`.__main__`. A mutant is the exact text of the tree and what stands there instead; ``tests/test_mutants.py``
+holds that each text is found once, so that a change of the code cannot leave the table behind.  A mutant that changes
+no behaviour (an equivalent one) has no place here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 class Mutant:
     """One fault.
 
-    :param name: unique.  :param file: path in the tree.  :param old: text that stands there exactly once.  :param new: the fault.
+    :param name: unique.
+    :param file: path in the tree.
+    :param old: text that stands there exactly once.
+    :param new: the fault.
     :param breaks: what is wrong then.
-    :param tests: pytest's arguments for those who are likely to see it, each a file of ``tests/`` without ``.py``, with ``-k EXPRESSION`` behind it
-        where the file is long.
+    :param tests: pytest's arguments for those who are likely to see it, each a file of ``tests/`` without ``.py``, with
+        ``-k EXPRESSION`` behind it where the file is long.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""``python -m tests.mutants [NAME ...] [--jobs J] [--stop-at likely|quick|whole] [--seconds S] [--out FILE]``: the mutation score.
+"""``python -m tests.mutants [NAME ...] [--jobs J] [--stop-at likely|quick|whole] [--seconds S] [--out FILE]``: the
+mutation score.
 
 Each mutant is tried on a copy of the tree's files, in up to three steps, the next only where the one before passed:
 
@@ -6,8 +7,9 @@ Each mutant is tried on a copy of the tree's files, in up to three steps, the ne
 - ``quick``: the quick suite, which is every test that ``pytest -m "not slow and not gpu"`` finds under ``tests/``;
 - ``whole``: the slow ones too, ``-m "not gpu"``, as ``make test`` runs them on a machine without a GPU.
 
-A mutant is caught where a test fails that passes on a copy of the tree as it is; one that fails there too is left out.  A mutant whose tests do not
-end within ``--seconds`` is reported as a hang, by itself.  What is not caught has survived.  The status is 0 where all were caught.
+A mutant is caught where a test fails that passes on a copy of the tree as it is; one that fails there too is left out.
+A mutant whose tests do not end within ``--seconds`` is reported as a hang, by itself.  What is not caught has
+survived.  The status is 0 where all were caught.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?|\S+\.py)(?: - .*)?$", re.MULTI
 
 @dataclass(frozen=True)
 class Verdict:
-    """:param step: of :data:`STEPS`, the last one tried.  :param verdict: caught, hang, survived, or error: pytest could not run."""
+    """:param step: of :data:`STEPS`, the last one tried.
+    :param verdict: caught, hang, survived, or error: pytest could not run.
+    """
 
     name: str
     step: str
@@ -54,7 +58,12 @@ class Tree:
         self.root = folder / "tree"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True).stdout
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
         for name in filter(None, listed.decode().split("\0")):
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -64,8 +73,29 @@ class Tree:
         """Its status, None if it did not end, and what it said."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("GRADC_", "PYTEST_"))}
         environment |= {"PYTHONPATH": str(self.root), "TMPDIR": str(self.temporary)}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=line", *arguments]
-        running = subprocess.Popen(command, cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "--tb=line",
+            *arguments,
+        ]
+        running = subprocess.Popen(
+            command,
+            cwd=self.root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         try:
             said, _ = running.communicate(timeout=seconds)
             return running.returncode, said
@@ -91,7 +121,9 @@ class Tree:
             path.write_text(text, encoding="utf-8")
 
     def seen(self, arguments: list[str], clean: Clean, seconds: float) -> tuple[str, str]:
-        """(verdict, test) of a selection, or ("", "") if nothing is wrong with it but what is wrong with the tree as it is."""
+        """(verdict, test) of a selection, or ("", "") if nothing is wrong with it but what is wrong with the tree as it
+        is.
+        """
         left_out = [test for test, fails in list(clean.known.items()) if fails]
         while True:
             status, said = self.pytest([*arguments, *(f"--deselect={test}" for test in left_out)], seconds)
@@ -104,7 +136,9 @@ class Tree:
             if failed and failed[0] in left_out:
                 return "error", f"cannot be left out: {failed[0]}"
             last = said.strip().splitlines()[-1][:200] if said.strip() else ""
-            return "hang" if status is None else "caught" if failed or status < 0 else "error", failed[0] if failed else f"status {status}: {last}"
+            return "hang" if status is None else "caught" if failed or status < 0 else "error", (
+                failed[0] if failed else f"status {status}: {last}"
+            )
 
 
 class Clean:
@@ -149,17 +183,26 @@ def run(chosen: list[Mutant], jobs: int, stop_at: str, seconds: float, out: Path
         for future in as_completed([pool.submit(tried, m) for m in chosen]):
             verdicts.append(future.result())
             v = verdicts[-1]
-            print(f"{len(verdicts):3}/{len(chosen)}  {v.verdict:8} {v.step:6} {v.seconds:6.0f} s  {v.name}  {v.test}", flush=True)
+            print(
+                f"{len(verdicts):3}/{len(chosen)}  {v.verdict:8} {v.step:6} {v.seconds:6.0f} s  {v.name}  {v.test}",
+                flush=True,
+            )
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps([asdict(v) for v in verdicts], indent=1), encoding="utf-8")
     return verdicts
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="The mutation score: which of the seeded faults the tests see.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants, or beginnings of their names; all if none is named")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="The mutation score: which of the seeded faults the tests see."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="mutants, or beginnings of their names; all if none is named"
+    )
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="mutants at a time")
-    parser.add_argument("--stop-at", choices=STEPS, default="quick", help="the last step that is tried (default: quick)")
+    parser.add_argument(
+        "--stop-at", choices=STEPS, default="quick", help="the last step that is tried (default: quick)"
+    )
     parser.add_argument("--seconds", type=float, default=3600.0, help="for one run of pytest; beyond, it is a hang")
     parser.add_argument("--out", type=Path, default=Path("build/mutants.json"))
     given = parser.parse_args()
@@ -173,7 +216,11 @@ def main() -> int:
     for kind in ("error", "hang", "survived"):
         for v in (v for v in verdicts if v.verdict == kind):
             print(f"{kind}: {v.name} {v.test}: {next(m.breaks for m in table if m.name == v.name)}")
-    counts = {(step, kind): sum(v.step == step and v.verdict == kind for v in verdicts) for step in STEPS for kind in ("caught", "hang", "survived", "error")}
+    counts = {
+        (step, kind): sum(v.step == step and v.verdict == kind for v in verdicts)
+        for step in STEPS
+        for kind in ("caught", "hang", "survived", "error")
+    }
     print(f"{len(verdicts)} mutants: " + ", ".join(f"{n} {kind} ({step})" for (step, kind), n in counts.items() if n))
     return int(any(v.verdict != "caught" for v in verdicts))
 

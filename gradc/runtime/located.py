@@ -1,0 +1,38 @@
+"""Where arrays lie, on the host or on a GPU, and in which order."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..process.forks import held_off
+from .arrays import Array, to_numpy
+
+
+def located(x: Any) -> Array:
+    """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
+    with held_off:
+        from .on_device import describe
+
+    found = describe(x)
+    return to_numpy(x)[0] if found is None else found
+
+
+def unordered(x: Any) -> Array | None:
+    """The array of what does not lie in row-major order; None of what does, and of what is no array here.  The common
+    case costs next to nothing.
+    """
+    if isinstance(x, np.ndarray):
+        return None if x.flags.c_contiguous or type(x) is not np.ndarray else x
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
+            return None
+        if not hasattr(x, "shape"):
+            return None
+        array = located(x)
+    except Exception:
+        return None  # the call says why
+    return None if array.flags.c_contiguous else array
