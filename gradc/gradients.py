@@ -10,7 +10,7 @@ import numpy as np
 from .errors import InvalidProblem
 from .runtime.arrays import empty, from_numpy, to_numpy
 from .runtime.located import located
-from .runtime.on_device import Remote
+from .runtime.on_device import DeviceArray
 from .sparse import SparseRows
 from .trace import unflatten
 
@@ -66,8 +66,8 @@ class Gradients(MutableMapping[str, Any]):
             raise InvalidProblem(
                 f"the gradients of {name!r} differ: {mine.dtype}{list(mine.shape)} and {more.dtype}{list(more.shape)}"
             )
-        if isinstance(mine, Remote) or isinstance(more, Remote):
-            if not (isinstance(mine, Remote) and isinstance(more, Remote)) or type(own) is not type(value):
+        if isinstance(mine, DeviceArray) or isinstance(more, DeviceArray):
+            if not (isinstance(mine, DeviceArray) and isinstance(more, DeviceArray)) or type(own) is not type(value):
                 raise InvalidProblem(
                     f"the gradients of {name!r} are a {type(own).__qualname__} and a {type(value).__qualname__}: on a"
                     " GPU, one library adds its own"

@@ -26,7 +26,7 @@ from .runtime.executable import Executable, Precision
 from .runtime.kernel import Kernels
 from .runtime.located import unordered
 from .runtime.memory import Memory, predicted
-from .runtime.pending import Pending
+from .runtime.pending import AsyncErrors
 from .runtime.shared import Shared
 from .runtime.tensors import detached
 from .sparse import assembled
@@ -272,7 +272,7 @@ class Module(Shared):
         dims = options.get("dims") or {}
         borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
         donate = [name for name in options.get("donate") or () if name not in borrowed]
-        self.pending = Pending()
+        self.pending = AsyncErrors()
         how: dict[str, Any] = {"arch": options.get("arch") or "", "errors": options.get("errors") or "sync"}
         self.forward = Forward(
             programs["forward"],
@@ -299,7 +299,7 @@ class Module(Shared):
             self._backward.module = self
         self.share(self.pending)
 
-    def share(self, pending: Pending) -> None:
+    def share(self, pending: AsyncErrors) -> None:
         """Calls of forward, backward and variants raise each other's errors."""
         self.pending = pending
         for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):

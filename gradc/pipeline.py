@@ -14,24 +14,24 @@ from .ir.graph import Graph
 from .ir.kernel import Program
 from .passes.check_indices import name_readers
 from .passes.choose_reduction import choose_reduction
+from .passes.columns_to_rows import columns_to_rows
 from .passes.decompose import decompose
 from .passes.devices import gpu_of
-from .passes.element_rows import element_rows
 from .passes.fold import fold
+from .passes.fuse_rounding import fuse_rounding
 from .passes.lanes import lanes
 from .passes.manager import PASSES, Pipeline
 from .passes.partition import Partition, partition
 from .passes.plan_buffers import plan_buffers
+from .passes.propagate_reshapes import propagate_reshapes
 from .passes.residual import Residual
-from .passes.round_sums import round_sums
+from .passes.scalarize_axes import scalarize_axes
 from .passes.schedule import schedule
 from .passes.simplify import simplify
 from .passes.sink_dequant import prepare, sink_dequant
 from .passes.sparse_rows import sparse_rows
-from .passes.split_axes import split_axes
 from .passes.strategies import ON_GPU
-from .passes.unroll import unroll
-from .passes.widen import widen
+from .passes.upcast import upcast
 
 __all__ = ["PASSES", "build", "joint_program", "kernels", "lower", "optimise"]  # PASSES: all are registered here
 
@@ -100,12 +100,12 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
     """The Graph -> Graph passes, in order."""
     numerics = options["numerics"]
     graph = pipeline.run(decompose, graph)
-    graph = pipeline.run(widen, graph)
+    graph = pipeline.run(upcast, graph)
     graph = pipeline.run(simplify, graph, numerics=numerics)
     graph = pipeline.run(fold, graph)
     graph = pipeline.run(sink_dequant, graph, numerics=numerics)
-    graph = pipeline.run(unroll, graph, numerics=numerics)
-    graph = pipeline.run(split_axes, graph, numerics=numerics)
+    graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
+    graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
     return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
 
 
@@ -121,7 +121,7 @@ def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pip
     )
     if target.startswith("cuda"):
         program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
-        program = pipeline.keep(f"{what}.round_sums", program, lambda: element_rows(round_sums(program)))
+        program = pipeline.keep(f"{what}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
     program = pipeline.keep(
         f"{what}.choose_reduction",
         program,

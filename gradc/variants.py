@@ -17,7 +17,7 @@ from .residuals import Orders, Residuals
 from .runtime.arrays import overlap, permuted
 from .runtime.executable import Executable
 from .runtime.located import located, unordered
-from .runtime.on_device import Remote
+from .runtime.on_device import DeviceArray
 from .runtime.tensors import written
 
 Array = np.ndarray[Any, Any]
@@ -122,7 +122,7 @@ class Targets:
             place.device.follow(own, asked)
         for name, value in self.later.items():
             target, source = located(value), located(gradients[name])
-            if isinstance(target, Remote):
+            if isinstance(target, DeviceArray):
                 value[...] = value + gradients[name] if name in self.adding else gradients[name]
             elif name in self.adding:
                 with plain():

@@ -243,7 +243,7 @@ def test_diff_shows_only_what_changed(gradc_command):
     kept = [line for line in lines[2:] if line.startswith(" ")]
     assert any("matmul" in line for line in kept), "a value that both have is one line"
     assert not any(line[1:].strip().startswith("%0:") for line in lines if line[0] in "+-")
-    assert "changed nothing" in gradc_command("dump", *PLAIN, "--diff", "widen")[0]
+    assert "changed nothing" in gradc_command("dump", *PLAIN, "--diff", "upcast")[0]
     assert "starts anew" in gradc_command("dump", *PLAIN, "--diff", "forward.schedule")[0]
     choice = gradc_command("dump", *PLAIN, "--diff", "forward.choose_reduction")[0]
     assert "+" in choice and "strategy(y: privatized)" in choice
@@ -443,7 +443,7 @@ def test_opt_repeats_what_compile_did(gradc_command, folder: Path):
     files = {f.stem.split("-", 1)[1]: f for f in sorted((folder / "stages").glob("*.gir"))}
     names = list(files)
     for before, name in itertools.pairwise(names):
-        if name not in ("prepare", "decompose", "widen", "simplify", "fold", "sink_dequant", "split_axes"):
+        if name not in ("prepare", "decompose", "upcast", "simplify", "fold", "sink_dequant", "propagate_reshapes"):
             continue
         out = gradc_command("opt", f"stages/{files[before].name}", "-p", name)[0]
         assert gradc.parse(out) == gradc.parse(files[name].read_text()), name

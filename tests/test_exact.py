@@ -21,7 +21,7 @@ from gradc.ir.op import Composite
 from gradc.passes.decompose import decompose
 from gradc.passes.fold import fold
 from gradc.passes.simplify import simplify
-from gradc.passes.widen import widen
+from gradc.passes.upcast import upcast
 from gradc.trace import trace
 
 LICENCES = ("BITS", "REAL")
@@ -156,7 +156,7 @@ def test_the_passes_keep_the_meaning(op: Any) -> None:
             graph = differentiate(case.smooth, case.floats, unused="zeros")
         for numerics, licence in (("real", "REAL"), ("strict", "BITS")):
             before = graph
-            for step in (decompose, widen, simplify, fold):
+            for step in (decompose, upcast, simplify, fold):
                 after = step(before, numerics=numerics) if step is simplify else step(before)
                 equal(before, after, licence if step is simplify else "BITS", dims=case.sample.dims)
                 before = after
@@ -562,7 +562,7 @@ def test_jungle_survives_the_passes_and_no_mutation(seed: int) -> None:
         graph = jungle(seed, 40, dtype=dtype)
         joint = differentiate(graph.with_outputs([("y", graph.output("all"))]), ["a", "b", "s"], unused="zeros")
         for before in (graph, joint):
-            wide = widen(before)
+            wide = upcast(before)
             equal(before, wide, "BITS")
             equal(wide, simplify(wide, numerics="strict"), "BITS")
             equal(wide, fold(simplify(wide)), "REAL")

@@ -18,7 +18,7 @@ from gradc.ir.dims import symbol
 from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.split_axes import split_axes
+from gradc.passes.propagate_reshapes import propagate_reshapes
 
 V, D = symbol("V"), 16
 GRANULARITY = {
@@ -380,7 +380,7 @@ def test_sums_over_joined_axes_and_those_behind_them(axes: tuple[int, ...]) -> N
     graph = gradc.trace(
         lambda x: ops.sum(ops.exp(ops.reshape(ops.exp(x), (-1, 12, x.shape[3]))), axis=axes), x="f64[N,4,3,K]"
     )
-    split = split_axes(graph)
+    split = propagate_reshapes(graph)
     x = np.random.default_rng(0).standard_normal((2, 4, 3, 5))
     want = np.exp(np.exp(x).reshape(2, 12, 5)).sum(axes)
     np.testing.assert_allclose(interp.run(split, x=x)["y"], want, rtol=1e-12)

@@ -7,7 +7,7 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.codegen.joined import SHORT, join_columns
+from gradc.codegen.collapse_axes import SHORT, collapse_axes
 from gradc.ir.node import call
 from gradc.ir.types import DTYPES
 
@@ -69,7 +69,7 @@ def test_joined(what: str) -> None:
     function, kind, rows, axis = JOINED[what]
     module = gradc.compile(gradc.trace(function, x=kind), target="cpu")
     types = {b.name: b.type for b in module.forward.program.buffers}
-    kernels = [join_columns(k, types)[0] for k in module.forward.program.kernels]
+    kernels = [collapse_axes(k, types)[0] for k in module.forward.program.kernels]
     (kernel,) = (k for k in kernels if k.cols)
     assert len(kernel.rows) == rows and [f"{name}: {size}" for name, size in kernel.cols] == [axis]
     values(module, (0, 1, 2, 33))
@@ -80,7 +80,7 @@ def test_apart(why: str) -> None:
     function, kind = APART[why]
     module = gradc.compile(gradc.trace(function, x=kind), target="cpu")
     types = {b.name: b.type for b in module.forward.program.buffers}
-    assert all(join_columns(k, types)[0] is k for k in module.forward.program.kernels)
+    assert all(collapse_axes(k, types)[0] is k for k in module.forward.program.kernels)
     values(module, (1, 2, 33))
 
 

@@ -252,7 +252,7 @@ def test_opt_goes_from_a_dumped_joint_graph_to_a_program(model: str, tmp_path: P
                 "opt",
                 str(joint),
                 "-p",
-                f"decompose,widen,simplify,fold,sink_dequant,tidy,{part}.partition,schedule,choose_reduction,plan_buffers",
+                f"decompose,upcast,simplify,fold,sink_dequant,tidy,{part}.partition,schedule,choose_reduction,plan_buffers",
                 "-o",
                 str(tmp_path / part),
             ]

@@ -42,7 +42,7 @@ from gradc.ir.op import Composite, Op  # noqa: E402
 from gradc.ops.pointwise import convert  # noqa: E402
 from gradc.passes.decompose import decompose  # noqa: E402
 from gradc.passes.simplify import simplify  # noqa: E402
-from gradc.passes.widen import widen  # noqa: E402
+from gradc.passes.upcast import upcast  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -178,7 +178,7 @@ def test_error_is_torchs_at_most(case: Case, runner: Runner) -> None:  # noqa: F
     graphs = {"value": case.graph}
     if case.differentiable and case.op.name in TORCH and (case.op.vjp or isinstance(case.op, Composite)):
         gradient = joint(case.graph, case.floats)
-        graphs["gradient"] = gradient if case.dtype == "f32" else simplify(widen(decompose(gradient)))
+        graphs["gradient"] = gradient if case.dtype == "f32" else simplify(upcast(decompose(gradient)))
     runs = {kind: runner(graph) for kind, graph in graphs.items()}
     for dims in case.bindings((7, 64)):
         for kind, graph in graphs.items():

@@ -26,7 +26,7 @@ from gradc.passes.fold import fold
 from gradc.passes.prepare import prepare
 from gradc.passes.simplify import simplify
 from gradc.passes.sink_dequant import sink_dequant
-from gradc.passes.widen import widen
+from gradc.passes.upcast import upcast
 from gradc.trace import trace
 
 torch = pytest.importorskip("torch")
@@ -172,7 +172,7 @@ def test_a_gather_of_a_computed_table_gathers_its_operands(name, pair):
     after = prepared(before, wrt)
     pair(f"prepare_{name}", before, after)
     assert not tables(simplify(decompose(after)), backward_only=False)
-    joint = simplify(decompose(widen(differentiate(after, wrt))))
+    joint = simplify(decompose(upcast(differentiate(after, wrt))))
     allowed = 2 if "table" in wrt else 0  # the zeros that the table's own gradient starts from are none of ours
     assert len(tables(sunk(joint))) <= allowed
 
@@ -588,7 +588,7 @@ def test_the_work_grows_with_the_graph():
 
 
 def optimised(graph: Graph, wrt) -> Graph:
-    joint = fold(simplify(widen(decompose(differentiate(prepare(graph), wrt)))))
+    joint = fold(simplify(upcast(decompose(differentiate(prepare(graph), wrt)))))
     return fold(simplify(sunk(joint)))
 
 
@@ -685,7 +685,7 @@ def test_dequantize_then_linear(pair):
     """Few rows: the scale is put on the result, which is smaller than the weight; right beside torch."""
     fn = lambda x, q, scale: ops.linear(x, ops.dequantize(q, scale, block=(1, 64), out_dtype="f64"))
     graph = trace(fn, x="f64[4,64]", q="i8[32,64]", scale="f64[32,1]", name="linear")
-    before = fold(simplify(widen(decompose(differentiate(prepare(graph), ["x", "scale"])))))
+    before = fold(simplify(upcast(decompose(differentiate(prepare(graph), ["x", "scale"])))))
     after = sunk(before)
     pair("dequantize_linear", before, after)
     assert not any(

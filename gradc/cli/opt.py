@@ -80,9 +80,10 @@ def opt(
 ) -> None:
     """Read a graph or a program from FILE, run passes over it, verify after each, and print what comes out.
 
-    \b gradc opt 02-joint.gir -p decompose,widen,simplify gradc opt model.gir -p differentiate,decompose,simplify --wrt
-    w --all gradc opt 02-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction,plan_buffers
-    -o program.gir
+    \b
+    gradc opt 02-joint.gir -p decompose,upcast,simplify
+    gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
+    gradc opt 02-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction -o program.gir
 
     GRADC_DUMP=folder, or gradc compile --emit ir, writes 02-joint.gir. The passes are called as the files are; a name
     that is no pass lists those there are. forward.partition and backward.partition each give one of the two graphs that

@@ -17,7 +17,7 @@ from .cuda_tasks import STRIP
 from .products import support
 from .text import standalone
 
-__all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "of_kernel", "prelude", "render_cuda"]
+__all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
 
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
@@ -40,10 +40,10 @@ def prelude() -> str:
 def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
     """One kernel's functions, made from its canonical form: no name of the user's reaches its text."""
     plain, own = kernel.canonical(types)
-    return of_kernel(_made(replace(plain, name=kernel.name), tuple(own.items())), kernel, types)
+    return rebind(_made(replace(plain, name=kernel.name), tuple(own.items())), kernel, types)
 
 
-def of_kernel(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
+def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
     """What was made of a kernel, for another one of the same structure and name: its buffers, dims and indices are its
     own.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import InternalError
 from ..ir.dims import Size, maximum, product
-from ..ir.kernel import REDUCTIONS, Index, Kernel, Pass, Stmt, neutral
+from ..ir.kernel import REDUCTIONS, Index, Kernel, Phase, Stmt, neutral
 from ..ir.types import F32, DType, Type
 from ..passes.combine import Combine
 from .columns import OFFSETS, Access, access, linear
@@ -347,7 +347,7 @@ class Writer(TaskWriter):
         part, type_ = self.parts[s.buffer], self.types[s.buffer]
         how, dtype, wide, number = self.how[s.buffer], self.sums(s), self.wide(s), self.number[s.buffer]
         if dtype.is_float and dtype.bits < 32:
-            raise InternalError(f"an accum into {type_}: widen makes it f32")
+            raise InternalError(f"an accum into {type_}: upcast makes it f32")
         start = literal(neutral(s.combine, dtype), dtype)
         per_chunk: Size = self.room(s)[0] if how not in UNORDERED else 0
         if how == "atomic_fixed" and (s.combine != "sum" or dtype is not F32):
@@ -401,7 +401,7 @@ class Writer(TaskWriter):
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def one_pass(self, p: Pass, number: int, scan: bool = False) -> dict[str, Any]:
+    def one_pass(self, p: Phase, number: int, scan: bool = False) -> dict[str, Any]:
         """:param scan: nothing is written; only the largest of what will be added is found."""
         self.scanning = scan
         gets: dict[str, dict[str, str]] = {}

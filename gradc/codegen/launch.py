@@ -20,7 +20,7 @@ from ..passes.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKE
 from ..passes.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..passes.plan_buffers import slot_sizes
 from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
-from .cuda import of_kernel
+from .cuda import rebind
 from .cuda_rows import CudaKernel, Stage
 from .cuda_tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 from .index import flatten
@@ -176,7 +176,7 @@ class LaunchPlan:
 
     def kernel(self, item: Kernel) -> CudaKernel:
         """A step's functions over its own dims: steps of one structure share a name and a text."""
-        return of_kernel(self.made[item.name], item, self.types)
+        return rebind(self.made[item.name], item, self.types)
 
     def sizes(self, kernel: CudaKernel) -> Sizes:
         """A kernel's."""

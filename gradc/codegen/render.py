@@ -20,7 +20,7 @@ from ..ir.kernel import (
     Index,
     Kernel,
     Operand,
-    Pass,
+    Phase,
     Program,
     Select,
     Stmt,
@@ -29,10 +29,10 @@ from ..ir.kernel import (
 )
 from ..ir.types import F32, F64, DType, Type
 from ..passes.chunks import chunk_rows, interchanged_chunk_rows, private_chunk_rows
+from .collapse_axes import collapse_axes
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
 from .jinja import render
-from .joined import join_columns
 from .row_memory import RowMemory, cost
 
 PER_UNIT = 8
@@ -241,7 +241,7 @@ def _call_entry(call: Call, program: Program, dims: Mapping[str, str], place: Ma
 @functools.lru_cache(maxsize=4096)
 def _rendered(kernel: Kernel, types: tuple[tuple[str, Type], ...], guarded: bool) -> str:
     own = dict(types)
-    return render("cpu/rows.c.j2", k=_Writer(*join_columns(kernel, own), kernel.dims(own), guarded).context())
+    return render("cpu/rows.c.j2", k=_Writer(*collapse_axes(kernel, own), kernel.dims(own), guarded).context())
 
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> str:
@@ -357,7 +357,7 @@ class _Writer(RowMemory):
         how = self.how[s.buffer]
         ctype, few = stored(type_.dtype), isinstance(self.k.row_count, int) and self.k.row_count < MANY
         if type_.dtype.is_float and type_.dtype not in (F32, F64):
-            raise InternalError(f"an accum into {type_}: widen makes it f32")
+            raise InternalError(f"an accum into {type_}: upcast makes it f32")
         out: dict[str, Any] = {
             "number": self.number[s.buffer],
             "buffer": s.buffer,
@@ -404,7 +404,7 @@ class _Writer(RowMemory):
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def one_pass(self, p: Pass, number: int) -> dict[str, Any]:
+    def one_pass(self, p: Phase, number: int) -> dict[str, Any]:
         columns = bool(p.roots)
         body, reductions, simd = [line for s in self.reloaded(p, number) for line in self.line(s, number)], [], True
         past: list[dict[str, Any]] = []
@@ -524,7 +524,7 @@ class _Writer(RowMemory):
     def column_value(self, value: str) -> bool:
         return bool(self.k.levels[value] & {a for a, _ in self.k.cols})
 
-    def mixed(self, p: Pass) -> bool:
+    def mixed(self, p: Phase) -> bool:
         """Whether a pass gathers or computes on wider values than f32: a compiler then adds the lanes, or the elements,
         one after another.
         """

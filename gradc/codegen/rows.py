@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.dims import product
-from ..ir.kernel import Axis, Kernel, Pass, Stmt
+from ..ir.kernel import Axis, Kernel, Phase, Stmt
 from ..ir.types import F32, Type
 from ..passes.combine import Combine, combines
 from .expr import Scribe
@@ -72,7 +72,7 @@ class RowWriter:
             if (i.variable not in kept or i.variable in named[:axis]) and self.types[s.buffer].shape[axis] != 1
         ]
 
-    def reloaded(self, p: Pass, number: int) -> list[Stmt]:
+    def reloaded(self, p: Phase, number: int) -> list[Stmt]:
         """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""
         stored_at: dict[str, Stmt] = {}
         for earlier in self.k.passes[:number]:

@@ -190,7 +190,7 @@ class Kernel:
         return of_stmt
 
     @cached_property
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[Phase, ...]:
         """The kernel as it runs: per phase the row statements, then the pass over the columns (its slice, recomputed,
         cut at row values).
         """
@@ -208,7 +208,7 @@ class Kernel:
                 if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS:
                     needed.update(s.uses)
             body = [s for s in self.body if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS]
-            out.append(Pass(tuple(row), tuple(body), tuple(roots)))
+            out.append(Phase(tuple(row), tuple(body), tuple(roots)))
         return tuple(out)
 
     @property
@@ -310,7 +310,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Pass:
+class Phase:
     """One phase: statements at row level, then one walk over the columns ending in ``roots`` (reductions, stores,
     accums).
     """

@@ -496,7 +496,7 @@ class Primitive(Op):
     lower: Any = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(
         default=False, kw_only=True
-    )  # computes in its own dtype: widen leaves it alone (cast, where, movement)
+    )  # computes in its own dtype: upcast leaves it alone (cast, where, movement)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,17 +7,17 @@ from ..ir.node import Node, Note, topological
 from ..ir.op import Alias, Checked, Expr, Movement
 from ..ir.scan import is_long, suffixed
 from ..ir.types import Type
-from .groups import Group, View, lowering
-from .lower import Builder, Domain
+from .groups import Group, StridedView, lowering
+from .lower import IterationSpace, KernelBuilder
 from .scheduler import Scheduler
 
 
 def emit(scheduler: Scheduler) -> Program:
     """The program of a scheduler's groups."""
-    return _Emission(scheduler).program()
+    return ProgramBuilder(scheduler).program()
 
 
-class _Emission:
+class ProgramBuilder:
     """From groups to a Program: buffers, names, order."""
 
     def __init__(self, scheduler: Scheduler):
@@ -105,7 +105,7 @@ class _Emission:
         target = self.unique(name)
         self.buffers.append(Buffer(target, node.type, "output"))
         group = Group(-1, node.shape, None)
-        builder = Builder(group.domain, lambda n: source if n is node else None)
+        builder = KernelBuilder(group.domain, lambda n: source if n is node else None)
         builder.store(target, node, group.place(node.shape, "element"))
         steps.append(builder.kernel("copy").named_by_structure("copy", self.types))
         return target
@@ -138,7 +138,7 @@ class _Emission:
         return steps
 
     def kernel(self, group: Group, used: set[Node]) -> Kernel:
-        builder = Builder(
+        builder = KernelBuilder(
             group.domain,
             lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None,
             self.s.constant_buffer,
@@ -156,7 +156,7 @@ class _Emission:
     def call(self, node: Node) -> Call:
         axes, operands, out = node.op.axes(node)
         args = [
-            View(self.s).operand(operand, index).operand(self.names)
+            StridedView(self.s).operand(operand, index).operand(self.names)
             for operand, index in zip(node.operands, operands, strict=True)
         ]
         name = (
@@ -176,8 +176,8 @@ class _Emission:
     def check(self, node: Node) -> Kernel:
         """The step that looks at every element of a buffer of positions."""
         (index,) = node.operands
-        builder = Builder(
-            Domain(index.shape, None),
+        builder = KernelBuilder(
+            IterationSpace(index.shape, None),
             lambda n: self.names.get(n) if n in self.s.in_memory else None,
             self.s.constant_buffer,
         )

@@ -13,7 +13,7 @@ from ..ir.kernel import Index, Operand
 from ..ir.node import Node
 from ..ir.op import Alias, Expr, Movement
 from ..ir.pattern import Var, match
-from .lower import Builder, CannotInline, Domain
+from .lower import CannotInline, IterationSpace, KernelBuilder
 
 
 def lowering(node: Node) -> Any:
@@ -37,11 +37,11 @@ class Group:
 
     def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
         self.key = key
-        self.domain = Domain(tuple(shape), cols)
+        self.domain = IterationSpace(tuple(shape), cols)
         self.placed: dict[Node, str] = {}  # node -> element | row | accum | library | check
         self.scatter: Node | None = None
         self.walked: list[frozenset[str]] = []
-        self.builder: Builder
+        self.builder: KernelBuilder
 
     @property
     def alone(self) -> bool:
@@ -74,16 +74,16 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Seen:
+class StridedOperand:
     """A value in memory, where an element of it lies, and what it is multiplied with as it is read."""
 
     base: Node
     index: tuple[Index, ...]
-    scale: Seen | None = None
+    scale: StridedOperand | None = None
 
     per: tuple[tuple[str, Size], ...] = ()
 
-    def regrouped(self, axis: str, size: Size) -> Seen:
+    def regrouped(self, axis: str, size: Size) -> StridedOperand:
         """The same over the axis that was counted as ``axis/`` groups of ``axis%`` places.
 
         :raises CannotInline: its values do not lie one after another along the axis, or its scale differs within a
@@ -130,7 +130,7 @@ def _inner_sizes(node: Node) -> Iterator[Size]:
 SCALED = Var("values") * Var("scale")
 
 
-class View:
+class StridedView:
     """Follows ops that only move data to the value in memory behind them: what a library call can read through strides.
 
     A call reads narrower values as its own (int8 weights, bf16), and with a scale: what only converts and scales them
@@ -141,7 +141,7 @@ class View:
         """:param inner: variables that count the inner of two axes, and how far."""
         self.memory, self.inner = memory, inner or {}
 
-    def operand(self, node: Node, index: Sequence[Index]) -> Seen:
+    def operand(self, node: Node, index: Sequence[Index]) -> StridedOperand:
         """What a call reads for an operand; a scale per group is found by counting an axis as groups and places in
         them.
         """
@@ -157,7 +157,7 @@ class View:
                         for i in index
                     ]
                     with contextlib.suppress(CannotInline):
-                        return View(self.memory, {f"{axis}%": size}).read(node, parts).regrouped(axis, size)
+                        return StridedView(self.memory, {f"{axis}%": size}).read(node, parts).regrouped(axis, size)
             raise
 
     def parted(self, index: Index, sizes: Sequence[Size]) -> list[Index] | None:
@@ -172,12 +172,12 @@ class View:
             else None
         )
 
-    def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> Seen:
+    def read(self, node: Node, index: Sequence[Index], where: Any = None, other: Any = 0) -> StridedOperand:
         lower = lowering(node)
         if where is not None:
             raise CannotInline(node, "a mask")
         if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
-            return Seen(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
+            return StridedOperand(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
         if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides
             found = lower.at(index, node, self)
             if found is not None:

@@ -28,7 +28,7 @@ class CannotInline(Exception):
 
 
 @dataclass(frozen=True)
-class Domain:
+class IterationSpace:
     """A kernel's iteration space: an axis name per dimension of ``shape`` (none for the literal size 1), and which are
     columns.
 
@@ -64,14 +64,17 @@ class Domain:
         return rows, tuple((f"i{d}", self.shape[d]) for d in self.real if d in columns)
 
 
-class Builder:
+class KernelBuilder:
     """The statements of one kernel, in order, each computed once per place.
 
     :param buffers: the nodes that are in memory, by buffer name; a callable so that the scheduler can decide late.
     """
 
     def __init__(
-        self, domain: Domain, buffer_of: Callable[[Node], str | None], constants: Callable[[Node], str] | None = None
+        self,
+        domain: IterationSpace,
+        buffer_of: Callable[[Node], str | None],
+        constants: Callable[[Node], str] | None = None,
     ):
         self.domain = domain
         self.buffer_of = buffer_of

@@ -19,7 +19,7 @@ from .scheduler import Limits, Scheduler
 
 
 @dataclass(frozen=True)
-class Apart:
+class MissedFusion:
     """Two kernels that would save bytes as one, and why they are two."""
 
     first: str

@@ -129,7 +129,7 @@ def resize(
 # -- along which axes a value varies -----------------------------------------------------------------------------------
 
 
-class Variation:
+class VaryingAxes:
     """Along which axes each value varies: a broadcast does not vary along the axes it made."""
 
     def __init__(self) -> None:

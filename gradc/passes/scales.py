@@ -22,7 +22,7 @@ from ..ir.op import Expr, Library, Scatter
 from ..ir.pattern import Var, match, op, splat
 from ..ir.types import DType
 from ..ops.rules import converted, spread
-from .resize import Variation, count, elements, moves, nbytes, placed
+from .resize import VaryingAxes, count, elements, moves, nbytes, placed
 
 MUL, DIV, NEG, CAST = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("cast", Var("x"))
 DIM = op("dim")
@@ -98,7 +98,7 @@ class _Split:
     axes: frozenset[int]
 
 
-def splits(node: Node, variation: Variation) -> list[_Split]:
+def splits(node: Node, variation: VaryingAxes) -> list[_Split]:
     """The ways to read a node as something times a scale."""
     if not node.dtype.is_float or not any(size != 1 for size in node.shape):
         return []
@@ -216,7 +216,7 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
 
 def carry(graph: Graph) -> Graph:
     """f(x * s)  ->  f(x) * s, where fewer elements are multiplied so"""
-    uses, variation = Uses(graph), Variation()
+    uses, variation = Uses(graph), VaryingAxes()
     plans: dict[Node, tuple[_Split, dict[tuple[Node, int], _Step]]] = {}
     for node in graph.nodes:
         best = count(node)
@@ -229,7 +229,7 @@ def carry(graph: Graph) -> Graph:
 
 def _carried(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
     """One sweep: a value travels without its scales, which wait beside it until a step says they are applied."""
-    variation = Variation()
+    variation = VaryingAxes()
     new: dict[Node, Node] = {}
     waiting: dict[Node, list[Scale]] = {}
     for node in graph.nodes:
@@ -290,8 +290,8 @@ def sink(graph: Graph) -> Graph:
     """broadcast(x) * s  ->  broadcast(x * s); (a @ b) * s  ->  (a * s) @ b; s[:,None] * scatter_add(i, u)  ->
     scatter_add(i, gather(s, i) * u)
     """
-    uses, variation = Uses(graph), Variation()
-    fresh = Variation()
+    uses, variation = Uses(graph), VaryingAxes()
+    fresh = VaryingAxes()
     new: dict[Node, Node] = {}
     for node in graph.nodes:
         operands = tuple(new[o] for o in node.operands)
@@ -351,7 +351,7 @@ def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node
     )
 
 
-def _sunk(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], variation: Variation) -> Node | None:
+def _sunk(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], variation: VaryingAxes) -> Node | None:
     assert split.scale is not None
     value = variation.narrow(new[node.operands[split.scale]], split.axes)
     if value is None:

@@ -17,7 +17,7 @@ from .check_indices import check_indices
 from .emit import emit
 from .groups import lowering
 from .lower import CannotInline
-from .merge import Apart, merge
+from .merge import MissedFusion, merge
 from .scheduler import FIRST, MERGED, Scheduler
 
 
@@ -30,12 +30,12 @@ def schedule(graph: Graph, *, fuse: bool = True, host: bool = True) -> Program:
     return _scheduled(graph, fuse, host)[0]
 
 
-def apart(graph: Graph, *, host: bool = True) -> list[Apart]:
+def apart(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
     """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
     program, scheduler = _scheduled(graph, True, host)
     names = {k.name for k in program.kernels}
     named = [
-        Apart(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why)
+        MissedFusion(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why)
         for (a, b), (size, why) in scheduler.refused.items()
     ]
     return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -x.nbytes)

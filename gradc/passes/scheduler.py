@@ -11,8 +11,8 @@ from ..ir.graph import Graph
 from ..ir.kernel import Index
 from ..ir.node import Node
 from ..ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scatter
-from .groups import Group, Seen, View, alike, lowering, nbytes, real
-from .lower import Builder, CannotInline, Domain
+from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
+from .lower import CannotInline, IterationSpace, KernelBuilder
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ class Scheduler:
     # -- library calls -------------------------------------------------------------------------------------------------
 
     def library_node(self, node: Node) -> None:
-        seen: list[Seen] = []
+        seen: list[StridedOperand] = []
         for operand in node.operands:
             try:
-                seen.append(View(self).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
+                seen.append(StridedView(self).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
             except CannotInline:
                 raise CannotInline(self.behind(operand), "a library reads it") from None
         group = self.open((), None)
@@ -182,8 +182,8 @@ class Scheduler:
         self.loads[group.key] = set()
         return group
 
-    def builder(self, group: Group) -> Builder:
-        return Builder(group.domain, lambda node: self.buffer_for(node, group), self.constant_buffer)
+    def builder(self, group: Group) -> KernelBuilder:
+        return KernelBuilder(group.domain, lambda node: self.buffer_for(node, group), self.constant_buffer)
 
     def buffer_for(self, node: Node, group: Group) -> str | None:
         """A stand-in name: the node is loaded unless this group computes it."""
@@ -302,7 +302,7 @@ class Scheduler:
             ):
                 return CannotInline(node, "the kernel's columns are not what is summed")
             before = group.domain
-            group.domain = Domain(before.shape, mapped)
+            group.domain = IterationSpace(before.shape, mapped)
             group.builder.domain = group.domain
             reason = self.attempt(node, group)
             if reason is not None:
@@ -388,7 +388,7 @@ class Scheduler:
         return {group.domain.real[dims.index(a)] for a in self.reduced(node) if shape[a] != 1}
 
     def write(
-        self, node: Node, group: Group, builder: Builder, level: str, buffer: str = "", store: bool = True
+        self, node: Node, group: Group, builder: KernelBuilder, level: str, buffer: str = "", store: bool = True
     ) -> None:
         """The statements of a placed node."""
         lower = lowering(node)

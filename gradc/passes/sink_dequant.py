@@ -24,7 +24,7 @@ from ..ops.indexing import in_range
 from ..ops.rules import full, reshaped, spread
 from .manager import graph_pass
 from .prepare import GATHER, prepare
-from .resize import Variation, elements, moves, nbytes, resize
+from .resize import VaryingAxes, elements, moves, nbytes, resize
 from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, carry, homogeneous, sink
 
 SUM, SELECT = op("sum", Var("x")), op("where", Var("kept"), Var("value"), Var("none"))
@@ -264,7 +264,7 @@ def _stored(node: Node) -> Node:
 
 def _scale_after_scatter(graph: Graph) -> Graph:
     """scatter_add(i, gather(s, i) * u)  ->  s[:,None] * scatter_add(i, u), where fewer bytes are moved so"""
-    variation = Variation()
+    variation = VaryingAxes()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if not match(SCATTER, node, {}):

@@ -13,8 +13,8 @@ from ..codegen.launch import LaunchPlan
 from ..errors import CaptureError, DeviceError, GradcError
 from . import gpu
 from .cublas import workspace_bytes
-from .cuda import Arrays, CudaProgram, Started
-from .on_device import Remote, check_addable
+from .cuda import Arrays, CudaProgram, Submission
+from .on_device import DeviceArray, check_addable
 from .simulator import Simulator
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def start(
     plan: LaunchPlan,
     workspace: Array | None,
     only: int = -1,
-) -> Started:
+) -> Submission:
     """The launches alone."""
     adds = {executable.program.root(executable.output_buffers[key]): target for key, target in prepared.add_to.items()}
     for key, target in prepared.add_to.items():
@@ -128,7 +128,7 @@ def again(executable: Executable, prepared: Prepared) -> Callable[[], Arrays | N
 def _weak(value: Any) -> Callable[[], Any]:
     """What gives a value as long as somebody else has it; a number, always."""
     if isinstance(value, bool | int | float | np.generic) or (
-        isinstance(value, np.ndarray) and not isinstance(value, Remote)
+        isinstance(value, np.ndarray) and not isinstance(value, DeviceArray)
     ):
         return lambda: value
     try:

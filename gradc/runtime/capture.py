@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import CaptureError, Unsupported
 from .calls import start, with_program
-from .cuda import CudaProgram, Started
+from .cuda import CudaProgram, Submission
 
 if TYPE_CHECKING:
     from .executable import Executable, Prepared
@@ -29,9 +29,9 @@ class Step:
     prepared: Prepared
     workspace: Array
     results: dict[str, Any]
-    started: Started
+    started: Submission
 
-    def ask(self) -> Started:
+    def ask(self) -> Submission:
         e = self.executable
         return start(e, self.prepared, e.bound(self.prepared), e.native.bind(self.prepared.dims), self.workspace)
 

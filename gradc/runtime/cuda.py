@@ -23,7 +23,7 @@ from ..process.forks import cached_property, held_off, lock
 from .cache import pack, unpack
 from .device import Device, Event, Memory, Span
 from .on_device import add
-from .pending import Watch
+from .pending import DeferredCheck
 
 Array = np.ndarray[Any, Any]
 FINE = 2**64 - 1
@@ -31,7 +31,7 @@ Arrays = Mapping[str, Array]
 
 
 @dataclass
-class Started:
+class Submission:
     """A call that was asked for.
 
     :param roots: where each root of memory begins.  :param held: what of it is ours, alive as long as this is.
@@ -175,7 +175,7 @@ class CudaProgram:
         only: int = -1,
         adds: Mapping[str, Array] | None = None,
         until: int = -1,
-    ) -> Started:
+    ) -> Submission:
         """Ask for every step (or one, or those before ``until``) on contiguous arrays, by buffer name; outputs are
         written in place.
 
@@ -192,7 +192,7 @@ class CudaProgram:
         base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
         roots = {name: int(a.ctypes.data) for name, a in arrays.items()}
         roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch + plan.room}
-        started = Started(plan, roots, stream, held)
+        started = Submission(plan, roots, stream, held)
         device.begin(self._fresh(arrays, base, plan), stream)
         device.fill(started.flag.address, 255, started.flag.nbytes, stream)
         for number, actions in enumerate(plan.actions):
@@ -229,7 +229,7 @@ class CudaProgram:
                 self.device.synchronize(stream)  # another stream may read them next
         return {name: memory.address for name, memory in self._uploaded.items()}
 
-    def act(self, actions: Sequence[Action], started: Started) -> None:
+    def act(self, actions: Sequence[Action], started: Submission) -> None:
         for action in actions:
             if isinstance(action, Launch):
                 args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
@@ -261,7 +261,7 @@ class CudaProgram:
 
     # -- bad indices ---------------------------------------------------------------------------------------------------
 
-    def finish(self, started: Started) -> None:
+    def finish(self, started: Submission) -> None:
         """Wait for a call, and raise its error."""
         if not started.plan.checks:
             self.device.synchronize(started.stream)
@@ -271,7 +271,7 @@ class CudaProgram:
         if error is not None:
             raise error
 
-    def watch(self, started: Started, again: Callable[[], Arrays | None]) -> Watch | None:
+    def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck | None:
         """Look at a call's flag later; None if nothing of it can go wrong.
 
         :param again: the call's arrays, to see what stands at a bad position; None if they are gone.
@@ -288,7 +288,7 @@ class CudaProgram:
         self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
         event.record(stream)
 
-        def repeated(number: int) -> Started | None:
+        def repeated(number: int) -> Submission | None:
             arrays = again()
             return self.start(arrays, plan, None, stream, until=number) if arrays is not None else None
 
@@ -299,9 +299,9 @@ class CudaProgram:
                 with self._lock:
                     self._words.append((words, event))
 
-        return Watch(words, event, settle)
+        return DeferredCheck(words, event, settle)
 
-    def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Started | None]) -> Exception | None:
+    def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Submission | None]) -> Exception | None:
         """What the words of a flag say, or None; the step that set one runs again, to say what stands there.
 
         :param ready: the call in the state before a step, or None if that is gone.

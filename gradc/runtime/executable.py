@@ -32,7 +32,7 @@ from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
 from .adopt import adopt
 from .arrays import Host, Kind, overlap, worth_asking
-from .pending import Pending
+from .pending import AsyncErrors
 from .pool import num_threads
 from .precision import Precision, precision_of
 from .shared import Shared
@@ -113,7 +113,7 @@ class Executable(Shared):
                 program
             )  # what a text says of slots is not believed: two that are in use at once may share one
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
-        self.pending = Pending()
+        self.pending = AsyncErrors()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
         self.inputs: dict[str, Type] = {b.name: b.type for b in program.of_kind("input") if not b.alias}
         self.output_buffers = dict(program.outputs)

@@ -1,7 +1,7 @@
 """Arrays on a GPU, in and out: CuPy's, torch's, and what offers DLPack or the CUDA array interface.
 
-Inside they are :class:`Remote`: NumPy arrays of addresses that the host must not follow.  Shapes, strides, overlaps and
-views of them are NumPy's own; their elements are never looked at here.
+Inside they are :class:`DeviceArray`: NumPy arrays of addresses that the host must not follow.  Shapes, strides,
+overlaps and views of them are NumPy's own; their elements are never looked at here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEPT_BYTES = 1 << 16
 """Larger constants of the host are not compared by their bytes."""
 
 
-class Remote(np.ndarray):  # type: ignore[type-arg]
+class DeviceArray(np.ndarray):  # type: ignore[type-arg]
     """An array whose memory is a device's: reading an element here would end the process.
 
     :ivar native: the object of the caller's library that it is.
@@ -91,15 +91,17 @@ def remote(
     native: Any = None,
     readonly: bool = False,
     number: int | None = None,
-) -> Remote:
+) -> DeviceArray:
     """A device's memory as an array; strides in bytes."""
     wanted = np.dtype(dtype)
     if 0 in shape:
-        found = np.empty(tuple(shape), wanted).view(Remote)
+        found = np.empty(tuple(shape), wanted).view(DeviceArray)
     elif wanted.itemsize not in _UNSIGNED or wanted.kind in "cOSUMm":
         raise InvalidProblem(f"an array of {wanted} does not hold numbers that gradc knows")
     else:
-        found = np.asarray(_Bytes(address, shape, strides, wanted.itemsize, readonly, owner)).view(wanted).view(Remote)
+        found = (
+            np.asarray(_Bytes(address, shape, strides, wanted.itemsize, readonly, owner)).view(wanted).view(DeviceArray)
+        )
     found.native, found.number = native, number
     return found
 
@@ -108,9 +110,9 @@ def _torch() -> Any:
     return sys.modules.get("torch")  # a tensor cannot exist before it was imported
 
 
-def describe(x: Any) -> Remote | None:
+def describe(x: Any) -> DeviceArray | None:
     """An array on a GPU as it lies there; None of anything else.  Nothing is waited for."""
-    if isinstance(x, Remote):
+    if isinstance(x, DeviceArray):
         return x
     if is_tensor(x):
         return _from_tensor(x) if x.device.type == "cuda" else None
@@ -119,7 +121,7 @@ def describe(x: Any) -> Remote | None:
     return None
 
 
-def _from_tensor(x: Any) -> Remote:
+def _from_tensor(x: Any) -> DeviceArray:
     torch = _torch()
     if x.layout is not torch.strided or x.is_quantized:
         raise InvalidProblem(
@@ -183,7 +185,7 @@ _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def from_dlpack(x: Any, stream: int) -> Remote:
+def from_dlpack(x: Any, stream: int) -> DeviceArray:
     """Through DLPack: its library makes ``stream`` wait for what it is still writing."""
     import ml_dtypes
 
@@ -203,7 +205,7 @@ def from_dlpack(x: Any, stream: int) -> Remote:
     )  # a capsule that nobody consumes frees its tensor when it dies
 
 
-def from_interface(x: Any, device: Device, stream: int) -> Remote:
+def from_interface(x: Any, device: Device, stream: int) -> DeviceArray:
     """Through the CUDA array interface."""
     about = x.__cuda_array_interface__
     if about.get("mask") is not None:
@@ -304,16 +306,16 @@ class OnDevice:
         if found is None:
             with foreign(x):
                 found = self._through_protocol(x, stream, what)
-        if found.nbytes and not (isinstance(x, Remote) or found.native is None):
+        if found.nbytes and not (isinstance(x, DeviceArray) or found.native is None):
             number = found.number if found.number is not None else self.device.device_of(found.ctypes.data)
             if number != self.number:
                 raise DeviceError(f"{what} lies on device {number}, and this module on device {self.number}")
         if is_tensor(x):
             check_unrecorded(x, what)
             return found, Kind.TORCH
-        return found, Kind.NUMPY if isinstance(x, Remote) else Kind.CUPY
+        return found, Kind.NUMPY if isinstance(x, DeviceArray) else Kind.CUPY
 
-    def _through_protocol(self, x: Any, stream: int, what: str) -> Remote:
+    def _through_protocol(self, x: Any, stream: int, what: str) -> DeviceArray:
         name = f"{type(x).__module__}.{type(x).__qualname__}"
         asked = getattr(x, "__dlpack_device__", None)
         if asked is not None and not isinstance(x, type):
@@ -334,7 +336,7 @@ class OnDevice:
             " target='cpu' takes it as it is"
         )
 
-    def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> Remote:
+    def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
         """A result of the caller's kind."""
         wanted = np.dtype(dtype)
         if kind is Kind.TORCH:
@@ -343,7 +345,7 @@ class OnDevice:
         native = self.device.new_array(tuple(shape), _stored(wanted), stream)
         return remote(native.data.ptr, shape, wanted, owner=native, native=native)
 
-    def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> Remote:
+    def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> DeviceArray:
         torch = _torch()
         stored = _stored(wanted)
         name = STORED[stored][1] if stored in STORED else stored.name
@@ -362,7 +364,7 @@ class OnDevice:
                 " inputs, and no accumulate="
             )
 
-    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Remote:
+    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
         """Memory of ours."""
         self._check_allocation(stream)
         wanted = np.dtype(dtype)
@@ -371,7 +373,7 @@ class OnDevice:
 
     def settled(self, array: Array, stream: int) -> Array:
         """An array of the host (a number, a default) on the device; uploaded once."""
-        if isinstance(array, Remote):
+        if isinstance(array, DeviceArray):
             return array
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
         with self._lock:
@@ -386,7 +388,7 @@ class OnDevice:
             memory, _ = self._constants[key]
         return remote(memory.address, array.shape, array.dtype, owner=memory, readonly=True)
 
-    def packed(self, array: Array, stream: int) -> Remote:
+    def packed(self, array: Array, stream: int) -> DeviceArray:
         """The same elements in row-major order, aligned."""
         out = self.scratch(array.shape, array.dtype, stream)
         if array.flags.c_contiguous:
@@ -413,7 +415,7 @@ class OnDevice:
         self.support.launch(f"gradc_pack_{unit}", blocks(count), THREADS, args, (1,), stream)
         return out
 
-    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> Remote:
+    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
         """Zeros of ours."""
         out = self.scratch(shape, dtype, stream)
         if out.nbytes:
@@ -426,13 +428,13 @@ class OnDevice:
 
     def result(self, array: Array, kind: Kind) -> Any:
         """The caller's object for a result."""
-        assert isinstance(array, Remote)
+        assert isinstance(array, DeviceArray)
         return array.native
 
     def donates(self, array: Array, kind: Kind) -> bool:
         """Whether an input's memory may be returned as a result of a kind."""
         return (
-            isinstance(array, Remote)
+            isinstance(array, DeviceArray)
             and is_tensor(array.native) == (kind is Kind.TORCH)
             and describe(array.native) is not None
         )

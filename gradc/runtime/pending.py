@@ -13,7 +13,7 @@ from .device import Event
 Array = np.ndarray[Any, Any]
 
 
-class Watch:
+class DeferredCheck:
     """One call's flag, on its way to pinned memory.
 
     :param words: the flag's once ``event`` has come.
@@ -27,14 +27,14 @@ class Watch:
         return self._settle(self.words)
 
 
-class Pending:
+class AsyncErrors:
     """The watches of a module's calls, oldest first."""
 
     def __init__(self) -> None:
-        self._watches: list[Watch] = []
+        self._watches: list[DeferredCheck] = []
         self._lock = lock()
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: DeferredCheck) -> None:
         with self._lock:
             self._watches.append(watch)
 
@@ -61,7 +61,7 @@ class Pending:
             _raise(first)
 
 
-def _raise(watch: Watch) -> None:
+def _raise(watch: DeferredCheck) -> None:
     error = watch.settle()
     if error is not None:
         raise error

@@ -124,8 +124,8 @@ MUTANTS = (
         ("test_sink_dequant", "test_embedding_family", "test_exact -k identity"),
     ),
     Mutant(
-        "widen.some-operands",
-        "gradc/passes/widen.py",
+        "upcast.some-operands",
+        "gradc/passes/upcast.py",
         "if not any(o.dtype.is_float and o.dtype.compute is not o.dtype for o in operands)",
         "if not all(o.dtype.is_float and o.dtype.compute is not o.dtype for o in operands)",
         "an op with indices adds in bf16",
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "split-axes.shift",
-        "gradc/passes/split_axes.py",
+        "gradc/passes/propagate_reshapes.py",
         "axes = tuple(a if a < axis else a + len(sizes) - 1 for a in gone if a != axis)",
         "axes = tuple(a for a in gone if a != axis)",
         "an axis behind a split one keeps its number",

@@ -1,4 +1,4 @@
-"""unroll: short axes that only stack values become the values; nothing else does."""
+"""scalarize_axes: short axes that only stack values become the values; nothing else does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.ir.node import Node
-from gradc.passes.unroll import LONGEST, unroll
+from gradc.passes.scalarize_axes import LONGEST, scalarize_axes
 
 
 def same(graph: gradc.Graph, after: gradc.Graph) -> None:
@@ -42,7 +42,7 @@ STACKED = {
 @pytest.mark.parametrize("what", STACKED)
 def test_stacks_are_gone(what: str) -> None:
     graph = gradc.trace(STACKED[what], a="f64[N,1,7]", b="f64[N,1,7]")
-    after = unroll(graph)
+    after = scalarize_axes(graph)
     same(graph, after)
     assert not count(after, "concat") and not any(n.rank == 3 and n.shape[1] != 1 for n in after.nodes)
 
@@ -51,7 +51,7 @@ def test_sums_of_stacks_are_stacks_of_sums() -> None:
     graph = gradc.trace(
         lambda a, b: ops.sum(ops.exp(ops.concat([a, b], axis=1)), axis=2), a="f64[N,1,7]", b="f64[N,1,7]"
     )
-    after = unroll(graph)
+    after = scalarize_axes(graph)
     same(graph, after)
     (stack,) = (n for n in after.nodes if n.op.name == "concat")
     assert {o.op.name for o in stack.operands} == {"sum"}
@@ -69,7 +69,7 @@ WHOLE = {
 @pytest.mark.parametrize("why", WHOLE)
 def test_what_stays_whole(why: str) -> None:
     graph = gradc.trace(WHOLE[why], a="f64[N,1,7]", b="f64[N,1,7]")
-    assert unroll(graph, numerics="strict" if "strict" in why else "real") == graph
+    assert scalarize_axes(graph, numerics="strict" if "strict" in why else "real") == graph
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
@@ -107,10 +107,10 @@ def test_long_chains_of_values() -> None:
         return total
 
     graph = gradc.trace(steps, a="f64[N,1,7]", b="f64[N,1,7]")
-    after = unroll(graph)
+    after = scalarize_axes(graph)
     same(graph, after)
     assert not count(after, "concat") and len(after.nodes) < 2 * len(graph.nodes)
-    widest = unroll(
+    widest = scalarize_axes(
         gradc.trace(
             lambda a: ops.sum(functools.reduce(lambda x, _: x * 0.5 + 1.0, range(1500), a), axis=1), a="f64[N,2,7]"
         )

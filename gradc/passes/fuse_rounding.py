@@ -1,4 +1,4 @@
-"""round_sums: a sum that is only rounded is rounded where it is written."""
+"""fuse_rounding: a sum that is only rounded is rounded where it is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ir.kernel import Index, Kernel, Program, Step, Stmt
 from ..ir.types import F32
 
 
-def round_sums(program: Program) -> Program:
+def fuse_rounding(program: Program) -> Program:
     """accum t[i] <- v : f32;  store o[i] <- cast t[i] : bf16  ->  accum o[i] <- v : f32
 
     It adds up in f32 and is rounded once, so the bits stay; what goes is the f32 result's way to memory and back: 8 of

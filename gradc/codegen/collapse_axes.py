@@ -19,7 +19,7 @@ SHORT = 48
 _U32 = DTYPES["u32"]
 
 
-def join_columns(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]]:
+def collapse_axes(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]]:
     """The kernel with its short innermost columns and the axis around them as one, over flat buffers; else itself.
 
     The axis around them is a column too, or a row of a kernel that only maps elements.  Every access must run on from

@@ -1,4 +1,4 @@
-"""widen: "compute in f32" made visible for the storage floats (contracts 1)."""
+"""upcast: "compute in f32" made visible for the storage floats (contracts 1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .manager import graph_pass
 
 
 @graph_pass("BITS")
-def widen(graph: Graph) -> Graph:
+def upcast(graph: Graph) -> Graph:
     """add(a: bf16, b: bf16)  ->  cast(add(cast(a, f32), cast(b, f32)), bf16)"""
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:

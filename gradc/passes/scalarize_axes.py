@@ -1,4 +1,4 @@
-"""unroll: a short axis that only stacks values becomes the values themselves.
+"""scalarize_axes: a short axis that only stacks values becomes the values themselves.
 
 The taps of an interpolation and the coordinates of a point are axes of 2 to 4.  Where every reader takes one element of
 such an axis, or adds them up, a kernel over the points holds all of them at once; as an axis they would be a loop of
@@ -55,7 +55,7 @@ def _summed(node: Node) -> int | None:
 
 
 @graph_pass("REAL")
-def unroll(graph: Graph, *, numerics: str = "real") -> Graph:
+def scalarize_axes(graph: Graph, *, numerics: str = "real") -> Graph:
     """f(stack(a, b))[:, 0]  ->  f(a); sum over the axis of f(stack(a, b))  ->  f(a) + f(b); sum over another  ->
     stack(sum f(a), sum f(b))
     """

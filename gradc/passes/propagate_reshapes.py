@@ -1,4 +1,4 @@
-"""split_axes: what follows a reshape that joins axes works on the axes as they were.
+"""propagate_reshapes: what follows a reshape that joins axes works on the axes as they were.
 
 A loop over ``[V, 4, 32]`` reads ``[V, 128]`` at ``32*g + i``; a loop over ``[V, 128]`` would need ``d // 32`` to read
 ``[V, 4, 32]``, so the value would go through memory.  Blocks of a quantized tensor (a scale per group of 32) are such
@@ -24,7 +24,7 @@ RESHAPE, GATHER = op("reshape", Var("x")), op("gather", Var("table"), Var("indic
 
 
 @graph_pass("REAL")
-def split_axes(graph: Graph, *, numerics: str = "real") -> Graph:
+def propagate_reshapes(graph: Graph, *, numerics: str = "real") -> Graph:
     """f(reshape[N,A*B](x))  ->  reshape[N,A*B](f(x)); sum over A*B  ->  sum over A, B; where x is computed, so that the
     reshape would need memory
     """

@@ -1,4 +1,4 @@
-"""element_rows: elements that are scattered one by one are rows, so that they can be sorted by where they go."""
+"""columns_to_rows: elements that are scattered one by one are rows, so that they can be sorted by where they go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..ir.types import Type
 from .combine import combines
 
 
-def element_rows(program: Program) -> Program:
+def columns_to_rows(program: Program) -> Program:
     """kernel rows() cols(i: N) { accum y[%t] <- v }  ->  kernel rows(i: N) cols() { accum y[%t] <- v }
 
     A kernel of one row is one task: its columns share no place of their own, so that one thread would add them up.
