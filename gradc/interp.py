@@ -17,7 +17,7 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Stmt, neutral, taken
+from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Select, Stmt, neutral, taken
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
 from .ir.types import DTYPES, DType, Type, read
@@ -269,6 +269,10 @@ def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
             raise InvalidProblem(
                 f"{program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more"
             )
+    for step in program.steps:
+        for when, _ in step.cases if isinstance(step, Select) else ():
+            if when is not None and max(evaluate(when.left, bound), evaluate(when.right, bound)) > LARGEST:
+                raise InvalidProblem(f"{program.name}: {when} has a side of 2^63 or more")
 
 
 def check_nonempty(program: Program, bindings: Mapping[str, int]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -248,3 +250,71 @@ def test_the_cases_pick_what_the_estimates_say(cols: int, static: bool) -> None:
             costs,
             how,
         )
+
+
+@pytest.mark.parametrize("wrt", [["w", "s"], ["s", "w"]])
+def test_results_of_one_order_are_sorted_together(wrt: list[str]) -> None:
+    """A small result beside a large one: neither decides for the other alone, whatever comes first."""
+    graph = gradc.trace(
+        lambda i, w, s: ops.embedding(i, ops.fake_quantize(w, s, block=(1, 64))),
+        i="i64[N]",
+        w="f32[V,64]",
+        s="f32[V,1]",
+    )
+    backward = gradc.compile(graph, wrt=wrt, target="cpu").backward
+    assert backward.workspace_size(N=200_000, V=1_000_000) < 10e6
+    two = gradc.trace(
+        lambda i, a, b: {
+            "y": ops.scatter_add(i, a, axis=0, size=100_000),
+            "z": ops.scatter_add(i, b, axis=0, size=100_000),
+        },
+        i="i64[N]",
+        a="f32[N,1]",
+        b="f32[N,64]",
+    )
+    forward = gradc.compile(two, target="cpu").forward
+    assert forward.workspace_size(N=200_000) < 10e6
+    rng = np.random.default_rng(0)
+    i, b = rng.integers(0, 100_000, 5000), rng.integers(-9, 9, (5000, 64)).astype(np.float32)
+    got = forward.run(i=i, a=b[:, :1].copy(), b=b)
+    want = np.zeros((100_000, 64), np.float32)
+    np.add.at(want, i, b)
+    np.testing.assert_array_equal(got["z"], want)
+    np.testing.assert_array_equal(got["y"], want[:, :1])
+
+
+def test_every_result_of_a_kernel_has_the_partial_results_that_are_estimated() -> None:
+    text = TWO_KEYS.replace("CHECKS", "")
+    text = text.replace("%0 = load s[n] : i64", "%0 = index n : i64").replace(
+        "%1 = load t[n] : i64", "%1 = index n : i64"
+    )
+    text = text.replace("[9,5]", "[N,16]").replace("[N,5]", "[N,16]").replace("cols(d: 5)", "cols(d: 16)")
+    program = choose_reduction(parse_program(text), force={"*": "privatized"})
+    executable = gradc.Executable(program, "cpu")
+    for rows in (1000, 10_000, 100_000):
+        table = decisions(program, {"N": rows})
+        counts = {int(e.why.split()[0]) for _, _, how, found in table for e in found if e.strategy == how}
+        (chunks,) = counts
+        partials = chunks * rows * 16 * 8 * 2
+        assert len(table) == 2 and partials <= executable.workspace_size(N=rows) < partials + 8192
+
+
+def test_sizes_that_are_long_already_have_a_chunk() -> None:
+    """What is made of a size for a kernel's tasks is no longer than the size allows."""
+
+    def halved(x):  # type: ignore[no-untyped-def]
+        for _ in range(36):
+            x = x[::2]
+        return ops.softmax(ops.exp(x), axis=0)
+
+    forward = gradc.compile(gradc.trace(halved, x="f32[N,3]"), target="cpu").forward
+    assert np.asarray(forward.run(x=np.ones((5, 3), np.float32))["y"]).tolist() == [[1, 1, 1]]
+
+
+def test_names_of_strategies_need_no_pass() -> None:
+    code = (
+        "from gradc.ir.program_text import parse_program; from gradc.ir.verify import verify_program\n"
+        f"verify_program(parse_program({TWO_KEYS.replace('CHECKS', '')!r}))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "nothing before says" in said.stderr and "no strategy" not in said.stderr

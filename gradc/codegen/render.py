@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import knobs
 from ..errors import InternalError, Unsupported
-from ..ir.dims import Dim, Size, product, substitute, symbol
+from ..ir.dims import Dim, Size, product, substitute, symbol, symbols
 from ..ir.kernel import (
     REDUCTIONS,
     Axis,
@@ -28,7 +28,7 @@ from ..ir.kernel import (
     neutral,
 )
 from ..ir.types import F32, F64, DType, Type
-from ..passes.chunks import chunk_rows, interchanged_chunk_rows, private_chunk_rows
+from ..passes.chunks import chunk_rows, interchanged_chunk_rows, task_rows
 from .collapse_axes import collapse_axes
 from .expr import Scribe, carrier, converted, loaded, stored, to_memory, variable
 from .index import flatten, index, literal, size
@@ -301,7 +301,7 @@ class _Writer(RowMemory):
             "strips": plain,
             "turned": self.turned,
             "visit_all": not only,
-            "chunk": size(self.chunk_rows(product(s for _, s in kept), product(s for _, s in rest))),
+            **self.chunk(product(s for _, s in kept), product(s for _, s in rest)),
         }
         if self.order == "segmented":
             part = self.parts[k.order]
@@ -340,17 +340,28 @@ class _Writer(RowMemory):
             axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered
         )
 
-    def chunk_rows(self, kept: Size, rest: Size) -> Size:
-        """Rows per task; of those that keep a place, where a result is regular."""
-        rows, cols = self.k.row_count, self.k.col_count
-        private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
+    def chunk(self, kept: Size, rest: Size) -> dict[str, Any]:
+        """Rows per task, of those that keep a place where a result is regular: an expression of a few sizes, which get
+        names, so that it is as short for sizes that are long themselves.
+        """
+        named: dict[str, str] = {}
+
+        def short(name: str, value: Size) -> Size:
+            if isinstance(value, int):
+                return value
+            named[name] = size(value)
+            return symbol(name)
+
         if self.turned:
-            return interchanged_chunk_rows(kept, cols)
-        if self.order == "regular":
-            return chunk_rows(kept, rest * cols)
-        if any(n != 1 for n in private):
-            return private_chunk_rows(rows, cols, sum(private, start=0))
-        return chunk_rows(rows, cols)
+            rows = interchanged_chunk_rows(short("rows", kept), short("cols", self.k.col_count))
+        elif self.order == "regular":
+            rows = chunk_rows(short("rows", kept), short("cols", rest * self.k.col_count))
+        else:
+            private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
+            private = [short(f"size{i}", n) for i, n in enumerate(private)]
+            rows = task_rows(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
+        used = symbols(rows)
+        return {"chunk": size(rows), "chunk_sizes": [(name, text) for name, text in named.items() if name in used]}
 
     def accum(self, s: Stmt) -> dict[str, Any]:
         part, type_ = self.parts[s.buffer], self.types[s.buffer]

@@ -270,6 +270,14 @@ def product(sizes: Iterable[Size]) -> Size:
     return total
 
 
+def total(sizes: Iterable[Size]) -> Size:
+    """The sum of some sizes."""
+    found: Size = 0
+    for size in sizes:
+        found = found + size
+    return found
+
+
 # -- facts ------------------------------------------------------------------------------------------------------------
 
 

@@ -80,10 +80,9 @@ REDUCTIONS = {
 }
 """Statements that end a pass: their result is a row scalar."""
 EFFECTS = ("store", "accum", "check")
-STRATEGIES: dict[str, str] = {}
-"""How an accum may be done -> what its kernel's rows are visited in the order of: "by key", "by owner", "".
-:mod:`gradc.passes.strategies` fills it.
-"""
+STRATEGIES = {"segmented": "by key", "regular": "by owner", "privatized": "", "atomic_fixed": "", "atomic": ""}
+"""How an accum may be done, and what decides in which order its kernel visits its rows; the rest of what is known of
+each is in :mod:`gradc.passes.strategies`."""
 MASKED = ("load", "accum")
 """Statements that a ``where`` keeps from touching memory."""
 COMBINES = ("sum", "prod", "max", "min")

@@ -17,13 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from ..errors import InvalidProblem, Unsupported
-from ..ir.dims import Assumption, Size, floordiv, known_nonnegative, product
+from ..errors import InvalidProblem, TypeRuleError, Unsupported
+from ..ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, product, total
 from ..ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ..ir.types import Type
 from .chunks import MOST_PARTIALS, chunk_rows
 from .combine import Combine, combines
-from .cost import Estimate, estimates, ways
+from .cost import Estimate, estimates, nominal, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
 from .strategies import ON_HOST, STRATEGIES
@@ -37,10 +37,13 @@ def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
 
     A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s: 25 elements of the result per
     row of a chunk.  Partial results of many rows are no more than ``MOST_PARTIALS`` elements together; those of a
-    result as large as that would be one task.
+    result as large as that would be one task, and one of half of that can be.
     """
-    enough, many = PER_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // PER_ROW + 1
-    least = MOST_PARTIALS * floordiv(rows, many) + enough
+    try:
+        enough, many = PER_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // PER_ROW + 1
+        least = MOST_PARTIALS * floordiv(rows, many) + enough
+    except TypeRuleError:  # of sizes with more parts than a size may have nothing is said
+        return ((None, "privatized"),)
     if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
         return ((None, "segmented"),)
     if known_nonnegative(enough - 1 - size):
@@ -160,23 +163,48 @@ def _on_gpu(
 def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str]) -> Step:
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
-    undecided: tuple[Case, ...] = ()
+    open_: dict[
+        object, list[Combine]
+    ] = {}  # results that rows come to in one order are sorted, or privatized, together
     for part in parts:
         allowed = ways(part, types)
         forced = _forced(part, force, allowed, ON_HOST)
-        if forced:
-            picks[part.buffer] = forced
-        elif allowed == ["privatized", "segmented"]:
-            found = host_cases(kernel.row_count, kernel.col_count, product(types[part.buffer].shape))
-            picks[part.buffer] = found[0][1] if len(found) == 1 else ""
-            undecided = undecided or (found if len(found) > 1 else ())
+        if not forced and allowed == ["privatized", "segmented"]:
+            open_.setdefault(part.key, []).append(part)
         else:
-            picks[part.buffer] = min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
-    made = [
-        (when, _with(kernel, parts, {b: how or case for b, how in picks.items()}, types))
-        for when, case in undecided or ((None, ""),)
-    ]
-    return Select(tuple(made)) if undecided else made[0][1]
+            picks[part.buffer] = forced or min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
+
+    def elements(group: list[Combine]) -> Size:
+        return total(product(types[part.buffer].shape) for part in group)
+
+    def pick(group: list[Combine], how: str) -> None:
+        picks.update({part.buffer: how for part in group})
+
+    undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
+    for key, group in open_.items():
+        found = host_cases(kernel.row_count, kernel.col_count, elements(group))
+        if any(picks.get(part.buffer) == "segmented" and part.key == key for part in parts):
+            pick(group, "segmented")
+        elif len(found) == 1:
+            pick(group, found[0][1])
+        else:
+            undecided.append((group, found))
+    if undecided and any(STRATEGIES[how].visits for how in picks.values()):  # the rows have an order
+        for group, _ in undecided:
+            pick(group, "privatized")
+        undecided = []
+    if not undecided:
+        return _with(kernel, parts, picks, types)
+    sizes = [elements(group) for group, _ in undecided]
+    largest = max(range(len(sizes)), key=lambda i: evaluate(sizes[i], nominal([sizes[i]])))
+    for i, (group, _) in enumerate(undecided):
+        if i != largest:
+            pick(group, "privatized")
+    made: list[tuple[Assumption | None, Kernel]] = []
+    for when, how in undecided[largest][1]:
+        pick(undecided[largest][0], how)
+        made.append((when, _with(kernel, parts, picks, types)))
+    return Select(tuple(made))
 
 
 def _with(

@@ -6,7 +6,9 @@ cut up by these numbers too.
 
 from __future__ import annotations
 
-from ..ir.dims import Size, ceildiv, floordiv, known_nonnegative, maximum, minimum
+from collections.abc import Sequence
+
+from ..ir.dims import Size, ceildiv, floordiv, known_nonnegative, maximum, minimum, total
 
 FEWEST_ROWS, MOST_ROWS = 8, 64
 """Bounds of N/256, which leaves a few hundred tasks to balance."""
@@ -39,6 +41,11 @@ def chunk_rows(rows: Size, cols: Size) -> Size:
 def private_chunk_rows(rows: Size, cols: Size, size: Size) -> Size:
     """Rows per task where each task holds a partial result of ``size`` elements."""
     return maximum(chunk_rows(rows, cols), ceildiv(rows, maximum(1, floordiv(MOST_PARTIALS, maximum(size, 1)))))
+
+
+def task_rows(rows: Size, cols: Size, private: Sequence[Size]) -> Size:
+    """Rows per task of a kernel whose tasks have partial results of so many elements; single elements weigh nothing."""
+    return private_chunk_rows(rows, cols, total(private)) if any(n != 1 for n in private) else chunk_rows(rows, cols)
 
 
 def interchanged_chunk_rows(rows: Size, cols: Size) -> Size:

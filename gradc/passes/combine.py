@@ -148,6 +148,7 @@ class HostScatter:
     :param out: elements of the result, of ``item`` bytes.
     :param read: bytes of what is added.
     :param owners: rows of the result that one task each could own.
+    :param beside: elements of the kernel's other results that are privatized.
     """
 
     rows: int
@@ -156,6 +157,7 @@ class HostScatter:
     item: int
     read: int
     owners: int
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

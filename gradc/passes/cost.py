@@ -101,11 +101,14 @@ def _host_scatter(
     kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None
 ) -> HostScatter:
     type_ = types[combine.buffer]
-    bound = nominal([s for _, s in (*kernel.rows, *kernel.cols)] + list(type_.shape), dims)
+    others = [b for b, how in kernel.strategy if how == "privatized" and b != combine.buffer]
+    shapes = [types[b].shape for b in (combine.buffer, *others)]
+    bound = nominal([s for _, s in (*kernel.rows, *kernel.cols)] + [n for shape in shapes for n in shape], dims)
     rows, cols, out = (evaluate(size, bound) for size in (kernel.row_count, kernel.col_count, product(type_.shape)))
     owners = evaluate(product(size for axis, size in kernel.rows if axis in combine.kept), bound)
     added = rows * (cols if kernel.stmt_level(combine.stmt) & {a for a, _ in kernel.cols} else 1)
-    return HostScatter(rows, cols, out, type_.dtype.itemsize, added * type_.dtype.itemsize, owners)
+    beside = tuple(evaluate(product(shape), bound) for shape in shapes[1:])
+    return HostScatter(rows, cols, out, type_.dtype.itemsize, added * type_.dtype.itemsize, owners, beside)
 
 
 def _on_host(s: HostScatter, device: Cpu, names: Sequence[str]) -> list[Estimate]:

@@ -41,7 +41,7 @@ from typing import Literal
 from ..ir.dims import ceildiv, evaluate
 from ..ir.kernel import STRATEGIES as IN_TEXT
 from ..ir.types import DType
-from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, private_chunk_rows
+from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
 from .devices import Cpu, Gpu
 
@@ -187,7 +187,7 @@ REGULAR = Strategy(
 
 
 def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
-    chunks = evaluate(ceildiv(s.rows, private_chunk_rows(s.rows, s.columns, s.out)), {})
+    chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.beside))), {})
     moved = s.read + 2 * chunks * s.out * s.item + s.out * s.item
     return moved, moved / device.bandwidth, f"{chunks} partials of {s.out} elements, folded in order"
 
@@ -284,7 +284,7 @@ ATOMIC = Strategy(
 
 STRATEGIES: dict[str, Strategy] = {s.name: s for s in (SEGMENTED, REGULAR, PRIVATIZED, ATOMIC_FIXED, ATOMIC)}
 """All, in the order in which equals are picked."""
-IN_TEXT.update({s.name: s.visits for s in STRATEGIES.values()})
+assert {s.name: s.visits for s in STRATEGIES.values()} == IN_TEXT
 ON_HOST = tuple(s.name for s in reversed(STRATEGIES.values()) if s.host)
 """Those of the CPU, and what is available where nothing is said."""
 ON_GPU = (*ON_HOST, *(s.name for s in reversed(STRATEGIES.values()) if not s.host))

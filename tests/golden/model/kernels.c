@@ -39,7 +39,8 @@ static i64 check_67ca52_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return maximum_i64((floordiv_i64(4095, maximum_i64(1, n0)) - 1 * maximum_i64((floordiv_i64(4095, maximum_i64(1, n0)) + 1), 128) + 129), 8);
+  const i64 cols = n0;
+  return maximum_i64((floordiv_i64(4095, maximum_i64(1, cols)) - 1 * maximum_i64((floordiv_i64(4095, maximum_i64(1, cols)) + 1), 128) + 129), 8);
 }
 GRADC_SHARED i64 check_67ca52_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, check_67ca52_chunk(n_)};
@@ -720,7 +721,8 @@ static i64 sum_8ffb11_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return maximum_i64(floordiv_i64((n0 + 262143), 262144), 128);
+  const i64 rows = n0;
+  return maximum_i64(floordiv_i64((rows + 262143), 262144), 128);
 }
 GRADC_SHARED i64 sum_8ffb11_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, sum_8ffb11_chunk(n_)};
@@ -1125,7 +1127,9 @@ static i64 sum_45cc9e_chunk(const i64 *n_) {
   const i64 n1 = n_[1];
   (void)n1;
   (void)n_;
-  return maximum_i64((floordiv_i64((n0 - 1), maximum_i64(floordiv_i64(4194304, (n1 + 16)), 1)) + 1), 128);
+  const i64 size0 = n1;
+  const i64 rows = n0;
+  return maximum_i64((floordiv_i64((rows - 1), maximum_i64(floordiv_i64(4194304, (size0 + 16)), 1)) + 1), 128);
 }
 GRADC_SHARED i64 sum_45cc9e_scratch(const i64 *n_) {
   const gradc_args all = {0, 0, n_, 0, 0, sum_45cc9e_chunk(n_)};
