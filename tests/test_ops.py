@@ -280,7 +280,7 @@ def test_vjp(case: Case, runner: Runner) -> None:
             differentiate(case.smooth, case.floats)
         return
     if not NOT_ITS_DERIVATIVE.get(case.op.name, set()) & case.attrs.keys():
-        check_vjp(case, runner)
+        check_vjp(case, runner, sizes=(7, 0, 1) if case.op.name in NUMPY else (7,))  # torch's op has the others too
 
 
 def test_joint_graph_can_be_differentiated_again() -> None:
