@@ -28,6 +28,7 @@ from .ir.node import Node, topological
 from .ir.op import Composite, Library, Op, Primitive, Sample, describe
 from .ir.size_text import parse_size
 from .ir.types import DTYPES, DType, Type, parse_type, typeof
+from .passes.strategies import STRATEGIES
 
 FILE = "docs/ops.md"
 HEAD = """# Ops
@@ -320,6 +321,16 @@ def entry(op: Op) -> str:
     return "\n".join(lines)
 
 
+def strategies() -> str:
+    """The ways to combine rows, as their records have them."""
+    rows = [
+        f"| `{s.name}` | {s.text} | {'all' if s.host else 'CUDA'} | {'yes' if s.deterministic else 'integers'} |"
+        for s in STRATEGIES.values()
+    ]
+    head = ["| strategy | what it does | targets | same bits in every run |", "|---|---|---|---|"]
+    return "\n".join(["\n## Reduction strategies\n", "What `reductions=` names and `explain` shows.\n", *head, *rows])
+
+
 def text() -> str:
     """The whole page: the ops by the module of their record."""
     by: dict[str, list[Op]] = {}
@@ -337,6 +348,7 @@ def text() -> str:
         words = (importlib.import_module(module).__doc__ or "").split("\n\n")[0]
         parts.append(f"\n## {module.rpartition('.')[2]}\n\n{' '.join(words.split())}\n")
         parts.append("\n\n".join(entry(op) for op in by[module]))
+    parts.append(strategies())
     return "\n".join(parts) + "\n"
 
 

@@ -34,8 +34,8 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)')
 _STRING_OR_COMMENT = re.compile(_STRING.pattern + "|#")
 _END = r"(?=[ \t]*[,\]}])"
 _FLOAT = re.compile(
-    r"(-?(?:0x[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?p[+-]?\d+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|inf|nan)|nan\(0x[0-9a-f]{16}\))"
-    + _END,
+    r"(-?(?:0x[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?p[+-]?\d+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|inf|nan)"
+    r"|nan\(0x[0-9a-f]{16}\))" + _END,
     re.ASCII,
 )
 _INT = re.compile(r"(-?\d+)" + _END, re.ASCII)

@@ -1,10 +1,7 @@
 """choose_reduction: every combine across rows gets a strategy.
 
-``regular``: the index is affine in the rows, so each result row has one owner.  ``segmented``: rows are visited in the
-order of a stable sort of their index.  ``privatized``: each fixed chunk of rows has a partial result, folded in chunk
-order.  All give the same bits for any number of threads.  A GPU also has ``atomic`` (floats in any order: only where
-determinism is not asked for) and ``atomic_fixed`` (integers, order-free; small values lose digits: only where rows
-cannot be sorted, for what scatters single elements).
+What each strategy is stands in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; that is taken
+only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
 
 The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are
 kept and predicates pick at the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare
@@ -151,10 +148,8 @@ def _on_gpu(
     made: list[tuple[Assumption | None, Kernel]] = []
     for when, how in found:
         chosen = {**picks, part.buffer: how}
-        if how in (
-            "segmented",
-            "privatized",
-        ):  # rows in that order serve every result with these keys; without it none is worth the sort alone
+        # rows in that order serve every result with these keys; without it none is worth the sort alone
+        if how in ("segmented", "privatized"):
             chosen |= dict.fromkeys(same, how)
         made.append((when, _with(kernel, parts, chosen, types, instead)))
     return Select(tuple(made))
@@ -163,14 +158,13 @@ def _on_gpu(
 def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str]) -> Step:
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
-    open_: dict[
-        object, list[Combine]
-    ] = {}  # results that rows come to in one order are sorted, or privatized, together
+    # results that one order of the rows serves are sorted, or privatized, together
+    by_key: dict[object, list[Combine]] = {}
     for part in parts:
         allowed = ways(part, types)
         forced = _forced(part, force, allowed, ON_HOST)
         if not forced and allowed == ["privatized", "segmented"]:
-            open_.setdefault(part.key, []).append(part)
+            by_key.setdefault(part.key, []).append(part)
         else:
             picks[part.buffer] = forced or min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
 
@@ -181,7 +175,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         picks.update({part.buffer: how for part in group})
 
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
-    for key, group in open_.items():
+    for key, group in by_key.items():
         found = host_cases(kernel.row_count, kernel.col_count, elements(group))
         if any(picks.get(part.buffer) == "segmented" and part.key == key for part in parts):
             pick(group, "segmented")

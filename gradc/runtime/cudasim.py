@@ -50,7 +50,8 @@ _CHECK_CLANG = ("-mllvm", "-tsan-instrument-read-before-write=1")
 # zig hands no list of checks on, only all of them; misalignment it leaves out.
 _CHECK_ZIG = ("-fsanitize=undefined", "-fno-sanitize=float-cast-overflow", "-fsanitize=thread")
 _KERNEL = re.compile(
-    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?void\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?(\w+)\s*\('
+    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?void\s+'
+    r"(?:__launch_bounds__\s*\(([^)]*)\)\s*)?(\w+)\s*\("
 )
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w\s:]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

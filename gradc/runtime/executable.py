@@ -392,9 +392,7 @@ class Executable(Shared):
         if self.target != "numpy":
             if sizes.plan is None:
                 sizes.plan = self.native.bind(sizes.dims)
-            needed += sizes.plan.workspace
-            if self.target == "cpu" and sizes.plan.local:
-                needed += sizes.plan.local * num_threads()
+            needed += sizes.plan.workspace + self._threads_keep(sizes.plan)
         if needed > worth_asking():
             limit = self.place.left()
             if needed > limit.left:
@@ -560,10 +558,10 @@ class Executable(Shared):
         """Bytes that the threads of the CPU keep for such calls, all together: rows held from pass to pass, packed
         parts of a product's operands.
         """
-        if self.target != "cpu":
-            return 0
-        local = int(self.native.bind(bound).local)
-        return local * num_threads() if local else 0
+        return self._threads_keep(self.native.bind(bound)) if self.target == "cpu" else 0
+
+    def _threads_keep(self, plan: Any) -> int:
+        return plan.local * num_threads() if self.target == "cpu" and plan.local else 0
 
     def workspace_size(self, **dims: int) -> int:
         """Bytes of workspace for these dims (those given to compile need not be repeated)."""
