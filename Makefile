@@ -69,7 +69,7 @@ gpu:
 	  elif [ $$status -ne 32 ]; then $(MAKE) --no-print-directory $(GPU) && exec $(VENV)/bin/python -m benchmarks.gpu_run $(ARGS); fi
 
 docs: $(call with,)
-	$(VENV)/bin/python -m gradc.docs $(ARGS)
+	$(VENV)/bin/python docs/write.py $(ARGS)
 
 # Every extra that goes together, comma-separated: cuda13 cannot stand beside cuda12.
 extras:

@@ -27,7 +27,7 @@ import torch
 import gradc
 from gradc.api import VERSION
 from gradc.errors import GradcError
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 
 from . import long_double
 from .opinfo import TORCH, Array, Case, absent, cases, infos, make_case, to_numpy, to_torch

@@ -107,7 +107,7 @@ class Benchmark:
         self.device = "cuda" if target == "cuda" else "cpu"
         self.clock = clock
         if target == "cuda" and clock is None:
-            from gradc.runtime.gpu import Gpu
+            from gradc.runtime.cuda.gpu import Gpu
 
             from .gpu_clock import Clock, kernels
 
@@ -195,7 +195,7 @@ class Benchmark:
         assert self._kept is not None
         round_, module, exact, theirs = self._kept
         import gradc
-        from gradc.codegen.launch import MOST_PARTIALS
+        from gradc.codegen.cuda.launch import MOST_PARTIALS
 
         buffer, pick, predicted = widest_combine(module, vars(round_.sizes), self.model)
         row["choice"] = {
@@ -267,7 +267,7 @@ class Benchmark:
     def _fmad(self, case: GpuCase, row: dict[str, Any]) -> None:
         """What it costs that a product and a sum are rounded one after the other."""
         from gradc import knobs
-        from gradc.runtime import nvrtc
+        from gradc.runtime.cuda import nvrtc
 
         chosen = all_cases()["N1"]
         found: dict[str, float] = {}
@@ -301,11 +301,11 @@ def _attempt(row: dict[str, Any], what: str, work: Callable[[], Any]) -> Any:
 
 def _model(target: str) -> Any:
     """The device of the cost model that compile uses here."""
-    from gradc.passes.devices import gpu_of, listed_device
+    from gradc.passes.reductions.devices import gpu_of, listed_device
 
     if target != "cuda":
         return gpu_of("sm_90")
-    from gradc.runtime.gpu import current_device
+    from gradc.runtime.cuda.gpu import current_device
 
     found = current_device()
     return listed_device(found.name, found.arch)
@@ -336,8 +336,8 @@ def machine(torch: Any, target: str) -> dict[str, Any]:
         "torch": torch.__version__,
     }
     if target == "cuda":
-        from gradc.runtime.gpu import current_device
-        from gradc.runtime.nvrtc import find_nvrtc
+        from gradc.runtime.cuda.gpu import current_device
+        from gradc.runtime.cuda.nvrtc import find_nvrtc
 
         found |= {"device": vars(current_device()), "nvrtc": str(find_nvrtc())}
     return found

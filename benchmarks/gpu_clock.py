@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gradc.runtime.device import Device, Span
+from gradc.runtime.cuda.device import Device, Span
 
 MOST = 30
 """Runs that are queued at once: a device takes about a thousand launches before the host has to wait."""
@@ -27,7 +27,7 @@ LONGEST_SPIN = 0.2
 
 def kernels() -> str:
     """The text of the device that a clock needs."""
-    from gradc.codegen.cuda import prelude
+    from gradc.codegen.cuda.render import prelude
     from gradc.codegen.text import standalone
 
     return prelude() + standalone("cuda/calibrate.cu")

@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"make gpu needs {', '.join(lacking)} beside what is installed")
     if lacking or options.ready:
         return LACKING if lacking else 0
-    from gradc.runtime import gpu
+    from gradc.runtime.cuda import gpu
 
     device = gpu.current_device()
     name = re.sub("[^a-z0-9]+", "-", device.name.lower()).strip("-")

@@ -120,7 +120,7 @@ def stream_copy() -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict
 
 def same_bits(results: Callable[[], dict[str, Any]], runs: int = 100) -> bool:
     """Whether every result has the same bits in many runs, with 1, 2, 3 and 5 threads."""
-    from gradc.runtime import pool
+    from gradc.runtime.host import pool
 
     def digest() -> str:
         found = hashlib.sha256()

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from gradc.passes.combine import Hits, Scatter, expected_hits, row_scatter
-from gradc.passes.cost import cheapest, predict
-from gradc.passes.devices import Gpu, device_for
-from gradc.passes.strategies import floor
+from gradc.passes.reductions.combine import Hits, Scatter, expected_hits, row_scatter
+from gradc.passes.reductions.cost import cheapest, predict
+from gradc.passes.reductions.devices import Gpu, device_for
+from gradc.passes.reductions.strategies import floor
 
 TABLES = ((2500, 128), (32000, 512))
 """V, D of f32 tables."""

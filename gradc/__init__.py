@@ -20,7 +20,7 @@ from .version import VERSION
 
 _PUBLIC = {
     "assume": "trace",
-    "check": "check",
+    "check": "verify.check",
     "compile": "api",
     "differentiate": "autodiff",
     "graph": "frontend",
@@ -33,10 +33,10 @@ _PUBLIC = {
     "typeof": "ir.types",
     "value_and_grad": "frontend",
     "Executable": "runtime.executable",
-    "Gradients": "gradients",
-    "SparseRows": "sparse",
+    "Gradients": "module.gradients",
+    "SparseRows": "module.sparse",
     "Graph": "ir.graph",
-    "Module": "module",
+    "Module": "module.module",
     "Type": "ir.types",
 }
 _MODULES = ("errors", "interp", "knobs", "ops", "plans")

@@ -1,4 +1,4 @@
-"""compile(): what it takes and gives, the cache, and modules in files; the passes are in :mod:`gradc.pipeline`."""
+"""compile(): what it takes and gives, the cache, and modules in files; the passes are in :mod:`gradc.compiler`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gradc.ops as ops
 
 from . import files, knobs
-from .calibration import calibration_text_for
+from .calibration.choose import calibration_text_for
 from .errors import GradcError, InvalidProblem, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
@@ -22,12 +22,8 @@ from .ir.program_text import parse_program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
 from .knobs import TARGETS
-from .module import Module, Recipe
-from .passes.residual import Residual
-from .process.forks import held_off
-from .process.ieee import plain
-from .runtime import gpu
-from .saved import (
+from .module.module import Module, Recipe
+from .module.saved import (
     SavedModule,
     check_module,
     file_of_module,
@@ -39,6 +35,10 @@ from .saved import (
     sealed_module,
     unsealed_module,
 )
+from .passes.schedule.residual import Residual
+from .process.forks import held_off
+from .process.ieee import plain
+from .runtime.cuda import gpu
 from .trace import trace
 from .version import VERSION
 
@@ -122,7 +122,7 @@ def compile(
         if not isinstance(layout, Mapping):
             raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")
         with held_off:
-            from .passes.layouts import relaid
+            from .passes.graph.layouts import relaid
 
         graph = relaid(graph, layout=layout)
     settings = _settings(graph, options, target)
@@ -136,7 +136,7 @@ def compile(
     if target == "cuda":
         settings["arch"] = settings["arch"] or (gpu.current_device().arch if gpu.usable() else "sm_90")
         with held_off:
-            from .passes.devices import listed_device
+            from .passes.reductions.devices import listed_device
 
         settings["device"] = settings["device"] or (
             listed_device(gpu.current_device().name, settings["arch"]).name
@@ -148,7 +148,7 @@ def compile(
             raise InvalidProblem(f"{option}={settings[option]!r} is for a GPU, not for the target {target!r}")
     if target.startswith("cuda"):  # a module keeps what it was chosen by, not where that lay
         with held_off:
-            from .passes.devices import gpu_of
+            from .passes.reductions.devices import gpu_of
 
         settings["calibration"] = calibration_text_for(
             gpu_of(settings["device"] or settings["arch"]), settings["calibration"], found=target == "cuda"
@@ -217,7 +217,7 @@ def _settings(graph: Graph, options: Mapping[str, Any], target: str) -> dict[str
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
     if force:
         _load_the_passes()
-        from .passes.strategies import ON_GPU, ON_HOST
+        from .passes.reductions.strategies import ON_GPU, ON_HOST
 
         strategies = ON_GPU if target.startswith("cuda") else ON_HOST
         for name, strategy in force.items():
@@ -278,7 +278,7 @@ def cached(graph: Graph, wrt: Sequence[str], target: str, options: Mapping[str, 
         module = Module(graph, wrt, target, programs, residuals, options, recipe)
         if knobs.DUMP.get():
             with held_off:
-                from .explain import dump_module
+                from .inspect.explain import dump_module
 
             dump_module(module, Path(knobs.DUMP.get()))
         return module
@@ -308,7 +308,7 @@ def _toolchain(target: str) -> tuple[str, ...]:
     if target == "cuda":
         return ()
     with held_off:
-        from .runtime.toolchain import cpu_identity, find_compiler
+        from .runtime.host.toolchain import cpu_identity, find_compiler
 
     return find_compiler().identity, cpu_identity(), str(knobs.BOUNDS.get())
 
@@ -318,7 +318,7 @@ def _built(
     graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str
 ) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
     _load_the_passes()
-    from .pipeline import build
+    from .compiler import build
 
     return build(graph, wrt, options, target)
 
@@ -329,7 +329,7 @@ def _load_the_passes() -> None:
         for name in (
             "encodings.unicode_escape",
             "networkx",
-            "gradc.pipeline",
+            "gradc.compiler",
             "gradc.codegen.jinja",
         ):  # Jinja needs the first
             importlib.import_module(name)
@@ -339,7 +339,7 @@ def _load_the_passes() -> None:
 @plain()
 def _joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
     _load_the_passes()
-    from .pipeline import joint_program
+    from .compiler import joint_program
 
     return joint_program(graph, wrt, options, target)
 
@@ -361,7 +361,7 @@ def _variant(
     """The module for inputs in other orders; a dump is of the module itself."""
     with knobs.DUMP.set(""):
         with held_off:
-            from .passes.layouts import relaid
+            from .passes.graph.layouts import relaid
 
         return cached(relaid(graph, layout=orders, results=False), wrt, target, options)
 
@@ -370,7 +370,7 @@ def compile_natives(module: Module) -> None:
     """Forward and backward, their units compiled side by side."""
     if module.target == "cpu":
         with held_off:
-            from .runtime.cpu import compile_programs
+            from .runtime.host.cpu import compile_programs
         executables = list(module.executables.values())
         for executable, native in zip(executables, compile_programs([e.program for e in executables]), strict=True):
             executable.native = native
@@ -518,7 +518,7 @@ def _identity(target: str) -> str:
     """
     from .codegen.text import read_template
     from .runtime.cache import digest
-    from .runtime.toolchain import cpu_identity
+    from .runtime.host.toolchain import cpu_identity
 
     return (
         fingerprint()

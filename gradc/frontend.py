@@ -10,14 +10,14 @@ from typing import Any
 
 from . import knobs
 from .errors import InvalidProblem, TypeRuleError
-from .gradients import Gradients
 from .interp import bind_dims
 from .ir.dims import Size, symbol
 from .ir.graph import Graph
 from .ir.types import DTYPES, Type, typeof
-from .module import Module
+from .module.gradients import Gradients
+from .module.module import Module
 from .process.forks import held_off
-from .runtime.on_device import describe
+from .runtime.cuda.on_device import describe
 from .runtime.shared import Shared
 from .trace import flatten, said_of_numbers, trace, unflatten
 

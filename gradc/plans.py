@@ -34,13 +34,13 @@ from .ir.size_text import parse_size
 from .ir.types import Type
 from .ir.types import dtype as dtype_of
 from .ops.blocks import Blocks, canonical_block
+from .passes.program.precision import Precision
 from .process.forks import lock
-from .runtime.precision import Precision
 from .runtime.shared import Shared
 from .trace import trace
 
 if TYPE_CHECKING:
-    from .module import Module
+    from .module.module import Module
     from .runtime.executable import Executable
 
 Shape = tuple[Size, ...]

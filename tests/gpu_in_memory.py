@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from gradc.errors import CaptureError, DeviceError
-from gradc.runtime import gpu
-from gradc.runtime.device import Description, Span
-from gradc.runtime.simulator import HostMemory, SimulatedEvent, Simulator, Work
+from gradc.runtime.cuda import gpu
+from gradc.runtime.cuda.device import Description, Span
+from gradc.runtime.simulator.device import HostMemory, SimulatedEvent, Simulator, Work
 
 OFFSET = 1 << 60
 Array = np.ndarray[Any, Any]
@@ -227,7 +227,7 @@ class Exchanged:
         return 2, self.device
 
     def __dlpack__(self, stream: int | None = None) -> Any:
-        from gradc.runtime.on_device import _DLTensor
+        from gradc.runtime.cuda.on_device import _DLTensor
 
         self.asked = stream
         host = self.array.host

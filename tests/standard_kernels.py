@@ -173,7 +173,7 @@ def check_all(n: int, d: int) -> None:
 
 def main() -> None:
     """For processes with other compilers, threads or limits."""
-    from gradc.runtime import pool
+    from gradc.runtime.host import pool
 
     check_all(200, 67)
     print("right with", pool.num_threads(), "threads and vectors of", pool._library().gradc_vector_bytes(), "bytes")

@@ -18,7 +18,7 @@ import gradc
 from gradc import interp, ops
 from gradc.errors import IndexOutOfRange
 from gradc.ir.op import Movement, Primitive
-from gradc.passes.check_indices import check_indices, keeps_elements
+from gradc.passes.graph.check_indices import check_indices, keeps_elements
 
 ROWS = 5
 BAD = (-1, ROWS, 2**31, -(2**63), 2**63 - 1)

@@ -13,7 +13,7 @@ import gradc
 from gradc import ops
 from gradc.errors import GradcError, InvalidProblem, TypeRuleError
 from gradc.ir.types import DTYPES, typeof
-from gradc.runtime.arrays import to_numpy
+from gradc.runtime.host.arrays import to_numpy
 
 f32 = np.float32
 LONG = "n" * 200

@@ -20,14 +20,14 @@ import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import InvalidProblem, NotDifferentiable
-from gradc.exact import equal
 from gradc.ir.dims import evaluate
 from gradc.ir.types import DTYPES
 from gradc.ir.verify import verify
 from gradc.ops.bits import PACKED, with_bits
 from gradc.ops.block_scales import NF4
 from gradc.ops.pointwise import convert
-from gradc.passes.prepare import prepare
+from gradc.passes.graph.push_gathers import prepare
+from gradc.verify.exact import equal
 
 torch = pytest.importorskip("torch")
 

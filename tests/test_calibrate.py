@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import calibrate, calibration, cli, knobs, ops
-from gradc.calibrate import Sample, fitted
+from gradc import cli, knobs, ops
+from gradc.calibration import choose as calibration
+from gradc.calibration import measure as calibrate
+from gradc.calibration.measure import Sample, fitted
 from gradc.errors import DeviceError, InvalidProblem, Unsupported
-from gradc.passes.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
-from gradc.passes.strategies import passes
-from gradc.runtime.device import Span
-from gradc.runtime.simulator import Simulator
+from gradc.passes.reductions.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
+from gradc.passes.reductions.strategies import passes
+from gradc.runtime.cuda.device import Span
+from gradc.runtime.simulator.device import Simulator
 
 H100 = gpu_of("sm_90")
 GIVEN = {
@@ -343,7 +345,7 @@ def test_the_clock_of_a_device() -> None:
 
 def test_kernels_of_every_architecture_do_not_spill() -> None:
     pytest.importorskip("nvidia.cuda_nvrtc")
-    from gradc.runtime.nvrtc import compile_cuda
+    from gradc.runtime.cuda.nvrtc import compile_cuda
 
     for arch in ("sm_80", "sm_90", "sm_100"):
         made = compile_cuda(calibrate.text(), arch=arch, spills="error")
@@ -351,7 +353,7 @@ def test_kernels_of_every_architecture_do_not_spill() -> None:
 
 
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    from gradc.runtime import gpu
+    from gradc.runtime.cuda import gpu
 
     if gpu.count():
         pytest.skip("there is one here")

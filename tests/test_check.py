@@ -10,11 +10,11 @@ import registry
 
 import gradc
 from gradc import ops
-from gradc.check import Report, check, slope
 from gradc.errors import InvalidProblem, NotDifferentiable
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, Node
-from gradc.samples import sample, sizes
+from gradc.verify.check import Report, check, slope
+from gradc.verify.samples import sample, sizes
 
 
 def traced(fn: Any, **types: str) -> Graph:

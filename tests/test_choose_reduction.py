@@ -15,12 +15,12 @@ from gradc.errors import Unsupported
 from gradc.ir.dims import symbol
 from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
-from gradc.passes.choose_reduction import choose_reduction, decisions, host_cases
-from gradc.passes.chunks import MOST_PARTIALS
-from gradc.passes.combine import HostScatter, combines
-from gradc.passes.cost import MOST_SORTED, check_sorts, estimates
-from gradc.passes.devices import CPU, device_for
-from gradc.passes.strategies import ON_GPU, STRATEGIES
+from gradc.passes.reductions.choose_reduction import choose_reduction, decisions, host_cases
+from gradc.passes.reductions.chunks import MOST_PARTIALS
+from gradc.passes.reductions.combine import HostScatter, combines
+from gradc.passes.reductions.cost import MOST_SORTED, check_sorts, estimates
+from gradc.passes.reductions.devices import CPU, device_for
+from gradc.passes.reductions.strategies import ON_GPU, STRATEGIES
 
 
 def embedding_gradient(size: str) -> gradc.Module:

@@ -20,19 +20,19 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.cuda import render_cuda
-from gradc.codegen.launch import ONE_BLOCK, sizes_of
+from gradc.codegen.cuda.launch import ONE_BLOCK, sizes_of
+from gradc.codegen.cuda.render import render_cuda
 from gradc.errors import GradcError, InvalidProblem, Unsupported
-from gradc.explain import reduction_table
+from gradc.inspect.explain import reduction_table
 from gradc.ir.accesses import check_of
 from gradc.ir.kernel import Kernel, Program, Select, taken
 from gradc.ir.text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.choose_reduction import choose_reduction
-from gradc.passes.combine import Scatter, combines, expected_hits, numbers, row_scatter, scatter_of
-from gradc.passes.cost import cheapest, estimates, predict
-from gradc.passes.devices import CONSTANTS, CPU, GPUS, Cpu, Gpu, calibration_text, device_for
-from gradc.passes.strategies import STRATEGIES, floor, partials, passes, sort_seconds
+from gradc.passes.reductions.choose_reduction import choose_reduction
+from gradc.passes.reductions.combine import Scatter, combines, expected_hits, numbers, row_scatter, scatter_of
+from gradc.passes.reductions.cost import cheapest, estimates, predict
+from gradc.passes.reductions.devices import CONSTANTS, CPU, GPUS, Cpu, Gpu, calibration_text, device_for
+from gradc.passes.reductions.strategies import STRATEGIES, floor, partials, passes, sort_seconds
 
 ALL = tuple(STRATEGIES)
 DETERMINISTIC = tuple(s.name for s in STRATEGIES.values() if s.deterministic)

@@ -21,7 +21,7 @@ from benchmarks import resources
 from benchmarks.resources import ARCHITECTURES
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
-from gradc.codegen.cuda import render_cuda
+from gradc.codegen.cuda.render import render_cuda
 from gradc.errors import CompilerMissing, DeviceError, IndexOutOfRange, InvalidProblem, Unsupported
 
 
@@ -275,7 +275,7 @@ def test_nvrtc_takes_it_without_spills(name: str) -> None:
     What computes in f32 has no f64 instruction.
     """
     pytest.importorskip("nvidia.cuda_nvrtc")
-    from gradc.runtime.nvrtc import compile_cuda
+    from gradc.runtime.cuda.nvrtc import compile_cuda
 
     made = program_of(name)
     if not made.program.kernels:
@@ -297,7 +297,7 @@ def test_nvrtc_takes_it_without_spills(name: str) -> None:
 @pytest.mark.parametrize("name", resources.CASES)
 def test_standard_cases_do_not_spill(name: str, dtype: str, arch: str) -> None:
     pytest.importorskip("nvidia.cuda_nvrtc")
-    from gradc.runtime.nvrtc import compile_cuda
+    from gradc.runtime.cuda.nvrtc import compile_cuda
 
     for executable in resources.module(name, dtype, arch).executables.values():
         found = compile_cuda(executable.source, arch=arch, spills="error").kernels

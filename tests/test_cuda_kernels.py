@@ -14,13 +14,13 @@ import pytest
 import gradc
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
-from gradc.codegen.cuda import render_cuda
-from gradc.codegen.launch import ONE_BLOCK, TREE, Launch, LaunchPlan
+from gradc.codegen.cuda.launch import ONE_BLOCK, TREE, Launch, LaunchPlan
+from gradc.codegen.cuda.render import render_cuda
 from gradc.errors import Unsupported
 from gradc.ir.program_text import parse_program
-from gradc.passes.choose_reduction import choose_reduction
-from gradc.passes.devices import device_for
-from gradc.passes.strategies import ON_GPU
+from gradc.passes.reductions.choose_reduction import choose_reduction
+from gradc.passes.reductions.devices import device_for
+from gradc.passes.reductions.strategies import ON_GPU
 from gradc.runtime.executable import Executable
 
 FLOATS = ("f64", "f32", "bf16", "f16")
@@ -238,7 +238,7 @@ def test_single_elements_by_segment(dtype: str, reduce: str, monkeypatch: pytest
         (2000, 900, 3),
     ):
         if workers:
-            monkeypatch.setattr("gradc.codegen.launch.GPU_WORKERS", workers)
+            monkeypatch.setattr("gradc.codegen.cuda.launch.GPU_WORKERS", workers)
         i = np.where(rng.random(n) < 0.5, min(2, v - 1), rng.integers(0, v, n))
         u = rng.integers(-9, 9, n).astype(np_dtype)  # whole numbers: sums are exact
         agree(module, graph, {"x": np.ones(v, np_dtype), "i": i, "u": u}, UNIT.get(dtype, 0.0), (1,))

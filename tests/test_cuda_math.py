@@ -45,7 +45,7 @@ from gradc.ir.kernel import Index, Stmt
 from gradc.ir.node import REGISTRY
 from gradc.ir.op import Expr
 from gradc.ir.types import DTYPES, DType, Type
-from gradc.runtime.nvrtc import compile_cuda
+from gradc.runtime.cuda.nvrtc import compile_cuda
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 CXX = shutil.which("g++") or shutil.which("clang++")

@@ -12,11 +12,11 @@ import pytest
 import gradc
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
-from gradc.codegen import launch
-from gradc.codegen.columns import OFFSETS
+from gradc.codegen.cuda import launch
+from gradc.codegen.cuda.columns import OFFSETS
+from gradc.codegen.cuda.index_bound import HEAD_ROOM, LIMIT, magnitude, placed
+from gradc.codegen.cuda.launch import Launch, LaunchPlan, sizes_of
 from gradc.codegen.index import flatten, index
-from gradc.codegen.launch import Launch, LaunchPlan, sizes_of
-from gradc.codegen.reach import HEAD_ROOM, LIMIT, magnitude, placed
 from gradc.errors import IndexOutOfRange
 from gradc.ir.dims import ceildiv, evaluate, maximum, symbol
 from gradc.ir.kernel import Index

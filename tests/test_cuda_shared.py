@@ -11,8 +11,8 @@ import pytest
 import gradc
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
-from gradc.codegen.launch import Launch
-from gradc.passes.combine import OWN_BYTES
+from gradc.codegen.cuda.launch import Launch
+from gradc.passes.reductions.combine import OWN_BYTES
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from gradc.errors import CompilerError, InvalidProblem, SimulationFault
-from gradc.runtime import cudasim
-from gradc.runtime.cudasim import SimLibrary, compile_sim
-from gradc.runtime.toolchain import compile_object
+from gradc.runtime.host.toolchain import compile_object
+from gradc.runtime.simulator import compile as cudasim
+from gradc.runtime.simulator.compile import SimLibrary, compile_sim
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 
 RUNS = 100
 THREADS = (1, 2, 3, 5)

@@ -13,16 +13,16 @@ from registry import cases, tested_ops
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import InternalError, InvalidProblem
-from gradc.exact import bindings, draw, equal, evaluate
-from gradc.exact.field import P, inverse, matmul, multiply, product, shifted, total
 from gradc.ir.graph import Graph
 from gradc.ir.node import call
 from gradc.ir.op import Composite
-from gradc.passes.decompose import decompose
-from gradc.passes.fold import fold
-from gradc.passes.simplify import simplify
-from gradc.passes.upcast import upcast
+from gradc.passes.graph.decompose import decompose
+from gradc.passes.graph.fold import fold
+from gradc.passes.graph.simplify import simplify
+from gradc.passes.graph.upcast import upcast
 from gradc.trace import trace
+from gradc.verify.exact import bindings, draw, equal, evaluate
+from gradc.verify.exact.field import P, inverse, matmul, multiply, product, shifted, total
 
 LICENCES = ("BITS", "REAL")
 

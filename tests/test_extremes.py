@@ -23,8 +23,8 @@ from standard_kernels import STANDARD, TOLERANCE, agree, computed, cotangent, ex
 
 import gradc
 from gradc.errors import IndexOutOfRange, OutOfMemory
-from gradc.runtime import arrays
-from gradc.runtime.toolchain import find_compiler
+from gradc.runtime.host import arrays
+from gradc.runtime.host.toolchain import find_compiler
 
 f32 = np.float32
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
-from gradc.report import from_json, model_explorer, to_json
+from gradc.inspect.export import from_json, model_explorer, to_json
 
 FAMILIES: dict[str, tuple[Any, dict[str, str], list[str], list[dict[str, int]]]] = {
     "embedding": (

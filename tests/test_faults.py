@@ -243,7 +243,7 @@ def test_index_expressions_beyond_32_bits() -> None:
     from gradc.codegen.index import flatten, index
     from gradc.ir.dims import floordiv, maximum
     from gradc.ir.kernel import Index
-    from gradc.runtime.toolchain import compile_c, load_library
+    from gradc.runtime.host.toolchain import compile_c, load_library
 
     n0, n1 = symbol("n0"), symbol("n1")
     i0, i1, gathered = Index.of("i0"), Index.of("i1"), Index.of("%3")
@@ -940,7 +940,7 @@ def test_damaged_entries_are_rebuilt(private_cache: Path) -> None:
 
 def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gradc import api, knobs
-    from gradc.runtime import toolchain
+    from gradc.runtime.host import toolchain
 
     graph = fresh_graph(4.5)
 

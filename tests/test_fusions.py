@@ -18,7 +18,7 @@ from gradc.ir.dims import symbol
 from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.propagate_reshapes import propagate_reshapes
+from gradc.passes.graph.propagate_reshapes import propagate_reshapes
 
 V, D = symbol("V"), 16
 GRANULARITY = {

@@ -75,7 +75,7 @@ def test_the_driver_attributes_every_end_to_its_seed(tmp_path: Path, monkeypatch
 OVERRUN = """
 import ctypes
 import numpy as np
-from gradc.runtime.toolchain import compile_c, load_library
+from gradc.runtime.host.toolchain import compile_c, load_library
 source = "__attribute__((visibility(\\"default\\"))) void gradc_past(double *x, long n) { x[n] = 1.0; }"
 library = load_library(compile_c(source), "past")
 library.gradc_past(ctypes.c_void_p(np.zeros(5).ctypes.data), ctypes.c_long(5))

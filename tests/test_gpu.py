@@ -1,4 +1,4 @@
-"""What stands between gradc and CuPy (gradc/runtime/gpu.py, cublas.py), where there is no GPU: CuPy's names and
+"""What stands between gradc and CuPy (gradc/runtime/cuda/gpu.py, cublas.py), where there is no GPU: CuPy's names and
 arities, what is handed to it, its errors as ours.
 """
 
@@ -17,11 +17,11 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.actions import Part, Product, Strided
-from gradc.codegen.products import library_of
+from gradc.codegen.cuda.actions import Part, Product, Strided
+from gradc.codegen.cuda.products import library_of
 from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
-from gradc.runtime import cublas, gpu
-from gradc.runtime.device import Span
+from gradc.runtime.cuda import cublas, gpu
+from gradc.runtime.cuda.device import Span
 
 ROOT = Path(__file__).resolve().parent.parent
 F32 = np.dtype(np.float32)
@@ -97,7 +97,7 @@ def test_cupys_arrays_are_described() -> None:
     cupy = pytest.importorskip("cupy")
     import ml_dtypes
 
-    from gradc.runtime.on_device import describe
+    from gradc.runtime.cuda.on_device import describe
 
     memory = cupy.cuda.UnownedMemory(4096, 96, None, 0)  # an address that nobody follows: no GPU is needed
     for dtype in (np.float32, ml_dtypes.bfloat16) if int(cupy.__version__.split(".")[0]) >= 14 else (np.float32,):

@@ -79,7 +79,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
 
     from benchmarks import gpu
     from benchmarks.gpu_clock import Clock, kernels
-    from gradc.runtime.simulator import Simulator
+    from gradc.runtime.simulator.device import Simulator
 
     report = gpu.Report(tmp_path / "gpu.json", gpu.machine(torch, "cuda-sim"))
     clock = Clock(Simulator(kernels()), rate=1e4)

@@ -15,7 +15,8 @@ import pytest
 from gpu_in_memory import Exchanged, InMemory, Interface, Tensor, installed, ndarray, to_cupy, to_torch
 
 import gradc
-from gradc import api, knobs, ops, pipeline
+from gradc import api, knobs, ops
+from gradc import compiler as pipeline
 from gradc.errors import (
     BufferTooSmall,
     CaptureError,
@@ -30,7 +31,7 @@ from gradc.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from gradc.runtime import cuda
+from gradc.runtime.cuda import programs as cuda
 
 pytestmark = pytest.mark.usefixtures("device")
 rng = np.random.default_rng(0)
@@ -387,7 +388,7 @@ def test_dtypes() -> None:
 
 def test_no_host_loop_reads_a_device() -> None:
     from gradc.errors import InternalError
-    from gradc.runtime.on_device import describe
+    from gradc.runtime.cuda.on_device import describe
 
     array = describe(to_cupy(np.zeros(3, np.float32)))
     assert array is not None and "on a device" in repr(array)

@@ -96,8 +96,8 @@ def test_every_part_is_run_and_written_down(
     """On a device that is only said to be there: its tests are skipped, its constants cannot be had, and each part says
     so.
     """
-    from gradc.runtime import gpu
-    from gradc.runtime.device import Description
+    from gradc.runtime.cuda import gpu
+    from gradc.runtime.cuda.device import Description
 
     monkeypatch.setattr(gpu_run, "devices", lambda: 1)
     monkeypatch.setattr(gpu_run, "absent", list)

@@ -13,7 +13,7 @@ import gradc
 from gradc import ops
 from gradc.errors import InvalidProblem, NotDifferentiable
 from gradc.ir.types import DTYPES
-from gradc.module import Gradients
+from gradc.module.module import Gradients
 
 f32 = np.float32
 

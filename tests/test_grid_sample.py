@@ -23,7 +23,7 @@ from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import InvalidProblem, TypeRuleError  # noqa: E402
 from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.types import DTYPES  # noqa: E402
-from gradc.runtime import pool  # noqa: E402
+from gradc.runtime.host import pool  # noqa: E402
 from gradc.trace import trace  # noqa: E402
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.codegen.collapse_axes import SHORT, collapse_axes
+from gradc.codegen.cpu.collapse_axes import SHORT, collapse_axes
 from gradc.ir.node import call
 from gradc.ir.types import DTYPES
 

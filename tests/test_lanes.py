@@ -12,7 +12,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.lanes import lanes, stored_as_asked
+from gradc.passes.program.coalesce import lanes, stored_as_asked
 
 TRANSPOSED = """program @p {
   input x: f32[N,64,H]

@@ -12,8 +12,8 @@ import gradc
 from gradc import ops
 from gradc.errors import InvalidProblem
 from gradc.ir.dims import symbol
-from gradc.runtime.arrays import to_numpy
-from gradc.variants import MOST
+from gradc.module.variants import MOST
+from gradc.runtime.host.arrays import to_numpy
 
 rng = np.random.default_rng(0)
 

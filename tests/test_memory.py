@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import ops, samples
+from gradc import ops
 from gradc.errors import InvalidProblem
-from gradc.runtime import arrays, pool
+from gradc.runtime.host import arrays, pool
+from gradc.verify import samples
 
 f32 = np.float32
 
@@ -124,7 +125,7 @@ def test_memory_in_words_and_bad_sizes() -> None:
 def test_the_process_holds_little_more() -> None:
     """The kernel's own count, threads' memory and all: the pool rounds up by an eighth."""
     script = """
-    import numpy as np, gradc, gradc.runtime.arrays
+    import numpy as np, gradc, gradc.runtime.host.arrays
     from gradc import ops
     def status(what):
         return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(what))
@@ -140,7 +141,7 @@ def test_the_process_holds_little_more() -> None:
         gradients = module.backward(residuals, dy)
         return status("VmHWM") - before
     both(20000)  # brings code and stacks, and measures once what writing past the caches gains
-    gradc.runtime.arrays.pool.trim()
+    gradc.runtime.host.arrays.pool.trim()
     print(both(20000), module.memory(N=20000).peak)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)

@@ -2,7 +2,7 @@
 
 import gradc
 from gradc import ops
-from gradc.passes.schedule import apart
+from gradc.passes.schedule.schedule import apart
 
 
 def compiled(function, types, wrt):

@@ -195,7 +195,7 @@ def test_kernels_that_are_not_there(module: gradc.Module) -> None:
 
 def test_the_other_way_to_combine_says_when() -> None:
     module = gradc.compile(gradc.trace(lambda i, t: ops.embedding(i, t), i="i64[N]", t="f32[V,64]"), wrt=["t"])
-    from gradc.explain import summary
+    from gradc.inspect.explain import summary
 
     both = summary(module, {"N": 100_000, "V": 2}) + summary(module, {"N": 32, "V": 100_000})
     assert (

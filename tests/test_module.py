@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import interp, ops, saved
+from gradc import interp, ops
 from gradc.errors import InvalidProblem, NotDifferentiable, Unsupported
 from gradc.ir import envelope
 from gradc.ir.types import DTYPES
-from gradc.module import Gradients
+from gradc.module import saved
+from gradc.module.module import Gradients
 
 f32 = np.float32
 
@@ -428,7 +429,7 @@ def test_precision_of_what_moves_compares_and_adds_up() -> None:
 def test_precision_knows_a_strategy_that_is_not_deterministic() -> None:
     from dataclasses import replace
 
-    from gradc.runtime.precision import precision_of
+    from gradc.passes.program.precision import precision_of
 
     program = gradc.compile(
         gradc.trace(ops.embedding, indices="i64[N]", weight="f32[5,3]"), wrt=["weight"]
@@ -517,7 +518,7 @@ def test_save_and_load(module: gradc.Module, tmp_path: Path, monkeypatch: pytest
     grads = module.backward(residuals, y)
     module.save(tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
-    from gradc.runtime import cpu
+    from gradc.runtime.host import cpu
 
     with monkeypatch.context() as context:  # on the same machine nothing is compiled
         context.setattr(cpu, "compile_units", lambda *a, **k: pytest.fail("compiled again"))

@@ -19,9 +19,9 @@ import pytest
 
 from gradc import knobs
 from gradc.errors import CompilerError, CompilerMissing, InvalidProblem, RegistersSpilled
-from gradc.runtime import nvrtc
 from gradc.runtime.cache import default_cache
-from gradc.runtime.nvrtc import CudaBinary, KernelResources, Nvrtc, compile_cuda, find_nvrtc
+from gradc.runtime.cuda import nvrtc
+from gradc.runtime.cuda.nvrtc import CudaBinary, KernelResources, Nvrtc, compile_cuda, find_nvrtc
 
 ROOT = Path(__file__).resolve().parent.parent
 try:
@@ -388,7 +388,7 @@ def test_what_the_loader_knows(search: pytest.MonkeyPatch):
 def test_nothing_heavy_is_imported():
     script = """
 import sys
-from gradc.runtime.nvrtc import compile_cuda
+from gradc.runtime.cuda.nvrtc import compile_cuda
 try:
     compile_cuda("", arch="sm_90")
 except Exception as error:

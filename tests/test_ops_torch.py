@@ -40,9 +40,9 @@ from gradc import interp  # noqa: E402
 from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.op import Composite, Op  # noqa: E402
 from gradc.ops.pointwise import convert  # noqa: E402
-from gradc.passes.decompose import decompose  # noqa: E402
-from gradc.passes.simplify import simplify  # noqa: E402
-from gradc.passes.upcast import upcast  # noqa: E402
+from gradc.passes.graph.decompose import decompose  # noqa: E402
+from gradc.passes.graph.simplify import simplify  # noqa: E402
+from gradc.passes.graph.upcast import upcast  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.errors import InvalidProblem
-from gradc.passes.partition import Partition, _drop, bytes_of, partition
-from gradc.passes.resize import moves
+from gradc.passes.graph.replace_axis import moves
+from gradc.passes.schedule.partition import Partition, _drop, bytes_of, partition
 
 f32 = np.float32
 SIZES = {"N": 64}

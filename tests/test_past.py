@@ -13,7 +13,7 @@ import pytest
 import gradc
 from gradc import knobs, ops
 from gradc.ir.types import parse_type
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 
 EVERYTHING = 1
 """Bytes from which arrays are written past the caches: all of them."""

@@ -21,7 +21,7 @@ import gradc
 from gradc import knobs, ops
 from gradc.errors import CompilerError, GradcError, IndexOutOfRange, InvalidSetting, OutOfMemory
 from gradc.process import forks, limits
-from gradc.runtime import arrays, cpu, toolchain
+from gradc.runtime.host import arrays, cpu, toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 240  # seconds after which a child counts as one that hangs

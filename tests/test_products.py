@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradc.codegen.actions import Part, Product, Strided
-from gradc.codegen.cuda import prelude
-from gradc.codegen.products import launches_of, library_of, matmul_text
-from gradc.codegen.support import ADDED, support_text
+from gradc.codegen.cuda.actions import Part, Product, Strided
+from gradc.codegen.cuda.products import launches_of, library_of, matmul_text
+from gradc.codegen.cuda.render import prelude
+from gradc.codegen.cuda.support import ADDED, support_text
 from gradc.errors import SimulationFault
 from gradc.ir.types import DTYPES
-from gradc.runtime.device import Span
-from gradc.runtime.on_device import OnDevice, _bounds, add
-from gradc.runtime.simulator import Simulator
+from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.on_device import OnDevice, _bounds, add
+from gradc.runtime.simulator.device import Simulator
 
 MULTIPLIED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
 TEXT = prelude() + matmul_text(MULTIPLIED)
@@ -183,7 +183,7 @@ def test_packing(dtype: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_nvrtc_takes_them(arch: str) -> None:
     pytest.importorskip("nvidia.cuda_nvrtc")
-    from gradc.runtime.nvrtc import compile_cuda
+    from gradc.runtime.cuda.nvrtc import compile_cuda
 
     products, support = (compile_cuda(text, arch=arch, spills="error") for text in (TEXT, support_text()))
     assert set(products.kernels) == {f"gradc_matmul_{name}" for name in MULTIPLIED}

@@ -31,8 +31,9 @@ import gradc
 from gradc import knobs
 from gradc.codegen.text import read_template, template_dirs
 from gradc.errors import CompilerError, CompilerMissing, DeviceError, InternalError, InvalidProblem, OutOfMemory
-from gradc.runtime import arrays, cache, pool, toolchain
+from gradc.runtime import cache
 from gradc.runtime.cache import Cache, digest
+from gradc.runtime.host import arrays, pool, toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = (1, 2, 3, 5)
@@ -1050,6 +1051,6 @@ def test_torch_holds_a_pooled_block(torch: Any) -> None:
 
 def test_torch_is_not_imported_by_us() -> None:
     process = python(
-        "import sys, numpy; import gradc.runtime.arrays as a; a.to_numpy(numpy.ones(3)); print('torch' in sys.modules)"
+        "import sys, numpy, gradc.runtime.host.arrays as a; a.to_numpy(numpy.ones(3)); print('torch' in sys.modules)"
     )
     assert process.communicate(timeout=600)[0].strip() == "False"

@@ -11,7 +11,7 @@ import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.ir.node import Node
-from gradc.passes.scalarize_axes import LONGEST, scalarize_axes
+from gradc.passes.graph.scalarize_axes import LONGEST, scalarize_axes
 
 
 def same(graph: gradc.Graph, after: gradc.Graph) -> None:

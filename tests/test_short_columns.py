@@ -20,7 +20,7 @@ from gradc.errors import InternalError
 from gradc.ir.dims import symbol
 from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Stmt
 from gradc.ir.types import F32, parse_type
-from gradc.runtime.cpu import CpuProgram
+from gradc.runtime.host.cpu import CpuProgram
 
 FLOATS = ("f32", "f64")
 DERIVED = {

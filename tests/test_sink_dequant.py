@@ -14,20 +14,20 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
-from gradc.exact import equal
 from gradc.ir.dims import symbol
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, call
 from gradc.ir.op import Movement, Primitive
 from gradc.ir.types import Type
 from gradc.ir.verify import verify
-from gradc.passes.decompose import decompose
-from gradc.passes.fold import fold
-from gradc.passes.prepare import prepare
-from gradc.passes.simplify import simplify
-from gradc.passes.sink_dequant import sink_dequant
-from gradc.passes.upcast import upcast
+from gradc.passes.graph.decompose import decompose
+from gradc.passes.graph.fold import fold
+from gradc.passes.graph.push_gathers import prepare
+from gradc.passes.graph.simplify import simplify
+from gradc.passes.graph.sink_dequant import sink_dequant
+from gradc.passes.graph.upcast import upcast
 from gradc.trace import trace
+from gradc.verify.exact import equal
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

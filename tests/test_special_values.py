@@ -11,12 +11,12 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.exact.evaluate import evaluate
 from gradc.ir.types import DTYPES, parse_type
 from gradc.ops.pointwise import convert
-from gradc.passes.decompose import decompose
-from gradc.passes.simplify import simplify
-from gradc.passes.sink_dequant import sink_dequant
+from gradc.passes.graph.decompose import decompose
+from gradc.passes.graph.simplify import simplify
+from gradc.passes.graph.sink_dequant import sink_dequant
+from gradc.verify.exact.evaluate import evaluate
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -20,6 +20,7 @@ from registry import call
 
 import gradc.ops as ops
 from gradc.errors import GradcError, IRFormatError, TypeRuleError
+from gradc.inspect.export import from_json, model_explorer, to_dot, to_json
 from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
@@ -28,7 +29,6 @@ from gradc.ir.size_text import parse_size
 from gradc.ir.text import load, parse, parse_kernel, parse_program, save_graph
 from gradc.ir.types import BOOL, DTYPES, F32, I64, Type, parse_type
 from gradc.ir.verify import verify
-from gradc.report import from_json, model_explorer, to_dot, to_json
 
 SLOW = bool(os.environ.get("GRADC_SLOW_TESTS"))
 N, D, V = symbol("N"), symbol("D"), symbol("V")

@@ -11,9 +11,9 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.render import PER_UNIT, render_program
+from gradc.codegen.cpu.render import PER_UNIT, render_program
 from gradc.codegen.text import template_dirs
-from gradc.runtime.toolchain import FLAGS, find_compiler
+from gradc.runtime.host.toolchain import FLAGS, find_compiler
 
 
 def units(*functions: object) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from gradc.ir.op import Primitive
 from gradc.ir.text import parse_program
 from gradc.ir.types import BOOL, DTYPES, F32, F64, I64, Type, parse_type
 from gradc.ir.verify import verify, verify_accesses, verify_program
-from gradc.passes.decompose import decompose
-from gradc.passes.schedule import schedule
+from gradc.passes.graph.decompose import decompose
+from gradc.passes.schedule.schedule import schedule
 
 N, D, V = symbol("N"), symbol("D"), symbol("V")
 X = input_node("x", parse_type("f32[N,4]"))

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from .. import files
-from ..calibrate import calibrate as measured
-from ..calibration import calibration_file
-from ..passes.devices import calibrated_by
+from ..calibration.choose import calibration_file
+from ..calibration.measure import calibrate as measured
+from ..passes.reductions.devices import calibrated_by
 from .progress import Progress
 
 

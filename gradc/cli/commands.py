@@ -10,12 +10,12 @@ from typing import Any
 import click
 import numpy as np
 
-from ..check import check as check_gradients
 from ..errors import IndexOutOfRange
 from ..files import make_folder, write
-from ..module import Module
+from ..module.module import Module
 from ..npz import write_arrays
-from ..samples import sample
+from ..verify.check import check as check_gradients
+from ..verify.samples import sample
 from .model import Settings, compiled, floats, open_model, read_arrays, with_model
 
 FOLDER = click.Path(file_okay=False, path_type=Path)

@@ -91,7 +91,7 @@ def _packages() -> Iterator[Line]:
 
 
 def _compiler() -> Iterator[Line]:
-    from ..runtime.toolchain import compile_c, find_compiler, load_library
+    from ..runtime.host.toolchain import compile_c, find_compiler, load_library
 
     try:
         compiler = find_compiler()
@@ -120,7 +120,7 @@ def _threads() -> Iterator[Line]:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = ", ".join(f"{n}={os.environ[n]}" for n in ("GRADC_NUM_THREADS", "OMP_NUM_THREADS") if n in os.environ)
     try:
-        from ..runtime import pool
+        from ..runtime.host import pool
 
         yield Line("threads", f"{pool.num_threads()} of {available} CPUs{f' ({settings})' if settings else ''}")
         yield Line("vectors", f"{8 * pool.vector_bytes()} bits in matrix products")
@@ -132,7 +132,7 @@ def _threads() -> Iterator[Line]:
 
 
 def _nvrtc() -> Iterator[Line]:
-    from ..runtime.nvrtc import compile_cuda, find_nvrtc
+    from ..runtime.cuda.nvrtc import compile_cuda, find_nvrtc
 
     try:
         found = find_nvrtc()

@@ -12,7 +12,7 @@ from ..ir.kernel import Program
 from ..ir.node import Node, Note
 from ..ir.scan import format_note
 from ..ir.text import format_op, value_names
-from ..module import Module
+from ..module.module import Module
 from ..passes.manager import Stage
 from .model import Settings, compiled, with_model
 

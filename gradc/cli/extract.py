@@ -10,7 +10,7 @@ import click
 
 from ..files import make_folder, write
 from ..npz import write_arrays
-from ..samples import SMALL
+from ..verify.samples import SMALL
 from .model import Settings, compiled, with_model
 
 SCRIPT = '''\
@@ -25,7 +25,7 @@ import numpy as np
 
 import gradc
 from gradc.ir.program_text import parse_program
-from gradc.runtime.toolchain import compile_units
+from gradc.runtime.host.toolchain import compile_units
 
 here = Path(__file__).resolve().parent
 program = parse_program((here / "kernel.gir").read_text())

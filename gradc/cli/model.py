@@ -24,7 +24,7 @@ from ..frontend import graph as decorated
 from ..ir.envelope import kind_of
 from ..ir.graph import Graph
 from ..ir.types import parse_type
-from ..module import Module
+from ..module.module import Module
 from ..runtime.executable import TARGETS
 from ..trace import trace
 from .progress import Progress

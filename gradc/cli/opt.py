@@ -13,17 +13,17 @@ import click
 from .. import files
 from ..api import load
 from ..autodiff import differentiate
+from ..compiler import PASSES
 from ..ir.graph import Graph
 from ..ir.kernel import Program
 from ..ir.op import Composite
 from ..ir.program_text import parse_program
 from ..ir.scan import LONGEST_TEXT
 from ..ir.verify import verify, verify_program
-from ..passes.choose_reduction import choose_reduction
-from ..passes.partition import Partition, partition
-from ..passes.plan_buffers import plan_buffers
-from ..passes.schedule import schedule
-from ..pipeline import PASSES
+from ..passes.program.plan_buffers import plan_buffers
+from ..passes.reductions.choose_reduction import choose_reduction
+from ..passes.schedule.partition import Partition, partition
+from ..passes.schedule.schedule import schedule
 from .model import names
 
 

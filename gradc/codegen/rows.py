@@ -9,7 +9,7 @@ from typing import Any
 from ..ir.dims import product
 from ..ir.kernel import Axis, Kernel, Phase, Stmt
 from ..ir.types import F32, Type
-from ..passes.combine import Combine, combines
+from ..passes.reductions.combine import Combine, combines
 from .expr import Scribe
 from .index import size
 

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from .. import files
 from ..api import compile
 from ..autodiff import differentiate
-from ..explain import dump_module, reduction_table
+from ..inspect.explain import dump_module, reduction_table
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.node import Node, topological
 from ..ir.text import value_names
-from ..module import Module
-from ..passes.decompose import decompose
-from ..passes.fold import fold
-from ..passes.simplify import simplify
+from ..module.module import Module
+from ..passes.graph.decompose import decompose
+from ..passes.graph.fold import fold
+from ..passes.graph.simplify import simplify
 from .corpus import Corpus, load
 from .model import BETA1, BETA2, CONTEXT, HIDDEN, VARIANTS, WIDTH, Arrays, Variant, adam_graph, donated, initial_values
 from .ngram import Trigram, Unigram, perplexity

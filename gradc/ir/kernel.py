@@ -82,7 +82,7 @@ REDUCTIONS = {
 EFFECTS = ("store", "accum", "check")
 STRATEGIES = {"segmented": "by key", "regular": "by owner", "privatized": "", "atomic_fixed": "", "atomic": ""}
 """How an accum may be done, and what decides in which order its kernel visits its rows; the rest of what is known of
-each is in :mod:`gradc.passes.strategies`."""
+each is in :mod:`gradc.passes.reductions.strategies`."""
 MASKED = ("load", "accum")
 """Statements that a ``where`` keeps from touching memory."""
 COMBINES = ("sum", "prod", "max", "min")

@@ -76,7 +76,7 @@ class Pipeline:
             and set(result.input_names) <= set(before.input_names)
         ):
             with held_off:
-                from ..exact import equal
+                from ..verify.exact import equal
 
             equal(before, result, licence=licence)
         if knobs.PRINT_PASSES.get() and (before != result or before is result):

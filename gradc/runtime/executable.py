@@ -26,21 +26,21 @@ from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_program, verify_sizes
 from ..knobs import TARGETS
-from ..passes.cost import check_sorts, floor_bytes
-from ..passes.plan_buffers import donations, plan_buffers
+from ..passes.program.plan_buffers import donations, plan_buffers
+from ..passes.program.precision import Precision, precision_of
+from ..passes.reductions.cost import check_sorts, floor_bytes
 from ..process.forks import cached_property, held_off, lock
 from ..process.ieee import plain
-from .adopt import adopt
-from .arrays import Host, Kind, overlap, worth_asking
-from .pending import AsyncErrors
-from .pool import num_threads
-from .precision import Precision, precision_of
+from .cuda.pending import AsyncErrors
+from .host.adopt import adopt
+from .host.arrays import Host, Kind, overlap, worth_asking
+from .host.pool import num_threads
+from .host.tensors import written
 from .shared import Shared
-from .tensors import written
 
 if TYPE_CHECKING:
+    from .cuda.nvrtc import CudaBinary
     from .kernel import Kernels
-    from .nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
 
@@ -148,11 +148,11 @@ class Executable(Shared):
     def _made(self) -> Any:
         if self.target == "cpu":
             with held_off:
-                from .cpu import CpuProgram
+                from .host.cpu import CpuProgram
 
             return CpuProgram(self.program, self._payload, self._sites)
         with held_off:
-            from .calls import on_a_device
+            from .cuda.calls import on_a_device
 
         return on_a_device(self, self._payload)
 
@@ -171,7 +171,7 @@ class Executable(Shared):
         if self.target != "cuda":
             return Host()
         with held_off:
-            from .on_device import OnDevice
+            from .cuda.on_device import OnDevice
 
         return OnDevice(self.native.device, self.native.support)
 
@@ -181,10 +181,10 @@ class Executable(Shared):
         GPU is needed.
 
         :raises Unsupported: another target.
-        :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.nvrtc.compile_cuda`.
+        :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.cuda.nvrtc.compile_cuda`.
         """
         with held_off:
-            from .nvrtc import compile_cuda
+            from .cuda.nvrtc import compile_cuda
 
         if self.target != "cuda":
             raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
@@ -506,7 +506,7 @@ class Executable(Shared):
         CPU.
         """
         if self.target.startswith("cuda"):
-            from .calls import call
+            from .cuda.calls import call
 
             with (
                 plain() if self.target == "cuda-sim" else contextlib.nullcontext()
@@ -537,9 +537,9 @@ class Executable(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Any:
-        """A call as a CUDA graph over these arrays (:class:`gradc.runtime.capture.Capture`); it is run once now."""
+        """A call as a CUDA graph over these arrays (:class:`gradc.runtime.cuda.capture.Capture`), run once now."""
         with held_off:
-            from .capture import capture, step, stream_for
+            from .cuda.capture import capture, step, stream_for
 
         given = by_name(self.program.name, self.inputs, inputs, (), more)
         at = stream_for(self, stream, given.values())
@@ -591,7 +591,7 @@ class Executable(Shared):
         if self.target.startswith("cuda"):
             return str(self.native.text)
         with held_off:
-            from ..codegen.render import render_program
+            from ..codegen.cpu.render import render_program
 
         return render_program(self.program).text
 

@@ -15,9 +15,9 @@ from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.types import Type
-from ..passes.choose_reduction import choose_reduction
-from ..passes.cost import kernel_bytes
-from ..passes.strategies import ON_HOST
+from ..passes.reductions.choose_reduction import choose_reduction
+from ..passes.reductions.cost import kernel_bytes
+from ..passes.reductions.strategies import ON_HOST
 from ..process.forks import cached_property, held_off
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class KernelHandle:
         """Its C or CUDA text."""
         if self.owner.target.startswith("cuda"):
             with held_off:
-                from ..codegen.cuda import cuda_kernel
+                from ..codegen.cuda.render import cuda_kernel
 
             return cuda_kernel(self.kernel, self.types).text
         with held_off:
-            from ..codegen.render import render_kernel
+            from ..codegen.cpu.render import render_kernel
 
         return render_kernel(self.kernel, self.types)
 
@@ -180,7 +180,7 @@ class KernelHandle:
         do not go together.
         """
         with held_off:
-            from ..passes.devices import gpu_of
+            from ..passes.reductions.devices import gpu_of
 
         gpu = self.owner.target.startswith("cuda")
         how: dict[str, Any] = (
@@ -232,7 +232,7 @@ def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dim
     last = len(executable.program.steps) - 1
     if executable.target == "cuda":
         with held_off:
-            from .calls import timed
+            from .cuda.calls import timed
 
         stream = executable.place.stream(None, inputs.values())
         inputs = {

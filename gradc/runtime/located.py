@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..process.forks import held_off
-from .arrays import Array, to_numpy
+from .host.arrays import Array, to_numpy
 
 
 def located(x: Any) -> Array:
     """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
     with held_off:
-        from .on_device import describe
+        from .cuda.on_device import describe
 
     found = describe(x)
     return to_numpy(x)[0] if found is None else found

@@ -1,4 +1,4 @@
-/* Kernels whose times give a device's constants (gradc/calibrate.py).  Tables have a power of two of elements, so that finding a place
+/* Kernels whose times give a device's constants (gradc/calibration/measure.py).  Tables have a power of two of elements, so that finding a place
  * costs next to nothing; every kernel leaves something in memory that a test can count. */
 
 extern "C" __global__ void __launch_bounds__(256) gradc_calibrate_nothing(i64) {}

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from gradc import interp
-from gradc.exact.evaluate import opened
 from gradc.ir.graph import Graph
 from gradc.ir.node import Node
+from gradc.verify.exact.evaluate import opened
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}

@@ -13,9 +13,9 @@ from registry import Case, cases
 
 from gradc.api import DEFAULTS
 from gradc.autodiff import differentiate
+from gradc.compiler import kernels, optimise
 from gradc.errors import GradcError
 from gradc.passes.manager import Pipeline
-from gradc.pipeline import kernels, optimise
 
 FORMS = ("graph", "joint", "program", "joint program", "cuda program")
 BLOCK = re.compile(r"^(?:graph|program) @.*?^}$", re.DOTALL | re.MULTILINE)

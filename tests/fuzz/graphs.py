@@ -32,10 +32,10 @@ import gradc
 from gradc import knobs
 from gradc.autodiff import differentiate
 from gradc.errors import GradcError, IndexOutOfRange, InternalError, InvalidProblem, NotDifferentiable, Unsupported
-from gradc.exact import draw
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import Node
-from gradc.samples import sample
+from gradc.verify.exact import draw
+from gradc.verify.samples import sample
 
 from . import sanitize
 from .bits import Expected

@@ -24,12 +24,12 @@ import torch
 import torch_oracles
 from torch_oracles import DTYPE, to_torch
 
-from gradc.exact.evaluate import opened
 from gradc.ir.dims import Dim, evaluate
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, Node
 from gradc.ir.op import Expr, Primitive
 from gradc.ir.types import DType
+from gradc.verify.exact.evaluate import opened
 
 torch.set_num_threads(1)
 

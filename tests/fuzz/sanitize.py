@@ -90,7 +90,7 @@ def install() -> None:
 
     Without this outputs come rounded up from a pool, and temporaries stand side by side in one workspace.
     """
-    from gradc.runtime import arrays, cpu, pool, toolchain
+    from gradc.runtime.host import arrays, cpu, pool, toolchain
 
     os.environ.pop("LD_PRELOAD", None)  # for us, not for the compiler that we start
     toolchain.FLAGS = tuple("-O1" if flag == "-O2" else flag for flag in toolchain.FLAGS)
@@ -145,7 +145,7 @@ def _c() -> ctypes.CDLL:
 
 
 def _aligned(size: int) -> int:
-    from gradc.runtime.cpu import ALIGN
+    from gradc.runtime.host.cpu import ALIGN
 
     out = ctypes.c_void_p()
     if _c().posix_memalign(ctypes.byref(out), ALIGN, max(size, 1)):

@@ -1,9 +1,9 @@
 """Translation validation: every pass on a graph is held against the graph before it.
 
-First in exact algebra (:mod:`gradc.exact`), under the licence that the pass declares, or under ``BITS`` where the
-module is compiled with ``numerics="strict"``.  Where that cannot decide, and for passes that make programs of graphs,
-both sides run in the interpreter, in f64 at random points; so does every changed graph, as a second opinion.  The text
-of each stage must verify and round-trip.
+First in exact algebra (:mod:`gradc.verify.exact`), under the licence that the pass declares, or under ``BITS`` where
+the module is compiled with ``numerics="strict"``.  Where that cannot decide, and for passes that make programs of
+graphs, both sides run in the interpreter, in f64 at random points; so does every changed graph, as a second opinion.
+The text of each stage must verify and round-trip.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 
 from gradc import interp
 from gradc.errors import GradcError, IndexOutOfRange, InternalError, InvalidProblem
-from gradc.exact import equal
 from gradc.ir.graph import Graph
 from gradc.ir.kernel import Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.text import parse
 from gradc.ir.verify import verify, verify_program
-from gradc.module import Module
+from gradc.module.module import Module
 from gradc.passes.manager import PASSES
-from gradc.samples import sample
+from gradc.verify.exact import equal
+from gradc.verify.samples import sample
 
 STARTS = ("forward", "joint", "forward.partition", "backward.partition", "sparse_rows")
 """Stages that begin with another graph than the one before them: the joint graph has more inputs, a partition is half

@@ -23,7 +23,7 @@ import numpy as np
 import gradc
 from gradc import knobs
 from gradc.ir.types import dtype as dtype_named
-from gradc.runtime.arrays import Kind, from_numpy, to_numpy
+from gradc.runtime.host.arrays import Kind, from_numpy, to_numpy
 
 Array = np.ndarray[Any, Any]
 NARROW = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
@@ -34,7 +34,7 @@ KINDS = {"cuda-sim": ("numpy", "torch"), "memory": ("cupy", "torch"), "cuda": ("
 
 @functools.cache
 def gpus() -> int:
-    from gradc.runtime import gpu
+    from gradc.runtime.cuda import gpu
 
     return gpu.count()
 

@@ -7,7 +7,7 @@ from . import Mutant
 MUTANTS = (
     Mutant(
         "simplify.negative-zero",
-        "gradc/passes/simplify.py",
+        "gradc/passes/graph/simplify.py",
         "Rule(x + -0.0, x)",
         "Rule(x + 0.0, x)",
         "-0.0 + 0.0 is 0.0, in strict numerics too",
@@ -20,7 +20,7 @@ MUTANTS = (
     ),
     Mutant(
         "simplify.narrow-cast",
-        "gradc/passes/simplify.py",
+        "gradc/passes/graph/simplify.py",
         "Rule(_cast_twice, _through, _keeps_values)",
         "Rule(_cast_twice, _through)",
         "missing check: a cast through a narrower type is dropped",
@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "simplify.f16-exponent",
-        "gradc/passes/simplify.py",
+        "gradc/passes/graph/simplify.py",
         '"f8e5m2": 5, "f16": 5,',
         '"f8e5m2": 5, "f16": 8,',
         "f16 is taken to hold bf16: overflow is lost",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "simplify.where-operand",
-        "gradc/passes/simplify.py",
+        "gradc/passes/graph/simplify.py",
         'call("where", m["z"], m["x"], m["w"])',
         'call("where", m["z"], m["x"], m["y"])',
         "the wrong operand of a nested where",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "simplify.empty-sum",
-        "gradc/passes/simplify.py",
+        "gradc/passes/graph/simplify.py",
         "if known_nonnegative(size - 1):\n        return scaled",
         "if True:\n        return scaled",
         "missing mask: inf times a count of 0",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "simplify.unit-sum-axis",
-        "gradc/passes/simplify.py",
+        "gradc/passes/graph/simplify.py",
         "axes = tuple(a - sum(u < a for u in unit) for a in gone)",
         "axes = tuple(gone)",
         "wrong axis behind a dropped one",
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "fold.rounding",
-        "gradc/passes/fold.py",
+        "gradc/passes/graph/fold.py",
         "else None).astype(o.dtype.np)",
         "else None)",
         "constants are folded in f64, rounded once",
@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "sink-dequant.skipped",
-        "gradc/passes/sink_dequant.py",
+        "gradc/passes/graph/sink_dequant.py",
         "        masks.append(mask)\n    return masks",
         "    return masks",
         "missing mask: a skipped update is counted",
@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "sink-dequant.zero-times-inf",
-        "gradc/passes/sink_dequant.py",
+        "gradc/passes/graph/sink_dequant.py",
         'product = call("where", select["kept"], select["value"] * new[updates], select["none"])',
         "product = back * new[updates]",
         "what is not added is multiplied: 0 * inf",
@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "sink-dequant.untouched-rows",
-        "gradc/passes/sink_dequant.py",
+        "gradc/passes/graph/sink_dequant.py",
         '"where", call("eq", whole, full(0, whole)), whole, whole * column',
         '"mul", whole, spread(column, whole.shape)',
         "rows that nothing was added to become NaN where their scale is",
@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "scales.masked",
-        "gradc/passes/scales.py",
+        "gradc/passes/graph/scales.py",
         'if not certain and user.op.fills and user.attrs.get("oob") != "error":\n        return None',
         "if False:\n        return None",
         "missing check: a scale passes a mask",
@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "prepare.skip",
-        "gradc/passes/prepare.py",
+        "gradc/passes/graph/push_gathers.py",
         'if self.read.attrs["oob"] == "skip" and not self.zero_at_zero:',
         "if False:",
         "a row that is skipped is f(0), not 0",
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "upcast.some-operands",
-        "gradc/passes/upcast.py",
+        "gradc/passes/graph/upcast.py",
         "if not any(o.dtype.is_float and o.dtype.compute is not o.dtype for o in operands)",
         "if not all(o.dtype.is_float and o.dtype.compute is not o.dtype for o in operands)",
         "an op with indices adds in bf16",
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "split-axes.shift",
-        "gradc/passes/propagate_reshapes.py",
+        "gradc/passes/graph/propagate_reshapes.py",
         "axes = tuple(a if a < axis else a + len(sizes) - 1 for a in gone if a != axis)",
         "axes = tuple(a for a in gone if a != axis)",
         "an axis behind a split one keeps its number",
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "partition.reduction-twice",
-        "gradc/passes/partition.py",
+        "gradc/passes/schedule/partition.py",
         'isinstance(getattr(node.op, "lower", None), Reduction | Scatter)\n\n\ndef _always_kept',
         'isinstance(getattr(node.op, "lower", None), Scatter)\n\n\ndef _always_kept',
         "a reduction is computed again in the backward",
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "check-indices.ascending",
-        "gradc/passes/check_indices.py",
+        "gradc/passes/graph/check_indices.py",
         "checked(o, bounds[k], k in node.op.ascending, reader(node, k))",
         "checked(o, bounds[k], False, reader(node, k))",
         "check removed: offsets that fall",
@@ -163,7 +163,7 @@ MUTANTS = (
     ),
     Mutant(
         "check-indices.wrapping-cast",
-        "gradc/passes/check_indices.py",
+        "gradc/passes/graph/check_indices.py",
         "            and of_type(operand.dtype).within(of_type(node.dtype))\n",
         "",
         "a cast that wraps is taken to keep its elements",
@@ -227,7 +227,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-buffers.overlap",
-        "gradc/passes/plan_buffers.py",
+        "gradc/passes/program/plan_buffers.py",
         "busy < first and known_nonnegative",
         "busy <= first and known_nonnegative",
         "off by one: a slot is given out in the step that still reads it",
@@ -235,7 +235,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-buffers.in-place",
-        "gradc/passes/plan_buffers.py",
+        "gradc/passes/program/plan_buffers.py",
         "load.index != store.index\n        or load.where",
         "load.where",
         "an output takes a donated input's memory that is read at other places",
@@ -243,7 +243,7 @@ MUTANTS = (
     ),
     Mutant(
         "lower.certain",
-        "gradc/passes/lower.py",
+        "gradc/passes/schedule/lower.py",
         "return known_nonnegative(low - lo) and known_nonnegative(hi - 1 - high)",
         "return known_nonnegative(low - lo) and known_nonnegative(hi - high)",
         "off by one: a mask that is needed is left out",
@@ -251,7 +251,7 @@ MUTANTS = (
     ),
     Mutant(
         "lower.guard",
-        "gradc/passes/lower.py",
+        "gradc/passes/schedule/lower.py",
         "key = (node, index, self.guard, other)",
         "key = (node, index, other)",
         "a value read under a mask serves where there is none",
@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     Mutant(
         "emit.shared-output",
-        "gradc/passes/emit.py",
+        "gradc/passes/schedule/emit.py",
         'if base.op.name == "input" or root in taken:',
         'if base.op.name == "input":',
         "two outputs have one memory",
@@ -273,7 +273,7 @@ MUTANTS = (
     ),
     Mutant(
         "choose-reduction.order",
-        "gradc/passes/choose_reduction.py",
+        "gradc/passes/reductions/choose_reduction.py",
         "                how = instead(part)\n        final",
         "                pass\n        final",
         "two orders in which one kernel's rows are visited",

@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "residuals.versions",
-        "gradc/residuals.py",
+        "gradc/module/residuals.py",
         "            if now != before:\n",
         "            if now < before:\n",
         "an input that was changed between forward and backward",
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "residuals.module",
-        "gradc/module.py",
+        "gradc/module/module.py",
         "if residuals.module is not self.module and not residuals.module.equals(self.module):",
         "if residuals is None:",
         "residuals of another module are taken",

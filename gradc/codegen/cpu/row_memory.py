@@ -1,0 +1,122 @@
+"""What of a row stays near the processor: values kept from one pass to the next, stores past the caches, loads ahead of
+the next row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...ir.kernel import Index, Stmt
+from ...ir.node import REGISTRY
+from ...ir.op import Expr
+from ..expr import carrier, variable
+from ..index import flatten, index
+from ..rows import RowWriter
+
+HELD = 8
+"""Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near
+cache serves cost less.
+"""
+AHEAD = 16 << 10
+"""Bytes of the next row up to which it is asked for: longer ones push the present row out of the nearest cache."""
+PAST = 1 << 20
+"""Bytes below which an array of known size is not asked whether it is written past the caches."""
+
+
+def cost(s: Stmt) -> int:
+    """Additions that a statement takes as long as."""
+    lower = getattr(REGISTRY.get(s.op), "lower", None)
+    return lower.cost if isinstance(lower, Expr) else 0
+
+
+class RowMemory(RowWriter):
+    """A writer of rows for processors with caches.
+
+    :ivar held: the values kept between passes, and the first pass that has each.
+    """
+
+    held: Mapping[str, int]
+
+    def worth_holding(self) -> dict[str, int]:
+        """The values that a pass would compute again at some cost, and the first pass that has them."""
+        first: dict[str, int] = {}
+        held: dict[str, int] = {}
+        for number, p in enumerate(self.k.passes):
+            known = {s.name: s for s in p.body}
+            pending = [u for s in p.roots for u in s.uses]
+            while pending:
+                name = pending.pop()
+                if name not in known or name in held:
+                    continue
+                if first.get(name, number) < number and self.work(name, known) >= HELD:
+                    held[name] = first[name]
+                else:
+                    pending += known[name].uses
+            for name in known:
+                first.setdefault(name, number)
+        return held
+
+    def work(self, value: str, known: Mapping[str, Stmt]) -> int:
+        """Additions that computing it takes in a pass."""
+        total, pending, seen = 0, [value], {value}
+        while pending:
+            s = known[pending.pop()]
+            total += cost(s)
+            fresh = [u for u in s.uses if u in known and u not in seen]
+            seen.update(fresh)
+            pending += fresh
+        return total
+
+    def held_at(self, s: Stmt, number: int) -> Stmt | None:
+        return replace(s, op="held", args=(), where="", attrs=()) if self.held.get(s.name, number) < number else None
+
+    def line(self, s: Stmt, number: int) -> list[str]:
+        """A value as a statement; one that is kept is stored beside."""
+        if s.name not in self.held:
+            return [self.scribe.value(s)]
+        assert s.dtype is not None
+        place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]))
+        element = f"h{list(self.held).index(s.name)}[{place}]"
+        if s.op == "held":
+            return [f"const {carrier(s.dtype)} {variable(s.name)} = {element};"]
+        return [self.scribe.value(s), *([f"{element} = {variable(s.name)};"] if self.held[s.name] == number else [])]
+
+    def large(self, buffer: str) -> bool:
+        """Whether an array may be larger than caches are."""
+        nbytes = self.types[buffer].nbytes
+        return not isinstance(nbytes, int) or nbytes >= PAST
+
+    def writes_past(self, s: Stmt, number: int) -> bool:
+        """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
+        if s.op != "store" or not self.k.cols or not self.large(s.buffer) or self.scribe.guarded:
+            return False
+        flat = flatten(s.index, self.types[s.buffer].shape)
+        if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):
+            return False
+        return not any(
+            q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j)
+        )
+
+    def ahead(self, number: int) -> list[dict[str, str]]:
+        """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
+        if (
+            self.scribe.guarded
+            or number == 0
+            or number < len(self.k.passes) - 1
+            or not (self.k.rows and self.k.cols)
+            or self.order
+        ):
+            return []
+        innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
+        found: dict[str, int] = {}
+        for s in self.k.body:
+            flat = flatten(s.index, self.types[s.buffer].shape) if s.op == "load" and self.large(s.buffer) else Index()
+            step = dict(flat.terms)
+            if step.get(innermost) == 1 and row in step and not any(v.startswith("%") for v in step):
+                next_row = flat.renamed({innermost: "c0"}) + step[row]
+                found[f"{s.buffer} + {index(next_row)}"] = self.types[s.buffer].dtype.itemsize
+        width = sum(found.values())
+        if not isinstance(self.k.col_count, int) or self.k.col_count * width > AHEAD:
+            return []
+        return [{"at": at, "step": f"{64 // itemsize}"} for at, itemsize in found.items()]

@@ -1,0 +1,1 @@
+"""Programs as CUDA, and the launches that run them."""

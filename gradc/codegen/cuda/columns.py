@@ -1,0 +1,131 @@
+"""Which accesses of a row program go through neighbouring columns, and how many of these a thread of a GPU takes at
+once.
+
+An access is *linear* if its element is a place that the columns do not move, plus the column: the rows of a matrix, a
+gathered row of a table, a row of parameters.  Such elements are moved 16 bytes at a time where address and length
+allow, which is known at the launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...ir.dims import Size, product
+from ...ir.kernel import Index, Kernel, Stmt
+from ...ir.node import REGISTRY
+from ...ir.op import Expr
+from ...ir.types import Type
+from ..expr import stored
+from ..index import flatten, index, size, strides
+
+OFFSETS = "ix"
+"""The C type of places, 32 or 64 bits wide (:mod:`gradc.codegen.cuda.index_bound`)."""
+MOST = 8
+"""Columns that a thread takes at once."""
+BYTES = 16
+"""Of the widest access."""
+WORDS, LOOSE_WORDS = 40, 32
+"""Registers for elements on their way: packed, and one by one where a row's length may not allow words."""
+AGAIN = 4
+"""Of a further pass in a body's length: its first loads overlap the end of the one before."""
+LONG_BODY = 20
+"""Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every
+one of them.
+"""
+
+
+@dataclass(frozen=True)
+class Access:
+    """The columns of one row in one buffer.
+
+    :param base: the place of column 0.
+    """
+
+    buffer: str
+    ctype: str
+    item: int
+    base: Index
+
+    def fits(self, vec: int) -> bool:
+        """Whether what is known of the place lets ``vec`` elements be aligned."""
+        return all(not isinstance(c, int) or c % vec == 0 for c in (self.base.const, *(c for _, c in self.base.terms)))
+
+    def conditions(self, vec: int) -> list[str]:
+        """What a launch must find to move ``vec`` elements at once."""
+        steps = [c for c in (self.base.const, *(c for _, c in self.base.terms)) if not isinstance(c, int)]
+        return [
+            f"gradc_aligned({self.buffer}, {min(vec * self.item, BYTES)})",
+            *(f"{size(c)} % {vec} == 0" for c in steps),
+        ]
+
+    @property
+    def at(self) -> str:
+        """The first element's address."""
+        return self.buffer if self.base == Index() else f"{self.buffer} + {index(self.base, OFFSETS)}"
+
+
+def linear(kernel: Kernel, types: Mapping[str, Type], s: Stmt, leading: int = 0) -> Index | None:
+    """The place of column 0, without the ``leading`` entries of the index, if the columns lie one after another from
+    there on.
+    """
+    cols = {a for a, _ in kernel.cols}
+    flat = flatten(s.index[leading:], types[s.buffer].shape[leading:])
+    terms = dict(flat.terms)
+    for (axis, count), step in zip(kernel.cols, strides([n for _, n in kernel.cols]), strict=True):
+        if terms.pop(axis, 0) != step and count != 1:
+            return None
+    if any(v.startswith("%") and kernel.levels[v] & cols for v in terms):
+        return None
+    return Index(flat.const, tuple(terms.items()))
+
+
+def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, masked: bool = False) -> Access | None:
+    """A load's or a store's, if it is linear and has no mask; ``masked``: nor one of its columns."""
+    if s.op not in ("load", "store") or not kernel.cols:
+        return None
+    if s.where and not (masked and s.op == "load" and not kernel.levels[s.where] & {a for a, _ in kernel.cols}):
+        return None
+    base = linear(kernel, types, s)
+    dtype = types[s.buffer].dtype
+    return None if base is None else Access(s.buffer, stored(dtype), dtype.itemsize, base)
+
+
+def _weight(s: Stmt) -> int:
+    """Of a statement beside an addition's: a function has a polynomial, or steps of integers."""
+    lower = getattr(REGISTRY.get(s.op), "lower", None)
+    return 16 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
+
+
+def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
+    """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out
+    and registers are enough.
+
+    :param sums: accums: what a thread has of each for each of its columns is in registers, too.
+    """
+    bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
+    found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
+    vec = min(MOST, max(BYTES // a.item for a in found.values())) if found else 1
+    weight = max(sum(map(_weight, body)) for body in bodies) + AGAIN * (len(bodies) - 1)
+    vec = (
+        1
+        if weight > 4 * LONG_BODY
+        else min(vec, MOST // 4)
+        if weight > 2 * LONG_BODY
+        else min(vec, MOST // 2)
+        if weight > LONG_BODY
+        else vec
+    )
+    count: Size = product(n for _, n in kernel.cols)
+
+    def spills() -> bool:
+        if isinstance(count, int):
+            return sum(max(vec * a.item // 4, 1) for a in found.values()) + 2 * vec * sums > WORDS
+        return vec * (sum(max(a.item // 4, 1) for a in found.values()) + 2 * sums) > LOOSE_WORDS
+
+    while vec > 1 and (
+        spills() or not any(a.fits(vec) for a in found.values()) or (isinstance(count, int) and count % vec)
+    ):
+        vec //= 2
+    return vec

@@ -1,0 +1,381 @@
+"""What a call does on a GPU, as data: the launches and products of a Program for one set of dims, over parts of its
+memory.
+
+Everything here follows from shapes alone; nothing is known of where memory lies.  A runtime binds the roots to
+addresses and runs the steps in order, now or into a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir.dims import evaluate
+from ...ir.kernel import Call, Kernel, Program, alternatives, taken
+from ...passes.program.plan_buffers import slot_sizes
+from ...passes.reductions.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
+from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
+from ..index import flatten
+from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
+from .index_bound import HEAD_ROOM, LIMIT
+from .products import launches_of, library_of
+from .render import rebind
+from .rows import CudaKernel, Stage
+from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
+
+ALIGN = 256
+MOST_PARTS = 1024
+"""Strips of all rows that are cut up."""
+MOST_BLOCKS = 2**31 - 1
+"""Of a grid."""
+WARP = 32
+TILE = 2048
+ONE_BLOCK = 4096
+"""Rows that one block sorts in one launch."""
+TREE = 64
+"""Chunks whose pieces of one segment are added up apart, where there are twice as many."""
+
+
+def align(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN
+
+
+def chunks(count: int, each: int) -> int:
+    return -(-count // each)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A kernel's numbers for one set of dims.
+
+    :param chunk: rows (or positions) per task; columns, where rows are cut up.
+    :param scratch: bytes.
+    :param parts: strips of each row; 0: it is not cut up.
+    :param reach: no offset that its functions compute is larger, whatever the launch.
+    """
+
+    dims: tuple[int, ...]
+    rows: int
+    chunk: int
+    tasks: int
+    keys: int
+    scratch: int
+    parts: int = 0
+    reach: int = 0
+
+    def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
+        """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
+        grid = blocks * threads
+        looped = self.rows + grid // stage.width if stage.kind == "scan" else 0
+        return max(self.reach, grid, looped) >= LIMIT
+
+    def count(self, stage: Stage) -> int:
+        """Tasks of a stage whose number depends on the chunk."""
+        if stage.kind in ("part", "last"):
+            return self.rows * (self.parts if stage.kind == "part" else min(self.parts, 1))
+        groups = chunks(self.rows, self.chunk) // TREE
+        return (self.tasks if self.parts == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
+
+    @property
+    def sort_passes(self) -> int:
+        """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
+        return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
+
+
+def own_dims(kernel: CudaKernel) -> list[str]:
+    return [f"n{i:02d}" if i > 9 else f"n{i}" for i in range(len(kernel.dims))]
+
+
+def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
+    """What a launch needs to know, from shapes alone; ``dims`` by the names of the kernel's own text."""
+    rows, columns, chunked = (max(0, evaluate(x, dims)) for x in (kernel.rows, kernel.columns, kernel.chunked))
+    keys = evaluate(kernel.keys, dims) if kernel.keys is not None else 0
+    tiles = chunks(columns, kernel.tile) if kernel.tile else 1
+    chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
+    if kernel.keys is not None:
+        chunk = min(GPU_SORTED, max(GPU_SHORTEST, chunks(rows * tiles * width, 2 * GPU_WORKERS)))
+        if kernel.lanes:
+            chunk = min(GPU_SORTED, max(1, chunks(rows, 2 * GPU_WORKERS))) * WARP
+    elif kernel.shared:
+        chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
+    elif kernel.by_chunk:
+        least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // width))
+        chunk = max(least, chunks(chunked * tiles * width, GPU_WORKERS), chunks(chunked, GPU_MOST_CHUNKS))
+    chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
+    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
+    parts = 0
+    if kernel.parts and rows < FEW_ROWS and columns > LONG_ROW:
+        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_PARTS)))
+        parts = chunks(columns, chunk)
+    scratch = len(kernel.parts) * align(16 * rows * parts)
+    if kernel.keys is not None:
+        scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
+    for count, each in kernel.scratch:
+        scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
+    for count in kernel.fixed:
+        scratch += align(16 * evaluate(count, dims)) + align(4)
+    for count in kernel.loose:
+        scratch += align(4 * evaluate(count, dims))
+    if kernel.keys is not None:
+        scratch += align(counts_bytes(rows))
+    beside = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [
+        evaluate(count, dims) for count in (*kernel.fixed, *kernel.loose)
+    ]
+    ends = (chunked + (2 * TREE + 1) * chunk, columns + 2 * chunk if parts else 0, rows * parts, keys + 2, *beside)
+    reach = max(*ends, reach_of(kernel, dims)) + HEAD_ROOM
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts, reach)
+
+
+def reach_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
+    """The largest of a kernel's bounds; sizes of 0 count as 1, as :mod:`gradc.codegen.cuda.index_bound` has them."""
+    ones = {name: max(value, 1) for name, value in dims.items()}
+    return max(evaluate(bound, ones) for bound in kernel.reaches)
+
+
+def counts_bytes(rows: int) -> int:
+    """Of the sort: rows of each digit in each tile, and in all."""
+    return 4 * 256 * (chunks(rows, TILE) + 1)
+
+
+class LaunchPlan:
+    """A Program's steps for one set of dims.
+
+    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag, the library's own
+        (``library``).
+    :ivar checks: the steps that look for bad indices.
+    :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
+
+    :param library: bytes that the library of matrix products works in.
+    """
+
+    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
+        self.program, self.dims = program, dict(dims)
+        self.types = {b.name: b.type for b in program.buffers}
+        self.made = kernels
+        self.steps = [taken(step, dims) for step in program.steps]
+        self.checks = checks_of(program, kernels)
+        starts, total = [], 0
+        for bytes_ in slot_sizes(program):
+            starts.append(total)
+            total += align(evaluate(bytes_, dims))
+        self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
+        self.scratch = total
+        self.room = max((self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
+        self.room = max([self.room, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
+        self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
+        self.library = Part(
+            WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8
+        )
+        self.workspace = self.library.start + self.library.nbytes
+        self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
+
+    def kernel(self, item: Kernel) -> CudaKernel:
+        """A step's functions over its own dims: steps of one structure share a name and a text."""
+        return rebind(self.made[item.name], item, self.types)
+
+    def sizes(self, kernel: CudaKernel) -> Sizes:
+        """A kernel's."""
+        return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+
+    def part(self, name: str) -> Part:
+        """Where a buffer lies."""
+        root = self.program.root(name)
+        type_ = self.program.buffer[root].type
+        count = prod(type_.concrete(self.dims))
+        return (
+            Part(WORKSPACE, self.offsets[root], count, type_.dtype.np)
+            if root in self.offsets
+            else Part(root, 0, count, type_.dtype.np)
+        )
+
+    def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part:
+        """Scratch memory."""
+        return Part(WORKSPACE, self.scratch + start, count, dtype)
+
+    def site(self, number: int) -> int:
+        """How many checks come before a step."""
+        return sum(c < number for c in self.checks)
+
+    @property
+    def wide(self) -> list[str]:
+        """The functions that are started with offsets of 64 bits."""
+        return sorted({a.function for actions in self.actions for a in actions if isinstance(a, Launch) and a.wide})
+
+    @property
+    def reach(self) -> int:
+        """The largest bound of an offset in any of its kernels."""
+        return max((self.sizes(self.kernel(s)).reach for s in self.steps if isinstance(s, Kernel)), default=0)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
+        """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
+        if isinstance(item, Call):
+            return self.multiplied(self.product(item, number))
+        kernel = self.kernel(item)
+        sizes = self.sizes(kernel)
+        found: list[Action] = []
+        for stage in kernel.stages:
+            tasks = (
+                sizes.count(stage)
+                if stage.tasks is None
+                else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
+            )
+            own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
+            if tasks > 0:
+                found += self.launches(stage, kernel, item, sizes, tasks, number, own)
+            if stage.kind == "key":
+                found += self.sort(sizes, self.site(number))
+        return found
+
+    def launches(
+        self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int
+    ) -> list[Launch]:
+        """A stage; more than one where it has more blocks than a grid can have."""
+        args = [self.part(b) for b in item.buffers]
+        written = [i for i, b in enumerate(item.buffers) if b in item.writes]
+        scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
+        shared: tuple[Part | int, ...] = (
+            *args,
+            *sizes.dims,
+            self.space(0, self.room, np.dtype(np.uint8)),
+            self.flag,
+            self.site(number),
+            sizes.chunk,
+            aux,
+        )
+        blocks = chunks(tasks * stage.width, kernel.threads)
+        wide = sizes.wide(stage, blocks, kernel.threads)
+        return [
+            Launch(
+                stage.name,
+                min(blocks - at, MOST_BLOCKS),
+                kernel.threads,
+                (*shared, at),
+                (*written, scratch, flag),
+                wide,
+                kernel.shared if stage.kind == "rows" else 0,
+            )
+            for at in range(0, blocks, MOST_BLOCKS)
+        ]
+
+    def sort(self, sizes: Sizes, site: int) -> list[Launch]:
+        """(key, row) pairs of the key stage, stably by key; then where each key starts."""
+        step = align(4 * sizes.rows)
+        first = [self.space(i * step, sizes.rows, U32) for i in range(4)]
+        pairs = [(first[0], first[1]), (first[2], first[3])]  # ends in the first
+        start = self.space(4 * step, sizes.keys + 2, U32)
+        tiles = chunks(sizes.rows, TILE)
+        found: list[Launch] = []
+        if 0 < sizes.rows <= ONE_BLOCK:
+            found.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
+        elif sizes.rows:
+            counts = self.space(self.room - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
+            for number in range(sizes.sort_passes):
+                (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
+                found.append(
+                    Launch(
+                        "gradc_sort_count",
+                        tiles,
+                        256,
+                        (key, counts, sizes.rows, tiles, 8 * number, self.flag, site),
+                        (1,),
+                    )
+                )
+                found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
+                found.append(
+                    Launch(
+                        "gradc_sort_move",
+                        tiles,
+                        256,
+                        (
+                            key,
+                            row,
+                            counts,
+                            key_out,
+                            row_out,
+                            sizes.rows,
+                            tiles,
+                            8 * number,
+                            int(number == 0),
+                            self.flag,
+                            site,
+                        ),
+                        (3, 4),
+                    )
+                )
+        found.append(
+            Launch(
+                "gradc_sort_bounds",
+                chunks(sizes.keys + 2, 256),
+                256,
+                (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site),
+                (1,),
+            )
+        )
+        return found
+
+    def kept(self, product: Product) -> bool:
+        """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and
+        an output would be overwritten.
+        """
+        return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+
+    def multiplied(self, product: Product) -> list[Action]:
+        """By the library where it takes the product, else by a kernel of ours."""
+        out = product.out
+        if 0 in out.shape:
+            return []
+        taken_by = library_of(product)
+        if taken_by is None:
+            return [*launches_of(product, self.flag)]
+        if not self.kept(product):
+            return [taken_by]
+        first = self.space(0, out.part.count, out.part.dtype)
+        each = out.part.dtype.itemsize
+        keep = Launch(
+            f"gradc_keep_{each}",
+            min(chunks(out.part.count, 1024), 1 << 16),
+            256,
+            (first, out.part, out.part.count, self.flag, product.site),
+            (1,),
+        )
+        return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
+
+    def product(self, item: Call, number: int) -> Product:
+        """A matrix product, its operands seen with the call's axes."""
+        sizes = {axis: evaluate(size, self.dims) for axis, size in item.axes}
+        order = [str(i.variable) for i in item.out.index]
+        (inner,) = [axis for axis in sizes if axis not in order]
+        *batch, m, n = order
+
+        def view(operand: Any, axes: Sequence[str]) -> Strided:
+            part = self.part(operand.buffer)
+            flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
+            steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
+            strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
+            shape = tuple(sizes[a] for a in axes)
+            return Strided(part, shape, strides, 0 if 0 in shape else at)
+
+        shape = tuple(sizes[a] for a in order)
+        strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+        return Product(
+            view(item.args[0], [*batch, m, inner]),
+            view(item.args[1], [*batch, inner, n]),
+            Strided(self.part(item.out.buffer), shape, strides),
+            self.site(number),
+        )
+
+
+def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:
+    """The steps that look for bad indices."""
+    return [
+        i
+        for i, step in enumerate(program.steps)
+        if any(isinstance(k, Kernel) and kernels[k.name].checks for k in alternatives(step))
+    ]

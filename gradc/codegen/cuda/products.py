@@ -1,0 +1,187 @@
+"""Matrix products on a GPU: which of them cuBLAS takes, and the kernel of ours for the others.
+
+``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; floats of 32 bits and less are added up in f32, integers wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...ir.dims import Size
+from ...ir.kernel import Call, Operand, Program
+from ...ir.types import DTYPES, DType
+from ...ir.types import dtype as dtype_of
+from ..expr import stored
+from ..index import flatten
+from ..text import standalone
+from .actions import Launch, Library, Part, Product, Side, Strided
+from .support import element
+
+Array = np.ndarray[Any, Any]
+TILE = 32
+"""Rows and columns of the result that a block of ours computes, and steps along the inner axis between two barriers."""
+THREADS = 256
+LIBRARY = ("f16", "bf16", "f32", "f64")
+"""What cuBLAS multiplies, to our rules of rounding."""
+_MOST = 2**31 - 1
+Axis = tuple[int, tuple[int, int, int]]
+"""Of a batch: how many, and the strides in a, b and out."""
+
+
+def library_of(product: Product) -> Library | None:
+    """The call of cuBLAS, or None: it does not take such strides or sizes."""
+    *_, m, n = product.out.shape
+    k = product.a.shape[-1]
+    axes = merged(product)
+    if len(axes) > 1:
+        return None
+    batch, (step_a, step_b, _) = axes[0] if axes else (1, (0, 0, 0))
+    a, b = _side(product.a, step_a), _side(product.b, step_b)
+    if a is None or b is None or max(m, n, k, batch, a.leading, b.leading) > _MOST:
+        return None
+    return Library(product, m, n, k, batch, a, b)
+
+
+def _side(operand: Strided, step: int) -> Side | None:
+    rows, columns = operand.shape[-2:]
+    down, across = operand.strides[-2:]
+    if 0 in (rows, columns):
+        return Side(False, max(columns, 1), step)
+    if columns == 1 or across == 1:
+        leading = down if rows > 1 else max(columns, 1)
+        return Side(False, leading, step) if leading >= max(columns, 1) else None
+    if rows == 1 or down == 1:
+        leading = across if columns > 1 else max(rows, 1)
+        return Side(True, leading, step) if leading >= max(rows, 1) else None
+    return None
+
+
+def merged(product: Product) -> list[Axis]:
+    """The axes of the batch, neighbours that step alike as one."""
+    found: list[Axis] = []
+    for axis in range(len(product.out.shape) - 2):
+        count = product.out.shape[axis]
+        strides = (product.a.strides[axis], product.b.strides[axis], product.out.strides[axis])
+        if count == 1:
+            continue
+        if found and all(before == count * step for before, step in zip(found[-1][1], strides, strict=True)):
+            found[-1] = (found[-1][0] * count, strides)
+        else:
+            found.append((count, strides))
+    return found
+
+
+def launches_of(product: Product, flag: Part) -> list[Launch]:
+    """The same by our own kernel: one launch for two axes of the batch, more for more."""
+    *_, m, n = product.out.shape
+    k = product.a.shape[-1]
+    if 0 in product.out.shape:
+        return []
+    *outer, first, second = [(1, (0, 0, 0)), (1, (0, 0, 0)), *merged(product)]
+    outer = [axis for axis in outer if axis[0] > 1]
+    blocks = -(-m // TILE) * -(-n // TILE) * first[0] * second[0]
+    found = []
+    for at in np.ndindex(*(count for count, _ in outer)):
+        from_a, from_b, to = (
+            sum(place * strides[i] for place, (_, strides) in zip(at, outer, strict=True)) for i in range(3)
+        )
+        out = product.out.part
+        out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
+        sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
+        steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
+        found.append(
+            Launch(
+                f"gradc_matmul_{dtype_of(out.dtype).name}",
+                blocks,
+                THREADS,
+                (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site),
+                (2,),
+            )
+        )
+    return found
+
+
+def views(product: Product, a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
+    """Operands and result as arrays over their parts' bytes."""
+    return _view(product.a, a), _view(product.b, b), _view(product.out, out)
+
+
+def _view(operand: Strided, memory: Array) -> Array:
+    part = memory.view(operand.part.dtype)[operand.start :]
+    if 0 in operand.shape:
+        return np.empty(operand.shape, part.dtype)
+    return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
+
+
+def multiplied(a: Array, b: Array) -> Array:
+    """``a @ b`` as the library does it: short floats are added up in f32, and the result is rounded once."""
+    if dtype_of(a.dtype).is_float and a.itemsize < 4:
+        return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype))
+    return np.asarray(np.matmul(a, b))
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def support(program: Program) -> str:
+    """What a program's products need of us: the kernel for those that the library may not take, the copy where checks
+    come before one.
+    """
+    calls = [step for step in program.steps if isinstance(step, Call)]
+    own = sorted(
+        {program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)}
+    )
+    checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
+    return "\n".join(
+        [*([matmul_text(own)] if own else []), *([standalone("cuda/keep.cu")] if calls and checks else [])]
+    )
+
+
+def matmul_text(names: Sequence[str]) -> str:
+    """``gradc_matmul_NAME`` for each dtype."""
+    return "\n".join([standalone("cuda/matmul.cu"), *(_entry(DTYPES[name]) for name in names)])
+
+
+def _entry(dtype: DType) -> str:
+    held = stored(dtype)
+    strides = ", ".join(f"i64 {name}" for name in _STRIDES)
+    arguments = ", ".join(_STRIDES)
+    sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
+    declared = f"const {held} *a, const {held} *b, {held} *out, {sizes}, {strides}, const u64 *flag, i64 site"
+    head = f'extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}({declared})'
+    return f"""{element(dtype)}{head} {{
+  if (gradc_stopped(flag, site)) return;
+  gradc_matmul<gradc_element_{dtype.name}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
+}}"""
+
+
+_STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "out_1")
+
+
+def _library_surely(program: Program, call: Call) -> bool:
+    """Whether the library takes a product whatever its sizes."""
+    if program.buffer[call.out.buffer].type.dtype.name not in LIBRARY:
+        return False
+    sizes = dict(call.axes)
+    order = [str(i.variable) for i in call.out.index]
+    (inner,) = [axis for axis in sizes if axis not in order]
+    *batch, m, n = order
+
+    def strides(operand: Operand) -> dict[str, Size]:
+        return dict(flatten(operand.index, program.buffer[operand.buffer].type.shape).terms)
+
+    seen = [strides(operand) for operand in (*call.args, call.out)]
+    for steps, rows, columns in ((seen[0], m, inner), (seen[1], inner, n)):
+        down, across = steps.get(rows, 0), steps.get(columns, 0)
+        if not (across == 1 and _covers(down, sizes[columns])) and not (down == 1 and _covers(across, sizes[rows])):
+            return False
+    return all(steps.get(a, 0) == sizes[b] * steps.get(b, 0) for steps in seen for a, b in pairwise(batch))
+
+
+def _covers(stride: Size, extent: Size) -> bool:
+    return stride >= extent if isinstance(stride, int) and isinstance(extent, int) else stride == extent

@@ -1,0 +1,77 @@
+"""What a call on a GPU does beside its program's kernels: adding results to what is there, packing arrays that lie in
+another order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ...ir.types import DTYPES, DType
+from ..expr import carrier, loaded, stored, to_memory
+from ..text import standalone
+
+ADDED = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
+"""What ``gradc_add_NAME`` adds; integers wrap."""
+AXES = 8
+"""Of an array that ``gradc_pack_BYTES`` packs, at most; axes that step alike are one."""
+THREADS, BLOCKS = 256, 1 << 14
+
+
+def element(dtype: DType) -> str:
+    """A struct ``gradc_element_NAME``: how an element is stored, and what it is added and multiplied as."""
+    total = carrier(dtype) if dtype.is_float else "u64" if dtype.bits == 64 else "u32"
+    return f"""struct gradc_element_{dtype.name} {{
+  typedef {stored(dtype)} stored;
+  typedef {total} sum;
+  static __device__ __forceinline__ sum load(stored x) {{ return (sum){loaded(dtype, "x")}; }}
+  static __device__ __forceinline__ stored store(sum x) {{ return {to_memory(dtype, f"({carrier(dtype)})x")}; }}
+}};
+"""
+
+
+@functools.cache
+def support_text() -> str:
+    """``gradc_add_NAME(to, from, count, flag, checks)`` and ``gradc_pack_BYTES(from, to, count, start, n1..n7,
+    s0..s7)``.
+    """
+    parts = [standalone("cuda/math.h"), standalone("cuda/program.h"), standalone("cuda/support.cu")]
+    entry = f'extern "C" __global__ void __launch_bounds__({THREADS})'
+    for name in ADDED:
+        held = stored(DTYPES[name])
+        declared = f"{held} *to, const {held} *from, i64 count, const u64 *flag, i64 site"
+        parts.append(
+            f"""{element(DTYPES[name])}{entry} gradc_add_{name}({declared}) {{
+  gradc_add_elements<gradc_element_{name}>(to, from, count, flag, site);
+}}"""
+        )
+    sizes, steps = [f"n{i}" for i in range(1, AXES)], [f"s{i}" for i in range(AXES)]
+    for size in (1, 2, 4, 8):
+        declared, given = ", ".join(f"i64 {name}" for name in (*sizes, *steps)), ", ".join((*sizes, *steps))
+        declared = f"const u{8 * size} *from, u{8 * size} *to, i64 count, i64 start, {declared}"
+        parts.append(
+            f"""{entry} gradc_pack_{size}({declared}) {{
+  gradc_pack_elements(from, to, count, start, {given});
+}}"""
+        )
+    return "\n".join(parts)
+
+
+def blocks(count: int) -> int:
+    """Of a launch over so many elements."""
+    return min(max(-(-count // THREADS), 1), BLOCKS)
+
+
+def merged_axes(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The same elements in the same order with as few axes as they have."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and steps[-1] == size * step:
+            sizes[-1], steps[-1] = sizes[-1] * size, step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return sizes, steps

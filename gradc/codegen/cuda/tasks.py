@@ -1,0 +1,213 @@
+"""Which threads of a GPU do what of a kernel.
+
+A *task* is ``width`` threads that go through rows together; each thread has ``vec`` columns at a time.  What is summed
+up in which order is decided by shapes alone.  Six mappings:
+
+- *strips*: nothing is combined in an order.  A task is a strip of one row.
+- *tiled*: every ordered accum adds into columns of its own, and no pass needs a whole row.  A task is a chunk of rows x
+  ``width * vec`` columns: the columns of an accum belong to one thread, which keeps their sum in registers as long as
+  the rows go to one place (a segment, or all of a chunk) and has ``ahead`` rows on their way from memory.
+- *shared*: one accum of whole rows into a small table.  A task is a block, which has a chunk of rows x 32 columns; all
+  its warps bring rows into shared memory, and each adds those whose place is its own (modulo the warps) to the block's
+  partial results there: a sum has one owner, which adds in the order of rows, and a place that half of all rows go to
+  is added up in registers while the rows behind it are on their way.
+- *lanes*: rows without columns, in the order of their places.  A task is a warp, a lane has a row, and what goes to one
+  place is added up by a segmented scan of the warp.
+- *parts*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is joined from the
+  strips by those after it.
+- else a task goes through whole rows; sums are in registers where the columns are few enough, else in memory.
+
+Of a scatter of bf16 rows of 4096 (16384 into 128256) the tiled kernel moves each element of dy once in 16-byte loads
+and writes each element of the result once in 16-byte stores, 0.13 + 1.05 GB beside 12 bytes per position for its index,
+row and key; per element it issues an unpack, an addition and an eighth of some 40 instructions that are the same for
+all of a thread's columns: some 8, of which an H100 issues 28 T/s, four times as fast as 3 TB/s bring the elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir.dims import product
+from ...ir.kernel import REDUCTIONS, Index, Kernel, Stmt
+from ...ir.types import Type
+from ...passes.reductions.combine import own
+from ..expr import Scribe
+from ..rows import RowWriter
+from .columns import OFFSETS, Access, access, columns_at_once, linear
+
+STRIP = 2048
+"""Columns per task of a map."""
+THREADS = 256
+WIDEST = 512
+"""Threads of a task that keeps sums of whole rows."""
+WARPS, STAGED = 16, 64
+"""Of a block whose partial results are in shared memory: warps, and rows that they bring at once."""
+HELD = 64
+"""Registers for the sums of a thread."""
+NOMINAL = 1024
+"""Columns of a size that is not known when the text is made."""
+FEW_ROWS = 256
+"""Rows below which long ones are cut up."""
+LONG_ROW = 16384
+"""Columns of a row that may be cut up."""
+UNORDERED = ("atomic", "atomic_fixed")
+"""Strategies whose additions come in any order."""
+
+
+class TaskWriter(RowWriter):
+    """A kernel with its tasks decided.
+
+    :ivar ordered: the accums that add in an order.
+    :ivar width: threads of a task.
+    :ivar vec: columns of a thread at once.
+    :ivar strips, tiled, shared, lanes: the mapping, if it is one of these.
+    :ivar held: whether sums are in registers; :ivar turns: of so many rounds of columns.
+    :ivar ahead: rows of a tiled kernel whose loads are under way while one is worked on.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
+        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS))
+        self.ordered = [s for s in kernel.accums if self.how[s.buffer] not in UNORDERED]
+        once = any(
+            not s.name for p in kernel.passes for s in p.row
+        )  # what a row does once is not for each of its strips
+        alone = (
+            not once
+            and len(kernel.passes) == 1
+            and bool(kernel.cols)
+            and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)
+        )
+        alone = alone and not any(s.op in REDUCTIONS for s in kernel.body)
+        self.tiled = (
+            alone
+            and bool(self.ordered)
+            and all(map(self.own, self.ordered))
+            and (self.order != "regular" or all(map(self.lasting, self.ordered)))
+        )
+        self.shared = [self.how[b] for b in self.parts] == ["privatized"] and own(
+            kernel, next(iter(self.parts.values())), types
+        )
+        self.tiled &= not self.shared
+        self.vec = 1 if self.shared else columns_at_once(kernel, types, len(kernel.accums))
+        self.lanes = (
+            not kernel.cols
+            and self.order == "segmented"
+            and all(self.how[s.buffer] == "segmented" for s in self.ordered)
+        )
+        self.width = 32 if self.lanes or self.shared else self.threads_per_task()
+        self.tiled &= self.width > 1
+        self.turns = 1 if self.tiled else 0 if self.shared else self.whole_turns()
+        self.held = self.turns > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
+        if not self.held and not self.tiled and self.width > THREADS:
+            self.width = THREADS
+        self.ahead = self.rows_ahead() if self.tiled else 1
+        self.strips = alone and not self.shared and all(how == "atomic" for how in self.how.values()) and self.width > 1
+
+    # -- the mapping to threads ----------------------------------------------------------------------------------------
+
+    def threads_per_task(self) -> int:
+        """As many threads as there are columns to go through side by side: a power of two, at most a block."""
+        if (
+            not self.k.cols
+            or not any(p.roots for p in self.k.passes)
+            or any(not self.side_by_side(s) for s in self.ordered)
+        ):
+            return 1
+        count = self.k.col_count
+        columns = count if isinstance(count, int) else NOMINAL
+        most = WIDEST if self.ordered and not self.tiled else THREADS
+        width = 1
+        while width < most and width * self.vec < columns:
+            width *= 2
+        return width
+
+    def whole_turns(self) -> int:
+        """How often the threads of a task go round the columns of a whole row, if they can keep a sum for each;
+        else 0.
+        """
+        count = self.k.col_count
+        if not isinstance(count, int) or not self.ordered or self.width == 1:
+            return 0
+        turns = -(-count // (self.width * self.vec))
+        return turns if 2 * turns * self.vec * len(self.ordered) <= HELD else 0
+
+    @property
+    def threads(self) -> int:
+        """Per block: a task of more than a warp that has a barrier has a block to itself."""
+        if self.shared:
+            return 32 * WARPS
+        return THREADS if self.width <= 32 or self.tiled or self.strips else self.width
+
+    def side_by_side(self, s: Stmt) -> bool:
+        """Whether columns may add at the same time: each into an element of its own, or all into one."""
+        return self.parts[s.buffer].tail or not self.in_columns(s)
+
+    def in_columns(self, s: Stmt) -> bool:
+        """Whether an accum's place depends on the column."""
+        cols = {a for a, _ in self.k.cols}
+        places = [v for i in s.index for v, _ in i.terms]
+        return bool(cols & set(places)) or any(v.startswith("%") and self.k.levels[v] & cols for v in places)
+
+    def own(self, s: Stmt) -> bool:
+        """Whether columns add, in order and all, into the elements of a row of the result: each thread into its own."""
+        part = self.parts[s.buffer]
+        return (
+            part.tail
+            and self.in_columns(s)
+            and linear(self.k, self.types, s, part.leading) == Index()
+            and product(self.types[s.buffer].shape[part.leading :]) == self.k.col_count
+        )
+
+    def lasting(self, s: Stmt) -> bool:
+        """Whether it adds to one row of the result while its segment, its kept row or its chunk lasts."""
+        part, how = self.parts[s.buffer], self.how[s.buffer]
+        if not self.own(s):
+            return False
+        if how == "regular":
+            return all(i == Index() or i.variable in self.parts[self.k.order].kept for i in s.index[: part.leading])
+        return how == "segmented" or all(i == Index() for i in s.index[: part.leading])
+
+    @property
+    def exact(self) -> bool:
+        """Whether a thread's columns are neighbours and all there or none, whatever the sizes."""
+        return self.vec == 1 or (isinstance(self.k.col_count, int) and self.k.col_count % self.vec == 0)
+
+    def words(self, a: Access) -> int:
+        """Registers for a thread's elements: packed, if nothing can force them to come one by one."""
+        return max(self.vec * a.item // 4, 1) if self.exact else self.vec * max(a.item // 4, 1)
+
+    def rows_ahead(self) -> int:
+        """Rows of a tiled kernel whose loads are under way while one is worked on."""
+        body = self.k.passes[0].body
+        found = {
+            (a.buffer, a.base): a for s in body if (a := access(self.k, self.types, s)) is not None and a.fits(self.vec)
+        }
+        words = sum(map(self.words, found.values())) + len(self.kept_values())
+        return 4 if words <= 6 else 2 if words <= 16 else 1
+
+    def kept_values(self) -> list[Stmt]:
+        """The row's values that its columns use, of a tiled kernel."""
+        row = self.k.passes[0]
+        vectors = {s for s in row.body if access(self.k, self.types, s) is not None}
+        used = {
+            u
+            for s in (*row.body, *row.roots)
+            if s not in vectors
+            for u in (s.args if s in self.ordered and self.held else s.uses)
+        }
+        used |= {s.where for s in self.ordered if self.how[s.buffer] != "segmented"}
+        return [s for s in row.row if s.name in used and s.op not in ("const", "size")]
+
+    def splits(self) -> bool:
+        """Whether there may be few rows, and long ones, that are added up and nothing else: each pass is a function
+        then, over strips of them.
+        """
+        rows, columns = self.k.row_count, self.k.col_count
+        few = rows < FEW_ROWS if isinstance(rows, int) else isinstance(columns, int)
+        return (
+            few
+            and self.width > 32
+            and not self.k.accums
+            and any(s.op in REDUCTIONS for s in self.k.body)
+            and (not isinstance(columns, int) or columns > LONG_ROW)
+        )

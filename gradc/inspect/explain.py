@@ -1,0 +1,337 @@
+"""What a module is, in words and tables; and its dump as files."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..errors import (
+    CompilerMissing,
+    GradcError,
+    IndexOutOfRange,
+    InvalidProblem,
+    NotAscending,
+    OutOfMemory,
+    Unsupported,
+)
+from ..ir.dims import evaluate
+from ..ir.graph import Graph
+from ..ir.kernel import Call, Kernel, Program, Select, alternatives, taken
+from ..passes.reductions.choose_reduction import decisions
+from ..passes.reductions.cost import Estimate, floor_bytes, kernel_bytes, nominal
+from ..passes.reductions.devices import CPU, ESTIMATE, Device, Gpu, gpu_of
+from ..passes.schedule.schedule import apart
+from ..runtime.kernel import KernelHandle, time_call
+
+if TYPE_CHECKING:
+    from ..module.module import Module
+    from ..runtime.executable import Executable
+
+MOST_PAIRS = 5
+"""Of kernels that are not one, in an explanation."""
+
+
+def _human(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _bindings(module: Module, dims: Mapping[str, int]) -> dict[str, int]:
+    sizes = [s for e in module.executables.values() for b in e.program.buffers for s in b.type.shape]
+    return {**nominal(sizes, {**module.forward.fixed_dims, **dims})}
+
+
+def _step_bytes(item: Kernel | Call, program: Any, bound: Mapping[str, int]) -> int:
+    types = {b.name: b.type for b in program.buffers}
+    if isinstance(item, Kernel):
+        return kernel_bytes(item, types, bound)
+    return sum(evaluate(types[b].nbytes, bound) for b in {*item.reads, *item.writes})
+
+
+def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
+    """One line per kernel: name, bytes, share of the bytes, strategy, why."""
+    bound = _bindings(module, dims or {})
+    rows = []
+    for what, executable in module.executables.items():
+        program = executable.program
+        for step in program.steps:
+            item = taken(step, bound)
+            how = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
+            if isinstance(step, Select):
+                plain = lambda fact: str(fact).removeprefix("assume(").removesuffix(")")
+                when = next(w for w, k in step.cases if k is item)
+                how += (
+                    f" when {plain(when)}"
+                    if when is not None
+                    else f" unless {' or '.join(plain(w) for w, _ in step.cases if w is not None)}"
+                )
+            rows.append((what, item.name, _step_bytes(item, program, bound), how, str(item.note)))
+    total = sum(r[2] for r in rows) or 1
+    guessed = {**module.forward.fixed_dims, **(dims or {})}.keys()
+    symbols = ", ".join(f"{k}={v}" for k, v in bound.items()) + (
+        ", 1024 standing for what is not given" if bound.keys() - guessed else ""
+    )
+    lines = [
+        f"module {module.graph.name} on {module.target}: {len(rows)} steps, wrt"
+        f" {', '.join(module.wrt) or 'nothing'}{f' (bytes at {symbols})' if symbols else ''}"
+    ]
+    lines += [
+        f"  {what:<8} {name:<38} {_human(size):>9} {size / total:>4.0%}  {how:<34} {note}".rstrip()
+        for what, name, size, how, note in rows
+    ]
+    return "\n".join(lines)
+
+
+def explain(module: Module, dims: Mapping[str, int], device: Device | None = None, timed: int = 0) -> str:
+    """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was
+    compiled for), the residuals and the passes.
+
+    :param timed: how often each step, and each way to do its combines, is run on random data to be timed beside its
+        estimate.
+    """
+    if device is None:
+        device = (
+            gpu_of(module.options.get("device") or module.options.get("arch"), module.options.get("calibration"))
+            if module.target.startswith("cuda")
+            else CPU
+        )
+    bound = _bindings(module, dims)
+    lines = [summary(module, dims), ""]
+    for what, executable in module.executables.items():
+        program = executable.program
+        moved = sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps)
+        lines.append(
+            f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is"
+            f" {_human(floor_bytes(program, bound))}"
+        )
+        lines += time_table(executable, bound, device, timed) if timed else []
+        ways = timed and module.target != "numpy"  # where all have one meaning
+        lines += reduction_table(
+            program, bound, device, partial(_measured_way, executable, timed, bound) if ways else None
+        )
+        lines += [
+            f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read"
+            for name, calls in executable.copied.items()
+        ]
+        lines += apart_table(module, what)
+        if executable.target.startswith("cuda"):
+            lines.append(f"  {executable.native.counting(bound)}")
+        if executable.target == "cuda":
+            lines += resources_table(executable)
+    for orders, variant in module.variants.items():
+        if variant is not None:
+            lines.append(
+                f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in orders)}"
+            )
+    budget, hints = module.options.get("memory_budget"), module.options.get("hints") or {}
+    within = (
+        "" if budget is None else f" within memory_budget={budget}{''.join(f', {d}={n}' for d, n in hints.items())}"
+    )
+    lines += ["", f"residuals{within}:"]
+    for r in module.residuals:
+        size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
+        lines.append(f"  {r.name:<24} {r.node.type!s:<20} {_human(size):>9}  {r.why}")
+    lines += memory_lines(module, dims)
+    lines += ["", "passes:"]
+    lines += [
+        f"  {stage.name:<28} {stage.size:>5} {'nodes' if hasattr(stage.result, 'nodes') else 'steps'} "
+        f" {stage.seconds * 1e3:7.1f} ms"
+        for stage in module.stages
+    ]
+    return "\n".join(lines)
+
+
+def memory_lines(module: Module, dims: Mapping[str, int]) -> list[str]:
+    """What a forward and a backward allocate, where every dim is known."""
+    if {d for e in module.executables.values() for d in e.program.dims} - {**module.forward.fixed_dims, **dims}.keys():
+        return []
+    try:
+        m = module.memory(**dims)
+    except GradcError as error:  # sizes that cannot run
+        return ["", f"memory: {error}"]
+    kept = f"values {_human(m.outputs)}, residuals {_human(m.residuals)}"
+    lines = [
+        "",
+        f"memory beyond inputs and cotangents: {_human(m.peak)}",
+        f"  forward  {_human(m.forward):>9}  {kept}, workspace {_human(m.forward_workspace)}",
+    ]
+    if "backward" in module.executables:
+        lines.append(
+            f"  backward {_human(m.backward):>9}  {kept}, gradients {_human(m.gradients)}, workspace"
+            f" {_human(m.backward_workspace)}"
+        )
+    if m.threads:
+        lines.append(f"  threads  {_human(m.threads):>9}  kept from call to call")
+    return lines
+
+
+def apart_table(module: Module, what: str) -> list[str]:
+    """The kernels that could save bytes as one, and why they are two."""
+    graph, scheduled = module.stages[f"{what}.partition"].result, module.stages[f"{what}.schedule"].result
+    if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.get("fuse", True):
+        return []
+    program = module.executables[what].program
+    now = {}  # a strategy is part of a kernel's name
+    if len(program.steps) == len(scheduled.steps):
+        now = {
+            before.name: next(alternatives(after)).name
+            for before, after in zip(scheduled.steps, program.steps, strict=True)
+            if isinstance(before, Kernel)
+        }
+    pairs = apart(graph, host=module.target in ("cpu", "numpy"))
+    return [
+        f"  {now.get(x.first, x.first)} and {now.get(x.second, x.second)} both move {_human(x.nbytes)} and are two"
+        f" kernels: {x.why}"
+        for x in pairs[:MOST_PAIRS]
+    ]
+
+
+def resources_table(executable: Any) -> list[str]:
+    """What each CUDA function takes of a multiprocessor, as the assembler says."""
+    try:
+        binary = executable.binary
+    except CompilerMissing as error:
+        return [f"  not compiled: {error}"]
+    lines = [f"  compiled for {binary.arch}:"]
+    for name, r in binary.kernels.items():
+        spilled = f"  {r.spill_stores + r.spill_loads} bytes spilled" if r.spill_stores + r.spill_loads else ""
+        lines.append(f"   {name:<40} {r.registers:>4} registers  {r.shared:>6} B shared{spilled}")
+    return lines
+
+
+def time_table(executable: Executable, dims: Mapping[str, int], device: Device, repeat: int) -> list[str]:
+    """Each step's predicted time (the bytes it moves at the device's bandwidth; of a matrix product nothing is
+    predicted) beside the median of some runs.
+    """
+    where = (
+        "by the simulator, which says nothing of a GPU"
+        if executable.target == "cuda-sim"
+        else f"on {executable.target}"
+    )
+    lines = [
+        f"  each step alone on random data, the median of {repeat}, {where}; predicted at {_human(device.bandwidth)}/s:"
+    ]
+    for step in executable.program.steps:
+        item = taken(step, dims)
+        predicted = (
+            f"{_step_bytes(item, executable.program, dims) / device.bandwidth * 1e6:10.1f} us"
+            if isinstance(item, Kernel)
+            else f"{'':>13}"
+        )
+        run = lambda item=item: (
+            KernelHandle(item, executable).time(repeat, None, **dims)
+            if isinstance(item, Kernel)
+            else time_call(item, executable, repeat, dims)
+        )
+        lines.append(f"     {item.name:<38} {predicted}  measured {_measured(run)}")
+    return lines
+
+
+def _measured(run: Callable[[], float]) -> str:
+    try:
+        return f"{run() * 1e6:.1f} us"
+    except (
+        InvalidProblem,
+        IndexOutOfRange,
+        NotAscending,
+        OutOfMemory,
+    ) as error:  # random numbers are no data of the user's
+        return f"nothing ({type(error).__name__})"
+
+
+def _measured_way(
+    executable: Executable, repeat: int, dims: Mapping[str, int], name: str, buffer: str, strategy: str
+) -> str:
+    """The measured time of a kernel that combines in a certain way."""
+    kernel = next(k for k in executable.program.kernels if k.name == name and buffer in k.writes)
+    try:
+        handle = KernelHandle(kernel, executable).forced(buffer, strategy)
+    except Unsupported:
+        handle = None
+    return (
+        "  not possible beside its other combines"
+        if handle is None
+        else f"  measured {_measured(lambda: handle.time(repeat, None, **dims))}"
+    )
+
+
+def reduction_table(
+    program: Any, dims: Mapping[str, int], device: Device = CPU, measured: Callable[[str, str, str], str] | None = None
+) -> list[str]:
+    """choose_reduction's table: each strategy's predicted bytes and time, and the pick; for a GPU also the floor and a
+    sentence.
+
+    :param measured: what is known of a kernel, a buffer and a strategy from runs.
+    """
+    lines = []
+    for kernel, buffer, pick, table in decisions(program, dims, device):
+        lines.append(f"  combine into {buffer} by {kernel}:")
+        if isinstance(device, Gpu) and table:
+            guessed = sum(source == ESTIMATE for source in device.sources.values())
+            known = f" ({guessed} of {len(device.sources)} constants are estimates)" if guessed else ""
+            lines.append(
+                f"      on {device.name}{known} the floor is {_human(table[0].floor)},"
+                f" {table[0].floor / device.bandwidth * 1e6:.1f} us; {_verdict(pick, table)}"
+            )
+        for e in table:
+            mark, share = "->" if e.strategy == pick else "  ", ""
+            if isinstance(device, Gpu):
+                share = f"  {e.floor / device.bandwidth / e.seconds:>4.0%} of the floor" if e.seconds else ""
+                share += "" if e.deterministic else "  other bits in each run"
+            lines.append(
+                f"   {mark} {e.strategy:<{12 if share else 11}} {_human(e.bytes):>9}  {e.seconds * 1e6:10.1f}"
+                f" us{measured(kernel, buffer, e.strategy) if measured else ''}{share}  {e.why}"
+            )
+    return lines
+
+
+def _verdict(pick: str, table: list[Estimate]) -> str:
+    """Why the pick, in a sentence."""
+    found = {e.strategy: e for e in table}
+    if pick not in found:
+        return "nothing is picked yet"
+    best = min(table, key=lambda e: e.seconds)
+    if best.strategy == pick:
+        return f"{pick} is the fastest"
+    loss = f"{(found[pick].seconds - best.seconds) * 1e6:.1f} us"
+    rest = [e for e in table if e.deterministic]
+    if not best.deterministic and min(rest, key=lambda e: e.seconds).strategy == pick:
+        return f"{pick} is the fastest that gives the same bits in each run, {best.strategy} would save {loss}"
+    return (
+        f"{pick} was forced, is what there are kernels for, or holds for a range of sizes; {best.strategy} would save"
+        f" {loss} at these"
+    )
+
+
+def dump_module(module: Module, folder: Path) -> None:
+    """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
+    kernels = files.make_folder(folder / "kernels")
+    for name, kernel in module.kernels.items():
+        files.write(kernels / f"{name}.c", kernel.source)
+    text = explain(module, {})
+    files.write(folder / "explain.txt", text, "\n")
+    stages = sorted(p.name for p in folder.glob("*.gir"))
+    parts = [f"<h1>{html.escape(module.graph.name)}</h1>", f"<pre>{html.escape(text)}</pre>"]
+    for name in stages:
+        stage = html.escape((folder / name).read_text("utf-8"))
+        parts.append(f"<details><summary>{html.escape(name)}</summary><pre>{stage}</pre></details>")
+    for name, kernel in module.kernels.items():
+        parts.append(
+            f"<details><summary>{html.escape(name)}.c</summary><pre>{html.escape(kernel.source)}</pre></details>"
+        )
+    style = (
+        "body{font:15px system-ui;margin:2em;max-width:120em}pre{font:12px"
+        " ui-monospace,monospace;overflow-x:auto}summary{cursor:pointer}"
+    )
+    files.write(
+        folder / "index.html",
+        "<!doctype html><meta"
+        f" charset=utf-8><title>{html.escape(module.graph.name)}</title><style>{style}</style>{''.join(parts)}\n",
+    )

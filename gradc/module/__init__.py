@@ -1,0 +1,1 @@
+"""Module, and what its calls take and give."""

@@ -1,0 +1,635 @@
+"""Module: a forward and a backward Executable and the residuals between them."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..autodiff import joint_names
+from ..errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
+from ..inspect.memory import Memory, predicted
+from ..interp import by_name, sizes_given
+from ..ir.dims import symbols
+from ..ir.graph import Graph
+from ..ir.kernel import Program
+from ..ir.types import Type
+from ..passes.manager import Pipeline, Stage
+from ..passes.schedule.residual import Residual
+from ..process.forks import cached_property, held_off
+from ..runtime.cuda.pending import AsyncErrors
+from ..runtime.executable import Executable, Precision
+from ..runtime.host.tensors import detached
+from ..runtime.kernel import Kernels
+from ..runtime.located import unordered
+from ..runtime.shared import Shared
+from .gradients import Gradients
+from .residuals import Residuals
+from .sparse import assembled
+from .variants import MOST, Orders, Targets, laid, orders_of, restored
+
+if TYPE_CHECKING:
+    from ..runtime.cuda.capture import Capture
+
+Array = np.ndarray[Any, Any]
+
+
+def _executable(executable: Executable) -> tuple[Any, ...]:
+    """In a pickle: what it is made of, its machine code left out."""
+    how: dict[str, Any] = {
+        "defaults": executable.defaults,
+        "dims": executable.fixed_dims,
+        "donate": tuple(executable.donated.values()),
+        "arch": executable.arch,
+        "errors": executable.errors,
+    }
+    return functools.partial(Executable, **how), (executable.program, executable.target)
+
+
+copyreg.pickle(Executable, _executable)
+
+
+class Forward(Executable):
+    """``module.forward(**inputs)`` -> (value, residuals); a value is one array, or a dict of several by name."""
+
+    module: Module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *extra: Any,
+        out: Mapping[str, Any] | None = None,
+        workspace: Any = None,
+        stream: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> Any:  # type: ignore[override]
+        inputs = self.module.flat(inputs, more, extra)
+        variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
+        if variant is not None:
+            value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
+            return value, residuals.of(orders, inputs)
+        results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
+        return _single({name: results[name] for name in self.module.graph.output_names}), self.kept(
+            inputs, results, bound
+        )
+
+    def kept(self, inputs: Mapping[str, Any], results: Mapping[str, Any], dims: Mapping[str, int]) -> Residuals:
+        """What backward reads of a call."""
+        given = {**self.defaults, **inputs}
+        kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
+        return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
+
+    @cached_property
+    def _cotangent_types(self) -> dict[str, Type]:
+        return {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
+
+
+class Backward(Executable):
+    """``module.backward(residuals, *cotangents)`` -> Gradients; None for a cotangent means zero."""
+
+    module: Module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "backward")
+
+    def __call__(  # type: ignore[override]
+        self,
+        residuals: Residuals | None = None,
+        /,
+        *cotangents: Any,
+        out: Mapping[str, Any] | None = None,
+        accumulate: bool | Collection[str] = False,
+        stream: Any = None,
+        workspace: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **named: Any,
+    ) -> Gradients:
+        if not isinstance(residuals, Residuals):
+            raise InvalidProblem(
+                "backward begins with the residuals that forward gave, backward(residuals, cotangent), not with"
+                f" {'nothing' if residuals is None else f'a {type(residuals).__name__}'}"
+            )
+        variant = self.module.variant_of(residuals)
+        if variant is not None:
+            read = {
+                **residuals.arrays,
+                **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None},
+                **{n: v for n, v in named.items() if v is not None},
+            }
+            targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
+            gradients = variant.backward(
+                residuals,
+                *cotangents,
+                out=targets.given,
+                accumulate=targets.accumulate,
+                stream=stream,
+                workspace=workspace,
+                dims=dims,
+                **named,
+            )
+            return Gradients(
+                targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure
+            )
+        inputs = self.inputs_of(residuals, cotangents, named, stream)
+        gradient_names = self.module.joint_names[1]
+        if isinstance(out, Mapping):
+            strange = out.keys() - gradient_names.keys()
+            if strange:
+                raise InvalidProblem(
+                    f"out= names {min(map(str, strange))!r}; there are gradients of {', '.join(gradient_names)}"
+                )
+            rows = out.keys() & set(self.module.options.get("sparse") or ())
+            if rows:
+                raise Unsupported(
+                    f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits;"
+                    " SparseRows.add_to adds them to yours"
+                )
+            out = {gradient_names[n]: a for n, a in out.items()}
+        adding = {accumulate} if isinstance(accumulate, str) else accumulate
+        if isinstance(adding, Collection):
+            adding = {gradient_names.get(n, n) for n in adding}
+        sizes = self.module.sizes(dims)
+        for name, size in sizes.items():
+            if residuals.dims.get(name, size) != size:
+                raise InvalidProblem(
+                    f"dims= says {name}={size}, and these residuals are of a call with {name}={residuals.dims[name]}"
+                )
+        own = {d: v for d, v in {**residuals.dims, **sizes}.items() if d in self.program.dims}
+        try:
+            results, _ = self.run_bound(inputs, out, adding, stream, workspace, own)
+        except InvalidProblem:
+            self._check_cotangents(residuals, inputs)
+            raise
+        shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
+        return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
+
+    def _check_cotangents(self, residuals: Residuals, inputs: Mapping[str, Any]) -> None:
+        """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
+        for name, type_ in residuals.cotangent_types.items():
+            value = inputs.get(self.module.joint_names[0].get(name, ""))
+            wanted = type_.concrete(residuals.dims)
+            if value is not None and hasattr(value, "shape") and tuple(value.shape) != wanted:
+                bound = ", ".join(
+                    f"{d}={residuals.dims[d]}"
+                    for d in dict.fromkeys(d for size in type_.shape for d in sorted(symbols(size)))
+                )
+                raise InvalidProblem(
+                    f"the cotangent of {name} has the shape {tuple(value.shape)}, and forward gave {name}: {type_} of"
+                    f" the shape {wanted}{f' ({bound} in that call)' if bound else ''}"
+                ) from None
+
+    def inputs_of(
+        self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None
+    ) -> dict[str, Any]:
+        """What the program reads, by name: residuals, and cotangents in order or by name."""
+        if residuals.module is not self.module and not residuals.module.equals(self.module):
+            theirs, mine = residuals.module.options, self.module.options
+            options = ", ".join(
+                f"{name}={theirs.get(name)!r} there and {mine[name]!r} here"
+                for name in mine
+                if theirs.get(name) != mine[name]
+            )
+            raise InvalidProblem(
+                f"these residuals are of another module: {residuals.module.described} kept them, and this is the"
+                f" backward of {self.module.described}{f' ({options})' if options else ''}"
+            )
+        residuals.unchanged()
+        cotangent_names = self.module.joint_names[0]
+        names = list(residuals.cotangent_types)
+        if len(cotangents) > len(names):
+            raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
+        given = dict(zip(names, cotangents, strict=False))
+        if given.keys() & named.keys() or named.keys() - set(names):
+            raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
+        given |= named
+        inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
+        for name, type_ in residuals.cotangent_types.items():
+            if cotangent_names.get(name) not in self.inputs:
+                continue
+            value = given.get(name)
+            if value is None:
+                if name not in given and len(names) == 1:
+                    raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
+                value = self.place.zeros(
+                    type_.concrete(residuals.dims), type_.dtype.np, self.place.stream(stream, residuals.arrays.values())
+                )
+            inputs[cotangent_names[name]] = value
+        return inputs
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a module came to be, for what is only done on demand.
+
+    :param stages: runs every pass again.
+    :param joint: the program of value and gradients together.
+    :param save: writes the module into a folder.
+    :param variant: the same module for inputs whose axes lie in another order.
+    """
+
+    stages: Callable[[], Pipeline]
+    joint: Callable[[], Program]
+    save: Callable[[Module, Any], None]
+    variant: Callable[[Mapping[str, Any]], Module]
+
+
+class Module(Shared):
+    """A compiled graph.
+
+    :ivar graph: what was compiled.
+    :ivar wrt: the inputs with a gradient.
+    :ivar stages: each pass's result, by name or in order.
+    :ivar residuals: what forward keeps: name, node, why.
+    :ivar variants: modules for inputs in other orders, by those; None where there can be none.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        wrt: Sequence[str],
+        target: str,
+        programs: Mapping[str, Any],
+        residuals: Sequence[Residual],
+        options: Mapping[str, Any],
+        recipe: Recipe,
+    ):
+        self.graph, self.wrt, self.target = graph, tuple(wrt), target
+        self.residuals, self.options = tuple(residuals), dict(options)
+        self.structure: Any = None
+        self.recipe = recipe
+        self.variants: dict[Any, Module | None] = {}
+        self._pipeline: Pipeline | None = None
+        self._grad: Executable | None = None
+        dims = options.get("dims") or {}
+        borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
+        donate = [name for name in options.get("donate") or () if name not in borrowed]
+        self.pending = AsyncErrors()
+        how: dict[str, Any] = {"arch": options.get("arch") or "", "errors": options.get("errors") or "sync"}
+        self.forward = Forward(
+            programs["forward"],
+            target,
+            **how,
+            defaults=graph.defaults,
+            dims=dims,
+            donate=donate,
+            payload=programs.get("forward.so"),
+            sites=programs.get("forward.sites"),
+        )
+        self.forward.module = self
+        self._backward: Backward | None = None
+        if "backward" in programs:
+            self._backward = Backward(
+                programs["backward"],
+                target,
+                **how,
+                defaults=graph.defaults,
+                dims=dims,
+                payload=programs.get("backward.so"),
+                sites=programs.get("backward.sites"),
+            )
+            self._backward.module = self
+        self.share(self.pending)
+
+    def share(self, pending: AsyncErrors) -> None:
+        """Calls of forward, backward and variants raise each other's errors."""
+        self.pending = pending
+        for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
+            executable.pending = pending
+
+    @property
+    def backward(self) -> Backward:
+        if self._backward is None:
+            raise NotDifferentiable(f"{self.graph.name} was compiled without wrt=[...]: it has no backward")
+        return self._backward
+
+    @property
+    def executables(self) -> dict[str, Executable]:
+        found: dict[str, Executable] = {"forward": self.forward}
+        if self._backward is not None:
+            found["backward"] = self._backward
+        return found
+
+    @property
+    def stages(self) -> Pipeline:
+        """Every stage of the compilation; recomputed on first access if the module came from the cache."""
+        if self._pipeline is None:
+            self._pipeline = self.recipe.stages()
+        return self._pipeline
+
+    def equals(self, other: Module) -> bool:
+        """Whether both were compiled from one graph to the same programs, so that each takes the residuals of the
+        other: a copy, or a module loaded twice.
+        """
+        if self is other:
+            return True
+        mine, theirs = self.executables, other.executables
+        return (
+            self.graph == other.graph
+            and mine.keys() == theirs.keys()
+            and all(mine[k].program == theirs[k].program for k in mine)
+        )
+
+    @property
+    def described(self) -> str:
+        """Its name, what it takes and gives, for errors."""
+        types = lambda named: ", ".join(f"{name}: {type_}" for name, type_ in named)
+        return (
+            f"{self.graph.name}({types(self.forward.inputs.items())}) ->"
+            f" {types((name, node.type) for name, node in self.graph.outputs)}, wrt {', '.join(self.wrt)}"
+        )
+
+    def stage(self, name: str) -> Stage:
+        return self.stages[name]
+
+    def sizes(self, dims: Mapping[str, int] | None) -> dict[str, int]:
+        """``dims=`` of a call; InvalidProblem where the graph has no such dim."""
+        if dims is None:
+            return {}
+        given = sizes_given(dims)
+        unknown = given.keys() - set(self.graph.dims)
+        if unknown:
+            raise InvalidProblem(
+                f"{self.graph.name} has no dim {min(map(str, unknown))!r}; it has"
+                f" {', '.join(self.graph.dims) or 'none'}"
+            )
+        return given
+
+    def variant(self, inputs: Mapping[str, Any], dims: Any) -> tuple[Module | None, Orders]:
+        """For inputs whose axes lie in another order (channels last) the module that reads them as they lie, compiled
+        when that order is first met.
+
+        None where there is none: all lie in order, the call is wrong, there are too many orders, or the module cannot
+        be made for one.
+        """
+        if all(unordered(value) is None for value in inputs.values()):
+            return None, {}
+        sizes = dims if isinstance(dims, Mapping) else {}
+        orders = orders_of(
+            {**self.forward.defaults, **inputs}, self.forward.inputs, {**self.forward.fixed_dims, **sizes}
+        )
+        orders = {
+            name: order
+            for name, order in orders.items()
+            if name in inputs and name not in (self.options.get("donate") or ())
+        }
+        return (self._ordered(orders) if orders else None), orders
+
+    def _ordered(self, orders: Orders) -> Module | None:
+        """The variant for these orders; None where there can be none."""
+        key = tuple(sorted(orders.items()))
+        if key not in self.variants and len(self.variants) < MOST:
+            try:
+                made: Module | None = self.recipe.variant(orders)
+            except (
+                GradcError
+            ):  # a forced reduction or a sparse gradient that this order does not have: copying is right, too
+                made = None
+            if made is not None:
+                made.structure = self.structure
+                made.share(self.pending)
+            self.variants[key] = made
+        return self.variants.get(key)
+
+    def variant_of(self, residuals: Residuals) -> Module | None:
+        """The variant whose backward reads these residuals, also those that a copy of it kept; None where that is this
+        module's own, or nobody's.
+        """
+        theirs = residuals.module
+        if any(theirs is variant for variant in self.variants.values()):
+            return theirs
+        if theirs is self or not residuals.orders or theirs.equals(self):
+            return None
+        found = self._ordered(residuals.orders)
+        return found if found is not None and found.equals(theirs) else None
+
+    @cached_property
+    def joint_names(self) -> tuple[dict[str, str], dict[str, str]]:
+        """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
+        return joint_names(self.graph, self.wrt)
+
+    def flat(
+        self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None, extra: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """Nested parameters by their dotted names."""
+        inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
+        known = self.graph.input_names
+        if all(name in known for name in inputs):
+            return inputs
+        from ..trace import flatten
+
+        out: dict[str, Any] = {}
+        for name, value in inputs.items():
+            out |= {name: value} if name in known else flatten(value, name)
+        return out
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *extra: Any,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> Any:
+        """The value alone."""
+        flat = self.flat(inputs, more, extra)
+        variant, orders = self.variant(flat, dims)
+        if variant is not None:
+            return variant(laid(flat, orders), out=out, stream=stream, dims=dims)
+        results, _ = self.forward.run_bound(flat, out, False, stream, None, self.sizes(dims))
+        return _single({name: results[name] for name in self.graph.output_names})
+
+    def value_and_grad(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *extra: Any,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> tuple[Any, Gradients]:
+        """The value of a scalar output and its gradients, in one program (compiled on first use).
+
+        :param out: arrays by the names of outputs, and of inputs for their gradients.
+        """
+        given = self.flat(inputs, more, extra)
+        given |= {
+            name: detached(given[name]) for name in self.wrt if name in given
+        }  # their gradients are returned: none is lost
+        variant, orders = self.variant(given, dims) if out is None and workspace is None else (None, {})
+        if variant is not None:
+            value, gradients = variant.value_and_grad(laid(given, orders), stream=stream, dims=dims)
+            return value, Gradients(restored(gradients, orders), self.structure)
+        gradient_names = self.joint_names[1]
+        targets = {gradient_names.get(n, n): a for n, a in out.items()} if isinstance(out, Mapping) else out
+        results, bound = self.joint.run_bound(
+            self.joint_inputs(given, stream), targets, False, stream, workspace, self.sizes(dims)
+        )
+        shapes = self.shapes_of_sparse(bound)
+        return _single({n: results[n] for n in self.graph.output_names}), Gradients(
+            assembled(results, gradient_names, shapes, shapes), self.structure
+        )
+
+    @property
+    def joint(self) -> Executable:
+        """Value and gradients as one program; compiled on first use."""
+        if self._grad is None:
+            outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
+            if len(outputs) != 1 or outputs[0][1].type.count != 1:
+                raise InvalidProblem(
+                    f"value_and_grad needs one scalar float output; {self.graph.name} has"
+                    f" {', '.join(f'{n}: {v.type}' for n, v in self.graph.outputs)}"
+                )
+            how: dict[str, Any] = {
+                "arch": self.options.get("arch") or "",
+                "errors": self.options.get("errors") or "sync",
+            }
+            self._grad = Executable(
+                self.recipe.joint(),
+                self.target,
+                **how,
+                defaults=self.graph.defaults,
+                dims=self.options.get("dims") or {},
+            )
+            self.share(self.pending)
+        return self._grad
+
+    def joint_inputs(self, given: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """What :attr:`joint` reads: the inputs, and 1 as the cotangent."""
+        name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
+        place = self.joint.place
+        one = place.settled(np.ones([1] * node.rank, node.dtype.np), place.stream(stream, given.values()))
+        return {**given, self.joint_names[0][name]: one}
+
+    def capture(
+        self,
+        what: str = "forward",
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        residuals: Residuals | None = None,
+        cotangents: Any = None,
+        stream: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> Capture:
+        """Calls as a CUDA graph over the arrays that are given now; each ``replay()`` reads them as they are by then
+        and writes ``outputs``.
+
+        :param what: ``"forward"``, ``"backward"`` (of ``residuals``, or of those that a run of forward gives now),
+            ``"both"`` (one after the other), ``"value_and_grad"``.
+        :param cotangents: of backward: one array, several in order, or by output.
+        :param stream: to be captured; None: a new one.
+        :return: ``outputs`` are called as those of the call; a gradient beside values is ``d.NAME``.
+        :raises CaptureError: the stream cannot be captured, or something would be allocated in each replay.
+        :raises DeviceError: an array of the host.
+        """
+        with held_off:
+            from .captures import captured
+
+        return captured(self, what, self.flat(inputs, more), residuals, cotangents, stream, dims)
+
+    def shapes_of_sparse(self, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tables whose gradients come as rows."""
+        return {name: self.graph.input(name).type.concrete(dims) for name in self.options.get("sparse") or ()}
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def kernels(self) -> Kernels:
+        """Every kernel by name; one that forward and backward both have is ``backward.NAME`` the second time."""
+        found = Kernels(call for executable in self.executables.values() for call in executable.kernels.calls)
+        for what, executable in self.executables.items():
+            for name, kernel in executable.kernels.items():
+                found[f"{what}.{name}" if name in found else name] = kernel
+        return found
+
+    def source(self) -> str:
+        """The C, or CUDA, of forward and backward."""
+        return "\n".join(f"/* ---- {name} ---- */\n{e.source}" for name, e in self.executables.items())
+
+    @property
+    def precision(self) -> Precision:
+        each = [e.precision for e in self.executables.values()]
+        return Precision(
+            tuple(sorted({m for p in each for m in p.math})),
+            tuple(sorted({a for p in each for a in p.accumulator})),
+            all(p.deterministic for p in each),
+            all(p.bit_stable for p in each),
+        )
+
+    def workspace_size(self, **dims: int) -> int:
+        """Bytes that the wider of forward and backward needs."""
+        sizes = self.sizes(dims)
+        return max(
+            e.workspace_size(**{k: v for k, v in sizes.items() if k in e.program.dims})
+            for e in self.executables.values()
+        )
+
+    def memory(self, **dims: int) -> Memory:
+        """What forward and backward allocate at these dims: outputs, residuals, gradients, workspace, and the peak, in
+        bytes.
+        """
+        return predicted(
+            self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims)
+        )
+
+    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, **more: Any) -> Exception | None:
+        """None if ``forward`` takes these inputs, else the error it would raise."""
+        return self.forward.can_implement(self.flat(inputs, more))
+
+    def sku(self, **dims: int) -> str:
+        return self.forward.sku(**dims)
+
+    def synchronize(self) -> None:
+        """Wait for everything asked for, and raise the first error of it (``errors="async"``); the CPU never leaves
+        anything waiting.
+        """
+        for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
+            executable.synchronize()
+
+    def explain(self, *, timed: int = 0, **dims: int) -> str:
+        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in
+        words.
+
+        :param timed: run each kernel, and each way to combine, so many times on random data, and show the median beside
+            what was predicted.
+        """
+        with held_off:
+            from ..inspect.explain import explain
+
+        if timed < 0 or not isinstance(timed, int):
+            raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
+        return explain(self, dims, timed=timed)
+
+    def save(self, path: Any) -> None:
+        """Write everything needed to run again without compiling, as one file: graph, arrays, programs, machine code.
+
+        At any moment ``path`` (or, where ``path`` is a folder, its ``module.gradc``) is the old module or the whole new
+        one.
+
+        :raises FileError: it cannot be written; the old one is as it was.
+        """
+        self.recipe.save(self, path)
+
+    def __str__(self) -> str:
+        with held_off:
+            from ..inspect.explain import summary
+
+        return summary(self)
+
+
+def _single(values: dict[str, Any]) -> Any:
+    return next(iter(values.values())) if len(values) == 1 else values

@@ -1,0 +1,241 @@
+"""A module as one file: what stands in it, and what is checked before anything of it is used.
+
+The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module``: ``module`` (JSON: wrt, target, options, the
+machine that its machine code is for), ``graph`` (text) with the arrays bound to its inputs, ``residuals`` (JSON), the
+texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``, and where its
+checks stand, ``forward.sites``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
+from ..ir.envelope import Envelope, load, sealed, unsealed
+from ..ir.graph import Graph, input_node
+from ..ir.text import bound_arrays, file_text, graph_of_file
+from ..ir.types import Type, parse_type
+from ..ir.verify import verify_program
+from ..passes.graph.sparse_rows import PARTS as SPARSE_PARTS
+from ..passes.reductions.devices import gpu_of
+from ..passes.schedule.residual import Residual
+from ..runtime.executable import TARGETS
+from ..version import VERSION
+from .module import Module
+
+MODULE_FORMAT = 2
+"""1 was a folder of graph.gir, module.json and module.bin."""
+_FILE = "module.gradc"
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """What a file says, its own types checked; whether the parts fit together is :func:`check_module`'s.
+
+    :param machine: what the machine code is for.  :param parts: residuals, programs, machine code, by name.
+    """
+
+    graph: Graph
+    wrt: tuple[str, ...]
+    target: str
+    options: Mapping[str, Any]
+    machine: str
+    parts: Mapping[str, bytes]
+
+
+def file_of_module(path: Any, doing: str) -> Path:
+    """The file that a path names; of a folder that is there, the file in it."""
+    found = files.as_path(path, doing)
+    return found / _FILE if found.is_dir() else found
+
+
+def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> list[bytes | memoryview]:
+    """A module as the pieces of its file."""
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
+    description = {
+        "gradc": VERSION,
+        "wrt": list(module.wrt),
+        "target": module.target,
+        "options": options,
+        "machine": machine,
+    }
+    named = {"module": json.dumps(description).encode(), "graph": file_text(module.graph)}
+    return sealed("module", MODULE_FORMAT, {**named, **parts}, bound_arrays(module.graph))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """What is wrong with the contents of a file becomes InvalidProblem, which names it."""
+    try:
+        yield
+    except FileError:
+        raise
+    except GradcError as error:
+        refused = InvalidProblem(f"{what} holds no module of gradc: {error}")
+        for note in getattr(error, "__notes__", ()):
+            refused.add_note(note)
+        raise refused from error
+
+
+def read_module(file: Path) -> SavedModule:
+    """What a file says.
+
+    :raises FileError: it cannot be read.  :raises InvalidProblem: it holds no module.
+    """
+    try:
+        with refusing(str(file)):
+            return _described(load(file, "module", MODULE_FORMAT))
+    except FileError as error:
+        old = file.parent / "module.json"
+        if file.name == _FILE and error.errno == errno.ENOENT:
+            about = (
+                f"a module of the format 1, a folder; this gradc reads {MODULE_FORMAT}: compile the graph in its"
+                " graph.gir again, and save it"
+                if old.exists()
+                else f"a folder without {_FILE}"
+            )
+            raise InvalidProblem(f"{file.parent} holds no module of gradc that can be loaded: it is {about}") from error
+        raise
+
+
+def unsealed_module(data: bytes, what: str) -> SavedModule:
+    """:func:`read_module` of bytes."""
+    with refusing(what):
+        return _described(unsealed(data, "module", MODULE_FORMAT, what))
+
+
+def _described(found: Envelope) -> SavedModule:
+    description = _json(found.parts, "module")
+    kinds = {"gradc": str, "wrt": list, "target": str, "options": dict, "machine": str}
+    for key, kind in kinds.items():
+        if not isinstance(description, dict) or not isinstance(description.get(key), kind):
+            raise IRFormatError(f"its description has no {key!r} that is a {kind.__name__}")
+    target, wrt, options = description["target"], description["wrt"], description["options"]
+    if target not in TARGETS:
+        raise IRFormatError(f"the target {target[:40]!r}; there are {', '.join(TARGETS)}")
+    graph = graph_of_file(found.parts.get("graph", b""), found.arrays, "it")
+    strange = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
+    if strange or len(set(wrt)) < len(wrt):
+        raise IRFormatError(
+            f"wrt names {str(strange[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}"
+            if strange
+            else "wrt names an input twice"
+        )
+    for option in ("arch", "device", "calibration", "errors", "numerics", "unused", "determinism"):
+        if not isinstance(options.get(option), str | None):
+            raise IRFormatError(f"the option {option} is {str(options[option])[:60]!r}: a text is wanted")
+    if (target == "cuda") != bool(options.get("arch")):
+        raise IRFormatError(f"the target {target} with arch={options.get('arch')!r}")
+    if target.startswith("cuda") and (options.get("device") or options.get("arch")):
+        gpu_of(options.get("device") or options.get("arch"), options.get("calibration"))
+    parts = {name: data for name, data in found.parts.items() if name not in ("module", "graph")}
+    return SavedModule(graph, tuple(wrt), target, options, description["machine"], parts)
+
+
+def part_text(parts: Mapping[str, bytes], name: str) -> str:
+    """A part that is text."""
+    if name not in parts:
+        raise IRFormatError(f"the part {name!r} is missing")
+    try:
+        return parts[name].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise IRFormatError(f"the part {name!r} is no text: {error}") from None
+
+
+def _json(parts: Mapping[str, bytes], name: str) -> Any:
+    try:
+        return json.loads(part_text(parts, name))
+    except IRFormatError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise IRFormatError(f"the part {name!r} is no JSON: {error}") from None
+
+
+def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
+    """What forward keeps: ``[[name, type, why], ...]``."""
+    found = _json(parts, "residuals")
+    if not isinstance(found, list) or not all(
+        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in found
+    ):
+        raise IRFormatError("the part 'residuals' is no list of name, type and reason")
+    return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in found]
+
+
+def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, str]]:
+    """Where the checks of a program stand: number -> op and source."""
+    found = _json(parts, name)
+    right = isinstance(found, dict) and all(
+        k.isascii()
+        and k.isdigit()
+        and len(k) < 10
+        and isinstance(v, list)
+        and len(v) == 2
+        and all(isinstance(w, str) for w in v)
+        for k, v in found.items()
+    )
+    if not right:
+        raise IRFormatError(f"the part {name!r} does not map numbers to an op and a source")
+    return {int(k): (v[0], v[1]) for k, v in found.items()}
+
+
+# -- whether the parts fit together ------------------------------------------------------------------------------------
+
+
+def check_module(module: Module) -> None:
+    """The programs are what forward and backward of the graph are: right by themselves, with its inputs, outputs,
+    residuals and gradients.
+
+    :raises TypeRuleError: something else.
+    """
+    graph, forward = module.graph, module.forward
+    inputs = {name: graph.input(name).type for name in graph.input_names}
+    kept = {r.name: r.node.type for r in module.residuals}
+    if len(kept) < len(module.residuals):
+        raise TypeRuleError("two residuals have one name")
+    verify_program(forward.program)
+    _same("forward reads", forward.inputs, inputs)
+    _same("forward borrows", {r.name: r.node.type for r in module.residuals if r.why == "input"}, inputs)
+    results = {name: node.type for name, node in graph.outputs} | {
+        r.name: r.node.type for r in module.residuals if r.why != "input"
+    }
+    _same("forward gives", forward.outputs, results, all_of_them=True)
+    if not module.wrt:
+        return
+    backward, (cotangents, gradients) = module.backward, module.joint_names
+    verify_program(backward.program)
+    _same(
+        "backward reads",
+        backward.inputs,
+        kept | {cotangents[name]: node.type for name, node in graph.outputs if name in cotangents},
+    )
+    sparse = module.options["sparse"]
+    dense = {gradients[name]: inputs[name] for name in module.wrt if name not in sparse}
+    expected = {*dense, *(f"{gradients[name]}.{part}" for name in sparse for part in SPARSE_PARTS)}
+    if backward.outputs.keys() != expected:
+        raise TypeRuleError(
+            f"backward gives {', '.join(backward.outputs) or 'nothing'}; {', '.join(sorted(expected))} is wanted"
+        )
+    for name, type_ in dense.items():
+        if backward.outputs[name].shape != type_.shape:
+            raise TypeRuleError(f"backward gives {name}: {backward.outputs[name]} for an input {type_}")
+
+
+def _same(what: str, found: Mapping[str, Type], known: Mapping[str, Type], all_of_them: bool = False) -> None:
+    for name, type_ in found.items():
+        if name not in known or type_ != known[name]:
+            raise TypeRuleError(
+                f"{what} {name}: {type_}, and there is"
+                f" {f'{name}: {known[name]}' if name in known else 'nothing of that name'}"
+            )
+    if all_of_them and known.keys() - found.keys():
+        raise TypeRuleError(f"{what} no {min(known.keys() - found.keys())}")

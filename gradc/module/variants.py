@@ -1,0 +1,136 @@
+"""Variants: arrays whose axes lie in another order than the graph's are read where they lie, by a module compiled for
+that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import GradcError, OverlappingOperands
+from ..interp import bind_dims
+from ..ir.types import Type
+from ..process.ieee import plain
+from ..runtime.cuda.on_device import DeviceArray
+from ..runtime.executable import Executable
+from ..runtime.host.arrays import overlap, permuted
+from ..runtime.host.tensors import written
+from ..runtime.located import located, unordered
+from .residuals import Orders, Residuals
+
+Array = np.ndarray[Any, Any]
+WORTH = 1 << 20
+"""Bytes from which on a variant's compilation is worth what it saves: below, the array is copied."""
+MOST = 8
+"""Variants of one module; what comes in yet another order is copied."""
+
+
+def order_of(array: Array) -> tuple[int, ...] | None:
+    """The axes from slowest to fastest if that is another order than the array's own, and nothing lies between; else
+    None.
+    """
+    if array.flags.c_contiguous or array.ndim < 2:
+        return None
+    strides = array.strides
+    real = [a for a, n in enumerate(array.shape) if n != 1]  # the stride of an axis of size 1 says nothing
+    places = iter(sorted(real, key=lambda a: -strides[a]))
+    order = tuple(next(places) if n != 1 else a for a, n in enumerate(array.shape))
+    return order if array.transpose(order).flags.c_contiguous else None
+
+
+def orders_of(inputs: Mapping[str, Any], types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
+    """The inputs that lie in an order of their own, and it; none where the call is wrong: the module says how.
+
+    :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
+    """
+    odd = {
+        name: array
+        for name, value in inputs.items()
+        if (array := unordered(value)) is not None and array.nbytes >= WORTH
+    }
+    found = {name: order for name, array in odd.items() if (order := order_of(array)) is not None}
+    if not found or inputs.keys() != types.keys() or any(odd[name].dtype != types[name].dtype.np for name in found):
+        return {}
+    try:
+        bind_dims(types, {name: np.shape(value) for name, value in inputs.items()}, dims)
+    except GradcError:
+        return {}
+    return found
+
+
+def laid(inputs: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
+    """The same arrays, those with an order as the variant names their axes."""
+    return {name: permuted(value, orders[name]) if name in orders else value for name, value in inputs.items()}
+
+
+def restored(gradients: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
+    """Gradients with the graph's axes again; they lie in memory as their inputs do."""
+    return {
+        name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value
+        for name, value in gradients.items()
+    }
+
+
+class Targets:
+    """The caller's ``out=`` for a variant's backward: what lies in the input's order is written by the kernels, the
+    rest after them.
+
+    :param backward: of the module that was called.  :param read: arrays that the call reads, by name.
+    :ivar given: the variant's ``out=``.
+    :ivar later: arrays in the graph's order, by the input whose gradient they get.
+    """
+
+    def __init__(
+        self,
+        backward: Executable,
+        read: Mapping[str, Any],
+        residuals: Residuals,
+        out: Any,
+        accumulate: Any,
+        names: Mapping[str, str],
+    ):
+        self.given, self.later, self.accumulate, self.adding = out, {}, accumulate, set[str]()
+        if not isinstance(out, Mapping) or not out.keys() <= names.keys():
+            return  # the variant says what is wrong
+        arrays = {name: located(value) for name, value in out.items()}
+        self.later = {
+            name: out[name]
+            for name, array in arrays.items()
+            if name in residuals.orders and order_of(array) != residuals.orders[name]
+        }
+        if not self.later:
+            self.given = laid(out, residuals.orders)
+            return
+        adding = backward._adding(accumulate, arrays)
+        own = {name: arrays[name] for name in self.later}
+        for name, array in own.items():
+            for other in arrays.keys() - own.keys():
+                if overlap(array, arrays[other]):
+                    raise OverlappingOperands(f"out[{name!r}] shares memory with out[{other!r}]")
+        shapes = {name: backward.outputs[name].concrete(residuals.dims) for name in map(names.__getitem__, own)}
+        backward._check_outputs({n: located(v) for n, v in read.items()}, shapes, {names[n]: a for n, a in own.items()})
+        self.given = laid({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
+        self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
+
+    def finish(self, gradients: dict[str, Any], place: Any, stream: Any = None) -> dict[str, Any]:
+        """The gradients, with the caller's arrays where he gave some."""
+        own = place.stream(None, gradients.values())  # on which the library of a GPU's arrays works
+        asked = own if stream is None else place.stream(stream, gradients.values())
+        if self.later and asked != own:
+            place.device.follow(own, asked)
+        for name, value in self.later.items():
+            target, source = located(value), located(gradients[name])
+            if isinstance(target, DeviceArray):
+                value[...] = value + gradients[name] if name in self.adding else gradients[name]
+            elif name in self.adding:
+                with plain():
+                    np.add(target, source, out=target)
+            else:
+                np.copyto(target, source)
+            written(value)
+            gradients[name] = value
+        if self.later and asked != own:
+            place.device.follow(asked, own)
+        return gradients

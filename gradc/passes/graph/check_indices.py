@@ -1,0 +1,101 @@
+"""check_indices: what is read through data is read through positions that have been checked.
+
+The check is a value of the graph, so no kernel that reads through the positions can come before it: it depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.dims import Size, known_nonnegative
+from ...ir.graph import Graph, again
+from ...ir.node import Node, Note, call, topological
+from ...ir.op import Alias, Checked, Composite, Expr, Movement
+from ...ir.ranges import constant, inside, of_type
+from ..manager import graph_pass
+
+
+def name_readers(graph: Graph) -> Graph:
+    """The user's graph with a note on all positions: the op that takes them, which an error names, whatever passes make
+    of that op.
+    """
+    notes = dict(graph.notes)
+    for node in graph.nodes:
+        for k, operand in enumerate(node.operands):
+            if k in node.op.indices or (isinstance(node.op, Composite) and operand.dtype.is_integer):
+                note = notes.get(operand, Note())
+                notes[operand] = note if note.reader else replace(note, reader=node.op.name)
+    return replace(graph, notes=notes)
+
+
+@graph_pass("BITS")
+def check_indices(graph: Graph) -> Graph:
+    """gather(x, i) {oob="error"}  ->  gather(x, check_index(i) {bound})
+
+    What only moves or widens positions is applied to those that have been checked, so that each is checked once, in
+    memory; positions that are computed get memory of their own.
+    """
+    checks: dict[tuple[Node, Size, bool], Node] = {}
+
+    def checked(index: Node, bound: Size, ascending: bool, op: str) -> Node:
+        if not ascending and certain(index, bound):
+            return index
+        if not ascending and keeps_elements(index):
+            return again(index, (checked(index.operands[0], bound, ascending, op),))
+        key = index, bound, ascending
+        if key not in checks:
+            checks[key] = call("check_index", index, bound=bound, op=op, ascending=ascending)
+        return checks[key]
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if node.attrs.get("oob") != "error" or not node.op.indices:
+            return None
+        bounds = {k: bound(node) for k, bound in node.op.indices.items()}
+        new = tuple(
+            checked(o, bounds[k], k in node.op.ascending, reader(node, k)) if k in bounds else o
+            for k, o in enumerate(operands)
+        )
+        return again(node, new)
+
+    def reader(node: Node, operand: int) -> str:
+        noted = (note.reader for n in reversed(topological([node.operands[operand]])) if (note := graph.notes.get(n)))
+        return next(filter(None, noted), node.op.name)
+
+    return graph.rewrite(rule)
+
+
+def certain(index: Node, bound: Size) -> bool:
+    """Whether each of the positions is in [0, bound) by what they are."""
+    if index.op.name == "constant" and constant(tuple(index.attrs["value"]), index.dtype).within(inside(bound)):
+        return True
+    if of_type(index.dtype).within(inside(bound)) or (
+        index.op.below is not None and known_nonnegative(bound - index.op.below(index))
+    ):
+        return True
+    return keeps_elements(index) and certain(index.operands[0], bound)
+
+
+def keeps_elements(node: Node) -> bool:
+    """Whether its elements are those of its operand, all of them, moved, repeated or widened."""
+    lower = getattr(node.op, "lower", None)
+    if len(node.operands) != 1 or isinstance(lower, Checked):
+        return False
+    (operand,) = node.operands
+    if isinstance(lower, Expr):
+        return (
+            lower.conversion
+            and operand.dtype.is_integer
+            and node.dtype.is_integer
+            and of_type(operand.dtype).within(of_type(node.dtype))
+        )
+    if isinstance(lower, Alias):
+        return node.dtype is operand.dtype
+    return (
+        isinstance(lower, Movement)
+        and node.op.linear is not None
+        and not node.op.indices
+        and None not in node.op.linear(node).get(0, (None,))
+    )
+
+
+__all__ = ["certain", "check_indices", "keeps_elements", "name_readers"]

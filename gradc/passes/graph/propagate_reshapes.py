@@ -1,0 +1,117 @@
+"""propagate_reshapes: what follows a reshape that joins axes works on the axes as they were.
+
+A loop over ``[V, 4, 32]`` reads ``[V, 128]`` at ``32*g + i``; a loop over ``[V, 128]`` would need ``d // 32`` to read
+``[V, 4, 32]``, so the value would go through memory.  Blocks of a quantized tensor (a scale per group of 32) are such
+axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...ir.dims import Size
+from ...ir.graph import Graph
+from ...ir.node import Node, call
+from ...ir.op import Expr, Primitive, Reduction
+from ...ir.pattern import Var, match, op
+from ...ops.axes import axis_groups
+from ..manager import graph_pass
+from .replace_axis import computes, plan
+
+DEEPEST = 100
+RESHAPE, GATHER = op("reshape", Var("x")), op("gather", Var("table"), Var("indices"))
+
+
+@graph_pass("REAL")
+def propagate_reshapes(graph: Graph, *, numerics: str = "real") -> Graph:
+    """f(reshape[N,A*B](x))  ->  reshape[N,A*B](f(x)); sum over A*B  ->  sum over A, B; where x is computed, so that the
+    reshape would need memory
+    """
+    if numerics == "strict":
+        return graph
+    joined = _Joined()
+    return graph.rewrite(joined.rule)
+
+
+class _Joined:
+    """The values that are a reshape of something with one axis in several: value -> (the something, axis, sizes)."""
+
+    def __init__(self) -> None:
+        self.known: dict[Node, tuple[Node, int, tuple[Size, ...]] | None] = {}
+
+    def of(self, node: Node) -> tuple[Node, int, tuple[Size, ...]] | None:
+        if node not in self.known:
+            self.known[node] = self._find(node)
+        return self.known[node]
+
+    def _find(self, node: Node) -> tuple[Node, int, tuple[Size, ...]] | None:
+        if not match(RESHAPE, node, {}):
+            return None
+        (x,) = node.operands
+        if not isinstance(x.op, Primitive) or not isinstance(x.op.lower, Expr) or not x.operands:
+            return None  # it stands in memory, where a reshape costs nothing
+        groups = [(old, new) for old, new in axis_groups(x.shape, node.shape) if sum(x.shape[a] != 1 for a in old) > 1]
+        if not groups or any(sum(node.shape[a] != 1 for a in new) != 1 for _, new in groups):
+            return None
+        old, new = groups[-1]
+        axis = next(a for a in new if node.shape[a] != 1)
+        sizes = tuple(x.shape[a] for a in old if x.shape[a] != 1)
+        return call("reshape", x, (*node.shape[:axis], *sizes, *node.shape[axis + 1 :])), axis, sizes
+
+    def rule(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if not isinstance(node.op, Primitive) or not any(self.of(o) for o in operands):
+            return None
+        return self.build(node.op, operands, node.attrs)
+
+    def build(self, primitive: Primitive, operands: tuple[Node, ...], attrs: Mapping[str, Any]) -> Node:
+        """The op on its operands, made before the reshapes that join their axes where that is possible."""
+        whole: Node = primitive.apply(operands, attrs)
+        for k, operand in enumerate(operands):
+            found = self.of(operand)
+            if found is None:
+                continue
+            inner, axis, sizes = found
+            if isinstance(primitive.lower, Reduction) and axis in (
+                gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()
+            ):
+                axes = tuple(a if a < axis else a + len(sizes) - 1 for a in gone if a != axis) + tuple(
+                    range(axis, axis + len(sizes))
+                )
+                return self.build(primitive, (inner,), {**attrs, "axis": tuple(sorted(axes))})
+            if k == 0 and match(GATHER, whole, {}) and attrs["axis"] != axis:
+                to = whole.op.linear(whole)[0][axis]
+                at = attrs["axis"] if attrs["axis"] < axis else attrs["axis"] + len(sizes) - 1
+                return self.joined(
+                    self.build(primitive, (inner, operands[1]), {**attrs, "axis": at}), to, sizes, whole.shape
+                )
+            if not computes(whole) and not isinstance(primitive.lower, Reduction):
+                continue
+            for result in range(whole.rank):
+                how = plan(whole, result, sizes)
+                if how is None or how[0][k] != axis:
+                    continue
+                split = tuple(self.split(o, at, sizes) for o, at in zip(operands, how[0], strict=True))
+                return self.joined(self.build(primitive, split, how[1]), result, sizes, whole.shape)
+        return whole
+
+    def joined(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
+        """``inner`` with its axes joined, which is remembered."""
+        node: Node = call("reshape", inner, shape)
+        self.known[node] = (inner, axis, sizes)
+        return node
+
+    def split(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
+        """An operand with its axis ``at`` in several: as it was before it was joined, or computed again so from
+        operands that are split.
+        """
+        if not isinstance(at, int):
+            return call("reshape", node, at)
+        found = self.of(node)
+        if found is not None and found[1:] == (at, sizes):
+            return found[0]
+        if isinstance(node.op, Primitive) and isinstance(node.op.lower, Expr) and node.operands and depth < DEEPEST:
+            inner: Node = node.op.apply(tuple(self.split(o, at, sizes, depth + 1) for o in node.operands), node.attrs)
+            self.known[node] = (inner, at, sizes)
+            return inner
+        return call("reshape", node, (*node.shape[:at], *sizes, *node.shape[at + 1 :]))

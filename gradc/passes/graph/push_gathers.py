@@ -1,0 +1,272 @@
+"""prepare: before differentiation, a gather from a computed table becomes a computation on gathered rows.
+
+The backward of ``embedding(tokens, dequantize(q, scale))`` then works on the rows that were read, and no float of the
+table's size exists.
+
+When it pays: the table has no other use than gathers, and either its operands' rows are narrower than its own (int8
+against f32: fewer bytes are read however many rows are gathered), or it is not certain that more rows are gathered than
+the table has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...interp import apply
+from ...ir.dims import Size, known_nonnegative, product
+from ...ir.graph import Graph, again
+from ...ir.node import Node, call, topological
+from ...ir.op import Composite, Expr, Lookup
+from ...ir.pattern import Var, match, op, splat
+from ...ir.types import DTYPES
+from ...ops.indexing import in_range, row_share, unpadded
+from ...ops.rules import full, reshaped, spread
+from ..manager import graph_pass
+from .replace_axis import computes, moves, nbytes, resize
+
+GATHER = op("gather", Var("table"), Var("indices"))
+
+
+@graph_pass("REAL")
+def prepare(graph: Graph, *, numerics: str = "real") -> Graph:
+    """gather(f(table..), i)  ->  f(gather(table, i)..): BITS in the value, REAL in the gradient"""
+    if numerics == "strict":
+        return graph
+    reads = {node: read for node in graph.nodes if (read := as_gather(node)) is not None}
+    refused: set[Node] = set()
+    while True:
+        inside = _only_gathered(graph, reads, refused)
+        taken = {node: Taken(read, inside) for node, read in reads.items() if read.operands[0] in inside}
+        tables: dict[Node, list[Taken]] = {}
+        for each in taken.values():
+            tables.setdefault(each.table, []).append(each)
+        worse = {table for table, uses in tables.items() if not all(u.possible for u in uses) or not _pays(table, uses)}
+        if not worse:
+            break
+        refused |= worse  # an expression below a refused table is not only gathered any more
+    if not taken:
+        return graph
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        operands = tuple(new[o] for o in node.operands)
+        if node in taken:
+            new[node] = taken[node].rewritten(new)
+        else:
+            new[node] = node if operands == node.operands else again(node, operands)
+    return graph.renamed(new)
+
+
+def as_gather(node: Node) -> Node | None:
+    """The node as a gather: itself, or the gather that a composite without a gradient of its own means."""
+    if isinstance(node.op, Composite) and node.op.vjp is None and node.op.indices:
+        node = node.op.decompose(*node.operands, **node.attrs)
+    return node if match(GATHER, node, {}) else None
+
+
+def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node]) -> set[Node]:
+    """The values that are made element by element and have no other use, direct or through such values, than as the
+    table of a gather.
+    """
+    outputs = {node for _, node in graph.outputs}
+    inside: set[Node] = set()
+
+    def gathers(user: Node, node: Node) -> bool:
+        read = reads.get(user)
+        return read is not None and read.operands[0] is node and read.operands[1] is not node
+
+    for node in reversed(graph.nodes):
+        if node in outputs or node in refused or not (moves(node) or computes(node)):
+            continue
+        users = graph.users[node]
+        if users and all(u in inside or gathers(u, node) for u in users):
+            inside.add(node)
+    return inside
+
+
+@dataclass
+class Taken:
+    """One gather from a computed table.
+
+    :param leaves: what is gathered instead, with the axis.
+    :param fixed: operands that do not vary along the gathered axis.
+    """
+
+    read: Node
+    inside: set[Node]
+    leaves: dict[tuple[Node, int], None] = field(default_factory=dict)
+    fixed: dict[Node, None] = field(default_factory=dict)
+    works: bool = False
+
+    def __post_init__(self) -> None:
+        self.result = self.build(
+            lambda node, axis: self._gather(node, self.indices, axis), lambda node: node, note=True
+        )
+
+    @property
+    def table(self) -> Node:
+        return self.read.operands[0]
+
+    @property
+    def indices(self) -> Node:
+        return self.read.operands[1]
+
+    @property
+    def axis(self) -> int:
+        return int(self.read.attrs["axis"])
+
+    @property
+    def size(self) -> Size:
+        return self.table.shape[self.axis]
+
+    def build(self, gathered: Callable[[Node, int], Node], fixed: Callable[[Node], Node], note: bool = False) -> Node:
+        def leaf(node: Node, axis: int) -> Node:
+            if note:
+                self.leaves[node, axis] = None
+            return gathered(node, axis)
+
+        def stays(node: Node) -> Node:
+            if note and _depends(node):
+                self.fixed[node] = None
+            return fixed(node)
+
+        def opens(node: Node) -> bool:
+            if node in self.inside and computes(node):
+                self.works = True
+            return node in self.inside or moves(node)
+
+        return resize(self.table, self.axis, self.indices.shape, leaf, opens, stays)
+
+    def _gather(self, node: Node, indices: Node, axis: int) -> Node:
+        return call(
+            "gather",
+            node,
+            indices,
+            **{
+                **self.read.attrs,
+                "axis": axis,
+                "scale_grad_by_freq": self.read.attrs["scale_grad_by_freq"] and not self.fixed,
+            },
+        )
+
+    @property
+    def possible(self) -> bool:
+        """Something is gathered, something is computed; and what is not gathered can be given the gradient it had."""
+        return (
+            bool(self.leaves)
+            and self.works
+            and not (self.shared and not self.table.dtype.is_float)
+            and not self._needs_rows
+        )
+
+    @property
+    def shared(self) -> bool:
+        """Whether operands that are not gathered get each row's gradient divided by its count too."""
+        return bool(self.fixed) and bool(self.read.attrs["scale_grad_by_freq"])
+
+    @property
+    def _needs_rows(self) -> bool:
+        # clamp and wrap read 0 from a table without rows
+        return (
+            self.read.attrs["oob"] in ("clamp", "wrap")
+            and not known_nonnegative(self.size - 1)
+            and not self.zero_at_zero
+        )
+
+    @property
+    def zero_at_zero(self) -> bool:
+        """Whether the expression is +0 where every gathered value is 0."""
+        if self.fixed:
+            return False
+        value = at_zero(self.table, {node for node, _ in self.leaves})
+        return value is not None and value == 0 and not np.signbit(np.asarray(value, np.float64))
+
+    def rewritten(self, new: Mapping[Node, Node]) -> Node:
+        indices = new[self.indices]
+        result = self.build(lambda node, axis: self._gather(new[node], indices, axis), lambda node: new[node])
+        if self.shared:  # the whole gradient at once, in place of each gather's own
+            share = row_share(
+                indices,
+                self.size,
+                result.dtype.compute,
+                oob=self.read.attrs["oob"],
+                padding_idx=self.read.attrs["padding_idx"],
+            )
+            result = call("scale_gradient", result, self._along(share, result))
+        if self.fixed and self.read.attrs["padding_idx"] is not None and result.dtype.is_float:
+            # what is not gathered gets no gradient from padding either
+            result = call("where", self._along(self._kept(indices), result), result, call("stop_gradient", result))
+        if self.read.attrs["oob"] == "skip" and not self.zero_at_zero:
+            result = call("where", self._along(in_range(indices, self.size), result), result, full(0, result))
+        return result
+
+    def _along(self, mask: Node, result: Node) -> Node:
+        rank = self.table.rank - self.axis - 1
+        return spread(reshaped(mask, (*(1,) * self.axis, *mask.shape, *(1,) * rank)), result.shape)
+
+    def _kept(self, indices: Node) -> Node:
+        if self.read.attrs["oob"] in ("clamp", "wrap"):
+            rows = call("iota", shape=(self.size,), dtype=DTYPES["i64"])
+            indices = call("gather", rows, indices, axis=0, oob=self.read.attrs["oob"])
+        return unpadded(indices, self.read.attrs["padding_idx"])
+
+
+def _depends(node: Node) -> bool:
+    """Whether an input decides the value."""
+    return any(not n.operands and n.op.name == "input" for n in topological([node]))
+
+
+def _pays(table: Node, uses: Sequence[Taken]) -> bool:
+    leaves = {leaf for use in uses for leaf, _ in use.leaves}
+    if sum(nbytes(leaf) for leaf in leaves) < nbytes(table):
+        return True
+    rows: Size = 0
+    for use in uses:
+        rows = rows + product(use.indices.shape)
+    return not known_nonnegative(rows - uses[0].size - 1)
+
+
+def at_zero(root: Node, leaves: set[Node]) -> np.generic | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
+    """The value of ``root``, the same at every element, where each of ``leaves`` is 0; None if that is not so or not
+    known.
+    """
+    inner: dict[Node, Node] = {}  # composites opened
+    values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {
+        n: np.zeros(()).astype(n.dtype.np) for n in leaves
+    }
+    pending = [root]
+    while pending:
+        node = pending[-1]
+        constant = splat(node)
+        if node in values:
+            pending.pop()
+        elif constant is not None:
+            values[node] = np.asarray(constant).astype(node.dtype.np)
+        elif isinstance(node.op, Composite) and node not in inner:
+            inner[node] = node.op.decompose(*node.operands, **node.attrs)
+        elif lacking := [n for n in ((inner[node],) if node in inner else node.operands) if n not in values]:
+            pending += lacking
+        elif node in inner:
+            values[node] = values[inner[node]]
+        else:
+            values[node] = _scalar(node, [values[o] for o in node.operands])
+    return values[root]
+
+
+def _scalar(
+    node: Node, operands: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
+    known = [o for o in operands if o is not None]
+    if not operands or len(known) < len(operands):
+        return None
+    if isinstance(node.op.lower, Expr):
+        return apply(node, known, {})
+    if (
+        moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]
+    ):  # a pad may hold another value
+        if not isinstance(node.op.lower, Lookup):
+            return known[0]
+        return np.zeros(()).astype(node.dtype.np) if known[0] == 0 else None  # unpacked: other bits are other values
+    return None

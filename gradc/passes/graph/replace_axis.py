@@ -1,0 +1,205 @@
+"""An expression with one axis of its result replaced: what gather, narrowing and scatter rules rewrite with.
+
+Whatever works along an axis element by element (pointwise ops, and ops whose record says ``resized``) makes from
+operands that were gathered along the axis what a gather of its result would read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from ...errors import TypeRuleError
+from ...ir.dims import Size, evaluate, product
+from ...ir.node import Node
+from ...ir.op import Alias, Composite, Expr, Lookup, Movement, Primitive, Resized
+from ...ir.pattern import Var, match, op, splat
+from ...ops.rules import reshaped
+from ..reductions.cost import nominal
+
+RESHAPES = (op("reshape", Var("x")), op("broadcast_to", Var("x")))  # what is nothing if the shape stays
+
+
+def count(node: Node) -> int:
+    """Elements, unknown sizes taken as nominal."""
+    return elements(node.shape)
+
+
+@functools.lru_cache(4096)
+def elements(shape: tuple[Size, ...]) -> int:
+    """The product of sizes, unknown ones taken as nominal."""
+    return evaluate(product(shape), nominal(shape))
+
+
+def nbytes(node: Node) -> int:
+    return count(node) * node.dtype.itemsize
+
+
+def computes(node: Node) -> bool:
+    """Whether an op makes each element of its result from the operands' elements at the same place."""
+    if isinstance(node.op, Primitive):
+        return isinstance(node.op.lower, Expr)
+    if not isinstance(node.op, Composite) or node.op.resized is not None:
+        return isinstance(node.op, Composite)
+    inner = node.op.decompose(*node.operands, **node.attrs)
+    return all(
+        n in node.operands or splat(n) is not None or (n.shape == node.shape and computes(n))
+        for n in _within(inner, node.operands)
+    )
+
+
+def moves(node: Node) -> bool:
+    """Whether an op only says where each element of its one operand stands (unpack: which bits of it)."""
+    return (
+        isinstance(node.op, Primitive)
+        and isinstance(node.op.lower, Movement | Alias | Lookup)
+        and node.op.resized is not None
+    )
+
+
+def _within(root: Node, stop: Sequence[Node]) -> list[Node]:
+    """The nodes between ``stop`` and ``root``; what is the same everywhere counts as one."""
+    found: dict[Node, None] = {}
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        if node in found or node in stop:
+            continue
+        found[node] = None
+        if splat(node) is None:
+            pending.extend(node.operands)
+    return list(found)
+
+
+def plan(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+    """How a node is made with ``axis`` replaced, or None."""
+    if node.op.resized is not None:
+        try:
+            answer: Resized | None = node.op.resized(node, axis, sizes)
+        except TypeRuleError:  # a reshape of no elements has no axes to follow
+            return None
+        return answer
+    return ((axis,) * len(node.operands), node.attrs) if node.operands and computes(node) else None
+
+
+def resize(
+    root: Node,
+    axis: int,
+    sizes: tuple[Size, ...],
+    leaf: Callable[[Node, int], Node],
+    opens: Callable[[Node], bool] = lambda node: True,
+    fixed: Callable[[Node], Node] = lambda node: node,
+    done: dict[tuple[Node, int], Node] | None = None,
+) -> Node:
+    """``root`` with ``axis`` replaced by axes of ``sizes``.
+
+    :param leaf: ``(node, axis)``: what stands for a node that is not opened.  :param opens: which nodes may be.
+    :param fixed: what stands for a node that does not vary along the axis.
+    :param done: what was made in calls that differ in the root alone.
+    """
+    done = {} if done is None else done
+    pending = [(root, axis)]
+    while pending:
+        key = pending[-1]
+        if key in done:
+            pending.pop()
+            continue
+        node, at = key
+        how = plan(node, at, sizes) if opens(node) else None
+        if how is None:
+            done[key] = leaf(node, at)
+            continue
+        lacking = [
+            (o, a) for o, a in zip(node.operands, how[0], strict=True) if isinstance(a, int) and (o, a) not in done
+        ]
+        if lacking:
+            pending += reversed(lacking)
+            continue
+        operands = [
+            done[o, a] if isinstance(a, int) else reshaped(fixed(o), a)
+            for o, a in zip(node.operands, how[0], strict=True)
+        ]
+        made = node.op.apply(operands, how[1])
+        done[key] = (
+            operands[0] if any(match(p, node, {}) for p in RESHAPES) and made.shape == operands[0].shape else made
+        )
+    return done[root, axis]
+
+
+# -- along which axes a value varies -----------------------------------------------------------------------------------
+
+
+class VaryingAxes:
+    """Along which axes each value varies: a broadcast does not vary along the axes it made."""
+
+    def __init__(self) -> None:
+        self.known: dict[Node, frozenset[int]] = {}
+
+    def of(self, node: Node) -> frozenset[int]:
+        if node not in self.known:
+            for inner in self._unknown(node):
+                self.known[inner] = self._axes(inner)
+        return self.known[node]
+
+    def _unknown(self, root: Node) -> list[Node]:
+        order: list[Node] = []
+        pending: list[tuple[Node, bool]] = [(root, False)]
+        while pending:
+            node, ready = pending.pop()
+            if ready:
+                order.append(node)
+            elif node not in self.known:
+                pending.append((node, True))
+                pending += [(o, False) for o in node.operands if o not in self.known]
+        return order
+
+    def _axes(self, node: Node) -> frozenset[int]:
+        real = [a for a, size in enumerate(node.shape) if size != 1]
+        if not real or splat(node) is not None:
+            return frozenset()
+        if node.op.resized is None:
+            if not node.operands or not computes(node):
+                return frozenset(real)
+            return frozenset(a for a in real if any(a in self.known[o] for o in node.operands))
+        varying = set()
+        for axis in real:
+            how = plan(node, axis, (1,))
+            if how is None or any(
+                isinstance(a, int) and a in self.known[o] for o, a in zip(node.operands, how[0], strict=True)
+            ):
+                varying.add(axis)
+        return frozenset(varying)
+
+    def narrow(self, node: Node, keep: frozenset[int]) -> Node | None:
+        """The value with size 1 along every axis but ``keep``; None if it varies along another or no way is known."""
+        if not self.of(node) <= keep:
+            return None
+        for axis, size in enumerate(node.shape):
+            if axis in keep or size == 1:
+                continue
+            stuck: list[Node] = []
+
+            def leaf(inner: Node, at: int, stuck: list[Node] = stuck) -> Node:
+                stuck.append(inner)
+                return inner
+
+            try:
+                node = resize(node, axis, (1,), leaf)
+            except TypeRuleError:  # a leaf in the way: its type no longer fits
+                return None
+            if stuck:
+                return None
+        return node
+
+
+def placed(node: Node, axes: Mapping[int, int], rank: int) -> Node:
+    """A narrowed value whose axis ``a`` becomes axis ``axes[a]`` of ``rank`` axes, 1 elsewhere."""
+    order = sorted(axes, key=lambda a: axes[a])
+    if order != sorted(order):
+        rest = [a for a in range(node.rank) if a not in axes]
+        node = node.transpose(*order, *rest)
+        order = list(range(len(order)))
+    shape: list[Size] = [1] * rank
+    for a, target in zip(order, sorted(axes.values()), strict=True):
+        shape[target] = node.shape[a]
+    return reshaped(node, tuple(shape))

@@ -1,0 +1,187 @@
+"""scalarize_axes: a short axis that only stacks values becomes the values themselves.
+
+The taps of an interpolation and the coordinates of a point are axes of 2 to 4.  Where every reader takes one element of
+such an axis, or adds them up, a kernel over the points holds all of them at once; as an axis they would be a loop of
+two inside the loop over the points.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...ir.dims import Size
+from ...ir.graph import Graph, again
+from ...ir.node import Node, call
+from ...ir.pattern import splat
+from ...ops.movement import pad
+from ...ops.rules import full, reshaped
+from ..manager import graph_pass
+from .replace_axis import computes, moves, plan, resize
+
+LONGEST = 4
+"""Elements of an axis that become values."""
+
+
+def _short(size: Size) -> bool:
+    return isinstance(size, int) and 2 <= size <= LONGEST
+
+
+def _taken(node: Node) -> tuple[int, int] | None:
+    """(axis, element) of a slice that takes one element of a short axis and all of the others."""
+    if node.op.name != "slice":
+        return None
+    (source,) = node.operands
+    cut = [a for a in range(node.rank) if node.shape[a] != source.shape[a] or node.attrs["step"][a] != 1]
+    if (
+        len(cut) != 1
+        or node.shape[cut[0]] != 1
+        or not _short(source.shape[cut[0]])
+        or not isinstance(node.attrs["start"][cut[0]], int)
+    ):
+        return None
+    return cut[0], node.attrs["start"][cut[0]]
+
+
+def _summed(node: Node) -> int | None:
+    """The one short axis that a sum goes over."""
+    if node.op.name != "sum" or node.dtype is not node.operands[0].dtype:
+        return None
+    axes = [a for a in node.attrs["axis"] if _short(node.operands[0].shape[a])]
+    return axes[0] if len(axes) == 1 else None
+
+
+@graph_pass("REAL")
+def scalarize_axes(graph: Graph, *, numerics: str = "real") -> Graph:
+    """f(stack(a, b))[:, 0]  ->  f(a); sum over the axis of f(stack(a, b))  ->  f(a) + f(b); sum over another  ->
+    stack(sum f(a), sum f(b))
+    """
+    return graph if numerics == "strict" else _Unrolling(graph).graph()
+
+
+class _Unrolling:
+    def __init__(self, graph: Graph):
+        self.before = graph
+        self.whole: set[Node] = set()
+        """The values of the new graph that something reads whole: they are computed anyway, and an element of them is
+        read.
+        """
+        self.stacks: dict[tuple[Node, int], bool] = {}
+        self.elements: dict[int, dict[tuple[Node, int], Node]] = {}
+        """Element -> (value of the new graph, axis) -> the value's element along the axis."""
+        self.pieces = self.in_pieces()
+
+    def in_pieces(self) -> set[Node]:
+        """The values of which nobody reads more than elements of short axes."""
+        found: set[Node] = set()
+        outputs = {n for _, n in self.before.outputs}
+        for node in reversed(self.before.nodes):
+            if node not in outputs and all(
+                _taken(u) or u in found or self.reduces(u) for u in self.before.users.get(node, ())
+            ):
+                found.add(node)
+        return {n for n in found if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
+
+    def reduces(self, node: Node) -> bool:
+        return _summed(node) is not None or any(self.stacked(node, a) for a in self.kept(node))
+
+    def kept(self, node: Node) -> Iterator[int]:
+        """The short axes that a sum over others leaves."""
+        if node.op.name == "sum":
+            yield from (a for a, size in enumerate(node.shape) if _short(size))
+
+    def stacked(self, node: Node, axis: int) -> bool:
+        """Whether a value is made, along the axis, of values that were put side by side."""
+        pending = [(node, axis)]
+        while pending:
+            key = inner, at = pending[-1]
+            if key in self.stacks:
+                pending.pop()
+                continue
+            stack = (inner.op.name == "concat" and inner.attrs["axis"] == at) or (
+                inner.op.name == "pad" and inner.attrs["pad_width"][at] != (0, 0)
+            )
+            how = None if stack else plan(inner, at, (1,))
+            sources = (
+                [(o, a) for o, a in zip(inner.operands, how[0], strict=True) if isinstance(a, int)]
+                if how is not None
+                else []
+            )
+            lacking = [source for source in sources if source not in self.stacks]
+            if lacking:
+                pending += lacking
+            else:
+                self.stacks[key] = stack or any(self.stacks[source] for source in sources)
+        return self.stacks[node, axis]
+
+    def graph(self) -> Graph:
+        return self.before.rewrite(self.rule)
+
+    def rule(self, old: Node, operands: tuple[Node, ...]) -> Node | None:
+        node = old if operands == old.operands else again(old, operands)
+        new = self.unrolled(node)
+        if old not in self.pieces:
+            self.whole.add(new)
+        return new
+
+    def unrolled(self, node: Node) -> Node:
+        taken = _taken(node)
+        if taken is not None:
+            return self.element(node.operands[0], *taken)
+        axis = _summed(node)
+        if axis is not None and self.stacked(node.operands[0], axis):
+            (source,) = node.operands
+            total = self.element(source, axis, 0)
+            for k in range(1, source.shape[axis]):
+                total = total + self.element(source, axis, k)
+            others = tuple(a for a in node.attrs["axis"] if a != axis)
+            return reshaped(call("sum", total, axis=others) if others else total, node.shape)
+        for axis in self.kept(node):
+            if self.stacked(node, axis):
+                return call("concat", *(self.element(node, axis, k) for k in range(node.shape[axis])), axis=axis)
+        return node
+
+    def element(self, node: Node, axis: int, k: int) -> Node:
+        """Element k along the axis, which stays with size 1."""
+        done = self.elements.setdefault(k, {})
+        return resize(
+            node,
+            axis,
+            (1,),
+            lambda inner, at: self.part(inner, at, k),
+            lambda inner: inner not in self.whole or splat(inner) is not None,
+            done=done,
+        )
+
+    def only(self, node: Node, axis: int, k: int) -> Node:
+        return node if node.shape[axis] == 1 else self.element(node, axis, k)
+
+    def part(self, node: Node, axis: int, k: int) -> Node:
+        """Element k of what is not opened."""
+        if node.op.name == "concat" and node.attrs["axis"] == axis:
+            sizes = [x.shape[axis] for x in node.operands]
+            if all(isinstance(n, int) for n in sizes):
+                ends = list(itertools.accumulate(sizes))
+                which = bisect.bisect_right(ends, k)
+                return self.only(node.operands[which], axis, k - ends[which] + sizes[which])  # type: ignore[arg-type]
+        if node.op.name == "pad":
+            (x,), (low, _), size = node.operands, node.attrs["pad_width"][axis], node.operands[0].shape[axis]
+            if isinstance(low, int) and isinstance(size, int):
+                if not low <= k < low + size:
+                    return full(
+                        node.attrs["value"],
+                        node.type.with_shape(*(1 if a == axis else n for a, n in enumerate(node.shape))),
+                    )
+                width = tuple((0, 0) if a == axis else w for a, w in enumerate(node.attrs["pad_width"]))
+                return pad(self.only(x, axis, k - low), width, node.attrs["value"])
+        if node.op.name == "constant":
+            values = np.take(np.array(node.attrs["value"], object).reshape(node.shape), [k], axis)
+            return call("constant", value=tuple(values.reshape(-1).tolist()), dtype=node.dtype, shape=values.shape)
+        edges = [(0, size) for size in node.shape]
+        edges[axis] = (k, k + 1)
+        return call(
+            "slice", node, start=tuple(a for a, _ in edges), limit=tuple(b for _, b in edges), step=(1,) * node.rank
+        )

@@ -1,0 +1,373 @@
+"""Rule (d): a scale passes every op whose record says that it is linear, along axes on which the scale is constant.
+
+A scale is a factor, a divisor or a minus sign that varies along fewer axes than what it is applied to.  :func:`carry`
+moves it towards the outputs (past a sum: N multiplications instead of N x D; past a matrix product to its result or to
+its other operand),
+:func:`sink` towards the inputs (before a broadcast, to an operand of a matrix product, into the load of a scatter).
+    Each moves a scale only to where strictly fewer elements are multiplied, unknown sizes taken as nominal, so the two
+    never undo each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...errors import TypeRuleError
+from ...ir.dims import known_nonnegative, same
+from ...ir.graph import Graph, again
+from ...ir.node import Node, Note, call
+from ...ir.op import Expr, Library, Scatter
+from ...ir.pattern import Var, match, op, splat
+from ...ir.types import DType
+from ...ops.rules import converted, spread
+from .replace_axis import VaryingAxes, count, elements, moves, nbytes, placed
+
+MUL, DIV, NEG, CAST = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("cast", Var("x"))
+DIM = op("dim")
+SCATTER = op("scatter_add", Var("indices"), Var("updates"))
+DEEPEST, MOST = 16, 64
+_RANGE = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11}  # exponent bits
+
+
+class Uses:
+    """Who reads what in a graph."""
+
+    def __init__(self, graph: Graph):
+        self.outputs = {node for _, node in graph.outputs}
+        self.of = graph.users
+
+    def single(self, node: Node) -> bool:
+        """Whether there is one reader, which reads it once."""
+        users = self.of[node]
+        return node not in self.outputs and len(users) == 1 and users[0].operands.count(node) == 1
+
+
+def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
+    """The axis map of an operand if the op is linear in it with the others held: f(x * s) = f(x) * s; else None.
+
+    A cast is, where its result's range is no smaller: f32 -> bf16 rounds elsewhere (REAL), f32 -> f16 might overflow.
+    """
+    if node.op.linear is None or not node.dtype.is_float or not node.operands[operand].dtype.is_float:
+        return None
+    try:
+        maps: Mapping[int, tuple[int | None, ...]] = node.op.linear(node)
+    except TypeRuleError:  # a reshape of no elements has no axes to follow
+        return None
+    if operand not in maps or (
+        node.op.additive and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)
+    ):
+        return None
+    if match(CAST, node, {}) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(
+        node.dtype.name, 0
+    ):
+        return None
+    return maps[operand]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor on its way.
+
+    :param kind: mul, div or neg.  :param value: size 1 but along its own axes; None for neg.
+    :param axes: where the axes of ``value`` stand in the scaled value.  :param source: the node it was split from.
+    """
+
+    kind: str
+    value: Node | None
+    axes: tuple[tuple[int, int], ...]
+    source: Node
+
+    def onto(self, node: Node) -> Node:
+        """``node`` scaled, computed in the wider of the two dtypes."""
+        if self.value is None:
+            return -node
+        s = placed(self.value, dict(self.axes), node.rank)
+        wide: DType = max((node.dtype, s.dtype), key=lambda d: d.bits).compute
+        return converted(call(self.kind, converted(node, wide), spread(converted(s, wide), node.shape)), node.dtype)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A node as ``core`` (an operand) times a scale (another operand, or none for a minus sign)."""
+
+    kind: str
+    core: int
+    scale: int | None
+    axes: frozenset[int]
+
+
+def splits(node: Node, variation: VaryingAxes) -> list[_Split]:
+    """The ways to read a node as something times a scale."""
+    if not node.dtype.is_float or not any(size != 1 for size in node.shape):
+        return []
+    if match(NEG, node, {}):
+        return [_Split("neg", 0, None, frozenset())]
+    ways = [("mul", 0, 1), ("mul", 1, 0)] if match(MUL, node, {}) else [("div", 0, 1)] if match(DIV, node, {}) else []
+    real = {a for a, size in enumerate(node.shape) if size != 1}
+    found = [_Split(kind, core, scale, variation.of(node.operands[scale])) for kind, core, scale in ways]
+    return sorted(
+        (s for s in found if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes)
+    )
+
+
+# -- towards the outputs -----------------------------------------------------------------------------------------------
+
+
+def _zero_stays(split: _Split, node: Node) -> tuple[bool, bool]:
+    """Whether 0 scaled is 0: (for certain, as far as sizes decide it); data may be infinite or NaN, and a size that
+    divides may be 0.
+    """
+    if split.scale is None:
+        return True, True
+    scale = node.operands[split.scale]
+    while splat(scale) is None and (moves(scale) or match(CAST, scale, {})):
+        (scale,) = scale.operands
+    value = splat(scale)
+    if value is not None:
+        known = math.isfinite(value) and (split.kind == "mul" or value != 0)
+        return known, known
+    if match(DIM, scale, {}):
+        known = split.kind == "mul" or known_nonnegative(scale.attrs["size"] - 1)
+        return known, known
+    return False, True
+
+
+@dataclass(frozen=True)
+class _Step:
+    """How a scale goes on at a user: through it to ``axes`` of its result, or over to its operand ``other``."""
+
+    axes: dict[int, int]
+    other: int | None = None
+
+
+@dataclass
+class _Look:
+    """A search for the cheapest places behind one scaled value."""
+
+    uses: Uses
+    zero_stays: tuple[bool, bool]
+    seen: set[Node] = field(default_factory=set)
+
+    def best(self, node: Node, axes: dict[int, int], depth: int = DEEPEST) -> tuple[int, dict[tuple[Node, int], _Step]]:
+        """The number of multiplications if the scale has come to ``node``, and the steps to take from there."""
+        here, users = count(node), self.uses.of[node]
+        if node in self.uses.outputs or not users or not depth:
+            return here, {}
+        total = 0
+        steps: dict[tuple[Node, int], _Step] = {}
+        for user in users:
+            if user in self.seen or len(self.seen) > MOST or user.operands.count(node) != 1:
+                return here, {}
+            self.seen.add(user)
+            operand = user.operands.index(node)
+            options = []
+            through = _through(user, operand, axes, self.zero_stays)
+            if through is not None:
+                cost, more = self.best(user, through, depth - 1)
+                options.append((cost, {(user, operand): _Step(through), **more}))
+            across = _across(user, operand, axes)
+            if across is not None and across.other is not None:
+                options.append((count(user.operands[across.other]), {(user, operand): across}))
+            if not options:
+                return here, {}
+            cost, more = min(options, key=lambda option: option[0])
+            total += cost
+            steps |= more
+            if total >= here:
+                return here, {}
+        return total, steps
+
+
+def _through(user: Node, operand: int, axes: Mapping[int, int], zero_stays: tuple[bool, bool]) -> dict[int, int] | None:
+    if isinstance(getattr(user.op, "lower", None), Scatter):
+        return None  # its load is the cheapest place
+    maps = homogeneous(user, operand)
+    if maps is None:
+        return None
+    certain, sized = zero_stays
+    if not certain and user.op.fills and user.attrs.get("oob") != "error":
+        return None  # what it masks would be multiplied
+    if not sized and any(
+        to is None and not known_nonnegative(n - 1) for n, to in zip(user.operands[operand].shape, maps, strict=True)
+    ):
+        return None  # a sum over nothing would be
+    moved = {a: maps[at] for a, at in axes.items()}
+    return None if None in moved.values() else {a: at for a, at in moved.items() if at is not None}
+
+
+def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
+    """sum_k (x s)[m,k] y[k,n]  =  sum_k x[m,k] (s y)[k,n]"""
+    if not isinstance(user.op, Library) or user.op.axes is None or homogeneous(user, operand) is None:
+        return None
+    _, places, _ = user.op.axes(user)
+    names = {a: places[operand][at].variable for a, at in axes.items()}
+    for other, place in enumerate(places):
+        found = [i.variable for i in place]
+        if (
+            other != operand
+            and homogeneous(user, other) is not None
+            and all(n is not None and n in found for n in names.values())
+        ):
+            return _Step({a: found.index(n) for a, n in names.items()}, other)
+    return None
+
+
+def carry(graph: Graph) -> Graph:
+    """f(x * s)  ->  f(x) * s, where fewer elements are multiplied so"""
+    uses, variation = Uses(graph), VaryingAxes()
+    plans: dict[Node, tuple[_Split, dict[tuple[Node, int], _Step]]] = {}
+    for node in graph.nodes:
+        best = count(node)
+        for split in splits(node, variation):
+            cost, steps = _Look(uses, _zero_stays(split, node)).best(node, {a: a for a in split.axes})
+            if cost < best and steps:
+                best, plans[node] = cost, (split, steps)
+    return _carried(graph, plans) if plans else graph
+
+
+def _carried(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
+    """One sweep: a value travels without its scales, which wait beside it until a step says they are applied."""
+    variation = VaryingAxes()
+    new: dict[Node, Node] = {}
+    waiting: dict[Node, list[Scale]] = {}
+    for node in graph.nodes:
+        operands, onwards, over = [], [], []
+        for k, operand in enumerate(node.operands):
+            value = new[operand]
+            for scale in waiting.get(operand, ()):
+                step = plans[scale.source][1].get((node, k))
+                if step is None:
+                    value = scale.onto(value)
+                elif step.other is None:
+                    onwards.append(replace(scale, axes=tuple(step.axes.items())))
+                else:
+                    over.append((step.other, replace(scale, axes=tuple(step.axes.items()))))
+            operands.append(value)
+        for other, scale in over:
+            operands[other] = scale.onto(operands[other])
+        new[node] = node if tuple(operands) == node.operands else again(node, tuple(operands))
+        if node in plans:
+            split = plans[node][0]
+            narrow = None if split.scale is None else variation.narrow(operands[split.scale], split.axes)
+            if narrow is not None or split.scale is None:
+                new[node] = operands[split.core]
+                onwards.append(Scale(split.kind, narrow, tuple((a, a) for a in sorted(split.axes)), node))
+        if onwards:
+            waiting[node] = onwards
+    return _finished(graph, new, waiting)
+
+
+def _finished(graph: Graph, new: Mapping[Node, Node], waiting: Mapping[Node, Sequence[Scale]]) -> Graph:
+    full = dict(new)
+    for node, scales in waiting.items():
+        for scale in scales:
+            full[node] = scale.onto(full[node])
+    notes: dict[Node, Note] = {full.get(n, n): note for n, note in graph.notes.items()}
+    return replace(graph, outputs=tuple((name, full[n]) for name, n in graph.outputs), notes=notes)
+
+
+# -- towards the inputs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place below a scaled value.
+
+    :param cost: elements multiplied there.
+    :param path: ``(node, operand)`` from the scaled value down; the last operand is scaled.
+    :param axes: as in :class:`Scale`.  :param read: the scatter whose rows the scale is gathered for.
+    """
+
+    cost: float
+    path: tuple[tuple[Node, int], ...]
+    axes: dict[int, int]
+    read: Node | None = None
+
+
+def sink(graph: Graph) -> Graph:
+    """broadcast(x) * s  ->  broadcast(x * s); (a @ b) * s  ->  (a * s) @ b; s[:,None] * scatter_add(i, u)  ->
+    scatter_add(i, gather(s, i) * u)
+    """
+    uses, variation = Uses(graph), VaryingAxes()
+    fresh = VaryingAxes()
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        operands = tuple(new[o] for o in node.operands)
+        new[node] = node if operands == node.operands else again(node, operands)
+        best: tuple[_Place, _Split] | None = None
+        for split in splits(node, variation):
+            value = node.operands[split.core]
+            if split.kind == "neg" or splat(node.operands[split.scale or 0]) is not None or not uses.single(value):
+                continue
+            place = _lowest(value, {a: a for a in split.axes}, uses, node)
+            if place.path and place.cost < (best[0].cost if best else count(node)):
+                best = place, split
+        if best is not None:
+            lowered = _sunk(*best, node, new, fresh)
+            new[node] = new[node] if lowered is None else lowered
+    return graph.renamed(new)
+
+
+def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
+    best = _Place(count(node), (), axes)
+    pending: list[tuple[Node, dict[int, int], tuple[tuple[Node, int], ...]]] = [(top, axes, ())]
+    visits = 0
+    while pending and visits < MOST:
+        at, axes, path = pending.pop()
+        visits += 1
+        if path and count(at) < best.cost:
+            best = _Place(count(at), path, axes)
+        if not (uses.single(at) and len(path) < DEEPEST):
+            continue
+        if match(SCATTER, at, {}):
+            if inside := _into_scatter(at, axes, path):
+                return inside
+            continue
+        if not (isinstance(at.op, Library) or moves(at) or isinstance(getattr(at.op, "lower", None), Expr)):
+            continue
+        for k, operand in enumerate(at.operands):
+            maps = homogeneous(at, k)
+            if maps is not None and all(
+                i in maps and same(operand.shape[maps.index(i)], at.shape[i]) for i in axes.values()
+            ):
+                pending.append((operand, {a: maps.index(i) for a, i in axes.items()}, (*path, (at, k))))
+    return best
+
+
+def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node, int], ...]) -> _Place | None:
+    """Rule (c), inwards, where reading the scale once per row moves fewer bytes than another pass over the result."""
+    indices = scatter.operands[0]
+    at, wider = scatter.attrs["axis"], indices.rank - 1
+    rows = elements(indices.shape) if at in axes.values() else 1
+    if rows * scatter.dtype.itemsize >= 2 * nbytes(scatter):
+        return None
+    return _Place(
+        -1,
+        (*path, (scatter, 1)),
+        {a: i if i <= at else i + wider for a, i in axes.items()},
+        scatter if at in axes.values() else None,
+    )
+
+
+def _sunk(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], variation: VaryingAxes) -> Node | None:
+    assert split.scale is not None
+    value = variation.narrow(new[node.operands[split.scale]], split.axes)
+    if value is None:
+        return None
+    axes = place.axes
+    if place.read is not None:
+        indices, attrs = new[place.read.operands[0]], place.read.attrs
+        own = next(a for a, i in axes.items() if i == attrs["axis"])
+        value = call("gather", value, indices, axis=own, oob=attrs["oob"])
+        rank = indices.rank
+        axes = {(a if a < own else a + rank - 1): i for a, i in axes.items() if a != own} | {
+            own + r: attrs["axis"] + r for r in range(rank)
+        }
+    scale = Scale(split.kind, value, tuple(sorted(axes.items())), node)
+    last, k = place.path[-1]
+    result = scale.onto(new[last.operands[k]])
+    for at, k in reversed(place.path):
+        result = again(at, tuple(result if i == k else new[o] for i, o in enumerate(at.operands)))
+    return converted(result, node.dtype)

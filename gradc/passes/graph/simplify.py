@@ -1,0 +1,177 @@
+"""simplify: algebra that needs no knowledge of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...ir.dims import known_nonnegative, product
+from ...ir.graph import Graph, again
+from ...ir.node import Node, call
+from ...ir.op import Alias, Movement
+from ...ir.pattern import Rule, Var, apply_rules, match, op, splat
+from ...ir.types import DType
+from ...ops.movement import broadcast_axes
+from ...ops.rules import converted, full, reshaped, spread
+from ..manager import graph_pass
+
+x, y, z = Var("x"), Var("y"), Var("z")
+
+
+def holds(inner: DType, outer: DType) -> bool:
+    """Whether every value of ``inner`` is a value of ``outer``."""
+    fraction = {"f8e4m3": 3, "f8e5m2": 2, "f16": 10, "bf16": 7, "f32": 23, "f64": 52, "f4e2m1": 1, "e8m0": 0}
+    exponent = {"f8e4m3": 4, "f8e5m2": 5, "f16": 5, "bf16": 8, "f32": 8, "f64": 11, "f4e2m1": 2, "e8m0": 8}
+    if inner is outer:
+        return True
+    if inner.is_float and outer.is_float:
+        known = inner.name in fraction and outer.name in fraction
+        return known and fraction[inner.name] <= fraction[outer.name] and exponent[inner.name] <= exponent[outer.name]
+    if inner.is_integer and outer.is_integer:
+        return outer.range[0] <= inner.range[0] and inner.range[1] <= outer.range[1]
+    if inner.is_integer and outer.is_float and outer.name in fraction:
+        return (inner.bits <= fraction[outer.name] + 1 and outer.name not in ("f8e4m3", "f8e5m2", "f16", "f4e2m1")) or (
+            outer.name == "f16" and inner.bits <= 8
+        )
+    return False
+
+
+def _through(found: Mapping[str, Node]) -> Node:
+    return converted(found["x"], found["outer"].dtype)
+
+
+def _keeps_values(found: Mapping[str, Node]) -> bool:
+    """Whether the cast in the middle decides nothing.  An integer on its way through a float to an integer saturates,
+    where a direct cast would wrap.
+    """
+    source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
+    return holds(source, middle) and (
+        not (source.is_integer and middle.is_float and outer.is_integer) or holds(source, outer)
+    )
+
+
+def _rounds_only(found: Mapping[str, Node]) -> bool:
+    source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
+    return source is outer and source.is_float and middle.is_float and not holds(source, middle) and middle.bits >= 16
+
+
+_cast_twice = op("cast", op("cast", x, bind="inner"), bind="outer")
+
+BITS = [
+    Rule(x * 1, x),
+    Rule(1 * x, x),
+    Rule(x / 1, x),
+    Rule(x - 0.0, x),
+    Rule(x + -0.0, x),
+    Rule(op("neg", op("neg", x)), x),
+    Rule(op("stop_gradient", x), x),
+    Rule(op("where", z, x, x), x),
+    Rule(op("where", Var("c", lambda c: splat(c) is True), x, y), x),
+    Rule(op("where", Var("c", lambda c: splat(c) is False), x, y), y),
+    # where under the same mask twice
+    Rule(op("where", z, op("where", z, x, y), Var("w")), lambda m: call("where", m["z"], m["x"], m["w"])),
+    Rule(_cast_twice, _through, _keeps_values),
+    Rule(op("cast", x, bind="outer"), lambda m: m["x"], lambda m: m["x"].dtype is m["outer"].dtype),
+]
+
+REAL = [
+    Rule(x + 0.0, x),
+    Rule(0.0 + x, x),
+    Rule(x - -0.0, x),
+    Rule(_cast_twice, _through, _rounds_only),
+    Rule(op("reciprocal", x) * y, lambda m: m["y"] / m["x"]),
+]
+"""Equal over the reals: a dropped f32 -> bf16 -> f32, a zero added."""
+
+
+def _moved(node: Node) -> Node | None:
+    if not isinstance(getattr(node.op, "lower", None), Movement | Alias) or len(node.operands) != 1:
+        return None
+    (source,) = node.operands
+    value = splat(source)
+    if (
+        value is not None
+        and node.op.name not in ("pad", "constant")
+        and not (node.op.name == "broadcast_to" and source.op.name == "constant" and source.rank == 0)
+    ):
+        return full(value, node)
+    if node.op.name == "broadcast_to" and source.op.name == "broadcast_to":
+        return spread(source.operands[0], node.shape)
+    if node.op.name == "reshape" and source.op.name == "reshape":
+        return reshaped(source.operands[0], node.shape)
+    return None
+
+
+def _summed_broadcast(node: Node) -> Node | None:
+    """sum(broadcast_to(x)) over axes that only the broadcast made  ->  x * count"""
+    if node.op.name != "sum" or node.operands[0].op.name != "broadcast_to" or not node.dtype.is_float:
+        return None
+    wide = node.operands[0]
+    (narrow,) = wide.operands
+    repeated = set(broadcast_axes(narrow.shape, wide.shape)) & set(node.attrs["axis"])
+    if not repeated:
+        return None
+    kept = tuple(1 if a in repeated else s for a, s in enumerate(wide.shape))
+    lead = wide.rank - narrow.rank
+    inner = spread(reshaped(narrow, (1,) * lead + narrow.shape), kept)
+    size = product(wide.shape[a] for a in repeated)
+    count = call("cast", call("dim", size=size), node.dtype)
+    scaled = call("sum", inner, axis=node.attrs["axis"]) * count
+    if known_nonnegative(size - 1):
+        return scaled
+    return call(
+        "where", call("eq", spread(count, scaled.shape), full(0, scaled)), full(0, scaled), scaled
+    )  # nothing added up is 0, whatever x is
+
+
+def _unit_sum(node: Node) -> Node | None:
+    """sum over axes of size 1  ->  reshape"""
+    if node.op.name != "sum" or node.operands[0].dtype is not node.dtype:
+        return None
+    (source,) = node.operands
+    unit = [a for a in node.attrs["axis"] if source.shape[a] == 1]
+    if not unit:
+        return None
+    left = tuple(s for a, s in enumerate(source.shape) if a not in unit)
+    gone = [a for a in node.attrs["axis"] if a not in unit]
+    axes = tuple(a - sum(u < a for u in unit) for a in gone)
+    inner = reshaped(source, left)
+    return call("sum", inner, axis=axes) if axes else inner
+
+
+def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library writes it that way
+    round at once
+    """
+    pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
+
+    def rewrite(old: Node, new: Node) -> Node | None:
+        found: dict[str, Node] = {}
+        if not match(pattern, new, found) or graph.users.get(old.operands[0], ()) != (old,):
+            return None
+        rank = new.rank
+        if new.attrs["axes"] != (*range(rank - 2), rank - 1, rank - 2):
+            return None
+        return call("matmul", found["y"].T, found["x"].T)
+
+    return rewrite
+
+
+@graph_pass("REAL")
+def simplify(graph: Graph, *, numerics: str = "real") -> Graph:
+    """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict"."""
+    rules = BITS + (REAL if numerics != "strict" else [])
+    transposed = _product_transposed(graph)
+    structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        current = node if operands == node.operands else again(node, operands)
+        for _ in range(20):
+            new = apply_rules(rules, current)
+            moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)
+            if moved is current:
+                turned = transposed(node, current) if numerics != "strict" else None
+                return current if turned is None else turned
+            current = moved
+        return current
+
+    return graph.rewrite(rule)

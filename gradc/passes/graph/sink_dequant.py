@@ -1,0 +1,299 @@
+"""sink_dequant: scales move to where they cost least, and sums move into scatters.
+
+(b) a sum over columns of something times a scatter happens before the scatter, so that no gradient of the table's size
+is made;
+    a sum over the scattered axes needs no scatter at all;
+(c) a scale per row of a scatter's result is read inside the scatter's load, or taken out of it, whichever moves fewer
+bytes; (d) a scale passes every op that is linear in its operand, along axes on which it is constant
+(:mod:`gradc.passes.graph.scales`).
+
+Rule (a) works before differentiation: :mod:`gradc.passes.graph.push_gathers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...ir.dims import known_nonnegative, same, symbols
+from ...ir.graph import Graph, again
+from ...ir.node import Node, call
+from ...ir.op import Expr, Primitive, Reduction, Scatter
+from ...ir.pattern import Var, match, op, splat
+from ...ops.indexing import in_range
+from ...ops.rules import full, reshaped, spread
+from ..manager import graph_pass
+from .push_gathers import GATHER, prepare
+from .replace_axis import VaryingAxes, elements, moves, nbytes, resize
+from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, carry, homogeneous, sink
+
+SUM, SELECT = op("sum", Var("x")), op("where", Var("kept"), Var("value"), Var("none"))
+ROUNDS = 4
+
+
+@graph_pass("REAL")
+def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
+    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u)), or sum(gather(a, i) * u); a
+    scale moves to where it costs least
+    """
+    if numerics == "strict":
+        return graph
+    for _ in range(ROUNDS):
+        before = graph
+        for step in (_sum_without_scatter, _reduce_before_scatter, carry, sink, _scale_after_scatter):
+            graph = step(graph)
+        if graph == before:
+            break
+    return graph
+
+
+# -- (b) ---------------------------------------------------------------------------------------------------------------
+
+
+def _sum_without_scatter(graph: Graph) -> Graph:
+    """sum(a * scatter(i, u))  ->  sum(gather(a, i) * u), the sum over every axis that the scatter mixes: its adjoint is
+    the gather of its vjp
+    """
+    uses = Uses(graph)
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        operands = tuple(new[o] for o in node.operands)
+        result = _gathered_sum(node, uses, new)
+        new[node] = result if result is not None else node if operands == node.operands else again(node, operands)
+    return graph.renamed(new)
+
+
+def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
+    """Masks of the updates that are inside, each to be spread to the updates' shape; None where that is not known."""
+    oob, updates = scatter.attrs.get("oob", "skip"), scatter.operands[scatter.op.lower.updates]
+    positions = {k: bound(scatter) for k, bound in scatter.op.indices.items()}
+    if oob == "error":
+        return []
+    if oob != "skip":  # clamp and wrap: of no rows there is none to be meant
+        return [] if all(known_nonnegative(size - 1) for size in positions.values()) else None
+    masks = []
+    for k, size in positions.items():
+        mask = in_range(operands[k], size)
+        if match(SCATTER, scatter, {}):
+            at = scatter.attrs["axis"]
+            mask = reshaped(mask, (*(1,) * at, *mask.shape, *(1,) * (updates.rank - at - mask.rank)))
+        elif mask.rank == updates.rank - 1:  # positions of each batch element, the same for every channel
+            mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
+        elif mask.rank != updates.rank:
+            return None
+        masks.append(mask)
+    return masks
+
+
+def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
+    found: dict[str, Node] = {}
+    if (
+        not match(op("sum", MUL), root, found)
+        or not uses.single(root.operands[0])
+        or root.dtype is not root.operands[0].dtype
+    ):
+        return None  # a sum in a wider integer: the scatter wraps before it
+    for scatter, other in ((found["x"], found["y"]), (found["y"], found["x"])):
+        lower = getattr(scatter.op, "lower", None)
+        if (
+            not isinstance(lower, Scatter)
+            or lower.combine != "sum"
+            or scatter.op.linear is None
+            or not uses.single(scatter)
+        ):
+            continue
+        axes, updates = scatter.op.linear(scatter)[lower.updates], scatter.operands[lower.updates]
+        if any(a not in root.attrs["axis"] for a in range(scatter.rank) if a not in axes):
+            continue
+        operands = tuple(new[o] for o in scatter.operands)
+        back: Node = scatter.op.vjp(new[other], again(scatter, operands), *operands, **scatter.attrs)[lower.updates]
+        inside = _added(scatter, operands)
+        if inside is None:
+            continue
+        known = not any(symbols(size) for size in (*updates.shape, *scatter.shape))
+        if known and nbytes(updates) > 2 * nbytes(scatter) + nbytes(other):
+            return None  # so many are added that a gather for each costs more than the dense sum
+        select: dict[str, Node] = {}
+        if (
+            match(SELECT, back, select) and splat(select["none"]) == 0
+        ):  # what is not added is not multiplied either: 0 * inf
+            product = call("where", select["kept"], select["value"] * new[updates], select["none"])
+        else:
+            product = back * new[updates]
+        for mask in inside:
+            product = call("where", spread(mask, updates.shape), product, full(0, product))
+        return call(
+            "sum", product, axis=tuple(a for a, to in enumerate(axes) if to is None or to in root.attrs["axis"])
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A scatter below a reduction, through ops that are linear in it and keep its scattered axis.
+
+    :param root: the reduction over kept axes.  :param axis: the scattered axis as an axis of root's result.
+    :param path: from the reduction down to the scatter.
+    :param outer: the graph's reduction, if that sums the scattered axis too.
+    """
+
+    root: Node
+    scatter: Node
+    path: tuple[Node, ...]
+    axis: int
+    outer: Node
+
+
+def _reduce_before_scatter(graph: Graph) -> Graph:
+    """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u))"""
+    uses = Uses(graph)
+    chains = _dissolving([chain for node in graph.nodes for chain in _scatters_below(node)], uses)
+    if not chains:
+        return graph
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        operands = tuple(new[o] for o in node.operands)
+        result = _scattered_last(chains[node], uses, new) if node in chains else None
+        new[node] = result if result is not None else node if operands == node.operands else again(node, operands)
+    return graph.renamed(new)
+
+
+def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:
+    """One chain per reduction; those of which every value is gone once all of them are rewritten."""
+    while True:
+        gone = {
+            (node, user)
+            for chain in chains
+            for user, node in zip((chain.outer, *chain.path[1:]), chain.path[1:], strict=False)
+        }
+        kept = [
+            c
+            for c in chains
+            if not any(n in uses.outputs or any((n, user) not in gone for user in uses.of[n]) for n in c.path[1:])
+        ]
+        first: dict[Node, _Chain] = {}
+        for chain in kept:
+            first.setdefault(chain.outer, chain)
+        if len(first) == len(chains):
+            return first
+        chains = list(first.values())
+
+
+def _scatters_below(root: Node) -> list[_Chain]:
+    if not isinstance(getattr(root.op, "lower", None), Reduction) or root.op.linear is None or root.op.resized is None:
+        return []
+    found, visits = [], 0
+    pending: list[tuple[Node, ...]] = [(root,)]
+    while pending and visits < MOST:
+        path, visits = pending.pop(), visits + 1
+        node = path[-1]
+        if match(SCATTER, node, {}) and node is not root:
+            chain = _chain(path)
+            found += [chain] if chain is not None else []
+        elif len(path) < DEEPEST:
+            inner = [
+                o
+                for k, o in enumerate(node.operands)
+                if node.operands.count(o) == 1 and homogeneous(node, k) is not None
+            ]
+            pending += [(*path, o) for o in reversed(inner)]
+    return found
+
+
+def _chain(path: tuple[Node, ...]) -> _Chain | None:
+    root, scatter = path[0], path[-1]
+    axis = int(scatter.attrs["axis"])
+    for below, above in zip(reversed(path), reversed(path[1:-1]), strict=False):
+        known = homogeneous(above, above.operands.index(below))
+        moved = None if known is None else known[axis]
+        if moved is None or not same(above.shape[moved], below.shape[axis]):
+            return None
+        axis = moved
+    if (
+        match(SUM, root, {}) and axis in root.attrs["axis"]
+    ):  # the columns first, then what is left of the scattered axis
+        columns = tuple(a for a in root.attrs["axis"] if a != axis)
+        if not columns:
+            return None
+        inner = call("sum", *root.operands, axis=columns)
+        return _Chain(inner, scatter, (inner, *path[1:]), axis - sum(c < axis for c in columns), root)
+    known = homogeneous(root, root.operands.index(path[1]))
+    kept = None if known is None else known[axis]
+    return None if kept is None else _Chain(root, scatter, path, kept, root)
+
+
+def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | None:
+    indices, updates = chain.scatter.operands
+    attrs = chain.scatter.attrs
+    read: dict[Node, Node] = {}
+
+    def leaf(node: Node, axis: int) -> Node:
+        if node is chain.scatter:
+            return new[updates]
+        read[node] = call("gather", new[node], new[indices], axis=axis, oob=attrs["oob"])
+        return read[node]
+
+    def opens(node: Node) -> bool:
+        if node in chain.path or moves(node):
+            return node is not chain.scatter
+        if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr):
+            return False
+        return (
+            splat(node) is not None
+            or uses.single(node)
+            or sum(nbytes(_stored(o)) for o in node.operands) < nbytes(node)
+        )
+
+    reduced = resize(chain.root, chain.axis, indices.shape, leaf, opens, lambda node: new[node])
+    known = not any(symbols(size) for size in (*indices.shape, attrs["size"]))
+    if known and sum(nbytes(n) for n in read.values()) > 2 * nbytes(chain.scatter) + sum(nbytes(n) for n in read):
+        return None  # so many rows are added that reading the table's rows for each costs more than the dense sum
+    whole = call("scatter_add", new[indices], reduced, **{**attrs, "axis": chain.axis})
+    return whole if chain.outer is chain.root else call("sum", whole, axis=chain.axis)
+
+
+def _stored(node: Node) -> Node:
+    """Where the value is read from, if it is only moved and converted."""
+    while moves(node) or match(CAST, node, {}):
+        (node,) = node.operands
+    return node
+
+
+# -- (c), outwards; inwards is part of sink ----------------------------------------------------------------------------
+
+
+def _scale_after_scatter(graph: Graph) -> Graph:
+    """scatter_add(i, gather(s, i) * u)  ->  s[:,None] * scatter_add(i, u), where fewer bytes are moved so"""
+    variation = VaryingAxes()
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if not match(SCATTER, node, {}):
+            return None
+        indices, updates = operands
+        found: dict[str, Node] = {}
+        if not match(MUL, updates, found) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
+            return None
+        axis = node.attrs["axis"]
+        for scale, rest in ((found["y"], found["x"]), (found["x"], found["y"])):
+            if not variation.of(scale) <= set(range(axis, axis + indices.rank)):
+                continue
+            source = scale
+            while moves(source):
+                (source,) = source.operands
+            if (
+                match(GATHER, source, {})
+                and source.operands[1] is indices
+                and source.operands[0].rank == 1
+                and source.attrs["oob"] == node.attrs["oob"]
+            ):
+                whole = call("scatter_add", indices, rest, **node.attrs)
+                column = source.operands[0].reshape(*(node.shape[a] if a == axis else 1 for a in range(node.rank)))
+                return call(
+                    "where", call("eq", whole, full(0, whole)), whole, whole * column
+                )  # rows that nothing was added to stay 0
+        return None
+
+    return graph.rewrite(rule)
+
+
+__all__ = ["prepare", "sink_dequant"]

@@ -1,0 +1,33 @@
+"""columns_to_rows: elements that are scattered one by one are rows, so that they can be sorted by where they go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.kernel import REDUCTIONS, Kernel, Program, Step
+from ...ir.types import Type
+from ..reductions.combine import combines
+
+
+def columns_to_rows(program: Program) -> Program:
+    """kernel rows() cols(i: N) { accum y[%t] <- v }  ->  kernel rows(i: N) cols() { accum y[%t] <- v }
+
+    A kernel of one row is one task: its columns share no place of their own, so that one thread would add them up.
+    """
+    types = {b.name: b.type for b in program.buffers}
+    steps: list[Step] = [
+        _turned(step) if isinstance(step, Kernel) and _scatters(step, types) else step for step in program.steps
+    ]
+    return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
+
+
+def _scatters(kernel: Kernel, types: dict[str, Type]) -> bool:
+    return (
+        not kernel.rows
+        and any(c.by_column for c in combines(kernel, types))
+        and not any(s.op in REDUCTIONS for s in kernel.body)
+    )
+
+
+def _turned(kernel: Kernel) -> Kernel:
+    return replace(kernel, rows=kernel.cols, cols=())

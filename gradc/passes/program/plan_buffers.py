@@ -1,0 +1,115 @@
+"""plan_buffers: temps that are never alive together share a slot of the one workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...ir.dims import Size, assuming, known_nonnegative
+from ...ir.kernel import Kernel, Program, alternatives
+
+
+def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+    """For each temp that owns bytes, the steps that first write and last use it."""
+    span: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(program.steps):
+        for item in alternatives(step):
+            for name in (*item.reads, *item.writes):
+                root = program.root(name)
+                if program.buffer[root].kind == "temp":
+                    span[root] = (span.get(root, (number, number))[0], number)
+    return span
+
+
+def plan_buffers(program: Program) -> Program:
+    """temp t3: f32[N,D]  ->  temp t3: f32[N,D] slot 0"""
+    span = lifetimes(program)
+    slots: list[tuple[Size, int]] = []  # bytes, the last step that uses it
+    placed: dict[str, int] = {}
+    with assuming(program.assumptions):
+        for name in sorted(span, key=lambda n: span[n]):
+            first, last = span[name]
+            need = program.buffer[name].type.nbytes
+            fits = [i for i, (size, busy) in enumerate(slots) if busy < first and known_nonnegative(size - need)]
+            if fits:
+                best = fits[0]
+                slots[best] = (slots[best][0], last)
+            else:
+                best = len(slots)
+                slots.append((need, last))
+            placed[name] = best
+    return replace(program, buffers=tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers))
+
+
+def slot_sizes(program: Program) -> list[Size]:
+    """Bytes of each slot: those of its first, and so largest, buffer."""
+    sizes: dict[int, list[Size]] = {}
+    for b in program.buffers:
+        if b.slot >= 0:
+            sizes.setdefault(b.slot, []).append(b.type.nbytes)
+    out = []
+    with assuming(program.assumptions):
+        for slot in sorted(sizes):
+            largest = sizes[slot][0]
+            for size in sizes[slot][1:]:
+                largest = size if known_nonnegative(size - largest) else largest
+            out.append(largest)
+    return out
+
+
+def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
+    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not
+    again after storing.
+
+    An input goes to the output of its own name before any other.
+    """
+    taken: dict[str, str] = {}
+    called = {buffer: name for name, buffer in program.outputs}
+    for name in names:
+        source = program.buffer[name]
+        readers = [
+            (i, k)
+            for i, step in enumerate(program.steps)
+            for k in alternatives(step)
+            if any(program.root(r) == name for r in k.reads)
+        ]
+        for target in sorted(program.of_kind("output"), key=lambda b: called.get(b.name) != name):
+            if target.alias or target.name in taken or target.type != source.type or not readers:
+                continue
+            writers = [
+                (i, k)
+                for i, step in enumerate(program.steps)
+                for k in alternatives(step)
+                if any(program.root(w) == target.name for w in k.writes)
+            ]
+            if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
+                continue
+            kernel = writers[0][1]
+            if isinstance(kernel, Kernel) and _in_place(program, kernel, name, target.name):
+                taken[target.name] = name
+                break
+    return taken
+
+
+def _in_place(program: Program, kernel: Kernel, source: str, target: str) -> bool:
+    stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
+    loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
+    if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
+        return False
+    position, store = stores[0]
+    if any(
+        load.index != store.index
+        or load.where
+        or program.buffer[load.buffer].type.shape != program.buffer[store.buffer].type.shape
+        for load in loads
+    ):
+        return False
+    last = kernel.phases[position]
+    return (
+        all(
+            p == last
+            for i, p in kernel.phases.items()
+            if kernel.body[i].op in ("store", "accum") or kernel.is_column(kernel.body[i])
+        )
+        or len(kernel.passes) - 1 == last
+    )

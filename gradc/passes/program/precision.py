@@ -1,0 +1,70 @@
+"""What a program computes in, read off its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.kernel import REDUCTIONS, Call, Kernel, Program, Stmt, alternatives
+from ...ir.node import REGISTRY
+from ..reductions.combine import combines
+from ..reductions.cost import deterministic as is_deterministic
+
+_SUMS = ("sum", "prod")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Derived from the kernels, never typed in.
+
+    :param math: float dtypes in which values are computed, sums and extrema included; what only moves, casts, selects
+        or compares is not computed.
+    :param accumulator: dtypes that sums and products (those of a matrix product too) are kept in at least; a strategy
+        may keep parts of a sum wider.
+    :param deterministic: same inputs, same build, same machine: same bits.
+    :param bit_stable: the bits do not depend on the number of threads.
+    """
+
+    math: tuple[str, ...]
+    accumulator: tuple[str, ...]
+    deterministic: bool
+    bit_stable: bool
+
+
+def precision_of(program: Program, target: str) -> Precision:
+    """The precision of a program on a target."""
+    math: set[str] = set()
+    sums: set[str] = set()
+    types = {b.name: b.type for b in program.buffers}
+    deterministic, calls = True, False
+    for step in program.steps:
+        for item in alternatives(step):
+            if isinstance(item, Kernel):
+                deterministic &= all(
+                    is_deterministic(item.strategies[part.buffer], part, types)
+                    for part in combines(item, types)
+                    if part.buffer in item.strategies
+                )
+                for s in item.body:
+                    if s.dtype is not None and s.dtype.is_float and _computes(s):
+                        math.add(s.dtype.name)
+                        if _adds_up(s):
+                            sums.add(s.dtype.name)
+            elif isinstance(item, Call):
+                calls = True
+                dtype = program.buffer[item.out.buffer].type.dtype
+                if dtype.is_float:
+                    math.add(dtype.name)
+                    sums.add(dtype.name)
+    # NumPy's own matrix product may add up in another order with another number of threads
+    return Precision(
+        tuple(sorted(math)), tuple(sorted(sums)), deterministic, deterministic and not (calls and target == "numpy")
+    )
+
+
+def _computes(s: Stmt) -> bool:
+    op = REGISTRY.get(s.op)
+    return s.op in REDUCTIONS or s.op == "accum" or (op is not None and not getattr(op, "in_place_of_dtype", False))
+
+
+def _adds_up(s: Stmt) -> bool:
+    return REDUCTIONS.get(s.op, s.combine if s.op == "accum" else "") in _SUMS

@@ -1,0 +1,1 @@
+"""How values of many rows are combined: the strategies, what they cost, which one is taken."""

@@ -1,0 +1,251 @@
+"""choose_reduction: every combine across rows gets a strategy.
+
+What each strategy is stands in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; that is taken
+only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
+
+The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are
+kept and predicates pick at the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare
+the costs themselves: see :mod:`gpu_choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from ...errors import InvalidProblem, TypeRuleError, Unsupported
+from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, product, total
+from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
+from ...ir.types import Type
+from .chunks import MOST_PARTIALS, chunk_rows
+from .combine import Combine, combines
+from .cost import Estimate, estimates, nominal, ways
+from .devices import CPU, Device, Gpu
+from .gpu_choice import Case, cases, fallback
+from .strategies import ON_HOST, STRATEGIES
+
+PER_ROW = int(CPU.sort * CPU.bandwidth / 8)
+
+
+def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
+    """Whether rows are sorted or have a partial result per chunk on the CPU, by the sizes; the first case that holds is
+    meant.
+
+    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s: 25 elements of the result per
+    row of a chunk.  Partial results of many rows are no more than ``MOST_PARTIALS`` elements together; those of a
+    result as large as that would be one task, and one of half of that can be.
+    """
+    try:
+        enough, many = PER_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // PER_ROW + 1
+        least = MOST_PARTIALS * floordiv(rows, many) + enough
+    except TypeRuleError:  # of sizes with more parts than a size may have nothing is said
+        return ((None, "privatized"),)
+    if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
+        return ((None, "segmented"),)
+    if known_nonnegative(enough - 1 - size):
+        return ((None, "privatized"),)
+    if isinstance(size, int) and known_nonnegative(size - enough):
+        return (Assumption(rows, ">=", many), "privatized"), (None, "segmented")
+    return (Assumption(size, ">=", least), "segmented"), (None, "privatized")
+
+
+def choose_reduction(
+    program: Program,
+    *,
+    force: Mapping[str, str] | None = None,
+    device: Device = CPU,
+    determinism: Literal["run", "none"] = "run",
+    available: Collection[str] = ON_HOST,
+) -> Program:
+    """accum g[%t, d]  ->  order(g) strategy(g: segmented)
+
+    :param force: output, or "*", -> strategy; what is forced is done, deterministic or not.
+    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add in any order where that is
+        faster by 10 %.
+    :param available: the strategies that the target has kernels for.
+    """
+    if determinism not in ("run", "none"):
+        raise InvalidProblem(f"determinism={determinism!r}; there are 'run' and 'none'")
+    types = {b.name: b.type for b in program.buffers}
+    force = {
+        program.root(dict(program.outputs).get(name, name)) if name in (*types, *dict(program.outputs)) else name: how
+        for name, how in (force or {}).items()
+    }
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, Kernel) and step.accums:
+            steps.append(
+                _on_gpu(step, types, force, device, determinism, available)
+                if isinstance(device, Gpu)
+                else _decide(step, types, force)
+            )
+        else:
+            steps.append(step)
+    return replace(program, steps=tuple(steps))
+
+
+def _forced(part: Combine, force: Mapping[str, str], allowed: Collection[str], known: Collection[str]) -> str:
+    """The strategy that is asked for and can be, else ""."""
+    wanted = force.get(part.buffer) or force.get("*")
+    if wanted is not None:
+        if wanted not in known:
+            raise Unsupported(f"the reduction {wanted!r}: there are {', '.join(known)}")
+        if wanted not in allowed and part.buffer in force:
+            raise Unsupported(
+                f"the combine into {part.buffer} cannot be {wanted}: its index allows {', '.join(allowed)}"
+            )
+    return str(wanted) if wanted in allowed else ""
+
+
+def _on_gpu(
+    kernel: Kernel,
+    types: Mapping[str, Type],
+    force: Mapping[str, str],
+    device: Gpu,
+    determinism: str,
+    available: Collection[str],
+) -> Step:
+    parts = combines(kernel, types)
+    picks: dict[str, str] = {}
+    undecided: tuple[Combine, tuple[Case, ...]] | None = None
+    for part in parts:
+        allowed = [way for way in ways(part, types, device) if way in available]
+        if not allowed:
+            raise Unsupported(
+                f"the combine into {part.buffer} needs one of {', '.join(ways(part, types, device))}; there are kernels"
+                f" for {', '.join(available) or 'none'}"
+            )
+        forced = _forced(part, force, allowed, available)
+        found: tuple[Case, ...] = (
+            ((None, forced),) if forced else cases(kernel, part, types, device, determinism, allowed)
+        )
+        if len(found) > 1 and undecided is None:
+            undecided = part, found
+        picks[part.buffer] = found[-1][1] if len(found) == 1 else ""
+    for part in parts:
+        if (
+            not picks[part.buffer] and undecided is not None and part is not undecided[0]
+        ):  # one select: others go at sizes of 1024
+            allowed = [way for way in ways(part, types, device) if way in available]
+            picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed)
+
+    def instead(part: Combine) -> str:
+        allowed = [way for way in ways(part, types, device) if way in available and not STRATEGIES[way].visits]
+        if not allowed:
+            raise Unsupported(
+                f"{kernel.name} adds into {part.buffer} in another order than its other results, and no kernel of this"
+                " target does without an order"
+            )
+        return fallback(kernel, part, types, device, determinism, allowed)
+
+    if undecided is None:
+        return _with(kernel, parts, picks, types, instead)
+    part, found = undecided
+    same = [
+        p.buffer for p in parts if not force.get(p.buffer) and p.gathered and p.key == part.key and p.tail == part.tail
+    ]
+    made: list[tuple[Assumption | None, Kernel]] = []
+    for when, how in found:
+        chosen = {**picks, part.buffer: how}
+        # rows in that order serve every result with these keys; without it none is worth the sort alone
+        if how in ("segmented", "privatized"):
+            chosen |= dict.fromkeys(same, how)
+        made.append((when, _with(kernel, parts, chosen, types, instead)))
+    return Select(tuple(made))
+
+
+def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str]) -> Step:
+    parts = combines(kernel, types)
+    picks: dict[str, str] = {}
+    # results that one order of the rows serves are sorted, or privatized, together
+    by_key: dict[object, list[Combine]] = {}
+    for part in parts:
+        allowed = ways(part, types)
+        forced = _forced(part, force, allowed, ON_HOST)
+        if not forced and allowed == ["privatized", "segmented"]:
+            by_key.setdefault(part.key, []).append(part)
+        else:
+            picks[part.buffer] = forced or min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
+
+    def elements(group: list[Combine]) -> Size:
+        return total(product(types[part.buffer].shape) for part in group)
+
+    def pick(group: list[Combine], how: str) -> None:
+        picks.update({part.buffer: how for part in group})
+
+    undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
+    for key, group in by_key.items():
+        found = host_cases(kernel.row_count, kernel.col_count, elements(group))
+        if any(picks.get(part.buffer) == "segmented" and part.key == key for part in parts):
+            pick(group, "segmented")
+        elif len(found) == 1:
+            pick(group, found[0][1])
+        else:
+            undecided.append((group, found))
+    if undecided and any(STRATEGIES[how].visits for how in picks.values()):  # the rows have an order
+        for group, _ in undecided:
+            pick(group, "privatized")
+        undecided = []
+    if not undecided:
+        return _with(kernel, parts, picks, types)
+    sizes = [elements(group) for group, _ in undecided]
+    largest = max(range(len(sizes)), key=lambda i: evaluate(sizes[i], nominal([sizes[i]])))
+    for i, (group, _) in enumerate(undecided):
+        if i != largest:
+            pick(group, "privatized")
+    made: list[tuple[Assumption | None, Kernel]] = []
+    for when, how in undecided[largest][1]:
+        pick(undecided[largest][0], how)
+        made.append((when, _with(kernel, parts, picks, types)))
+    return Select(tuple(made))
+
+
+def _with(
+    kernel: Kernel,
+    parts: list[Combine],
+    picks: Mapping[str, str],
+    types: Mapping[str, Type],
+    instead: Callable[[Combine], str] = lambda part: "privatized",
+) -> Kernel:
+    """At most one visiting order: a second accum that wants another one goes without."""
+    order: Combine | None = None
+    final: dict[str, str] = {}
+    for part in sorted(parts, key=lambda p: not STRATEGIES[picks[p.buffer]].visits):
+        how = picks[part.buffer]
+        if STRATEGIES[how].visits:
+            if order is None:
+                order = part
+            elif (final[order.buffer], _visited(order, how)) != (how, _visited(part, how)):
+                how = instead(part)
+        final[part.buffer] = how
+    strategy = tuple((p.buffer, final[p.buffer]) for p in parts)
+    decided = replace(kernel, order=order.buffer if order else "", strategy=strategy)
+    return decided.named_by_structure(kernel.name.rpartition("_")[0], types)  # the strategy is part of the structure
+
+
+def _visited(part: Combine, how: str) -> object:
+    """What the rows are visited in the order of."""
+    return part.key if STRATEGIES[how].visits == "by key" else part.kept
+
+
+def decisions(
+    program: Program, dims: Mapping[str, int] | None = None, device: Device = CPU
+) -> list[tuple[str, str, str, list[Estimate]]]:
+    """For explain(): (kernel, buffer, strategy picked, estimates) of each accum."""
+    types = {b.name: b.type for b in program.buffers}
+    out: list[tuple[str, str, str, list[Estimate]]] = []
+    for step in program.steps:
+        kernel = taken(step, dims) if dims is not None else next(alternatives(step))
+        if not isinstance(kernel, Kernel):
+            continue
+        for part in combines(kernel, types):
+            out.append(
+                (
+                    kernel.name,
+                    part.buffer,
+                    kernel.strategies.get(part.buffer, ""),
+                    estimates(kernel, part, types, dims, device),
+                )
+            )
+    return out

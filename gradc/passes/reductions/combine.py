@@ -1,0 +1,285 @@
+"""Combines across rows taken apart: where a row's values go, and the sizes that the cost of a way to get there depends
+on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ...ir.dims import Dim, Size, evaluate, floordiv, maximum, product
+from ...ir.kernel import REDUCTIONS, Index, Kernel, Stmt
+from ...ir.types import Type
+
+OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
+"""Of partial results in a block's own memory: columns of a block, bytes at most (every device has them beside what the
+kernel stages), blocks that a kernel is cut up for, fewest rows of one: as :mod:`gradc.codegen.cuda.launch` has them.
+"""
+S = TypeVar("S", int, int | Dim)
+
+
+@dataclass(frozen=True)
+class Combine:
+    """One accum, taken apart.
+
+    :param kept: row axes that stand in the index by themselves: rows that differ there never meet.
+    :param gathered: whether a value read from memory stands in the index.
+    :param by_column: whether such a value varies along the columns.
+    :param leading: how many leading index entries hold no column; the rest are the columns, in order and whole, if
+        ``tail``.
+    """
+
+    stmt: Stmt
+    kept: tuple[str, ...]
+    gathered: bool
+    by_column: bool
+    leading: int
+    tail: bool
+
+    @property
+    def buffer(self) -> str:
+        return self.stmt.buffer
+
+    @property
+    def key(self) -> tuple[tuple[Index, ...], str]:
+        """What decides where a row goes; axes of size 1 decide nothing."""
+        return tuple(i for i in self.stmt.index[: self.leading] if i != Index()), self.stmt.where
+
+
+def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
+    """Every accum of a kernel, taken apart."""
+    rows, cols = [a for a, _ in kernel.rows], dict(kernel.cols)
+    out = []
+    for s in kernel.accums:
+        entries = s.index
+        kept = tuple(dict.fromkeys(i.variable for i in entries if i.variable in rows))
+        values = [v for i in entries for v, _ in i.terms if v.startswith("%")]
+        by_column = any(kernel.levels[v] & cols.keys() for v in values) or bool(
+            s.where and kernel.levels[s.where] & cols.keys()
+        )
+        uses_col = [any(v in cols for v, _ in i.terms) for i in entries]
+        leading = next((k for k, used in enumerate(uses_col) if used), len(entries))
+        early = not _reduces(
+            kernel, [*values, *([s.where] if s.where else [])]
+        )  # the sort comes before any pass over columns
+        tail = early and all(
+            i.variable in cols and types[s.buffer].shape[k] == cols[i.variable]
+            for k, i in enumerate(entries)
+            if k >= leading
+        )
+        tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(
+            s
+        ) & cols.keys()  # each column adds into an element of its own
+        out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column))
+    return out
+
+
+def _reduces(kernel: Kernel, values: Sequence[str]) -> bool:
+    """Whether values are made from the result of a pass over the columns."""
+    pending, seen = list(values), set(values)
+    while pending:
+        s = kernel.stmts[pending.pop()]
+        if s.op in REDUCTIONS:
+            return True
+        fresh = [u for u in s.uses if u not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
+
+
+def exact(combine: Combine, types: Mapping[str, Type]) -> bool:
+    """Whether atomics combine in any order to the same bits: integers that the hardware adds and compares."""
+    dtype = types[combine.buffer].dtype
+    return dtype.is_integer and dtype.itemsize >= 4 and combine.stmt.combine in ("sum", "max", "min")
+
+
+# -- in sizes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scatter(Generic[S]):
+    """One accum in sizes.
+
+    :param rows: N.
+    :param width: D, elements that a row adds.
+    :param keys: V, rows of the result.
+    :param out: its elements.
+    :param read: bytes read to make the values.
+    :param index: bytes of the indices.
+    :param item: bytes of an element of the result.
+    :param contiguous: whether what a row adds lies together.
+    :param exact: whether atomics give the same bits in any order.
+    :param gathered: whether the place is read from memory.
+    :param own: whether partial results can lie in a block's own memory.
+    :param owners: rows of the result with one owner each; 0: not known.
+    """
+
+    rows: S
+    width: S
+    keys: S
+    out: S
+    read: S
+    index: S
+    owners: S
+    item: int
+    contiguous: bool = True
+    exact: bool = False
+    gathered: bool = True
+    own: bool = False
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element that sums are kept in."""
+        return max(self.item, 4)
+
+    @property
+    def pair(self) -> int:
+        """Bytes of a partial sum: with what f32 has rounded off."""
+        return self.wide * (2 if self.wide == 4 else 1)
+
+
+@dataclass(frozen=True)
+class HostScatter:
+    """One accum on the CPU in sizes.
+
+    :param columns: of the kernel.
+    :param out: elements of the result, of ``item`` bytes.
+    :param read: bytes of what is added.
+    :param owners: rows of the result that one task each could own.
+    :param beside: elements of the kernel's other results that are privatized.
+    """
+
+    rows: int
+    columns: int
+    out: int
+    item: int
+    read: int
+    owners: int
+    beside: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Where rows go.
+
+    :param unique: U, how many rows of the result are hit.  :param most: R, the hits on the hottest.
+    """
+
+    unique: int
+    most: int
+
+
+def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None = None) -> Hits:
+    """As given; else U as N indices drawn at random have it, V (1 - (1 - 1/V)^N), and R the least that N hits on V rows
+    can be.
+    """
+    if unique is None:
+        unique = (
+            round(-s.keys * math.expm1(s.rows * math.log1p(-1 / s.keys))) if s.keys > 1 else max(min(s.rows, s.keys), 0)
+        )
+    return Hits(unique, -(-s.rows // max(s.keys, 1)) if most is None else most)
+
+
+def row_scatter(
+    rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False
+) -> Scatter[int]:
+    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes; ``own``: into a table
+    whose rows are known and few.
+    """
+    return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
+
+
+def own_bytes(keys: int, item: int) -> int:
+    """Of the partial results of a block: sums of f32 with what they round off."""
+    return keys * OWN_COLUMNS * (8 if item <= 4 else item)
+
+
+def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> Scatter[Size]:
+    """An accum as the sizes that its cost on a GPU depends on."""
+    s, type_ = combine.stmt, types[combine.buffer]
+    cols = {a for a, _ in kernel.cols}
+    in_columns = bool(kernel.stmt_level(s) & cols)
+    place = {v for i in s.index for v, _ in i.terms}
+    along = bool(place & cols) or combine.by_column  # else the columns of a row are added up first
+    rows, width, keys = kernel.row_count, kernel.col_count if in_columns and along else 1, product(type_.shape)
+    if combine.by_column:  # each element goes a way of its own
+        rows, width = rows * width, 1
+    elif combine.tail:
+        width, keys = product(type_.shape[combine.leading :]), product(type_.shape[: combine.leading])
+    elif along:
+        keys = floordiv(product(type_.shape), maximum(width, 1))
+    read, index = _loaded(kernel, s, types)
+    owners = product(size for a, size in kernel.rows if a in combine.kept) if combine.kept else 0
+    whole = combine.tail or width == 1
+    return Scatter[Size](
+        rows,
+        width,
+        keys,
+        product(type_.shape),
+        read,
+        index,
+        owners,
+        type_.dtype.itemsize,
+        whole,
+        exact(combine, types),
+        combine.gathered,
+        own(kernel, combine, types),
+    )
+
+
+def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
+    """Whether a privatized accum's partial results can lie in the memory of a GPU's block: few rows, a known number of
+    them, and nothing else to do.
+
+    Rows are added whole, each column to one element, and their places are read from memory.
+    """
+    keys, type_ = product(types[combine.buffer].shape[: combine.leading]), types[combine.buffer]
+    alone = (
+        [s for s in kernel.body if not s.name or s.op in REDUCTIONS] == [combine.stmt]
+        and len(kernel.passes) == 1
+        and bool(kernel.cols)
+    )
+    if not alone or not combine.gathered or not combine.tail or not isinstance(keys, int):
+        return False
+    inner = type_.shape[combine.leading :]
+    in_order = [i.variable for i in combine.stmt.index[combine.leading :]] == [a for a, _ in kernel.cols] and product(
+        inner
+    ) == kernel.col_count
+    return in_order and own_bytes(keys, type_.dtype.itemsize) <= OWN_BYTES
+
+
+def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:
+    """Bytes that are read to make an accum's values, and its index and mask."""
+    sizes = dict((*kernel.rows, *kernel.cols))
+    values = _behind(kernel, s.args)
+    place = _behind(kernel, [v for v in s.uses if v not in s.args]) - values
+    total: list[Size] = []
+    for names in (values, place):
+        loads = {(x.buffer, x.index): x for x in (kernel.stmts[v] for v in sorted(names)) if x.op == "load"}
+        count: Size = 0
+        for x in loads.values():
+            count = count + product(sizes[a] for a in sorted(kernel.levels[x.name])) * types[x.buffer].dtype.itemsize
+        total.append(count)
+    return total[0], total[1]
+
+
+def _behind(kernel: Kernel, values: Sequence[str]) -> set[str]:
+    """Values and what they are made from."""
+    pending, seen = list(values), set(values)
+    while pending:
+        fresh = [u for u in kernel.stmts[pending.pop()].uses if u not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return seen
+
+
+def scatter_sizes(s: Scatter[Size]) -> list[Size]:
+    return [s.rows, s.width, s.keys, s.out, s.read, s.index, s.owners]
+
+
+def numbers(s: Scatter[Size], bound: Mapping[str, int]) -> Scatter[int]:
+    """The sizes with their symbols bound."""
+    rows, width, keys, out, read, index, owners = (evaluate(size, bound) for size in scatter_sizes(s))
+    return Scatter[int](rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered, s.own)

@@ -1,0 +1,203 @@
+"""What each way to combine across rows costs: predicted bytes and time, from shapes alone; and the bytes that kernels
+and programs must move.
+
+The ways and their formulas are in :mod:`strategies`, the machines in :mod:`devices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import Unsupported
+from ...ir.dims import Size, evaluate, product, symbols
+from ...ir.kernel import Kernel, Program, alternatives, taken
+from ...ir.types import Type
+from .combine import (
+    Combine,
+    Hits,
+    HostScatter,
+    Scatter,
+    combines,
+    exact,
+    expected_hits,
+    numbers,
+    scatter_of,
+    scatter_sizes,
+)
+from .devices import CPU, Cpu, Device, Gpu
+from .strategies import ON_GPU, ON_HOST, STRATEGIES, floor
+
+MARGIN = 1.1
+"""What is not deterministic must be faster by this much to be picked."""
+MOST_SORTED = 2**31 - 3
+"""Rows that a sort takes, and places that they go to: positions and keys have 32 bits."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A strategy's predicted cost.
+
+    :param bytes: moved by the kernel's accum under this strategy.  :param seconds: predicted.  :param why: in words.
+    :param floor: bytes that no strategy can avoid; 0: not known.
+    :param deterministic: whether it gives the same bits in every run.
+    """
+
+    strategy: str
+    bytes: int
+    seconds: float
+    why: str
+    floor: int = 0
+    deterministic: bool = True
+
+
+def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> list[str]:
+    """The strategies that are right for an accum on a device."""
+    dtype, whole = types[combine.buffer].dtype, exact(combine, types)
+    return [
+        name
+        for name in (ON_GPU if isinstance(device, Gpu) else ON_HOST)
+        if STRATEGIES[name].right(combine, dtype, whole)
+    ]
+
+
+def deterministic(strategy: str, combine: Combine, types: Mapping[str, Type]) -> bool:
+    """Whether a way gives the same bits in every run."""
+    return STRATEGIES[strategy].deterministic or exact(combine, types)
+
+
+def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
+    """A value for each symbol: the given one, else 1024."""
+    names: frozenset[str] = frozenset().union(*(symbols(s) for s in sizes)) if sizes else frozenset()
+    return {name: (dims or {}).get(name, 1024) for name in sorted(names)}
+
+
+def estimates(
+    kernel: Kernel,
+    combine: Combine,
+    types: Mapping[str, Type],
+    dims: Mapping[str, int] | None = None,
+    device: Device = CPU,
+    *,
+    unique: int | None = None,
+    hits: int | None = None,
+) -> list[Estimate]:
+    """The table of choose_reduction: each right strategy with its predicted bytes and time.
+
+    :param unique: how many rows of the result are hit, where that is known; else as many as indices drawn at random
+        hit.
+    :param hits: the most hits on one row, where that is known; else the least that it can be.
+    """
+    names = ways(combine, types, device)
+    if isinstance(device, Cpu):
+        return _on_host(_host_scatter(kernel, combine, types, dims), device, names)
+    assert isinstance(device, Gpu)
+    sizes = scatter_of(kernel, combine, types)
+    bound = numbers(sizes, nominal(scatter_sizes(sizes), dims))
+    return predict(bound, device, names, expected_hits(bound, unique, hits))
+
+
+def _host_scatter(
+    kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None
+) -> HostScatter:
+    type_ = types[combine.buffer]
+    others = [b for b, how in kernel.strategy if how == "privatized" and b != combine.buffer]
+    shapes = [types[b].shape for b in (combine.buffer, *others)]
+    bound = nominal([s for _, s in (*kernel.rows, *kernel.cols)] + [n for shape in shapes for n in shape], dims)
+    rows, cols, out = (evaluate(size, bound) for size in (kernel.row_count, kernel.col_count, product(type_.shape)))
+    owners = evaluate(product(size for axis, size in kernel.rows if axis in combine.kept), bound)
+    added = rows * (cols if kernel.stmt_level(combine.stmt) & {a for a, _ in kernel.cols} else 1)
+    beside = tuple(evaluate(product(shape), bound) for shape in shapes[1:])
+    return HostScatter(rows, cols, out, type_.dtype.itemsize, added * type_.dtype.itemsize, owners, beside)
+
+
+def _on_host(s: HostScatter, device: Cpu, names: Sequence[str]) -> list[Estimate]:
+    answer = []
+    for name in names:
+        cost = STRATEGIES[name].host
+        assert cost is not None
+        answer.append(Estimate(name, *cost(s, device)))
+    return answer
+
+
+def predict(
+    s: Scatter[int], device: Gpu, names: Sequence[str] = tuple(STRATEGIES), hits: Hits | None = None
+) -> list[Estimate]:
+    """The estimate of each of some strategies on a GPU."""
+    hits = hits or expected_hits(s)
+    wanted = [way for way in STRATEGIES.values() if way.name in names]
+    return [
+        Estimate(
+            way.name, *way.gpu(s, hits, device), way.words(s, hits, device), floor(s), s.exact or way.deterministic
+        )
+        for way in wanted
+    ]
+
+
+def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
+    """The pick on a GPU: what is not deterministic must be faster than what is by a margin."""
+    hits = expected_hits(s)
+    wanted = [way for way in STRATEGIES.values() if way.name in names]
+    return min(
+        wanted, key=lambda way: way.gpu(s, hits, device)[1] * (1 if s.exact or way.deterministic else MARGIN)
+    ).name
+
+
+def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
+    """Positions and keys of a sort have 32 bits.
+
+    :raises Unsupported: a kernel that runs at these sizes would sort more rows, or into more places, than
+        ``MOST_SORTED``.
+    """
+    types = {b.name: b.type for b in program.buffers}
+    for step in program.steps:
+        kernel = taken(step, dims)
+        if not isinstance(kernel, Kernel) or kernel.strategies.get(kernel.order) != "segmented":
+            continue
+        part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
+        for what, size in (
+            ("rows", kernel.row_count),
+            ("rows of its result", product(types[kernel.order].shape[: part.leading])),
+        ):
+            count = evaluate(size, dims)
+            if count > MOST_SORTED:
+                raise Unsupported(
+                    f"{kernel.name}: a segmented sum over {count} {what}; it counts to {MOST_SORTED}, reductions={{'*':"
+                    " 'privatized'} further"
+                )
+
+
+def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
+    """Bytes a kernel must move: each buffer it reads or writes once; of a gathered buffer only the rows that are
+    read.
+    """
+    return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers)
+
+
+def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
+    count = evaluate(types[name].count, dims)
+    uses = [s for s in kernel.body if s.buffer == name]
+    if all(s.op == "load" for s in uses):
+        count = min(count, evaluate(kernel.row_count, dims) * evaluate(kernel.col_count, dims) * len(uses))
+    return count * types[name].dtype.itemsize
+
+
+def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
+    """Bytes the whole program cannot avoid: every input read once (of a gathered one the rows that are read) and every
+    output written once.
+    """
+    types = {b.name: b.type for b in program.buffers}
+    total = 0
+    for b in program.buffers:
+        if b.alias or b.kind not in ("input", "output"):
+            continue
+        uses = [0]
+        for step in program.steps:
+            for item in alternatives(step):
+                touched = {n for n in (*item.reads, *item.writes) if program.root(n) == b.name}
+                uses += [
+                    _buffer_bytes(item, n, types, dims) if isinstance(item, Kernel) else evaluate(b.type.nbytes, dims)
+                    for n in touched
+                ]
+        total += max(uses)
+    return total

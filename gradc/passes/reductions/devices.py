@@ -1,0 +1,413 @@
+"""The machines that the cost model knows, as data.
+
+Every constant of a GPU says where it comes from:
+
+- ``measured``: on such a device;  ``fitted``: to measurements of another one, and taken over;
+- ``published``: the vendor's specification (SMs, L2, shared memory per block; bandwidth where no copy was measured);
+- ``estimate``: scaled from the H100 by SMs (atomics) or by bandwidth (the sort), or from a specification; good for
+  ratios at best.
+
+A calibration file replaces constants by what a device in hand gave.  It is JSON::
+
+    {"format": "gradc-device 1", "device": "H100", "constants": {"bandwidth": 3.05e12, "sort_pass": 7e-06}}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import InvalidProblem, Unsupported
+
+FORMAT = "gradc-device 1"
+_LONGEST_FILE = 65536
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the model knows of any machine.
+
+    :param bandwidth: bytes/s of a copy.
+    """
+
+    name: str
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Cpu(Device):
+    """Constants from measurements on a 2-core AVX-512 machine; they hold better as ratios than as times.
+
+    :param sort: seconds per row of a counting sort.  :param workers: cores assumed.
+    """
+
+    name: str = "cpu"
+    bandwidth: float = 20e9
+    sort: float = 10e-9
+    workers: int = 4
+
+
+@dataclass(frozen=True)
+class Gpu(Device):
+    """A GPU's constants; times in seconds, sizes in bytes, rates per second.
+
+    :param arch: what it is compiled for.  :param sms: multiprocessors.  :param l2: bytes of the second-level cache.
+    :param shared: bytes of shared memory that a block can have.
+    :param coalesced: 4-byte atomic adds of neighbouring lanes to neighbouring elements.
+    :param scattered: 128-byte lines that atomics reach.
+    :param resident: bytes that 16-byte atomics or plain accesses move in L2.
+    :param vector: whether there are 16-byte atomics of f32 at all.
+    :param hot: seconds per add to one row of up to 512 bytes; wider rows take twice that.
+    :param launch: seconds that a kernel costs whatever it does.
+    :param sort_base: a sort's seconds whatever it sorts.  :param sort_pass: least seconds of a pass over 8 bits.
+    :param sort_rate: rows of a pass.
+    :param one_block: most rows that one block sorts in one launch of ``sort_base``; 0: there is no such kernel.
+    :param sources: for each constant but that ``measured``, ``fitted``, ``published``, ``estimate`` or ``calibrated``.
+    """
+
+    arch: str
+    sms: int
+    l2: int
+    shared: int
+    coalesced: float
+    scattered: float
+    resident: float
+    vector: bool
+    hot: float
+    launch: float
+    sort_base: float
+    sort_pass: float
+    sort_rate: float
+    one_block: int = 4096
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def room(self) -> int:
+        """Bytes that stay in L2 beside what streams through it."""
+        return self.l2 * 6 // 10
+
+
+CPU = Cpu()
+MEASURED, FITTED, PUBLISHED, ESTIMATE = "measured", "fitted", "published", "estimate"
+_COMMON: Mapping[str, tuple[float, str]] = {
+    "launch": (2.5e-6, ESTIMATE),
+    "sort_base": (12e-6, FITTED),
+    "sort_pass": (8e-6, FITTED),
+}
+_MB = 1_000_000
+
+
+def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
+    """A device of constants, each with its source."""
+    given = {**_COMMON, **constants}
+    sources = {key: source for key, (_, source) in given.items()}
+    return Gpu(
+        name=name,
+        arch=arch,
+        vector=int(arch[3:]) >= 90,
+        sources=sources,
+        **{key: value for key, (value, _) in given.items()},  # type: ignore[arg-type]
+    )
+
+
+GPUS: tuple[Gpu, ...] = (
+    # The first of an arch stands for it.
+    _gpu(
+        "V100",
+        "sm_70",
+        bandwidth=(0.9e12, PUBLISHED),
+        sms=(80, PUBLISHED),
+        l2=(6 * _MB, PUBLISHED),
+        shared=(96 * 1024, PUBLISHED),
+        coalesced=(319e9, ESTIMATE),
+        scattered=(50e9, ESTIMATE),
+        resident=(2.2e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(24e9, ESTIMATE),
+    ),
+    _gpu(
+        "A100",
+        "sm_80",
+        bandwidth=(1.56e12, PUBLISHED),
+        sms=(108, PUBLISHED),
+        l2=(40 * _MB, PUBLISHED),
+        shared=(163 * 1024, PUBLISHED),
+        coalesced=(430e9, ESTIMATE),
+        scattered=(68e9, ESTIMATE),
+        resident=(3.0e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(42e9, ESTIMATE),
+    ),
+    _gpu(
+        "A100-80GB",
+        "sm_80",
+        bandwidth=(2.04e12, PUBLISHED),
+        sms=(108, PUBLISHED),
+        l2=(40 * _MB, PUBLISHED),
+        shared=(163 * 1024, PUBLISHED),
+        coalesced=(430e9, ESTIMATE),
+        scattered=(68e9, ESTIMATE),
+        resident=(3.0e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(54e9, ESTIMATE),
+    ),
+    _gpu(
+        "L4",
+        "sm_89",
+        bandwidth=(0.27e12, ESTIMATE),
+        sms=(58, PUBLISHED),
+        l2=(48 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(231e9, ESTIMATE),
+        scattered=(36e9, ESTIMATE),
+        resident=(1.6e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(7.2e9, ESTIMATE),
+    ),
+    _gpu(
+        "RTX 4090",
+        "sm_89",
+        bandwidth=(0.9e12, ESTIMATE),
+        sms=(128, PUBLISHED),
+        l2=(72 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(510e9, ESTIMATE),
+        scattered=(80e9, ESTIMATE),
+        resident=(3.6e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(24e9, ESTIMATE),
+    ),
+    _gpu(
+        "H100",
+        "sm_90",
+        bandwidth=(3.0e12, MEASURED),
+        sms=(132, PUBLISHED),
+        l2=(50 * _MB, PUBLISHED),
+        shared=(227 * 1024, PUBLISHED),
+        coalesced=(526e9, MEASURED),
+        scattered=(83e9, MEASURED),
+        resident=(3.7e12, MEASURED),
+        hot=(5e-9, MEASURED),
+        sort_rate=(80e9, FITTED),
+    ),
+    _gpu(
+        "H200",
+        "sm_90",
+        bandwidth=(4.3e12, MEASURED),
+        sms=(132, PUBLISHED),
+        l2=(60 * _MB, PUBLISHED),
+        shared=(227 * 1024, PUBLISHED),
+        coalesced=(526e9, ESTIMATE),
+        scattered=(83e9, ESTIMATE),
+        resident=(3.7e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(80e9, FITTED),
+    ),
+    _gpu(
+        "B200",
+        "sm_100",
+        bandwidth=(7.0e12, ESTIMATE),
+        sms=(148, PUBLISHED),
+        l2=(126 * _MB, PUBLISHED),
+        shared=(227 * 1024, PUBLISHED),
+        coalesced=(590e9, ESTIMATE),
+        scattered=(93e9, ESTIMATE),
+        resident=(4.1e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(80e9, MEASURED),
+        sort_base=(12e-6, MEASURED),
+        sort_pass=(8e-6, MEASURED),
+    ),
+    _gpu(
+        "RTX PRO 6000",
+        "sm_120",
+        bandwidth=(1.6e12, ESTIMATE),
+        sms=(188, PUBLISHED),
+        l2=(128 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(750e9, ESTIMATE),
+        scattered=(118e9, ESTIMATE),
+        resident=(5.2e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(43e9, ESTIMATE),
+    ),
+    _gpu(
+        "RTX 5090",
+        "sm_120",
+        bandwidth=(1.6e12, ESTIMATE),
+        sms=(170, PUBLISHED),
+        l2=(96 * _MB, PUBLISHED),
+        shared=(99 * 1024, PUBLISHED),
+        coalesced=(677e9, ESTIMATE),
+        scattered=(107e9, ESTIMATE),
+        resident=(4.8e12, ESTIMATE),
+        hot=(5e-9, ESTIMATE),
+        sort_rate=(43e9, ESTIMATE),
+    ),
+)
+_RATE, _TIME, _BYTES = (1e6, 1e16), (0, 1), (1, 2**40)
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "bandwidth": _RATE,
+    "coalesced": _RATE,
+    "scattered": _RATE,
+    "resident": _RATE,
+    "sort_rate": _RATE,
+    "hot": _TIME,
+    "launch": _TIME,
+    "sort_base": _TIME,
+    "sort_pass": _TIME,
+    "sms": (1, 65536),
+    "l2": _BYTES,
+    "shared": _BYTES,
+    "one_block": (0, 2**31),
+}
+CONSTANTS = tuple(_RANGES)
+"""What a calibration file may hold."""
+_WHOLE = ("sms", "l2", "shared", "one_block")
+
+
+def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Device:
+    """The device of an arch (``sm_90``, ``sm_90a``; ``sm_86`` as ``sm_80``), a name (``H200``), or what a driver calls
+    one (``NVIDIA H100 80GB HBM3``); ``cpu``.
+
+    :param calibration: a file whose constants go before ours.
+    :raises Unsupported: there is no such device here.  :raises InvalidProblem: the file is not what it should be.
+    """
+    found = _find(arch_or_name)
+    if calibration is None:
+        return found
+    if not isinstance(found, Gpu):
+        raise InvalidProblem(f"{calibration}: a calibration is for a GPU, not for {found.name}")
+    return calibrated(found, calibration)
+
+
+def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
+    """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text
+    before its own.
+    """
+    found = device_for(arch_or_name or "sm_90")
+    if not isinstance(found, Gpu):
+        raise Unsupported(f"{arch_or_name!r} is no GPU")
+    return found if calibration is None else calibrated_by(found, calibration)
+
+
+def listed_device(name: str, arch: str) -> Gpu:
+    """What stands for a device in hand: the one that its driver's name says, else the first of its arch.
+
+    :raises Unsupported: the cost model knows neither.
+    """
+    for asked in (name, arch):
+        try:
+            found = _find(asked)
+        except Unsupported:
+            continue
+        if isinstance(found, Gpu) and (asked == arch or found.arch == arch):
+            return found
+    raise Unsupported(f"the cost model knows neither a device {name[:80]!r} nor the architecture {arch}")
+
+
+def _find(asked: str) -> Device:
+    if not isinstance(asked, str):
+        raise InvalidProblem(f"a device is named by a text, not by {asked!r}")
+    words = re.findall(r"[a-z0-9_]+", asked.lower())
+    if words == ["cpu"]:
+        return CPU
+    if len(words) == 1 and (match := re.fullmatch(r"sm_(\d+)[af]?", words[0])):
+        number = int(match[1])  # of one that is not listed the nearest older one of its generation: sm_86 as sm_80
+        older = [d for d in GPUS if int(d.arch[3:]) <= number and int(d.arch[3:]) // 10 == number // 10]
+        same = sorted(older, key=lambda d: -int(d.arch[3:]))
+    else:
+        same = [d for d in GPUS if set(re.findall(r"[a-z0-9_]+", d.name.lower())) <= set(words)]
+        same.sort(key=lambda d: -len(d.name))  # of A100 and A100-80GB the one that says more
+    if not same:
+        known = ", ".join(f"{d.name} ({d.arch})" for d in GPUS)
+        raise Unsupported(f"the cost model knows no device {asked[:80]!r}; there are cpu, {known}")
+    return same[0]
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+def calibrated(device: Gpu, path: str | Path) -> Gpu:
+    """The device with the constants of a file in place of its own.
+
+    :raises InvalidProblem: no file, no JSON, another device's file, an unknown constant, a number that cannot be one.
+    """
+    return calibrated_by(device, read_calibration(path), path)
+
+
+def read_calibration(path: str | Path) -> str:
+    """The text of a file; InvalidProblem if it cannot be read or is no text of a calibration's length."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(_LONGEST_FILE + 1)
+    except OSError as error:
+        raise InvalidProblem(f"{path}: the calibration cannot be read: {error.strerror or error}") from error
+    if len(raw) > _LONGEST_FILE:
+        raise InvalidProblem(f"{path}: a calibration has at most {_LONGEST_FILE} bytes")
+    try:
+        return raw.decode("utf-8")
+    except ValueError as error:
+        raise InvalidProblem(f"{path}: this is not the JSON of a calibration: {error}") from error
+
+
+def calibrated_by(device: Gpu, text: str, where: str | Path = "calibration") -> Gpu:
+    """:func:`calibrated` by a file's text; ``where`` stands in errors."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidProblem(f"{where}: this is not the JSON of a calibration: {error}") from error
+    try:
+        return _replaced(device, found)
+    except InvalidProblem as error:
+        raise InvalidProblem(f"{where}: {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} stands there twice")
+    return dict(pairs)
+
+
+def _replaced(device: Gpu, found: Any) -> Gpu:
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise InvalidProblem(f'a calibration begins with "format": "{FORMAT}"')
+    unknown = found.keys() - {"format", "device", "constants"}
+    if unknown:
+        raise InvalidProblem(f"a calibration has no key {min(unknown)!r}; it has format, device, constants")
+    if found.get("device") != device.name:
+        raise InvalidProblem(f"the calibration is of {found.get('device')!r}, not of {device.name}")
+    constants = found.get("constants")
+    if not isinstance(constants, dict):
+        raise InvalidProblem('a calibration\'s "constants" maps names to numbers')
+    for name, value in constants.items():
+        if name not in CONSTANTS:
+            raise InvalidProblem(f"there is no constant {name!r}; there are {', '.join(CONSTANTS)}")
+        _check(name, value)
+    return replace(device, sources={**device.sources, **dict.fromkeys(constants, "calibrated")}, **constants)
+
+
+def _check(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidProblem(f"{name} is {value!r}: a number is wanted")
+    low, high = _RANGES[name]
+    if not low <= value <= high:  # NaN is in no range
+        raise InvalidProblem(f"{name} is {str(value)[:40]}: it lies between {low:g} and {high:g}")
+    if name in _WHOLE and not isinstance(value, int):
+        raise InvalidProblem(f"{name} is {value}: a whole number is wanted")
+
+
+def calibration_text(device: Gpu, constants: Mapping[str, float]) -> str:
+    """The file of constants measured on a device.
+
+    :raises InvalidProblem: as :func:`calibrated` would when it reads them.
+    """
+    content = {"format": FORMAT, "device": device.name, "constants": dict(constants)}
+    _replaced(device, content)
+    return json.dumps(content, indent=2) + "\n"

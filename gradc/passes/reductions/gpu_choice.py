@@ -1,0 +1,167 @@
+"""Which strategy a combine gets on a GPU: the cheapest that may be, as cases over the sizes.
+
+Sizes that are numbers leave one case.  Where one symbol is left, its crossovers are found in the model by bisection of
+whole numbers, so that a case reads ``N >= 3073``.  Where several are left, the cases are the model's own thresholds,
+one after another, each a product of sizes against a number: short enough to read in a program, and near the best
+everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from ...errors import InvalidProblem, Unsupported
+from ...ir.dims import Assumption, Dim, Size, known_nonnegative, symbol, symbols
+from ...ir.kernel import Kernel
+from ...ir.types import Type
+from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
+from .combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
+from .cost import cheapest, deterministic, nominal
+from .devices import Gpu
+from .strategies import ROW, STRATEGIES
+
+Case = tuple[Assumption | None, str]
+"""A strategy and when it is taken; the first that holds is meant, the last has no predicate."""
+_LARGEST = 31
+"""Sizes up to 2^31 are looked at: positions and keys have 32 bits."""
+
+
+def candidates(part: Combine, types: Mapping[str, Type], determinism: str, allowed: Sequence[str]) -> list[str]:
+    """What may be picked where nothing is forced.  Fixed-point sums are not taken for rows that can be sorted: those
+    add up exactly in order.
+    """
+    found = [
+        name for name in STRATEGIES if name in allowed and (determinism == "none" or deterministic(name, part, types))
+    ]
+    if "atomic_fixed" in found and ("segmented" in found or not part.gathered) and len(found) > 1:
+        found.remove("atomic_fixed")
+    if not found:
+        raise Unsupported(
+            f"the combine into {part.buffer} can only be {', '.join(allowed)} here, which adds in any order;"
+            ' determinism="none" allows it'
+        )
+    return found
+
+
+def cases(
+    kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]
+) -> tuple[Case, ...]:
+    """The cheapest of the allowed strategies, case by case."""
+    names = candidates(part, types, determinism, allowed)
+    sizes = scatter_of(kernel, part, types)
+    free = sorted(frozenset().union(*(symbols(size) for size in scatter_sizes(sizes))))
+    if len(names) == 1 or not free:
+        return ((None, names[0] if len(names) == 1 else cheapest(numbers(sizes, {}), device, names)),)
+    return _crossovers(sizes, free[0], device, names) if len(free) == 1 else _thresholds(sizes, device, names)
+
+
+def fallback(
+    kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]
+) -> str:
+    """One strategy whatever the sizes will be: the cheapest where each symbol is 1024."""
+    sizes = scatter_of(kernel, part, types)
+    return cheapest(
+        numbers(sizes, nominal(scatter_sizes(sizes))), device, candidates(part, types, determinism, allowed)
+    )
+
+
+def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
+    """symbol >= the least value of each piece, largest first."""
+
+    @functools.cache
+    def best(value: int) -> str:
+        try:
+            return cheapest(numbers(sizes, {name: value}), device, names)
+        except InvalidProblem:  # a size is divided by one that is 0
+            if value > 1:
+                raise
+            return best(value + 1)
+
+    pieces: list[tuple[int, str]] = [(0, best(0))]
+    low = 0
+    for high in (1 << power for power in range(_LARGEST + 1)):
+        while best(high) != pieces[-1][1]:
+            left, right = low, high  # the first is still the last piece's, the second is not
+            while right - left > 1:
+                middle = (left + right) // 2
+                left, right = (middle, right) if best(middle) == pieces[-1][1] else (left, middle)
+            pieces.append((right, best(right)))
+            low = right
+        low = high
+    if len(pieces) > 1 and pieces[1][0] == 1:
+        pieces = [(0, pieces[1][1]), *pieces[2:]]  # no rows are worth no case
+    return tuple((Assumption(symbol(name), ">=", least) if least else None, how) for least, how in reversed(pieces))
+
+
+def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
+    """The terms of the formulas that decide, in the order in which they do."""
+    found: list[tuple[Size, str]] = []  # taken where the size is >= 0
+    if "regular" in names and not (s.gathered and "segmented" in names):
+        # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another,
+        # as many as do that as fast as atomics
+        found.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), "regular"))
+    if "atomic" in names and "segmented" in names and not s.exact:  # R hot > sort, R being N / V at least
+        found.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
+    if "atomic" in names:
+        found.append((device.room // s.wide - s.out, "atomic"))  # the table stays in L2
+    if "segmented" in names:
+        if (
+            "atomic" in names and s.item >= 4
+        ):  # 2 U D a > B sort: rows hit come and go; U is near N, and three passes are enough for 2^24 rows
+            least = int((device.sort_base + 3 * device.sort_pass) * device.bandwidth)
+            each = int(3 * device.bandwidth / device.sort_rate)
+            found += [(s.rows * (s.width * (2 * s.wide) - each) - least, "segmented"), (0, "atomic")]
+        elif (
+            "privatized" in names and "atomic" not in names
+        ):  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
+            pays = device.sort_base + device.launch
+            amount = int(min(pays * device.resident, max(pays * device.bandwidth, 2 * device.room)))
+            found += [
+                (
+                    ((s.rows + (GPU_SHORTEST - 1)) * s.width) * (s.keys + GPU_SHORTEST) * (2 * s.pair // GPU_SHORTEST)
+                    - amount,
+                    "segmented",
+                ),
+                (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, "segmented"),
+                (0, "privatized"),
+            ]
+        else:
+            found.append((0, "segmented"))
+    found.append(
+        (
+            0,
+            (
+                next(name for name in ("atomic", "atomic_fixed", "privatized", "regular") if name in names)
+                if "segmented" not in names
+                else "segmented"
+            ),
+        )
+    )
+    return _decided(found)
+
+
+def _decided(found: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:
+    """Without what cannot hold, up to the first that must; what leads to the same as the last needs no case."""
+    kept: list[tuple[Size, str]] = []
+    for size, name in found:
+        if known_nonnegative(-1 - size):
+            continue
+        kept.append((size, name))
+        if known_nonnegative(size):
+            break
+    while len(kept) > 1 and kept[-2][1] == kept[-1][1]:
+        del kept[-2]
+    return (*((_relation(size), name) for size, name in kept[:-1]), (None, kept[-1][1]))
+
+
+def _relation(size: Size) -> Assumption:
+    """size >= 0 with the number on one side, without common factors."""
+    assert isinstance(size, Dim)
+    constant = sum(c for monomial, c in size.terms if not monomial)
+    share = math.gcd(*(c for monomial, c in size.terms if monomial))
+    rest = tuple((monomial, c // share) for monomial, c in size.terms if monomial)
+    if all(c < 0 for _, c in rest):
+        return Assumption(constant // share, ">=", Dim(tuple((monomial, -c) for monomial, c in rest)))
+    return Assumption(Dim(rest), ">=", -(constant // share))

@@ -1,0 +1,291 @@
+"""The ways to combine values of many rows into one result, one record each: where it is right, in which order rows are
+visited, what it costs.
+
+The choice, the cost model, ``explain``, the precision of an executable, the verifier and the documentation read
+:data:`STRATEGIES`; a way more is a record here and its part of a template.  What a way costs on a CPU are bytes moved
+at the device's bandwidth, what it costs on a GPU:
+
+N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a
+copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a result's element, [c] = 1 where c holds;
+``read`` are the bytes that the values are made from, ``index`` those of the indices::
+
+    floor        = (read + index + V D s) / B
+    sort         = base + ceil(log2(V + 1) / 8) max(pass, N / rate)
+    atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B
+                   + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
+    segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
+    privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B
+                   + 2 launches
+                   P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
+      shared     = max((read + index + V D s) / B, R / P hit) + 2 P V D a / L2's rate or B + 2 launches
+                   P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
+    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row)
+                   + 1 launch
+    atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B
+                   + V D (8 + s) / B + 4 launches
+
+``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the
+128-byte lines that they reach.  Partial results within 60 % of L2 move at its rate.  ``shared``: each block adds up in
+its own memory, its warps share the rows out by their index, so that every sum has one owner, and what is left of a
+block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a row that a warp
+adds.  The first four are models of kernels that others measured; privatized, regular and atomic_fixed are derived from
+what they move.  None of them has been held against our own kernels on a device yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ...ir.dims import ceildiv, evaluate
+from ...ir.kernel import STRATEGIES as IN_TEXT
+from ...ir.types import DType
+from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
+from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
+from .devices import Cpu, Gpu
+
+COLUMNS = 4
+"""Of a thread."""
+HIT = 17e-9
+"""Seconds per row that one warp adds to what it has in registers: an estimate."""
+ROW = 0.25e-6
+"""Seconds per row of a task: an estimate."""
+
+Cost = tuple[int, float]
+"""(bytes moved, seconds)"""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way.
+
+    :param text: for the documentation.
+    :param right: (combine, dtype of the result) -> whether it computes the same as any other; :param exact: whether
+        integers are meant that atomics combine to the same bits in any order.
+    :param visits: what decides in which order a kernel visits its rows: nothing, a sort ``by key``, or ``by owner`` of
+        the result's row.
+    :param deterministic: floats have the same bits in every run.
+    :param host: (sizes, CPU) -> (bytes, seconds, in words); None: there is no kernel for CPUs.
+    :param gpu: (sizes, hits, GPU) -> (bytes, seconds), and ``words`` the same in words.
+    """
+
+    name: str
+    text: str
+    right: Callable[[Combine, DType, bool], bool]
+    gpu: Callable[[Scatter[int], Hits, Gpu], Cost]
+    words: Callable[[Scatter[int], Hits, Gpu], str]
+    host: Callable[[HostScatter, Cpu], tuple[int, float, str]] | None = None
+    visits: Literal["", "by key", "by owner"] = ""
+    deterministic: bool = True
+
+
+# -- what several cost -------------------------------------------------------------------------------------------------
+
+
+def passes(keys: int) -> int:
+    """Passes of 8 bits over keys from 0 to V: ceil(log2(V + 1) / 8)."""
+    return -(-max(keys, 0).bit_length() // 8)
+
+
+def sort_seconds(s: Scatter[int], device: Gpu) -> float:
+    if s.rows <= device.one_block:
+        return device.sort_base
+    return device.sort_base + passes(s.keys) * max(device.sort_pass, s.rows / device.sort_rate)
+
+
+def _adds(s: Scatter[int], hits: Hits, device: Gpu, item: int) -> float:
+    """The atomics alone: elements of ``item`` bytes into memory that L2 holds."""
+    count = s.rows * s.width
+    vectors = item == 4 and device.vector and s.contiguous and not s.exact
+    single = count * item / device.resident if vectors else count * (item // 4) / device.coalesced
+    lines = s.rows * -(-s.width * item // 128) if s.contiguous else count
+    hot = hits.most * device.hot * (1 if s.width * item <= 512 else 2)
+    return max(single, lines / device.scattered, hot)
+
+
+def floor(s: Scatter[int]) -> int:
+    """Bytes that no strategy can avoid."""
+    return s.read + s.index + s.out * s.item
+
+
+def partials(s: Scatter[int]) -> int:
+    """How many partial results a privatized accum has."""
+    if s.own:
+        return max(min(OWN_BLOCKS // max(-(-s.width // OWN_COLUMNS), 1), -(-s.rows // OWN_SHORTEST)), 1)
+    return max(min(GPU_WORKERS // max(-(-s.width // COLUMNS), 1), GPU_MOST_CHUNKS, -(-s.rows // GPU_SHORTEST)), 1)
+
+
+# -- segmented --------------------------------------------------------------------------------------------------------
+
+
+def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
+    moved = s.read + s.out * s.item + 8 * s.rows
+    return (
+        moved,
+        device.sort * s.rows + moved / device.bandwidth,
+        f"{s.rows} rows sorted by index, each result row written once",
+    )
+
+
+def _segmented_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    moved = s.read + s.out * s.item + 8 * s.rows + 2 * (hits.most // GPU_SORTED) * s.width * s.wide
+    return moved, sort_seconds(s, device) + moved / device.bandwidth + 3 * device.launch
+
+
+def _segmented_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    return f"{s.rows} rows sorted by index in {sort_seconds(s, device) * 1e6:.1f} us, each result row written once"
+
+
+SEGMENTED = Strategy(
+    "segmented",
+    "rows are visited in the order of a stable sort of their index, so that each row of the result is written once",
+    right=lambda part, dtype, exact: part.gathered and part.tail,
+    visits="by key",
+    host=_segmented_host,
+    gpu=_segmented_gpu,
+    words=_segmented_words,
+)
+
+
+# -- regular ----------------------------------------------------------------------------------------------------------
+
+
+def _regular_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
+    moved = s.read + s.out * s.item
+    return (
+        moved,
+        moved / device.bandwidth * max(1.0, device.workers / max(s.owners, 1)),
+        f"{s.owners} rows of the result, each owned by one task",
+    )
+
+
+def _regular_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    moved = floor(s) + (2 * s.rows * s.width * s.wide if s.gathered else 0)
+    alone = s.rows / max(s.owners, 1) * ROW if s.gathered else 0.0
+    return moved, max(moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)), alone) + device.launch
+
+
+def _regular_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    idle = f": too few for {device.sms} SMs" if s.owners < device.sms else ""
+    idle = f": {s.rows // max(s.owners, 1)} rows each, one after another" if s.gathered and not idle else idle
+    return f"{s.owners} rows of the result, each owned by one task{idle}"
+
+
+REGULAR = Strategy(
+    "regular",
+    "the index is affine in the rows, so that each row of the result has one owner",
+    right=lambda part, dtype, exact: bool(part.kept),
+    visits="by owner",
+    host=_regular_host,
+    gpu=_regular_gpu,
+    words=_regular_words,
+)
+
+
+# -- privatized -------------------------------------------------------------------------------------------------------
+
+
+def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
+    chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.beside))), {})
+    moved = s.read + 2 * chunks * s.out * s.item + s.out * s.item
+    return moved, moved / device.bandwidth, f"{chunks} partials of {s.out} elements, folded in order"
+
+
+def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    if s.own:
+        apart, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
+        rate = device.resident if apart // 2 <= device.room else device.bandwidth
+        return (
+            streamed + apart,
+            max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + apart / rate + 2 * device.launch,
+        )
+    parts, streamed = partials(s) * s.out * s.pair, floor(s)
+    apart = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
+    rate = device.resident if parts <= device.room else device.bandwidth
+    return (
+        streamed + apart,
+        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + apart / rate + 2 * device.launch,
+    )
+
+
+def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    return f"{partials(s)} partials of {s.out} elements{' in shared memory' if s.own else ''}, folded in order"
+
+
+PRIVATIZED = Strategy(
+    "privatized",
+    "each fixed chunk of rows has a partial result; these are folded in the order of the chunks",
+    right=lambda part, dtype, exact: True,
+    host=_privatized_host,
+    gpu=_privatized_gpu,
+    words=_privatized_words,
+)
+
+
+# -- atomic_fixed -----------------------------------------------------------------------------------------------------
+
+
+def _atomic_fixed_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    hit, streamed = hits.unique * s.width * 8, s.read + s.index
+    rest = s.out * 8 + s.read + (2 * hit if hit > device.room else 0) + s.out * (8 + s.item)
+    return (
+        rest + streamed,
+        rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, 8)) + 4 * device.launch,
+    )
+
+
+def _atomic_fixed_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    return (
+        f"{s.rows * s.width} adds of 64-bit integers after a pass for their scale; what is small beside the largest"
+        " value loses digits"
+    )
+
+
+ATOMIC_FIXED = Strategy(
+    "atomic_fixed",
+    "floats are added as 64-bit integers by atomics, in any order to the same bits; values that are small beside the"
+    " largest lose digits",
+    right=lambda part, dtype, exact: dtype.is_float and 16 <= dtype.bits <= 32 and part.stmt.combine == "sum",
+    gpu=_atomic_fixed_gpu,
+    words=_atomic_fixed_words,
+)
+
+
+# -- atomic -----------------------------------------------------------------------------------------------------------
+
+
+def _atomic_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
+    table, hit, streamed = s.out * s.wide, hits.unique * s.width * s.wide, s.read + s.index
+    rest = table + (2 * hit if hit > device.room else 0) + (s.out * (4 + s.item) if s.item < 4 else 0)
+    return (
+        rest + streamed,
+        rest / device.bandwidth
+        + max(streamed / device.bandwidth, _adds(s, hits, device, s.wide))
+        + (3 if s.item < 4 else 2) * device.launch,
+    )
+
+
+def _atomic_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
+    where = "more than L2 keeps" if hits.unique * s.width * s.wide > device.room else "within L2"
+    text = f"{s.rows * s.width} adds to {hits.unique} rows, {where}; the hottest is hit {hits.most} times or more"
+    return text + (f"; f32 sums are rounded to {s.item} bytes in a pass of their own" if s.item < 4 else "")
+
+
+ATOMIC = Strategy(
+    "atomic",
+    "atomics, in any order: integers to the same bits, floats not",
+    right=lambda part, dtype, exact: exact or (dtype.is_float and dtype.bits >= 16 and part.stmt.combine == "sum"),
+    deterministic=False,
+    gpu=_atomic_gpu,
+    words=_atomic_words,
+)
+
+
+STRATEGIES: dict[str, Strategy] = {s.name: s for s in (SEGMENTED, REGULAR, PRIVATIZED, ATOMIC_FIXED, ATOMIC)}
+"""All, in the order in which equals are picked."""
+assert {s.name: s.visits for s in STRATEGIES.values()} == IN_TEXT
+ON_HOST = tuple(s.name for s in reversed(STRATEGIES.values()) if s.host)
+"""Those of the CPU, and what is available where nothing is said."""
+ON_GPU = (*ON_HOST, *(s.name for s in reversed(STRATEGIES.values()) if not s.host))
+"""Those of CUDA."""

@@ -1,0 +1,1 @@
+"""Graph -> Program: which nodes share a kernel, what is kept for backward."""

@@ -1,0 +1,99 @@
+"""merge: groups that were opened apart, and read the same or each other's values, become one.
+
+The scheduler meets nodes one by one, so two groups may stand before the value appears that joins them.  Here the pair
+that saves the most bytes is written again as one group, node by node under the rules of every group, until no pair can
+be.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...ir.node import Node
+from ...ir.op import Scatter
+from .groups import Group, lowering, nbytes
+from .lower import CannotInline
+from .scheduler import Limits, Scheduler
+
+
+@dataclass(frozen=True)
+class MissedFusion:
+    """Two kernels that would save bytes as one, and why they are two."""
+
+    first: str
+    second: str
+    nbytes: int
+    why: str
+
+
+def merge(scheduler: Scheduler, limits: Limits) -> None:
+    """Changes the groups of a scheduler that has placed every node."""
+    scheduler.limits = limits
+    position = {node: i for i, node in enumerate(scheduler.graph.nodes)}
+    size = functools.cache(lambda node: int(nbytes(node)))
+    refused = scheduler.refused
+    live = [g for g in scheduler.groups if g.key in scheduler.order and not g.alone]
+    worth = {
+        pair: saving
+        for i, a in enumerate(live)
+        for b in live[i + 1 :]
+        if (saving := saved(scheduler, *(pair := (a, b)), size))
+    }
+    while worth:
+        a, b = pair = min(worth, key=lambda pair: (-worth[pair], pair[1].key, pair[0].key))
+        why = _merged(scheduler, a, b, position)
+        if why:
+            refused[a.key, b.key] = worth.pop(pair), why
+            continue
+        live = [g for g in live if g not in pair]
+        worth = {x: saving for x, saving in worth.items() if not {*x} & {*pair}}
+        new = scheduler.groups[-1]
+        worth |= {(g, new): saving for g in live if (saving := saved(scheduler, g, new, size))}
+        live.append(new)
+
+
+def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int]) -> int:
+    """Bytes that one kernel would not move again: what both read, and what one writes and the other reads.  0 where
+    that is little.
+    """
+    shared = scheduler.loads[a.key] & scheduler.loads[b.key]
+    handed = (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
+    if not shared and not handed:
+        return 0
+    total = sum(size(node) for node in shared | handed)
+    least = min(max(size(scheduler.source(node)) for node in group.placed) for group in (a, b))
+    return total if 2 * total >= least else 0
+
+
+def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> str:
+    """Nothing if the two have become one; else why not, and nothing has changed."""
+    import networkx as nx
+
+    order = nx.contracted_nodes(scheduler.order, a.key, b.key, self_loops=False, copy=True)
+    if not nx.is_directed_acyclic_graph(order):
+        return "a third kernel needs the one and is needed by the other"
+    wider = max((a, b), key=lambda g: (len(g.domain.real), g.domain.cols is not None))
+    nodes = sorted([*a.placed, *b.placed], key=position.__getitem__)
+    before = scheduler.order, dict(scheduler.group_of)
+    scheduler.order = nx.relabel_nodes(order, {a.key: len(scheduler.groups)})
+    new = scheduler.open(wider.domain.shape, wider.domain.cols)
+    for node in nodes:
+        del scheduler.group_of[node]
+        scheduler.in_memory.discard(node)
+    refusal = next((reason for node in nodes if (reason := _joins(scheduler, node, new)) is not None), None)
+    if refusal is None:
+        del scheduler.loads[a.key], scheduler.loads[b.key]
+        return ""
+    scheduler.groups.pop()
+    del scheduler.loads[new.key]
+    scheduler.order, scheduler.group_of = before
+    scheduler.in_memory.update(nodes)
+    return f"{refusal.why} ({refusal.node.op.name} {refusal.node.type})"
+
+
+def _joins(scheduler: Scheduler, node: Node, group: Group) -> CannotInline | None:
+    if not group.placed and group.domain.cols is None and not isinstance(lowering(node), Scatter):
+        return scheduler.attempt(node, group)
+    return scheduler.join(node, group)

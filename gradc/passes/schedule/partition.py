@@ -1,0 +1,365 @@
+"""partition: the joint graph -> a forward with residuals and a backward, by a minimum cut over bytes.
+
+A value that only the inputs decide may be saved (its bytes) or computed again in the backward (free, but matrix
+products, scatters and reductions are never computed twice).  The cut of fewest bytes is what is saved.
+
+A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
+them, those first that give most bytes back for what has to be computed; products and scatters never are, and a budget
+below their results is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...errors import InvalidProblem
+from ...ir.dims import evaluate, symbols
+from ...ir.graph import Graph, input_node, rebuild
+from ...ir.node import Node, Note
+from ...ir.op import Library, Reduction, Scatter
+from ...ir.scan import LONGEST_NAME, suffixed
+from ..graph.replace_axis import moves
+from ..reductions.cost import nominal
+from .residual import Residual
+
+_FREE = 0
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """:param forward: outputs, then residuals ``r.NAME``.  :param backward: inputs are residuals and cotangents."""
+
+    forward: Graph
+    backward: Graph
+    residuals: tuple[Residual, ...]
+
+
+def partition(
+    joint: Graph,
+    values: Sequence[str],
+    *,
+    save: str | Sequence[str] = "min-cut",
+    budget: int | float | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Partition:
+    """joint  ->  forward + residuals and backward
+
+    :param values: the joint graph's outputs that belong to the forward.
+    :param save: ``"min-cut"``, ``"all"`` (whatever the backward reads, as it is before it is only moved or repeated),
+        ``"none"`` (only what must not be computed twice), or names of values.
+    :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible
+        (0.0) and what ``save`` keeps (1.0).
+    :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
+    :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
+        there are not.
+    """
+    floats = sum(joint.output(name).dtype.is_float for name in values)
+    cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
+    early = _needed(joint.output(name) for name in values)
+    # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
+    late: set[Node] = set(cotangents)
+    for node in joint.nodes:
+        if any(o in late for o in node.operands) or (
+            node not in early and node.op.name != "input" and not _constant(node)
+        ):
+            late.add(node)
+    gradients = [(name, node) for name, node in joint.outputs if name not in values]
+    needed = _needed(node for _, node in gradients)
+    boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
+    boundary |= {n for _, n in gradients if n not in late}
+    saved = _cut(joint, boundary, save, dims)
+    if budget is not None:
+        saved = _within(joint, boundary, saved, budget, dims or {})
+    residuals: dict[Node, Residual] = {}
+    used = {*joint.input_names, *joint.output_names}
+    for node in joint.nodes:
+        if node not in saved:
+            continue
+        if node.op.name == "input":
+            residuals[node] = Residual(joint.input_name(node), node, "input")
+            continue
+        note = joint.notes.get(node, Note())
+        called = f"{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
+        wish = (  # Python's names may have other letters
+            f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"
+        )
+        name, k = wish, 1
+        while name in used:
+            k += 1
+            name = suffixed(wish, str(k))
+        used.add(name)
+        residuals[node] = Residual(name, node, _why(node))
+    forward = replace(
+        joint,
+        name=joint.name.removesuffix("_joint"),
+        inputs=tuple(n for n in joint.inputs if n not in cotangents),
+        outputs=(
+            *((name, joint.output(name)) for name in values),
+            *((r.name, r.node) for r in residuals.values() if r.why != "input"),
+        ),
+    )
+    return Partition(forward, _backward(joint, gradients, residuals, cotangents), tuple(residuals.values()))
+
+
+def _needed(roots: object) -> set[Node]:
+    from ...ir.node import topological
+
+    return set(topological(roots))  # type: ignore[arg-type]
+
+
+def _why(node: Node) -> str:
+    kind = (
+        "a matrix product"
+        if isinstance(node.op, Library)
+        else "a reduction"
+        if _never_twice(node)
+        else "fewer bytes than what it is made from"
+    )
+    return f"{node.op.name}: {kind}"
+
+
+def _never_twice(node: Node) -> bool:
+    return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Reduction | Scatter)
+
+
+def _always_kept(node: Node) -> bool:
+    """What not even a budget lets be computed twice."""
+    return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Scatter)
+
+
+def bytes_of(node: Node, dims: Mapping[str, int] | None) -> int:
+    return evaluate(node.type.nbytes, nominal(node.shape, dims))
+
+
+def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Mapping[str, int] | None) -> set[Node]:
+    if save == "all":
+        return _unmoved({n for n in boundary if not _constant(n)}, dims)
+    names = set() if isinstance(save, str) else set(save)
+    if isinstance(save, str) and save not in ("min-cut", "none"):
+        raise InvalidProblem(f"save={save!r}; there are 'min-cut', 'all', 'none' and a list of names")
+    known = {joint.notes[n].name for n in _needed(boundary) if n in joint.notes}
+    if names - known:
+        raise InvalidProblem(f"save names {min(names - known)!r}, which no value of the forward is called")
+
+    def cost(node: Node) -> float:
+        name = joint.notes[node].name if node in joint.notes else ""
+        if name and name in names:
+            return _FREE
+        return _NEVER if save == "none" and not _never_twice(node) else bytes_of(node, dims)
+
+    return _minimum(joint, boundary, cost, _never_twice)
+
+
+def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
+    """What is kept so that all of ``read`` is: of a broadcast, a reshape or a transpose what it is made from; nothing
+    that an input or a kept value holds.
+    """
+
+    def source(node: Node) -> Node:
+        while moves(node) and not _constant(node) and bytes_of(node.operands[0], dims) <= bytes_of(node, dims):
+            (node,) = node.operands
+        return node
+
+    kept = {source(node) for node in read}
+    held = set(kept)
+    for node in kept:  # a part of what is kept as a whole
+        below = node
+        while moves(below):
+            (below,) = below.operands
+            if below in held or below.op.name == "input":
+                kept = (kept - {node}) | {below}
+                break
+    return {node for node in kept if not _constant(node)}
+
+
+def _minimum(
+    joint: Graph, boundary: set[Node], cost: Callable[[Node], float], once: Callable[[Node], bool]
+) -> set[Node]:
+    """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not
+    computed from others.
+    """
+    import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
+
+    behind = _needed(boundary)
+    network: nx.DiGraph[object] = nx.DiGraph()
+    network.add_node("T")
+    for order, node in enumerate(joint.nodes):
+        if node not in behind or _constant(node):
+            continue
+        inside, outside = ("in", node), ("out", node)
+        is_input = node.op.name == "input"
+        # a tie goes to the earlier node, so that the cut can be repeated
+        network.add_edge(inside, outside, capacity=(_FREE if is_input else cost(node)) * 4096 + order % 4096 / 4096 + 1)
+        if is_input or once(node):
+            network.add_edge("S", inside)  # no capacity: infinite
+        for operand in node.operands:
+            if not _constant(operand):
+                network.add_edge(("out", operand), inside)
+        if node in boundary:
+            network.add_edge(outside, "T")
+    if "S" not in network:
+        return set()
+    _, (reachable, _) = nx.minimum_cut(network, "S", "T")
+    return {node for node in behind if ("in", node) in reachable and ("out", node) not in reachable}
+
+
+# -- a budget ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A saved value, computed again instead.
+
+    :param computed: what is computed with it.
+    :param read: the saved values and inputs it is made from.
+    :param kept: products and scatters that are saved for it.
+    """
+
+    computed: frozenset[Node]
+    read: frozenset[Node]
+    kept: frozenset[Node]
+
+
+def _within(
+    joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]
+) -> set[Node]:
+    """What is saved of ``saved``, and what is saved instead, so that the bytes are within the budget."""
+    behind = _needed(boundary)
+    size = {node: bytes_of(node, dims) for node in behind}
+    fewest = None
+    if isinstance(budget, float):
+        fewest = _minimum(joint, boundary, size.__getitem__, _always_kept)
+        budget = _total(fewest, size) + int(budget * max(_total(saved, size) - _total(fewest, size), 0))
+    else:
+        held = [n for n in behind if (n in saved or _always_kept(n)) and n.op.name != "input"]
+        unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - dims.keys())
+        if unknown:
+            raise InvalidProblem(
+                f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)};"
+                f" hints={{{unknown[0]!r}: ...}} says at which sizes, or give a fraction"
+            )
+    left = _drop(joint, saved, budget, size)
+    if _total(left, size) <= budget:
+        return _reached(boundary, left)
+    fewest = _minimum(joint, boundary, size.__getitem__, _always_kept) if fewest is None else fewest
+    if _total(fewest, size) > budget:
+        products = ", ".join(sorted({n.op.name for n in fewest if n.op.name != "input" and size[n]}))
+        raise InvalidProblem(
+            f"memory_budget={budget} bytes, and {_total(fewest, size)} are the fewest that can be kept for the"
+            f" backward: results of {products}"
+        )
+    return fewest
+
+
+def _total(saved: Collection[Node], size: Mapping[Node, int]) -> int:
+    return sum(size[n] for n in saved if n.op.name != "input")
+
+
+def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int]) -> set[Node]:
+    """``saved`` without the values that give most bytes back for what is computed again, one after another until the
+    rest fits.
+    """
+    order = {node: i for i, node in enumerate(joint.nodes)}
+    left, total = set(saved), _total(saved, size)
+    known: dict[Node, _Again] = {}
+    dropped: list[Node] = []
+    while total > budget:
+        best, most = None, 0.0
+        for node in sorted(
+            (n for n in left if size[n] and n.op.name != "input" and not _always_kept(n)), key=order.__getitem__
+        ):
+            again = known[node] = known.get(node) or _again(node, left)
+            given_back = size[node] - sum(size[n] for n in again.kept)
+            worth = given_back / max(sum(_work(n, size) for n in again.computed), 1)
+            if worth > most:
+                best, most = node, worth
+        if best is None:
+            return left
+        now = known.pop(best)
+        left = (left - {best}) | now.kept | {n for n in now.read if n.op.name == "input"}
+        total += sum(size[n] for n in now.kept) - size[best]
+        dropped.append(best)
+        changed = {best, *now.kept}
+        known = {n: a for n, a in known.items() if not changed & (a.read | a.computed)}
+    for node in reversed(dropped):  # the last one may have given back more than was needed
+        if total + size[node] <= budget:
+            left.add(node)
+            total += size[node]
+    return left
+
+
+def _again(node: Node, saved: Collection[Node]) -> _Again:
+    computed, read, kept = {node}, set(), set()
+    pending = [node]
+    while pending:
+        for operand in pending.pop().operands:
+            if operand in computed or operand in kept or _constant(operand):
+                continue
+            if operand in saved or operand.op.name == "input":
+                read.add(operand)
+            elif _always_kept(operand):
+                kept.add(operand)
+            else:
+                computed.add(operand)
+                pending.append(operand)
+    return _Again(frozenset(computed), frozenset(read), frozenset(kept))
+
+
+def _work(node: Node, size: Mapping[Node, int]) -> int:
+    """Bytes that are gone through to compute a value: its own, or what a reduction reads."""
+    return max(size[n] for n in (node, *node.operands)) if _never_twice(node) else size[node]
+
+
+def _reached(boundary: set[Node], saved: set[Node]) -> set[Node]:
+    """Of ``saved`` and the inputs what the boundary is made from."""
+    found: set[Node] = set()
+    pending = list(boundary)
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node in saved or node.op.name == "input":
+            found.add(node)
+            continue
+        fresh = [o for o in node.operands if o not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return found
+
+
+def _constant(node: Node) -> bool:
+    """Whether no input decides it: constants, dims and what is made of them alone."""
+    pending = [node]
+    seen = {node}
+    while pending:
+        at = pending.pop()
+        if at.op.name == "input":
+            return False
+        fresh = [o for o in at.operands if o not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return True
+
+
+def _backward(
+    joint: Graph, gradients: Sequence[tuple[str, Node]], residuals: Mapping[Node, Residual], cotangents: set[Node]
+) -> Graph:
+    new: dict[Node, Node] = {n: input_node(r.name, n.type) for n, r in residuals.items()}
+    new |= {n: n for n in cotangents}
+    rebuild((node for _, node in gradients), new)
+    outputs = tuple((name, new[node]) for name, node in gradients)
+    reached = _needed(node for _, node in outputs)
+    inputs = [new[n] for n in residuals if new[n] in reached]
+    inputs += [n for n in joint.inputs if n in cotangents]
+    notes = {new[n]: note for n, note in joint.notes.items() if n in new}
+    defaults = {k: v for k, v in joint.defaults.items() if any(joint.input_name(n) == k for n in inputs)}
+    return Graph(
+        suffixed(joint.name.removesuffix("_joint"), "_backward"),
+        tuple(inputs),
+        outputs,
+        joint.assumptions,
+        notes,
+        defaults,
+    )

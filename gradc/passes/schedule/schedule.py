@@ -1,0 +1,59 @@
+"""schedule: Graph -> Program, fusing nodes into row programs.
+
+Every node starts as a kernel of its own (``fuse=False`` stops there).  With fusion, ops that move data and cheap
+pointwise ops are read where they are used; each other node joins the group that already reads or computes what it
+needs, where one iteration space serves both, the kernel can be written, and no group would wait for itself
+(reachability in the graph of groups).
+"""
+
+from __future__ import annotations
+
+from ...errors import InternalError
+from ...ir.dims import assuming
+from ...ir.graph import Graph
+from ...ir.kernel import Program
+from ...ir.op import Checked
+from ..graph.check_indices import check_indices
+from .emit import emit
+from .groups import lowering
+from .lower import CannotInline
+from .merge import MissedFusion, merge
+from .scheduler import FIRST, MERGED, Scheduler
+
+
+def schedule(graph: Graph, *, fuse: bool = True, host: bool = True) -> Program:
+    """mul, sum, mul  ->  one kernel with two passes over its columns
+
+    :param host: whether the target is the host: its matrix product reads other dtypes than its own, and scales, and its
+        kernels may be long.
+    """
+    return _scheduled(graph, fuse, host)[0]
+
+
+def apart(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
+    """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
+    program, scheduler = _scheduled(graph, True, host)
+    names = {k.name for k in program.kernels}
+    named = [
+        MissedFusion(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why)
+        for (a, b), (size, why) in scheduler.refused.items()
+    ]
+    return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -x.nbytes)
+
+
+def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler]:
+    graph = check_indices(graph)
+    forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
+    with assuming(graph.assumptions):
+        for _ in range(2 * len(graph.nodes) + 2):
+            scheduler = Scheduler(graph, fuse, forced, host)
+            try:
+                scheduler.run()
+                if fuse:
+                    merge(scheduler, MERGED if host else FIRST)
+                return emit(scheduler), scheduler
+            except CannotInline as reason:  # this node needs memory after all: again, with that known
+                if reason.node in forced:
+                    raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason
+                forced.add(reason.node)
+    raise InternalError(f"scheduling of {graph.name} does not end")

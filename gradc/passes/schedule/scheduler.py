@@ -1,0 +1,422 @@
+"""Who gets memory and who joins whom: nodes become groups, each of which is going to be a kernel."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.dims import Size
+from ...ir.graph import Graph
+from ...ir.kernel import Index
+from ...ir.node import Node
+from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scatter
+from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
+from .lower import CannotInline, IterationSpace, KernelBuilder
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a kernel of several values: buffers, statements, and their cost in additions.  A compiler's time grows faster
+    than a kernel does.
+    """
+
+    buffers: int
+    statements: int
+    cost: int
+
+
+CHEAP = 8
+FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
+"""Of a kernel that grows value by value, and of one made of two that save bytes together, on a machine whose registers
+spill to a near cache.
+"""
+LONGEST = 48
+"""Values that are computed in one expression."""
+
+
+class Scheduler:
+    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], host: bool):
+        import networkx as nx  # a tenth of a second, and nothing that comes from the cache is scheduled
+
+        self.graph, self.fuse, self.host = graph, fuse, host
+        self.limits = FIRST
+        self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
+        self.users = graph.users
+        self.group_of: dict[Node, Group] = {}
+        self.checks: dict[Node, Group] = {}
+        """The step that checks the elements of each :class:`Checked` node."""
+        self.groups: list[Group] = []
+        self.order: nx.DiGraph[int] = nx.DiGraph()
+        self.has_path = nx.has_path
+        self.library: list[Node] = []
+        self.in_memory: set[Node] = set(graph.inputs)
+        self.loads: dict[int, set[Node]] = {}
+        self.constants: dict[Node, str] = {}
+        self.names = set(graph.input_names)
+        """Of buffers, so far."""
+        self.inline: set[Node] = set()
+        self.refused: dict[tuple[int, int], tuple[int, str]] = {}
+        """Pairs of groups that would save bytes as one and cannot be: the bytes and why."""
+        self.kernel_names: dict[int, str] = {}
+
+    # -- who gets memory -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Give each node its place: in a kernel, in memory, or where it is read."""
+        for node in self.graph.nodes:
+            if node.op.name == "input":
+                continue
+            if isinstance(node.op, Library):
+                self.library_node(node)
+            elif isinstance(lowering(node), Checked):
+                self.checked_node(node)
+            elif isinstance(lowering(node), Alias) and (node in self.forced or not self.fuse):
+                self.force(node.operands[0])
+                self.in_memory.add(node)
+            elif node in self.forced or not self.fuse or not self.read_in_place(node):
+                self.place(node)
+            else:
+                self.inline.add(node)
+
+    def force(self, node: Node) -> None:
+        if node not in self.in_memory:
+            raise CannotInline(node, "its bytes are needed")
+
+    def read_in_place(self, node: Node) -> bool:
+        """Whether users compute the node again where they need it: data movement, and pointwise ops no dearer than
+        loading them.
+        """
+        lower = lowering(node)
+        if isinstance(lower, Movement | Lookup | Alias):
+            return True
+        if not isinstance(lower, Expr) or self.shared_index(node):
+            return False
+        cost, leaves, pending, seen = 0, 0.0, [node], {node}
+        while pending:
+            at = pending.pop()
+            inner = lowering(at)
+            if at is not node and (at in self.in_memory or at in self.group_of):
+                leaves += nbytes(at)
+                continue
+            cost += inner.cost if isinstance(inner, Expr) else 0
+            fresh = [o for o in at.operands if o not in seen]
+            seen.update(fresh)
+            pending += fresh
+        if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
+            return True
+        return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
+
+    def computed_once(self, node: Node) -> bool:
+        """Whether it has one reader, a computation that needs each element once: computed there it costs what it would
+        cost here.
+        """
+        users = self.users[node]
+        while len(users) == 1 and isinstance(lowering(users[0]), Alias):
+            users = self.users[users[0]]
+        return len(users) == 1 and isinstance(lowering(users[0]), Expr)
+
+    def shared_index(self, node: Node) -> bool:
+        """Whether it is a position that more elements are read (or added) at than it has."""
+        pending = [(node, user) for user in self.users[node]]
+        seen = set(pending)
+        while pending:
+            value, user = pending.pop()
+            if (
+                any(user.operands[k] is value for k in user.op.indices)
+                and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize
+            ):
+                return True
+            if isinstance(lowering(user), Movement | Alias) and not user.op.indices:
+                fresh = [pair for further in self.users[user] if (pair := (user, further)) not in seen]
+                seen.update(fresh)
+                pending += fresh
+        return False
+
+    # -- library calls -------------------------------------------------------------------------------------------------
+
+    def library_node(self, node: Node) -> None:
+        seen: list[StridedOperand] = []
+        for operand in node.operands:
+            try:
+                seen.append(StridedView(self).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
+            except CannotInline:
+                raise CannotInline(self.behind(operand), "a library reads it") from None
+        group = self.open((), None)
+        group.placed[node] = "library"
+        self.group_of[node] = group
+        self.in_memory.add(node)
+        self.loads[group.key] = set().union(*(s.bases for s in seen))
+        self.connect(group, self.loads[group.key])
+        self.library.append(node)
+
+    def checked_node(self, node: Node) -> None:
+        """Memory that is read after a step of its own has looked at it."""
+        self.force(node.operands[0])
+        group = self.open(node.shape, None)
+        group.placed[node] = "check"
+        self.checks[node] = group
+        self.in_memory.add(node)
+        self.loads[group.key] = set(node.operands)
+        self.connect(group, self.loads[group.key])
+
+    def behind(self, node: Node) -> Node:
+        """What needs memory so that a library can read the node: the value behind ops that only move it; if that has
+        some, a reshape of it; if none, the node.
+        """
+        base, above = node, node
+        while (
+            base.operands
+            and isinstance(lowering(base), Movement | Alias)
+            and not base.op.indices
+            and base not in self.in_memory
+        ):
+            above, base = (base if isinstance(lowering(base), Alias) else node), base.operands[0]
+        return above if base in self.in_memory else base
+
+    def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
+        group = Group(len(self.groups), shape, cols)
+        group.builder = self.builder(group)
+        self.groups.append(group)
+        self.order.add_node(group.key)
+        self.loads[group.key] = set()
+        return group
+
+    def builder(self, group: Group) -> KernelBuilder:
+        return KernelBuilder(group.domain, lambda node: self.buffer_for(node, group), self.constant_buffer)
+
+    def buffer_for(self, node: Node, group: Group) -> str | None:
+        """A stand-in name: the node is loaded unless this group computes it."""
+        if node in self.in_memory and node not in group.placed:
+            return f"@{id(node)}"
+        return None
+
+    def constant_buffer(self, node: Node) -> str:
+        if node not in self.constants:
+            free = (
+                name
+                for k in itertools.count(len(self.constants))
+                if (name := f"c{k}") not in self.names and name not in self.graph.output_names
+            )
+            self.constants[node] = next(free)
+            self.names.add(self.constants[node])
+        return self.constants[node]
+
+    def owner(self, node: Node) -> Group | None:
+        while isinstance(lowering(node), Alias) and node not in self.group_of and node not in self.checks:
+            (node,) = node.operands
+        return self.checks.get(node) or self.group_of.get(node)
+
+    def connect(self, group: Group, loaded: set[Node]) -> None:
+        for node in loaded:
+            owner = self.owner(node)
+            if owner is not None and owner is not group:
+                self.order.add_edge(owner.key, group.key)
+
+    # -- placing -------------------------------------------------------------------------------------------------------
+
+    def place(self, node: Node) -> None:
+        if self.fuse:
+            for group in self.candidates(node):
+                if self.join(node, group) is None:
+                    return
+        shape, cols = self.own_space(node)
+        reason = self.attempt(node, self.open(shape, cols))
+        if reason is not None and isinstance(lowering(node), Scatter):  # with every axis a row, each element is visited
+            self.groups.pop()
+            reason = self.attempt(node, self.open(shape, ()))
+        if reason is not None:
+            self.groups.pop()
+            raise reason
+
+    def candidates(self, node: Node) -> list[Group]:
+        """Groups that compute what the node reads, the latest first, then groups that load the same."""
+        leaves: dict[Node, None] = {}
+        pending, seen = list(node.operands), set(node.operands)
+        while pending:
+            at = pending.pop()
+            if at in self.in_memory:
+                leaves[at] = None
+                continue
+            fresh = [o for o in at.operands if o not in seen]
+            seen.update(fresh)
+            pending += fresh
+        producers = {g.key for leaf in leaves if (g := self.group_of.get(leaf)) is not None}
+        size = nbytes(self.source(node))
+        sharers = {
+            g.key for g in self.groups for leaf in leaves if leaf in self.loads[g.key] and nbytes(leaf) * 2 >= size
+        }
+        ranked = [*sorted(producers, reverse=True), *sorted(sharers - producers, reverse=True)]
+        return [self.groups[key] for key in ranked if not self.groups[key].alone]
+
+    @staticmethod
+    def source(node: Node) -> Node:
+        """The value whose shape is the iteration space of the node's computation."""
+        lower = lowering(node)
+        if isinstance(lower, Reduction):
+            return node.operands[0]
+        return node.operands[lower.updates] if isinstance(lower, Scatter) else node
+
+    def own_space(self, node: Node) -> tuple[Sequence[Size], tuple[int, ...] | None]:
+        """Iteration space and columns of a kernel for this node alone."""
+        shape = self.source(node).shape
+        if not isinstance(lowering(node), Reduction):
+            return shape, None
+        return shape, self.columns_for(node, shape)
+
+    @staticmethod
+    def reduced(node: Node) -> tuple[int, ...]:
+        axis = node.attrs["axis"]
+        return axis if isinstance(axis, tuple) else (axis,)
+
+    def columns_for(self, node: Node, shape: Sequence[Size]) -> tuple[int, ...]:
+        """Trailing reduced axes are walked along; leading ones are summed across rows, with the last axis as the
+        columns.
+        """
+        gone = tuple(a for a in self.reduced(node) if shape[a] != 1)
+        kept = [a for a in range(len(shape)) if shape[a] != 1 and a not in gone]
+        if lowering(node).combine != "sum" or not gone:
+            return gone
+        if not kept:
+            return gone[-1:]
+        if kept[-1] < gone[0]:
+            return gone
+        last = kept[-1] if kept[-1] > gone[-1] else gone[-1]
+        return (last,)
+
+    def join(self, node: Node, group: Group) -> CannotInline | None:
+        """The node in a group with the columns that it needs; None if it stands, else why not."""
+        other = CannotInline(node, "another iteration space")
+        if not alike(real(self.source(node).shape), group.real) and not (
+            group.domain.cols is not None and alike(real(self.source(node).shape), group.rows)
+        ):
+            return other
+        if isinstance(lowering(node), Reduction) and group.domain.cols is None:
+            wanted = self.columns_for(node, self.source(node).shape)
+            dims = [d for d, s in enumerate(self.source(node).shape) if s != 1]
+            mapped = tuple(group.domain.real[dims.index(a)] for a in wanted)
+            if not mapped and group.domain.real:
+                return other
+            if any(level == "row" for level in group.placed.values()) or any(
+                not axes & {f"i{d}" for d in mapped} for axes in group.walked
+            ):
+                return CannotInline(node, "the kernel's columns are not what is summed")
+            before = group.domain
+            group.domain = IterationSpace(before.shape, mapped)
+            group.builder.domain = group.domain
+            reason = self.attempt(node, group)
+            if reason is not None:
+                group.domain = group.builder.domain = before
+            return reason
+        return self.attempt(node, group)
+
+    def attempt(self, node: Node, group: Group) -> CannotInline | None:
+        """Write the node into the group's kernel; None if it stands, else why not, with nothing changed."""
+        builder = group.builder
+        saved = builder.snapshot(), dict(builder.homes), list(group.walked)
+        level = self.level(node, group)
+        if level is None:
+            return CannotInline(node, "another iteration space")
+        group.placed[node] = level
+        try:
+            self.write(node, group, builder, level)
+            loaded = {n for n in builder.loaded.values() if n not in group.placed}
+            if len(loaded) + len(group.placed) > self.limits.buffers and len(group.placed) > 1:
+                raise CannotInline(node, "too many buffers in one kernel")
+            if (len(builder.body) > self.limits.statements or builder.cost > self.limits.cost) and len(
+                group.placed
+            ) > 1:
+                raise CannotInline(node, "too long a kernel")
+            for other in loaded:
+                owner = self.owner(other)
+                if owner is group:
+                    raise CannotInline(node, "it needs a finished result of the same kernel")
+                if owner is not None and self.has_path(self.order, group.key, owner.key):
+                    raise CannotInline(node, "the kernels would wait for each other")
+        except CannotInline as reason:
+            del group.placed[node]
+            builder.restore(saved[0])
+            builder.homes, group.walked = saved[1], saved[2]
+            return reason
+        self.group_of[node] = group
+        self.in_memory.add(node)
+        self.loads[group.key] = loaded
+        self.connect(group, loaded)
+        if isinstance(lowering(node), Scatter):
+            group.scatter = node
+        return None
+
+    def level(self, node: Node, group: Group) -> str | None:
+        lower = lowering(node)
+        space = real(self.source(node).shape)
+        if isinstance(lower, Scatter):
+            if (
+                group.scatter is not None
+                and group.scatter.operands[1 - lower.updates] is not node.operands[1 - lower.updates]
+            ):
+                return None  # one visiting order per kernel
+            return "accum" if alike(space, group.real) or alike(space, group.rows) else None
+        if isinstance(lower, Reduction):
+            if not alike(space, group.real):
+                return None
+            gone = self.reduced_dims(node, group)
+            columns = set(group.domain.columns)
+            if gone == columns:
+                return "row"
+            ordered = bool(set(group.domain.real) - gone - columns)
+            if lower.combine == "sum" and (not gone & columns or gone > columns or gone < columns):
+                others = [n for n in group.placed if self.is_ordered(n, group)]
+                if ordered and (group.scatter is not None or any(self.reduced_dims(n, group) != gone for n in others)):
+                    return None  # one visiting order per kernel
+                return "accum"
+            return None
+        if alike(space, group.real):
+            return "element"
+        return "row" if group.domain.cols is not None and alike(space, group.rows) else None
+
+    def is_ordered(self, node: Node, group: Group) -> bool:
+        return (
+            group.placed[node] == "accum"
+            and isinstance(lowering(node), Reduction)
+            and bool(set(group.domain.real) - self.reduced_dims(node, group) - set(group.domain.columns))
+        )
+
+    def reduced_dims(self, node: Node, group: Group) -> set[int]:
+        """The reduced axes as dimensions of the group's space."""
+        shape = node.operands[0].shape
+        dims = [a for a, s in enumerate(shape) if s != 1]
+        return {group.domain.real[dims.index(a)] for a in self.reduced(node) if shape[a] != 1}
+
+    def write(
+        self, node: Node, group: Group, builder: KernelBuilder, level: str, buffer: str = "", store: bool = True
+    ) -> None:
+        """The statements of a placed node."""
+        lower = lowering(node)
+        if level == "accum" and isinstance(lower, Scatter):
+            updates = node.operands[lower.updates]
+            at = group.place(updates.shape, "element" if alike(real(updates.shape), group.real) else "row")
+            index, where = lower.at(at, node, builder)
+            builder.accumulate(buffer, node, tuple(index), builder.read(updates, at), where)
+            if alike(real(updates.shape), group.real) and group.domain.columns:
+                axes = builder.axes_of(builder.body[-1])
+                if not axes & {f"i{d}" for d in group.domain.columns}:
+                    raise CannotInline(node, "it would be added once per row, not once per column")
+                group.walked.append(axes)
+        elif level == "accum":
+            (source,) = node.operands
+            at = group.place(source.shape, "element")
+            gone, columns = self.reduced_dims(node, group), set(group.domain.columns)
+            value = builder.read(source, at)
+            if source.dtype is not node.dtype:
+                value = builder.cast(value, node.dtype)
+            if columns and gone > columns:
+                value = builder._emit("sum_cols", (value,), node.dtype)
+            index = tuple(i for a, i in enumerate(at) if a not in self.reduced(node))
+            builder.accumulate(buffer, node, index, value, None)
+        else:
+            at = group.place(node.shape, level)
+            builder.homes[node] = at
+            if store and buffer:
+                builder.store(buffer, node, at)
+            else:
+                builder.read(node, at)

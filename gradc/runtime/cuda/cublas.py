@@ -1,0 +1,200 @@
+"""Matrix products by cuBLAS on raw pointers, in memory that the caller gives: ``cupy.matmul`` would allocate.
+
+f32 is multiplied and added in f32 (no TF32), 16-bit floats are added up in f32, f64 in f64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import glob
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...codegen.cuda.actions import Library, Side
+from ...errors import DeviceError
+from ...ir.types import dtype as dtype_of
+from .device import Span
+
+_OK, _DEFAULT_ALGORITHM = 0, -1
+_NO_TRANSPOSE, _TRANSPOSE = 0, 1
+# CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: parts of a 16-bit product are added up in
+# f32, too.
+_MATH = 16
+# cudaDataType and cublasComputeType_t of each dtype.
+_TYPES = {"f32": (0, 68), "f64": (1, 70), "f16": (2, 68), "bf16": (14, 68)}
+_STATUS = {
+    1: "not initialized",
+    3: "allocation failed",
+    7: "invalid value",
+    8: "architecture mismatch",
+    11: "mapping error",
+    13: "execution failed",
+    14: "internal error",
+    15: "not supported",
+}
+_pointer, _int, _i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cublasCreate_v2": (_pointer,),
+    "cublasSetStream_v2": (_pointer, _pointer),
+    "cublasSetWorkspace_v2": (_pointer, _pointer, ctypes.c_size_t),
+    "cublasSetMathMode": (_pointer, _int),
+    # handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB, beta, C, Ctype, ldc,
+    # strideC, batchCount, computeType, algo
+    "cublasGemmStridedBatchedEx": (
+        _pointer,
+        _int,
+        _int,
+        _int,
+        _int,
+        _int,
+        _pointer,
+        _pointer,
+        _int,
+        _int,
+        _i64,
+        _pointer,
+        _int,
+        _int,
+        _i64,
+        _pointer,
+        _pointer,
+        _int,
+        _int,
+        _i64,
+        _int,
+        _int,
+        _int,
+    ),
+}
+
+
+class _Handles(threading.local):
+    def __init__(self) -> None:
+        self.of: dict[int, int] = {}
+
+
+_handles = _Handles()
+
+
+def workspace_bytes(arch: str) -> int:
+    """What cuBLAS asks for on an architecture: 32 MiB from sm_90 on, 4 MiB before."""
+    return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
+
+
+def multiply(device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int) -> None:
+    """Ask for a product along a stream; may be part of a capture.
+
+    :raises DeviceError: there is no cuBLAS, or it refused; sizes are given.
+    """
+    blas, handle = _library(), _handle(device)
+    data, compute = _TYPES[dtype_of(library.dtype).name]
+    real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
+    one, zero = real(1), real(0)
+    # Its matrices are column-major: ours are their transposes there, and out^T = b^T a^T.
+    (op_b, op_a), out_step = (_operation(library.b), _operation(library.a)), library.m * library.n
+    _check(blas.cublasSetStream_v2(handle, stream), library)
+    _check(
+        blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
+    )  # after the stream, which resets it
+    code = blas.cublasGemmStridedBatchedEx(
+        handle,
+        op_b,
+        op_a,
+        library.n,
+        library.m,
+        library.k,
+        ctypes.byref(one),
+        b,
+        data,
+        library.b.leading,
+        library.b.step,
+        a,
+        data,
+        library.a.leading,
+        library.a.step,
+        ctypes.byref(zero),
+        out,
+        data,
+        library.n,
+        out_step,
+        library.batch,
+        compute,
+        _DEFAULT_ALGORITHM,
+    )
+    _check(code, library)
+
+
+def _operation(side: Side) -> int:
+    return _TRANSPOSE if side.transposed else _NO_TRANSPOSE
+
+
+def _check(code: int, library: Library | None = None) -> None:
+    if code != _OK:
+        what = (
+            f"{library.batch} x {library.m} x {library.n} x {library.k} in {library.dtype}"
+            if library is not None
+            else "its beginning"
+        )
+        raise DeviceError(f"cuBLAS refused a product ({what}): status {code}, {_STATUS.get(code, 'unknown')}")
+
+
+def _handle(device: int) -> int:
+    """This thread's own: a handle has one stream and one workspace at a time."""
+    known = _handles.of
+    if device not in known:
+        made = ctypes.c_void_p()
+        _check(_library().cublasCreate_v2(ctypes.byref(made)))
+        _check(_library().cublasSetMathMode(made, _MATH))
+        known[device] = made.value or 0
+    return known[device]
+
+
+def prepare(device: int) -> None:
+    """Make the thread's handle now: that allocates, and a stream may be captured later."""
+    _handle(device)
+
+
+@functools.cache
+def _library() -> Any:
+    """cuBLAS of the CUDA that CuPy talks to.
+
+    :raises DeviceError: it is nowhere; says where it was looked for.
+    """
+    import cupy
+
+    major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    tried = []
+    for name in _candidates(major):
+        try:
+            library = ctypes.CDLL(name)
+            for function, types in _SIGNATURES.items():
+                getattr(library, function).argtypes = types
+            return library
+        except (OSError, AttributeError) as error:
+            tried.append(f"{name}: {error}")
+    raise DeviceError(
+        f"no cuBLAS of CUDA {major} ({'; '.join(tried)}); the wheel nvidia-cublas{'-cu12' if major == 12 else ''}"
+        " brings one"
+    )
+
+
+def _candidates(major: int) -> Iterator[str]:
+    """Names and files, in the order in which they are tried: what is loaded already, what a wheel brought, what CuPy
+    finds.
+    """
+    soname = f"libcublas.so.{major}"
+    yield soname
+    namespace = importlib.util.find_spec("nvidia")
+    for root in (namespace.submodule_search_locations if namespace is not None else None) or ():
+        for folder in ("cublas", f"cu{major}"):
+            yield from sorted(glob.glob(os.path.join(glob.escape(root), folder, "lib", soname)))
+    import cupy
+
+    cupy.cuda.device.get_cublas_handle()  # CuPy loads its own now
+    yield soname

@@ -1,0 +1,435 @@
+"""A GPU through CuPy, by addresses alone: the one module that imports cupy, and only once a device is asked for.
+
+>>> from gradc.runtime import gpu
+>>> gpu.count() and gpu.current_device().arch           # 0 without a driver: cupy is not imported then
+>>> device = gpu.Gpu(text)                              # CUDA text, compiled for the current device at its first launch
+>>> memory = device.memory(4096)
+>>> begin, end = device.event(), device.event()
+>>> begin.record(); device.launch("name", blocks, threads, [Span(memory.address, 1024, np.dtype("f4")), 1024],
+written=[0]); end.record()
+>>> end.wait(); end.since(begin)                        # seconds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...codegen.text import widened
+from ...errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
+from ...process.forks import held_off, lock
+from .device import Description, Span
+
+Array = np.ndarray[Any, Any]
+_FUNCTION = re.compile(
+    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+'
+    r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+)
+_NOT_READY = 600
+
+
+# -- is there one? -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def count() -> int:
+    """How many devices the driver has; 0 without a driver."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        number = ctypes.c_int()
+        return 0 if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(number)) else number.value
+    except (OSError, AttributeError):
+        return 0
+
+
+def usable() -> bool:
+    """Whether there are a device and a CuPy; imports nothing."""
+    return count() > 0 and importlib.util.find_spec("cupy") is not None
+
+
+@functools.cache
+def _cupy() -> Any:
+    """CuPy, once there is something to use it for."""
+    if not count():
+        raise NoDevice(
+            "no GPU: the loader knows no libcuda.so.1, or the driver has no device; target='cuda-sim' runs the same"
+            " kernels on the CPU"
+        )
+    try:
+        with held_off:
+            import cupy
+    except ImportError as error:
+        raise NoDevice(
+            f"a GPU is reached through CuPy, which does not import: {error}; `pip install gradc[cuda12]` or"
+            " `gradc[cuda13]` brings it"
+        ) from error
+    return cupy
+
+
+def failure(error: Exception, what: str) -> DeviceError | OutOfMemory:
+    """A failed call of CUDA's as the error of ours that it is."""
+    status, text = getattr(error, "status", None), f"{what}: {error}"
+    if isinstance(error, MemoryError) or status == 2:
+        return OutOfMemory(text)
+    if status == 35:  # cudaErrorInsufficientDriver
+        return DriverTooOld(
+            f"{text}; this CuPy is of CUDA {_cupy().cuda.runtime.runtimeGetVersion()}, a CuPy of the driver's own CUDA"
+            " goes with it"
+        )
+    if status == 100:
+        return NoDevice(text)
+    if status is not None and 900 <= status <= 908:
+        return CaptureError(text)
+    return DeviceError(text)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, DeviceError | OutOfMemory):
+            raise
+        raise failure(error, what) from error
+
+
+def _asked(what: str, function: Any, *args: Any) -> Any:
+    """As :func:`_named`, for what every call does."""
+    try:
+        return function(*args)
+    except (RuntimeError, MemoryError) as error:
+        raise failure(error, what) from error
+
+
+def current_device() -> Description:
+    """The current device of this thread.
+
+    :raises NoDevice: there is no driver, no device, or no CuPy to reach it; says which.
+    :raises DriverTooOld: for this CuPy.
+    """
+    cupy = _cupy()
+    with _named("asking for the current device"):
+        return _description(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _description(number: int) -> Description:
+    runtime = _cupy().cuda.runtime
+    about, driver = runtime.getDeviceProperties(number), runtime.driverGetVersion()
+    bandwidth = 2 * about.get("memoryClockRate", 0) * 1000 * about.get("memoryBusWidth", 0) // 8
+    return Description(
+        number,
+        about["name"].decode(),
+        f"sm_{about['major']}{about['minor']}",
+        about["multiProcessorCount"],
+        about["l2CacheSize"],
+        about["sharedMemPerBlockOptin"],
+        about["totalGlobalMem"],
+        bandwidth,
+        (driver // 1000, driver % 1000 // 10),
+    )
+
+
+def fits(arch: str, device: Description) -> bool:
+    """Whether a device runs a binary for an architecture: its own, or an earlier one of its generation."""
+    number, variant = int(re.sub(r"\D", "", arch)), arch[-1] if arch[-1] in "af" else ""
+    own = int(device.arch[3:])
+    return number == own if variant == "a" else number // 10 == own // 10 and number <= own
+
+
+# -- what it is asked for ----------------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """Of CuPy's pool."""
+
+    def __init__(self, pointer: Any, nbytes: int):
+        self.pointer, self.nbytes, self.address = pointer, nbytes, int(pointer.ptr)
+
+
+class _Event:
+    def __init__(self, event: Any, device: Gpu):
+        self.event, self.runtime, self.device = event, device.runtime, device
+
+    def record(self, stream: int | None = None) -> None:
+        _asked("recording an event", self.runtime.eventRecord, self.event.ptr, self.device.at(stream))
+
+    def done(self) -> bool:
+        status = self.runtime.eventQuery(self.event.ptr)
+        if status not in (0, _NOT_READY):
+            raise failure(self.runtime.CUDARuntimeError(status), "what was asked of the device before")
+        return bool(status == 0)
+
+    def wait(self) -> None:
+        with _named("what was asked of the device before"):
+            self.runtime.eventSynchronize(self.event.ptr)
+
+    def since(self, start: Any) -> float:
+        return float(self.runtime.eventElapsedTime(start.event.ptr, self.event.ptr)) / 1000
+
+
+class _Graph:
+    def __init__(self, executable: int, device: Gpu):
+        self.executable, self.runtime, self.device = executable, device.runtime, device
+
+    def replay(self, stream: int | None = None) -> None:
+        with _named("starting a captured graph"):
+            self.runtime.graphLaunch(self.executable, self.device.at(stream))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at exit the driver may be gone before us
+            self.runtime.graphExecDestroy(self.executable)
+
+
+class Gpu:
+    """The current device and a CUDA text on it: :class:`gradc.runtime.cuda.device.Device`, where each method is
+    described.
+
+    :param text: kernels as ``extern "C" __global__`` functions whose parameters are pointers and 64-bit integers.
+    :param cubin: the text compiled, or b"": it is compiled for the device's architecture (and kept in the cache) at the
+        first launch.
+    :param wide: the same for offsets of 64 bits, at the first launch that needs them.
+    :param arch: what the cubin was compiled for.
+    :param sync: wait after each launch, so that an error names the function that raised it.
+    """
+
+    def __init__(self, text: str = "", *, cubin: bytes = b"", wide: bytes = b"", arch: str = "", sync: bool = False):
+        self.text, self.cubin, self.wide, self.arch, self.sync = text, cubin, wide, arch, sync
+        self.description = current_device()
+        self.cupy = _cupy()
+        self.runtime, self.driver = self.cupy.cuda.runtime, self.cupy.cuda.driver
+        self._functions: dict[bool, dict[str, int]] = {}  # by whether their offsets have 64 bits
+        self._streams: list[Any] = []
+        self._lock = lock()
+        self._thread = threading.local()
+
+    def check_current(self) -> None:
+        """DeviceError if the thread's current device is another one; the driver's context is there afterwards."""
+        number = self.runtime.getDevice()
+        if number != self.description.number:
+            raise DeviceError(
+                f"this module is loaded on device {self.description.number}, and the current one is device {number}"
+            )
+        if not getattr(self._thread, "ready", False):
+            with _named(f"using device {number} ({self.description.name})"):
+                self.runtime.setDevice(number)
+                self.runtime.free(0)  # makes the context, and the thread's own
+            self._thread.ready = True
+
+    def device_of(self, address: int) -> int:
+        with _named(f"asking whose address {address:#x} is"):
+            return int(self.runtime.pointerGetAttributes(address).device)
+
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
+        memory = self.memory(math.prod(shape) * dtype.itemsize, stream)
+        try:
+            return self.cupy.ndarray(shape, dtype, memory.pointer)
+        except (TypeError, ValueError) as error:
+            raise Unsupported(
+                f"CuPy {self.cupy.__version__} has no arrays of {dtype}: {error}; torch tensors, or CuPy 14, have them"
+            ) from error
+
+    def load(self, wide: bool = False) -> None:
+        self.check_current()
+        with self._lock:
+            if wide in self._functions or not self.text:
+                return
+            here, arch = self.description, self.arch or self.description.arch
+            if not fits(arch, here):
+                raise DeviceError(
+                    f"this was compiled for {arch}, and device {here.number} ({here.name}) is {here.arch}; compile(...,"
+                    f" arch={here.arch!r}) is for it"
+                )
+            text, cubin, maker = widened(self.text) if wide else self.text, self.wide if wide else self.cubin, ""
+            if not cubin:
+                with held_off:
+                    from .nvrtc import compile_cuda, find_nvrtc
+
+                version = find_nvrtc(arch).version
+                maker = f" by NVRTC {version[0]}.{version[1]}"
+                if version[0] > here.driver[0]:
+                    raise DriverTooOld(
+                        f"the driver of {here.name} is of CUDA {here.driver[0]}.{here.driver[1]}, and what NVRTC"
+                        f" {version[0]}.{version[1]} makes needs one of {version[0]}.0"
+                    )
+                cubin = compile_cuda(text, arch=arch, emit=("cubin",)).cubin
+            try:
+                module = self.driver.moduleLoadData(cubin)
+            except RuntimeError as error:
+                what = (
+                    f"a binary for {arch}{maker} on {here.name} ({here.arch}, driver of CUDA"
+                    f" {here.driver[0]}.{here.driver[1]})"
+                )
+                raise (
+                    DriverTooOld(f"{what}: {error}")
+                    if getattr(error, "status", 0) in (200, 209, 222)
+                    else failure(error, what)
+                ) from error
+            found = {}
+            for name in _FUNCTION.findall(self.text):
+                with _named(f"the function {name}"):
+                    found[name] = self.driver.moduleGetFunction(module, name)
+            self._functions[wide] = found
+
+    def launch(
+        self,
+        function: str,
+        blocks: int,
+        threads: int,
+        args: Sequence[Any],
+        written: Collection[int],
+        stream: int | None = None,
+        shared: int = 0,
+        wide: bool = False,
+    ) -> None:
+        if wide not in self._functions:
+            self.load(wide)
+        functions = self._functions.get(wide, {})
+        handle = functions.get(function)
+        if handle is None:
+            raise DeviceError(f"no function {function!r}; there are {', '.join(functions)}")
+        stream = self.at(stream)
+        values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
+        first = ctypes.addressof(values)
+        places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
+        try:
+            if shared:  # beside what the function has of its own: how much goes without asking is not known here
+                self.driver.funcSetAttribute(
+                    handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared
+                )
+            self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
+            if self.sync and not self.capturing(stream):
+                self.runtime.streamSynchronize(stream)
+        except RuntimeError as error:
+            raise failure(error, f"{function} ({blocks} blocks of {threads} threads)") from error
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def along(self, stream: int) -> Iterator[None]:
+        """CuPy's current stream is this one."""
+        kind = self.cupy.cuda.Stream
+        if stream == 0:
+            other = kind.null
+        elif hasattr(kind, "from_external"):
+            other = kind.from_external(_External(stream))
+        else:  # CuPy 13
+            other = self.cupy.cuda.ExternalStream(stream)
+        with other:
+            yield
+
+    def memory(self, nbytes: int, stream: int | None = None) -> _Memory:
+        self.check_current()
+        if stream is None or stream == self.current_stream():
+            return _Memory(_asked(f"{nbytes} bytes on {self.description.name}", self.cupy.cuda.alloc, nbytes), nbytes)
+        with self.along(stream):
+            return self.memory(nbytes)
+
+    def pinned(self, nbytes: int) -> Array:
+        with _named(f"{nbytes} bytes of pinned memory"):
+            return np.frombuffer(self.cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def free(self) -> int:
+        torch = sys.modules.get("torch")
+        kept = self.cupy.get_default_memory_pool().free_bytes()
+        if torch is not None and torch.cuda.is_initialized():
+            kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(self.runtime.memGetInfo()[0] + kept)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
+
+    def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
+        self.check_current()
+        _asked("a fill", self.runtime.memsetAsync, at, value, nbytes, self.at(stream))
+
+    def upload(self, to: int, array: Array, stream: int | None = None) -> None:
+        self.copy(
+            to, np.ascontiguousarray(array).ctypes.data, array.nbytes, stream
+        )  # from pageable memory: staged before it returns
+
+    def read(self, span: Span, stream: int | None = None) -> Array:
+        out = np.empty(span.count, span.dtype)
+        self.synchronize(self.at(stream))
+        with _named(f"a copy of {span.nbytes} bytes to the host"):
+            self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
+        return out
+
+    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+        with held_off:
+            from . import cublas
+
+        cublas.multiply(self.description.number, library, a, b, out, workspace, stream)
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> int:
+        self.check_current()
+        with _named("a new stream"):
+            self._streams.append(self.cupy.cuda.Stream(non_blocking=True))
+        return int(self._streams[-1].ptr)
+
+    def at(self, stream: int | None) -> int:
+        """A stream, or the current one."""
+        return self.current_stream() if stream is None else stream
+
+    def current_stream(self) -> int:
+        return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def follow(self, stream: int, other: int) -> None:
+        event = self.event(timed=False)
+        event.record(other)
+        with _named("waiting for another stream"):
+            self.runtime.streamWaitEvent(stream, event.event.ptr)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        with _named("what was asked of the device before"):
+            self.runtime.deviceSynchronize() if stream is None else self.runtime.streamSynchronize(stream)
+
+    def event(self, timed: bool = True) -> _Event:
+        with _named("a new event"):
+            return _Event(self.cupy.cuda.Event(disable_timing=not timed), self)
+
+    def capturing(self, stream: int) -> bool:
+        return bool(_asked("whether the stream is being captured", self.runtime.streamIsCapturing, stream))
+
+    def capture(self, stream: int) -> None:
+        with _named("beginning a capture"):
+            self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeThreadLocal)
+
+    def captured(self, stream: int, keep: bool = True) -> _Graph | None:
+        try:
+            graph = self.runtime.streamEndCapture(stream)
+        except RuntimeError as error:
+            if keep:
+                raise failure(error, "ending a capture") from error
+            return None
+        try:
+            with _named("making a graph of what was captured"):
+                return _Graph(self.runtime.graphInstantiate(graph), self) if keep else None
+        finally:
+            self.runtime.graphDestroy(graph)
+
+    def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
+        """Nothing: the device does not look."""
+
+
+class _External:
+    """A stream that another library made, for CuPy."""
+
+    def __init__(self, stream: int):
+        self.stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.stream

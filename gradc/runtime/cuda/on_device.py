@@ -1,0 +1,467 @@
+"""Arrays on a GPU, in and out: CuPy's, torch's, and what offers DLPack or the CUDA array interface.
+
+Inside they are :class:`DeviceArray`: NumPy arrays of addresses that the host must not follow.  Shapes, strides,
+overlaps and views of them are NumPy's own; their elements are never looked at here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...codegen.cuda.support import ADDED, AXES, THREADS, blocks, merged_axes
+from ...errors import CaptureError, DeviceError, InternalError, InvalidProblem, Unsupported
+from ...ir.types import dtype as dtype_of
+from ...ir.types import shown
+from ...process.forks import lock
+from ...process.limits import Limit
+from ..host.arrays import Kind, foreign, to_numpy
+from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
+from .device import Device, Memory, Span
+
+Array = np.ndarray[Any, Any]
+_UNSIGNED = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+# What DLPack calls integers, floats...: (code, bits) -> NumPy's name, or ml_dtypes'.
+_DLPACK = {
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    (4, 16): "bfloat16",
+    (6, 8): "bool",
+    (10, 8): "float8_e4m3fn",
+    (12, 8): "float8_e5m2",
+    (14, 8): "float8_e8m0fnu",
+}
+_CUDA, _MANAGED = 2, 13
+_KEPT_BYTES = 1 << 16
+"""Larger constants of the host are not compared by their bytes."""
+
+
+class DeviceArray(np.ndarray):  # type: ignore[type-arg]
+    """An array whose memory is a device's: reading an element here would end the process.
+
+    :ivar native: the object of the caller's library that it is.
+    :ivar number: of the device, where that library says it.
+    """
+
+    native: Any = None
+    number: int | None = None
+
+    def __array_ufunc__(self, *_: Any, **__: Any) -> Any:
+        raise InternalError("arithmetic on the host with an array on a device")
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype}{list(self.shape)} on a device>"
+
+    __str__ = __repr__
+
+
+class _Bytes:
+    """Memory as NumPy wants it described; what it belongs to lives as long."""
+
+    def __init__(
+        self,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        itemsize: int,
+        readonly: bool,
+        owner: Any,
+    ):
+        self.owner = owner
+        self.__array_interface__ = {
+            "shape": tuple(shape),
+            "strides": tuple(strides) if strides is not None else None,
+            "typestr": _UNSIGNED[itemsize],
+            "data": (address, readonly),
+            "version": 3,
+        }
+
+
+def remote(
+    address: int,
+    shape: Sequence[int],
+    dtype: Any,
+    strides: Sequence[int] | None = None,
+    owner: Any = None,
+    native: Any = None,
+    readonly: bool = False,
+    number: int | None = None,
+) -> DeviceArray:
+    """A device's memory as an array; strides in bytes."""
+    wanted = np.dtype(dtype)
+    if 0 in shape:
+        found = np.empty(tuple(shape), wanted).view(DeviceArray)
+    elif wanted.itemsize not in _UNSIGNED or wanted.kind in "cOSUMm":
+        raise InvalidProblem(f"an array of {wanted} does not hold numbers that gradc knows")
+    else:
+        found = (
+            np.asarray(_Bytes(address, shape, strides, wanted.itemsize, readonly, owner)).view(wanted).view(DeviceArray)
+        )
+    found.native, found.number = native, number
+    return found
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")  # a tensor cannot exist before it was imported
+
+
+def describe(x: Any) -> DeviceArray | None:
+    """An array on a GPU as it lies there; None of anything else.  Nothing is waited for."""
+    if isinstance(x, DeviceArray):
+        return x
+    if is_tensor(x):
+        return _from_tensor(x) if x.device.type == "cuda" else None
+    if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "data"):
+        return remote(x.data.ptr, x.shape, x.dtype, x.strides, owner=x, native=x, number=int(x.device.id))
+    return None
+
+
+def _from_tensor(x: Any) -> DeviceArray:
+    torch = _torch()
+    if x.layout is not torch.strided or x.is_quantized:
+        raise InvalidProblem(
+            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
+        )
+    if x.is_conj() or x.is_neg():
+        raise InvalidProblem("a torch tensor with a lazy conjugate or minus sign: resolve_conj(), resolve_neg() first")
+    name = str(x.dtype)
+    try:
+        meaning = np.dtype(BITS[name][1]) if name in BITS else np.dtype(name.removeprefix("torch."))
+    except TypeError as error:
+        raise InvalidProblem(f"a torch tensor of {name} does not hold numbers that gradc knows") from error
+    try:
+        address = x.data_ptr()
+    except RuntimeError as error:  # fake (torch.compile, torch.export), or wrapped by torch.func
+        raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: {error}") from error
+    if not address and x.numel():
+        raise InvalidProblem(
+            f"a torch tensor of {name} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its"
+            " storage was freed"
+        )
+    return remote(
+        address,
+        tuple(x.shape),
+        meaning,
+        [s * meaning.itemsize for s in x.stride()],
+        owner=x,
+        native=x,
+        number=x.device.index,
+    )
+
+
+def to_host(x: Any) -> Array:
+    """A copy of an array's elements, wherever it lies; waits for it."""
+    if is_tensor(x) and x.device.type == "cuda":
+        return to_numpy(x.detach().cpu())[0]
+    return np.asarray(x.get()) if hasattr(x, "get") and describe(x) is not None else to_numpy(x)[0]
+
+
+# -- DLPack and the CUDA array interface -------------------------------------------------------------------------------
+
+
+class _DLTensor(ctypes.Structure):
+    """Of dlpack.h, version 0 (a capsule named dltensor)."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def from_dlpack(x: Any, stream: int) -> DeviceArray:
+    """Through DLPack: its library makes ``stream`` wait for what it is still writing."""
+    import ml_dtypes
+
+    capsule = x.__dlpack__(stream=stream or 1)  # 1 is the default stream there
+    tensor = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
+    name = _DLPACK.get((tensor.code, tensor.bits))
+    if name is None or tensor.lanes != 1:
+        raise InvalidProblem(
+            f"a {type(x).__qualname__} whose elements are (DLPack) code {tensor.code}, {tensor.bits} bits,"
+            f" {tensor.lanes} lanes"
+        )
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    shape = tensor.shape[: tensor.ndim]
+    strides = [s * dtype.itemsize for s in tensor.strides[: tensor.ndim]] if tensor.strides else None
+    return remote(
+        (tensor.data or 0) + tensor.byte_offset, shape, dtype, strides, owner=(capsule, x), native=x
+    )  # a capsule that nobody consumes frees its tensor when it dies
+
+
+def from_interface(x: Any, device: Device, stream: int) -> DeviceArray:
+    """Through the CUDA array interface."""
+    about = x.__cuda_array_interface__
+    if about.get("mask") is not None:
+        raise InvalidProblem("a masked array: fill it first, its mask would be lost")
+    address, readonly = about["data"]
+    theirs = about.get("stream")
+    if theirs is not None and theirs != (stream or 1):
+        device.follow(stream, theirs)
+    if any(n < 0 for n in about["shape"]) or (
+        about.get("strides") is not None and len(about["strides"]) != len(about["shape"])
+    ):
+        raise InvalidProblem(
+            f"a {type(x).__qualname__} says shape {about['shape']} and strides {about.get('strides')} of itself"
+        )
+    return remote(
+        address or 0,
+        about["shape"],
+        np.dtype(about["typestr"]),
+        about.get("strides"),
+        owner=x,
+        native=x,
+        readonly=readonly,
+    )
+
+
+def pointer_of(stream: Any) -> int:
+    """A stream of any library: an int, or what has ``__cuda_stream__``, ``cuda_stream`` (torch) or ``ptr`` (CuPy)."""
+    found = stream
+    if hasattr(stream, "__cuda_stream__"):
+        found = stream.__cuda_stream__()[1]
+    elif not isinstance(stream, int):
+        found = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise InvalidProblem(f"stream={stream!r}: an int, or a stream of CuPy, torch or anything with __cuda_stream__")
+    return int(found)
+
+
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What the libraries call it: a narrow value is a byte."""
+    narrow = NARROW.get(dtype)
+    return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
+
+
+# -- a place -----------------------------------------------------------------------------------------------------------
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """The first byte of any element, and the one after the last."""
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    return (
+        array.ctypes.data + sum(min(s, 0) for s in steps),
+        array.ctypes.data + sum(max(s, 0) for s in steps) + array.itemsize,
+    )
+
+
+class OnDevice:
+    """Where the arrays of a module for a GPU lie.
+
+    :param device: a text-free one, or the program's own.
+    :param support: with the functions of :func:`gradc.codegen.cuda.support.support_text`.
+    """
+
+    align = 256
+
+    def __init__(self, device: Device, support: Device):
+        self.device, self.support = device, support
+        self._constants: dict[Any, tuple[Memory, Array]] = {}
+        self._lock = lock()
+
+    @property
+    def number(self) -> int:
+        return self.device.description.number
+
+    def stream(self, given: Any, values: Iterable[Any]) -> int:
+        """The caller's, else the current one of the library whose arrays these are."""
+        self.device.check_current()
+        if given is not None:
+            return pointer_of(given)
+        if any(is_tensor(v) for v in values):
+            return int(_torch().cuda.current_stream().cuda_stream)
+        return self.device.current_stream()
+
+    def read(self, x: Any, stream: int, what: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
+        """An argument.
+
+        :param what: how errors name it.
+        :param constants: ids of arrays of the host that are uploaded once, as numbers are; None: neither may be.
+        :raises DeviceError: it lies in host memory, or on another device; named.
+        """
+        if constants is not None and isinstance(x, bool | int | float | np.generic):
+            array = np.asarray(x)
+            if array.dtype.kind in "OU":
+                raise InvalidProblem(f"{shown(x)} does not fit i64")
+            return array, Kind.SCALAR if not isinstance(x, np.generic) else Kind.NUMPY
+        found = describe(x)
+        if found is None and constants is not None and id(x) in constants:
+            return np.asarray(x), Kind.NUMPY
+        if found is None:
+            with foreign(x):
+                found = self._through_protocol(x, stream, what)
+        if found.nbytes and not (isinstance(x, DeviceArray) or found.native is None):
+            number = found.number if found.number is not None else self.device.device_of(found.ctypes.data)
+            if number != self.number:
+                raise DeviceError(f"{what} lies on device {number}, and this module on device {self.number}")
+        if is_tensor(x):
+            check_unrecorded(x, what)
+            return found, Kind.TORCH
+        return found, Kind.NUMPY if isinstance(x, DeviceArray) else Kind.CUPY
+
+    def _through_protocol(self, x: Any, stream: int, what: str) -> DeviceArray:
+        name = f"{type(x).__module__}.{type(x).__qualname__}"
+        asked = getattr(x, "__dlpack_device__", None)
+        if asked is not None and not isinstance(x, type):
+            kind, number = asked()
+            if int(kind) in (_CUDA, _MANAGED):
+                if number != self.number:
+                    raise DeviceError(f"{what} lies on device {number}, and this module on device {self.number}")
+                return from_dlpack(x, stream)
+        elif hasattr(x, "__cuda_array_interface__"):
+            return from_interface(x, self.device, stream)
+        if asked is None and not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
+            raise InvalidProblem(
+                f"{what} is a {name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the CUDA"
+                " array interface"
+            )
+        raise DeviceError(
+            f"{what} is a {name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves it;"
+            " target='cpu' takes it as it is"
+        )
+
+    def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
+        """A result of the caller's kind."""
+        wanted = np.dtype(dtype)
+        if kind is Kind.TORCH:
+            return self._new_tensor(shape, wanted, stream)
+        self._check_allocation(stream)
+        native = self.device.new_array(tuple(shape), _stored(wanted), stream)
+        return remote(native.data.ptr, shape, wanted, owner=native, native=native)
+
+    def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> DeviceArray:
+        torch = _torch()
+        stored = _stored(wanted)
+        name = STORED[stored][1] if stored in STORED else stored.name
+        device = f"cuda:{self.number}"
+        if int(torch.cuda.current_stream().cuda_stream) == stream:
+            native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+        else:  # so that its memory is not given to others while this stream uses it
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+                native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+        return remote(native.data_ptr(), shape, wanted, owner=native, native=native)
+
+    def _check_allocation(self, stream: int) -> None:
+        if self.device.capturing(stream):
+            raise CaptureError(
+                "something must be allocated, and the stream is being captured: give out= for every result, contiguous"
+                " inputs, and no accumulate="
+            )
+
+    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
+        """Memory of ours."""
+        self._check_allocation(stream)
+        wanted = np.dtype(dtype)
+        memory = self.device.memory(max(int(np.prod(shape, dtype=np.int64)) * wanted.itemsize, 1), stream)
+        return remote(memory.address, shape, wanted, owner=memory)
+
+    def settled(self, array: Array, stream: int) -> Array:
+        """An array of the host (a number, a default) on the device; uploaded once."""
+        if isinstance(array, DeviceArray):
+            return array
+        key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
+        with self._lock:
+            if key not in self._constants:
+                if len(self._constants) > 256:
+                    self._constants.clear()
+                self._check_allocation(stream)
+                memory = self.device.memory(max(array.nbytes, 1), stream)
+                self.device.upload(memory.address, array, stream)
+                self.device.synchronize(stream)  # other streams may read it next
+                self._constants[key] = (memory, array)
+            memory, _ = self._constants[key]
+        return remote(memory.address, array.shape, array.dtype, owner=memory, readonly=True)
+
+    def packed(self, array: Array, stream: int) -> DeviceArray:
+        """The same elements in row-major order, aligned."""
+        out = self.scratch(array.shape, array.dtype, stream)
+        if array.flags.c_contiguous:
+            self.device.copy(out.ctypes.data, array.ctypes.data, array.nbytes, stream)
+            return out
+        unit = array.itemsize
+        while array.ctypes.data % unit or any(s % unit for s in array.strides):
+            unit //= 2
+        shape, strides = merged_axes((*array.shape, array.itemsize // unit), (*array.strides, unit))
+        if len(shape) > AXES:
+            raise Unsupported(f"packing an array with {len(shape)} axes that step differently; at most {AXES}")
+        low, high = _bounds(array)
+        dtype, pad = np.dtype(f"u{unit}"), AXES - len(shape)
+        shape, steps = [1] * pad + shape, [0] * pad + [s // unit for s in strides]
+        count = out.nbytes // unit
+        args = [
+            Span(low, (high - low) // unit, dtype),
+            Span(out.ctypes.data, count, dtype),
+            count,
+            (array.ctypes.data - low) // unit,
+            *shape[1:],
+            *steps,
+        ]
+        self.support.launch(f"gradc_pack_{unit}", blocks(count), THREADS, args, (1,), stream)
+        return out
+
+    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
+        """Zeros of ours."""
+        out = self.scratch(shape, dtype, stream)
+        if out.nbytes:
+            self.device.fill(out.ctypes.data, 0, out.nbytes, stream)
+        return out
+
+    def kind(self, kinds: Sequence[Kind]) -> Kind:
+        """What the results of a call are: torch's if any argument was, else CuPy's."""
+        return Kind.TORCH if Kind.TORCH in kinds else Kind.CUPY
+
+    def result(self, array: Array, kind: Kind) -> Any:
+        """The caller's object for a result."""
+        assert isinstance(array, DeviceArray)
+        return array.native
+
+    def donates(self, array: Array, kind: Kind) -> bool:
+        """Whether an input's memory may be returned as a result of a kind."""
+        return (
+            isinstance(array, DeviceArray)
+            and is_tensor(array.native) == (kind is Kind.TORCH)
+            and describe(array.native) is not None
+        )
+
+    def left(self) -> Limit:
+        """Bytes that can still be had."""
+        free = self.device.free()
+        return Limit(free, free, "memory of the device")
+
+
+def add(support: Device, to: Array, more: Array, flag: Span, checks: int, stream: int) -> None:
+    """``to += more`` on the device, unless one of the call's checks has found something."""
+    if to.size:
+        name = dtype_of(to.dtype).name
+        args = [
+            Span(to.ctypes.data, to.size, to.dtype),
+            Span(more.ctypes.data, more.size, more.dtype),
+            to.size,
+            flag,
+            checks,
+        ]
+        support.launch(f"gradc_add_{name}", blocks(to.size), THREADS, args, (0,), stream)
+
+
+def check_addable(array: Array, name: str) -> None:
+    """Unsupported where :func:`add` has no function for a dtype."""
+    if dtype_of(array.dtype).name not in ADDED:
+        raise Unsupported(
+            f"accumulate into {name}: nothing adds {dtype_of(array.dtype).name} on a GPU; there are {', '.join(ADDED)}"
+        )

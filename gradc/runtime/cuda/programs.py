@@ -1,0 +1,327 @@
+"""Running a Program's CUDA text: buffers, launches and the flag of bad indices, on a GPU or on the simulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...codegen.cuda.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
+from ...codegen.cuda.index_bound import LIMIT
+from ...codegen.cuda.launch import LaunchPlan
+from ...codegen.cuda.render import CudaKernel, render_cuda
+from ...codegen.cuda.rendered import packed, unpacked
+from ...codegen.cuda.support import support_text
+from ...codegen.text import widened
+from ...errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
+from ...ir.dims import evaluate
+from ...ir.kernel import Kernel, Program
+from ...process.forks import cached_property, held_off, lock
+from ..cache import pack, unpack
+from .device import Device, Event, Memory, Span
+from .on_device import add
+from .pending import DeferredCheck
+
+Array = np.ndarray[Any, Any]
+FINE = 2**64 - 1
+Arrays = Mapping[str, Array]
+
+
+@dataclass
+class Submission:
+    """A call that was asked for.
+
+    :param roots: where each root of memory begins.  :param held: what of it is ours, alive as long as this is.
+    """
+
+    plan: LaunchPlan
+    roots: dict[str, int]
+    stream: int
+    held: Memory | None
+
+    def span(self, part: Part) -> Span:
+        return Span(self.roots[part.root] + part.start, part.count, part.dtype)
+
+    @property
+    def flag(self) -> Span:
+        return self.span(self.plan.flag)
+
+
+class CudaProgram:
+    """A Program as CUDA on a device; the counterpart of CpuProgram.
+
+    :param open_device: makes one for a text and, where there are some, its cubins, for offsets of 32 and of 64 bits.
+    :param library: bytes that the device's matrix products work in.
+    :param payload: what :attr:`payload` was in another process.  :ivar started: whether there was a call.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        open_device: Callable[[str, bytes, bytes], Device],
+        library: int = 0,
+        payload: bytes | None = None,
+    ):
+        self.program, self.library = program, library
+        self._given = unpack(payload) if payload else {}
+        self.roots = [b for b in program.buffers if not b.alias]
+        self.constants = {
+            b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np)
+            for b in self.roots
+            if b.kind == "const"
+        }
+        self._open = open_device
+        self._plans: dict[tuple[int, ...], LaunchPlan] = {}
+        self._uploaded: dict[str, Memory] = {}
+        self.started = False
+        self._ready: set[bool] = set()  # widths of the offsets of functions that are loaded
+        self._words: list[tuple[Array, Event]] = []
+        self._lock = lock()
+
+    @cached_property
+    def _rendered(self) -> tuple[str, dict[str, CudaKernel]]:
+        if "rendered" in self._given:
+            return unpacked(self._given["rendered"])
+        return render_cuda(self.program)
+
+    @property
+    def text(self) -> str:
+        return self._rendered[0]
+
+    @property
+    def kernels(self) -> dict[str, CudaKernel]:
+        return self._rendered[1]
+
+    @cached_property
+    def device(self) -> Device:
+        return self._open(
+            self.text if "__global__" in self.text else "", self._given.get("cubin", b""), self._given.get("wide", b"")
+        )
+
+    @cached_property
+    def support(self) -> Device:
+        """The device with the functions that are no program's."""
+        return self._open(support_text(), b"", b"")
+
+    def portable(self, cubin: bytes = b"", wide: bytes = b"") -> bytes:
+        """What another process makes the same program of, without rendering; with a cubin, without NVRTC."""
+        binaries = {"cubin": cubin, "wide": wide}
+        return pack(
+            {"rendered": packed(*self._rendered), **{name: binary for name, binary in binaries.items() if binary}}
+        )
+
+    @property
+    def payload(self) -> bytes:
+        return self.portable(self._given.get("cubin", b""), self._given.get("wide", b""))
+
+    def wide_cubin(self, dims: Mapping[str, int], arch: str) -> bytes:
+        """The text compiled for offsets of 64 bits, if it is known from these dims that a function needs them."""
+        with held_off:
+            from .nvrtc import compile_cuda
+
+        if any(name not in dims for name in self.program.dims) or not self.bind(dims).wide:
+            return b""
+        return compile_cuda(widened(self.text), arch=arch, emit=("cubin",)).cubin
+
+    def counting(self, dims: Mapping[str, int]) -> str:
+        """How wide the offsets of its functions are for these dims, and why."""
+        plan = self.bind(dims)
+        if not plan.wide:
+            return f"offsets have 32 bits: none of its kernels counts beyond {plan.reach}"
+        return (
+            f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.reach, LIMIT)}; 32 in the"
+            " others"
+        )
+
+    def sites_json(self) -> str:
+        return json.dumps({})
+
+    def bind(self, dims: Mapping[str, int]) -> LaunchPlan:
+        """What these dims ask for, kept for the next call."""
+        key = tuple(dims[name] for name in self.program.dims)
+        found = self._plans.get(key)
+        if found is None:
+            found = LaunchPlan(self.program, self.kernels, dims, self.library)
+            if len(self._plans) > 256:
+                self._plans.clear()
+            self._plans[key] = found
+        return found
+
+    # -- a call --------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        arrays: Arrays,
+        plan: LaunchPlan,
+        workspace: Array | None = None,
+        only: int = -1,
+        adds: Mapping[str, Array] | None = None,
+    ) -> None:
+        """:meth:`start` on the default stream, and wait.
+
+        :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
+        """
+        self.finish(self.start(arrays, plan, workspace, only=only, adds=adds))
+
+    def start(
+        self,
+        arrays: Arrays,
+        plan: LaunchPlan,
+        workspace: Array | None = None,
+        stream: int = 0,
+        only: int = -1,
+        adds: Mapping[str, Array] | None = None,
+        until: int = -1,
+    ) -> Submission:
+        """Ask for every step (or one, or those before ``until``) on contiguous arrays, by buffer name; outputs are
+        written in place.
+
+        :param adds: arrays that outputs, by buffer name, are added to at the end.
+        """
+        device = self.device
+        widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
+        if not (self.started and widths <= self._ready) and device.capturing(stream):
+            raise CaptureError(
+                f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
+            )
+        constants = self._constants(stream)
+        held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
+        base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
+        roots = {name: int(a.ctypes.data) for name, a in arrays.items()}
+        roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch + plan.room}
+        started = Submission(plan, roots, stream, held)
+        device.begin(self._fresh(arrays, base, plan), stream)
+        device.fill(started.flag.address, 255, started.flag.nbytes, stream)
+        for number, actions in enumerate(plan.actions):
+            if only in (-1, number) and not 0 <= until <= number:
+                self.act(actions, started)
+        for name, target in (adds or {}).items():
+            add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
+        self.started = True
+        self._ready |= widths
+        return started
+
+    def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
+        """Memory that holds nothing yet: the workspace, and outputs that take no donated input's."""
+        inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
+        outputs = [
+            arrays[b]
+            for b in (self.program.root(b) for _, b in self.program.outputs)
+            if b in arrays and self.program.buffer[b].kind == "output"
+        ]
+        u8 = np.dtype(np.uint8)
+        return [
+            Span(base, plan.workspace, u8),
+            *(Span(a.ctypes.data, a.nbytes, u8) for a in outputs if a.ctypes.data not in inputs),
+        ]
+
+    def _constants(self, stream: int) -> dict[str, int]:
+        """The program's constants on the device; uploaded by the first call."""
+        with self._lock:
+            if len(self._uploaded) < len(self.constants):
+                for name, array in self.constants.items():
+                    memory = self.device.memory(max(array.nbytes, 1), stream)
+                    self.device.upload(memory.address, array, stream)
+                    self._uploaded[name] = memory
+                self.device.synchronize(stream)  # another stream may read them next
+        return {name: memory.address for name, memory in self._uploaded.items()}
+
+    def act(self, actions: Sequence[Action], started: Submission) -> None:
+        for action in actions:
+            if isinstance(action, Launch):
+                args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
+                self.device.launch(
+                    action.function,
+                    action.blocks,
+                    action.threads,
+                    args,
+                    action.written,
+                    started.stream,
+                    action.shared,
+                    action.wide,
+                )
+                continue
+            p = action.product
+            out = started.span(p.out.part)
+            if action.k == 0:  # a sum of nothing
+                self.device.fill(out.address, 0, out.nbytes, started.stream)
+            else:
+                a, b = started.span(p.a.part), started.span(p.b.part)
+                self.device.multiply(
+                    action,
+                    a.address + p.a.skipped,
+                    b.address + p.b.skipped,
+                    out.address,
+                    started.span(started.plan.library),
+                    started.stream,
+                )
+
+    # -- bad indices ---------------------------------------------------------------------------------------------------
+
+    def finish(self, started: Submission) -> None:
+        """Wait for a call, and raise its error."""
+        if not started.plan.checks:
+            self.device.synchronize(started.stream)
+            return
+        words = self.device.read(started.flag, started.stream)
+        error = self.error(started.plan, words, lambda _: started)
+        if error is not None:
+            raise error
+
+    def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck | None:
+        """Look at a call's flag later; None if nothing of it can go wrong.
+
+        :param again: the call's arrays, to see what stands at a bad position; None if they are gone.
+        """
+        plan, stream = started.plan, started.stream
+        if not plan.checks:
+            return None
+        with self._lock:
+            words, event = (
+                self._words.pop()
+                if self._words
+                else (self.device.pinned(plan.flag.nbytes).view(np.uint64), self.device.event(timed=False))
+            )
+        self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
+        event.record(stream)
+
+        def repeated(number: int) -> Submission | None:
+            arrays = again()
+            return self.start(arrays, plan, None, stream, until=number) if arrays is not None else None
+
+        def settle(words: Array) -> Exception | None:
+            try:
+                return self.error(plan, words.copy(), repeated)
+            finally:
+                with self._lock:
+                    self._words.append((words, event))
+
+        return DeferredCheck(words, event, settle)
+
+    def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Submission | None]) -> Exception | None:
+        """What the words of a flag say, or None; the step that set one runs again, to say what stands there.
+
+        :param ready: the call in the state before a step, or None if that is gone.
+        """
+        if not (words[WORDS:] != FINE).any():
+            return None
+        site = int(np.argmax(words[WORDS:] != FINE))
+        number, position = plan.checks[site], int(words[WORDS + site])
+        item = plan.steps[number]
+        assert isinstance(item, Kernel)
+        check = next(s for s in item.body if s.op == "check")
+        op, source = next(iter(plan.kernel(item).sites), ("index", "?"))
+        started = ready(number)
+        if started is not None:
+            self.act(plan.actions_of(number, item, position + 1), started)
+            code, value, bound = self.device.read(started.flag, started.stream)[:WORDS].view(np.int64).tolist()
+            if code == 1:
+                return IndexOutOfRange(op, source, position, value, bound)
+            if code == 3:
+                return NotAscending(op, source, position, value, bound)
+            if code != -1:
+                return InternalError(f"{self.program.name} reported code {code} at {position}")
+        return IndexOutOfRange(op, source, position, None, evaluate(check.attr("bound"), plan.dims))

@@ -1,0 +1,438 @@
+"""Arrays at the edge: what comes in becomes NumPy, what goes out is of its kind, and outputs come from a pool.
+
+Fresh memory is filled at a tenth of the speed of memory that was touched before, so blocks are kept and handed out
+again; a block is free when the last array that looks at it has died, whoever holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import mmap
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
+from gradc.ir.types import array_of, shown
+from gradc.process.forks import lock
+from gradc.process.limits import Limit, tightest, tightest_total
+
+from .tensors import check_unrecorded, from_tensor, to_tensor
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+SMALL = 128 << 10  # bytes; below, the C library's own allocator reuses memory well
+_HUGE = 2 << 20
+
+
+def nbytes(shape: Sequence[int], dtype: npt.DTypeLike) -> int:
+    """Bytes of a contiguous array, in Python's integers: never wraps."""
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def overlap(a: Array, b: Array) -> bool:
+    """Whether two arrays share a byte; interleaved views do not.  True where that is too hard to tell."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=1000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+# ---- The pool ------------------------------------------------------------------------------------------------------
+
+
+class _Lease:
+    """What the arrays over a block have as their base: when it dies, the block goes back."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "_asked", "_block", "_pool")
+
+    def __init__(self, pool: OutputPool, block: Array, asked: int):
+        self._pool, self._block, self._asked = pool, block, asked
+        self.__array_interface__ = {
+            "shape": block.shape,
+            "typestr": "|u1",
+            "data": (block.ctypes.data, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._pool._give_back(self._block, self._asked)
+
+
+class OutputPool:
+    """Blocks of memory for large arrays, by size class; safe to use from any thread.
+
+    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of what this process may
+        have at most.
+    """
+
+    def __init__(self, limit: int | None = None):
+        self.limit = min(tightest_total() // 8, 1 << 62) if limit is None else limit
+        self.reused = self.fresh = 0
+        self._free: list[Array] = []  # oldest first
+        self._brief: set[int] = set()  # where blocks lie that were made for one call's use
+        self._retained = 0
+        self.peak = self._in_use = 0
+        self._changes: deque[tuple[Array | None, int]] = (
+            deque()
+        )  # blocks that came back, and by how much the bytes in use went down; not yet counted
+        self._lock = lock(reentrant=True)
+        self._at_work = 0
+
+    def _alone(self, work: Callable[[], T], otherwise: T) -> T:
+        """What ``work`` gives, under the lock; ``otherwise`` where this very thread is at such work: the handler of a
+        signal came in between, or a collection.
+        """
+        with self._lock:
+            me = threading.get_ident()
+            if self._at_work == me:
+                return otherwise
+            try:
+                self._at_work = me
+                self._drain()
+                return work()
+            finally:
+                self._at_work = 0
+
+    @property
+    def retained(self) -> int:
+        """Bytes kept that no array uses."""
+        return self._alone(lambda: self._retained, 0)
+
+    def reset_peak(self) -> int:
+        """The bytes of large arrays that live now, as they were asked for; ``peak``, the most at once, counts from
+        here.
+        """
+
+        def reset() -> int:
+            self.peak = self._in_use
+            return self._in_use
+
+        return self._alone(reset, 0)
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
+        """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
+
+        :param brief: it dies with the call that asks: a longer block serves too, and shorter ones that served so are
+            not kept beside one.
+        :raises OutOfMemory: the system does not give as much.
+        """
+        wanted = np.dtype(dtype)
+        size = nbytes(shape, wanted)
+        if size < SMALL:
+            return np.empty(tuple(shape), wanted)
+        rounded = _size_class(size)
+        block = self._alone(lambda: self._taken(rounded, brief), None)
+        if block is None:
+            block = self._allocate(rounded, size)
+            if brief:
+                self._brief.add(block.ctypes.data)
+        self._changes.append((None, -size))
+        self._alone(lambda: None, None)
+        whole: Array = np.asarray(_Lease(self, block, size))
+        return whole[:size].view(wanted).reshape(tuple(shape))
+
+    def _taken(self, size: int, brief: bool) -> Array | None:
+        """A block that is kept, for :meth:`empty`."""
+        fitting = [i for i, free in enumerate(self._free) if free.size == size or (brief and free.size > size)]
+        if fitting:  # the shortest; the one used last is the one most likely still in cache
+            block = self._free.pop(min(fitting, key=lambda i: (self._free[i].size, -i)))
+            self._retained -= block.size
+            self.reused += 1
+            return block
+        if brief:
+            self._retained -= sum(free.size for free in self._free if free.ctypes.data in self._brief)
+            self._free = [free for free in self._free if free.ctypes.data not in self._brief]
+            self._brief.clear()
+        return None
+
+    def trim(self, limit: int = 0) -> None:
+        """Give all but ``limit`` bytes of what is kept back to the system."""
+        self._alone(lambda: self._shrink(limit), None)
+
+    def _allocate(self, size: int, asked: int) -> Array:
+        for attempt in range(2):
+            try:
+                block = _map(size)
+                break
+            except (OSError, OverflowError, ValueError) as error:
+                if attempt or not isinstance(error, OSError):
+                    raise OutOfMemory(f"an array of {asked} bytes cannot be had: {error}") from error
+                self.trim()
+        with self._lock:
+            self.fresh += 1
+        return block
+
+    def _give_back(self, block: Array, asked: int) -> None:
+        # Arrays die anywhere, also in a collection that starts while this thread holds the lock: so never wait for it.
+        self._changes.append((block, asked))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._alone(lambda: None, None)
+            finally:
+                self._lock.release()
+
+    def _drain(self) -> None:
+        while self._changes:
+            block, asked = self._changes.popleft()
+            self._in_use -= asked
+            self.peak = max(self.peak, self._in_use)
+            if block is not None:
+                self._free.append(block)
+                self._retained += block.size
+        self._shrink(self.limit)
+
+    def _shrink(self, limit: int) -> None:
+        while self._retained > limit and self._free:
+            self._retained -= self._free.pop(0).size
+
+
+def _size_class(size: int) -> int:
+    """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more."""
+    step = max(1 << max(0, (size - 1).bit_length() - 4), 4096)
+    return -(-size // step) * step
+
+
+def _map(size: int) -> Array:
+    """Private pages that fork copies on write; huge ones where the system has them."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return np.empty(size, np.uint8)
+    slack = _HUGE if size >= _HUGE else 0
+    memory = mmap.mmap(-1, size + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if slack and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without huge pages
+    block: Array = np.frombuffer(memory, np.uint8)
+    start = -block.ctypes.data % _HUGE if slack else 0
+    return block[start : start + size]
+
+
+def available() -> Limit:
+    """What the system can still give to this process without swapping, with what the pool keeps."""
+    found = tightest()
+    return Limit(min(found.left + pool.retained, sys.maxsize), found.total, found.name)
+
+
+@functools.cache
+def worth_asking() -> int:
+    """Bytes below which the system is not asked what is left: a quarter of a GB, or an eighth of what this process may
+    have at most.
+    """
+    return min(1 << 28, tightest_total() // 8)
+
+
+pool = OutputPool()
+
+
+def empty(shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
+    """:meth:`OutputPool.empty` of the process's pool."""
+    return pool.empty(shape, dtype, brief)
+
+
+# ---- In and out ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an array was before it was NumPy's.
+
+    :param namespace: the functions of its library (the Python array API standard), which take an array back.
+    """
+
+    name: str
+    namespace: Any = None
+
+    NUMPY: ClassVar[Kind]
+    SCALAR: ClassVar[Kind]
+    """A Python number: it adopts the dtype of what it meets."""
+    TORCH: ClassVar[Kind]
+    CUPY: ClassVar[Kind]
+    """On a GPU, whatever is not torch's."""
+
+    @staticmethod
+    def of(kinds: Sequence[Kind]) -> Kind:
+        """What the results of a call are: torch's if any argument was, else the first other library's, else NumPy's."""
+        return next(
+            (k for k in kinds if k is Kind.TORCH), next((k for k in kinds if k.namespace is not None), Kind.NUMPY)
+        )
+
+
+Kind.NUMPY, Kind.SCALAR, Kind.TORCH, Kind.CUPY = Kind("numpy"), Kind("scalar"), Kind("torch"), Kind("cupy")
+
+
+def to_numpy(x: Any) -> tuple[Array, Kind]:
+    """The same memory as a NumPy array where that is possible, and what it was.
+
+    Takes NumPy arrays and scalars, Python numbers, torch CPU tensors (gradients are not followed), and whatever offers
+    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.  What follows the Python array
+    API standard (``__array_namespace__``) gets results of its own kind; any other object gets NumPy arrays.
+
+    :raises DeviceError: it lies on another device, named.
+    :raises InvalidProblem: it is not a dense array of numbers.
+    """
+    if isinstance(x, np.ndarray):
+        return _plain(x), Kind.NUMPY
+    if isinstance(x, np.generic):  # before float: np.float64 is one
+        return _plain(np.asarray(x)), Kind.NUMPY
+    if isinstance(x, bool | int | float):
+        array = np.asarray(x)
+        if array.dtype.kind in "Ou":  # an int beyond i64
+            raise InvalidProblem(f"{shown(x)} does not fit i64")
+        return array, Kind.SCALAR
+    torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
+    if torch is not None and isinstance(x, torch.Tensor):
+        return from_tensor(torch, x), Kind.TORCH
+    with foreign(x):
+        namespace = getattr(x, "__array_namespace__", None)
+        return _from_protocol(x), (
+            Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
+        )
+
+
+@contextlib.contextmanager
+def foreign(x: Any) -> Iterator[None]:
+    """Whatever an object of another library raises, or says wrongly of itself, while it is read becomes InvalidProblem,
+    which names its type.
+    """
+    try:
+        yield
+    except GradcError:
+        raise
+    except Exception as error:
+        raise InvalidProblem(
+            f"a {type(x).__module__}.{type(x).__qualname__} cannot be read as an array: {type(error).__name__}:"
+            f" {str(error)[:200]}"
+        ) from error
+
+
+def _plain(x: Array) -> Array:
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it at its first use, and without it there is no such array
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise InvalidProblem("a masked array: fill it first, its mask would be lost")
+    array = np.asarray(x)
+    if array.dtype.kind in "OSUMm" or array.dtype.fields is not None:
+        raise InvalidProblem(f"an array of {array.dtype} does not hold numbers")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _from_protocol(x: Any) -> Array:
+    what = f"{type(x).__module__}.{type(x).__qualname__}"
+    device = getattr(x, "__dlpack_device__", None)
+    if device is not None and not isinstance(x, type):
+        number, index = device()
+        if int(number) not in (1, 3, 11):  # CPU, and host memory that CUDA or ROCm pinned
+            names = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
+            raise DeviceError(
+                f"a {what} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} "
+                "was given to a module for the CPU"
+            )
+    elif hasattr(x, "__cuda_array_interface__"):
+        raise DeviceError(f"a {what} on cuda was given to a module for the CPU")
+    if hasattr(x, "__array_interface__") or hasattr(x, "__array_struct__"):
+        return _plain(array_of(x))
+    if device is not None:
+        try:
+            return _plain(np.from_dlpack(x))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            if not hasattr(x, "__array__"):  # NumPy's DLPack knows no bf16; the object itself may
+                raise InvalidProblem(f"a {what} cannot be read through DLPack: {error}") from error
+    if hasattr(x, "__array__"):
+        return _plain(np.asarray(x))
+    raise InvalidProblem(
+        f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
+    )
+
+
+class Host:
+    """Where the arrays of a module for the CPU lie; :class:`gradc.runtime.cuda.on_device.OnDevice` is the other such
+    place.
+    """
+
+    align = 16
+    """What every allocator gives; slots inside a workspace start at multiples of 64 of it."""
+
+    def stream(self, given: Any, values: Any) -> int:
+        if given is not None:
+            raise Unsupported("stream=: the CPU has no streams")
+        return 0
+
+    def read(self, x: Any, stream: int, what: str, constants: Any = ()) -> tuple[Array, Kind]:
+        """An argument; ``what`` is how errors name it."""
+        try:
+            array, kind = to_numpy(x)
+        except (DeviceError, InvalidProblem) as error:
+            raise type(error)(f"{what}: {error}") from error.__cause__
+        if kind is Kind.TORCH:
+            check_unrecorded(x, what)
+        return array, kind
+
+    def kind(self, kinds: Sequence[Kind]) -> Kind:
+        return Kind.of(kinds)
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, kind: Kind, stream: int) -> Array:
+        return empty(shape, dtype)
+
+    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+        return empty(shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+        return np.zeros(shape, dtype)
+
+    def settled(self, array: Array, stream: int) -> Array:
+        return array
+
+    def packed(self, array: Array, stream: int) -> Array:
+        out = empty(array.shape, array.dtype)
+        out[...] = array
+        return out
+
+    def result(self, array: Array, kind: Kind) -> Any:
+        return from_numpy(array, kind)
+
+    def donates(self, array: Array, kind: Kind) -> bool:
+        return True
+
+    def left(self) -> Limit:
+        return available()
+
+
+def permuted(x: Any, order: Sequence[int]) -> Any:
+    """A view with its axes in another order, of the same kind."""
+    if isinstance(x, np.ndarray):
+        return x.transpose(order)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.permute(*order)
+    if type(x).__module__.partition(".")[0] == "cupy":
+        return x.transpose(order)
+    namespace = getattr(x, "__array_namespace__", None)
+    return to_numpy(x)[0].transpose(order) if namespace is None else namespace().permute_dims(x, tuple(order))
+
+
+def from_numpy(array: Array, kind: Kind) -> Any:
+    """The array as the kind that :func:`to_numpy` named; the same memory where that kind allows it."""
+    if kind.namespace is not None:
+        try:
+            return kind.namespace.from_dlpack(array)
+        except (
+            AttributeError,
+            BufferError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # bf16 and f8 have no name in NumPy's DLPack
+            return kind.namespace.asarray(array)
+    return to_tensor(array) if kind is Kind.TORCH else array

@@ -1,0 +1,176 @@
+"""Running a Program on the CPU: one C function, bound once per set of sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...codegen.cpu.render import Source, render_program
+from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
+from ...ir.dims import evaluate
+from ...ir.kernel import Call, Program
+from ...passes.program.plan_buffers import slot_sizes
+from . import pool
+from .arrays import empty
+from .toolchain import compile_libraries, compile_units, load_library
+
+Array = np.ndarray[Any, Any]
+ALIGN = 64
+
+
+def compile_programs(programs: Sequence[Program]) -> list[CpuProgram]:
+    """Several programs, all their units compiled side by side by the calling thread, which Ctrl-C can stop."""
+    sources = [render_program(program) for program in programs]
+    payloads = compile_libraries([source.units for source in sources])
+    return [
+        CpuProgram(program, payload, source=source)
+        for program, source, payload in zip(programs, sources, payloads, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a call needs to know once its sizes are numbers.
+
+    :param workspace: bytes of the one workspace: slots of temps, then the scratch of the widest kernel.
+    :param local: bytes that each thread keeps: rows held from pass to pass, packed parts of a product's operands.
+    :param large: whether something is written that may be too large for the caches.
+    """
+
+    dims: Any
+    offsets: tuple[tuple[int, int], ...]  # (place in the pointer table, byte offset) of each temp
+    scratch: int
+    workspace: int
+    local: int
+    large: bool
+
+
+class CpuProgram:
+    """A compiled Program.
+
+    :param payload: the shared object of an earlier compilation, or None to compile now.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        payload: bytes | None = None,
+        sites: Mapping[int, tuple[str, str]] | None = None,
+        source: Source | None = None,
+    ):
+        self.program = program
+        self._source = source
+        if payload is None:
+            payload = compile_units(list(self.source.units))
+        self.payload = payload
+        self.sites = dict(sites) if sites is not None else dict(self.source.sites)
+        self.library = load_library(payload, program.name)
+        self.entry = ctypes.cast(self.library.gradc_run, ctypes.c_void_p).value
+        for size in (self.library.gradc_scratch, self.library.gradc_local_bytes):
+            size.restype, size.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        self.roots = [b for b in program.buffers if not b.alias]
+        self.place = {b.name: i for i, b in enumerate(self.roots)}
+        self.constants = {
+            b.name: np.asarray(b.value, np.float64 if b.type.dtype.is_float else None).astype(b.type.dtype.np)
+            for b in self.roots
+            if b.kind == "const"
+        }
+        self._table = ctypes.c_void_p * max(len(self.roots), 1)
+        self._bindings: dict[tuple[int, ...], Binding] = {}
+        self._contexts: list[
+            pool.Context
+        ] = []  # that no call has; the handler of a signal may call in the middle of a call
+        self._call: Any = None
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            self._source = render_program(self.program)
+        return self._source
+
+    def bind(self, dims: Mapping[str, int]) -> Binding:
+        """Offsets and sizes for these dims, kept for the next call."""
+        key = tuple([dims[name] for name in self.program.dims])
+        found = self._bindings.get(key)
+        if found is None:
+            values = (ctypes.c_int64 * max(len(key), 1))(*key)
+            starts, total = [], 0
+            for size in slot_sizes(self.program):
+                starts.append(total)
+                total += -(-evaluate(size, dims) // ALIGN) * ALIGN
+            offsets = tuple((self.place[b.name], starts[b.slot]) for b in self.roots if b.slot >= 0)
+            scratch = int(self.library.gradc_scratch(values))
+            largest = max(
+                (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
+            )
+            products = [
+                self.program.buffer[step.out.buffer].type.dtype for step in self.program.steps if isinstance(step, Call)
+            ]
+            packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
+            local = int(self.library.gradc_local_bytes(values)) + packs
+            found = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_past())
+            if len(self._bindings) > 256:
+                self._bindings.clear()
+            self._bindings[key] = found
+        return found
+
+    def run(
+        self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1
+    ) -> None:
+        """Run every step (or one) on contiguous arrays, by buffer name; outputs are written in place.
+
+        :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
+        """
+        if workspace is None:
+            workspace = empty((binding.workspace,), np.uint8, brief=True) if binding.workspace else None
+        base = workspace.ctypes.data if workspace is not None else 0
+        table = self._table()
+        place = self.place
+        for name, array in arrays.items():
+            table[place[name]] = array.ctypes.data
+        for name, array in self.constants.items():
+            table[place[name]] = array.ctypes.data
+        for at, offset in binding.offsets:
+            table[at] = base + offset
+        try:
+            context = self._contexts.pop()
+        except IndexError:
+            context = pool.new_context()
+            self._call = pool.call_entry()
+        if binding.large and context.past == pool.NEVER:
+            context.past = pool.past_from()
+        code = self._call(self.entry, context.pointer, table, binding.dims, base + binding.scratch, only)
+        error = context.error if code or context.code else None
+        self._contexts.append(context)
+        if error is not None:
+            self._raise(error)
+
+    def _raise(self, error: tuple[int, int, int, int, int]) -> None:
+        code, site, position, value, bound = error
+        if code == 1:
+            op, source = self.sites.get(site, ("index", "?"))
+            raise IndexOutOfRange(op, source, position, value, bound)
+        if code == 2:
+            raise OutOfMemory(
+                f"{self.program.name}: a thread needs {value} bytes more for itself, and the system does not give them"
+            )
+        if code == 3:
+            op, source = self.sites.get(site, ("index", "?"))
+            raise NotAscending(op, source, position, value, bound)
+        if code == 4:
+            step = self.program.steps[site]
+            raise InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
+        if code == 5:
+            raise DeviceError(
+                f"{self.program.name}: the process was forked in the middle of the call, by the handler of a signal;"
+                " the child has not what the parent's threads computed"
+            )
+        raise InternalError(f"{self.program.name} reported code {code}")
+
+    def sites_json(self) -> str:
+        return json.dumps({str(k): list(v) for k, v in self.sites.items()})

@@ -1,0 +1,323 @@
+"""The process's CPU pool: its threads and its matrix product, handed to every generated module as ``gradc_ctx``."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradc import knobs
+from gradc.codegen.text import read_template
+from gradc.errors import InvalidProblem, OutOfMemory
+from gradc.process.forks import lock
+from gradc.runtime.cache import default_cache, digest
+from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler, load_library
+
+ERROR_SLOTS = 8
+# Inside the matrix product a*b+c may be one instruction: its sums are in our order, which is all that it promises.
+_EXTRA = ("-ffp-contract=fast",)
+_lock = lock(reentrant=True)
+
+
+class _Struct(ctypes.Structure):
+    """``struct gradc_ctx`` of runtime.h, and behind it the slots that its ``error`` points to."""
+
+    _fields_ = (
+        ("parallel_for", ctypes.c_void_p),
+        ("matmul", ctypes.c_void_p),
+        ("local", ctypes.c_void_p),
+        ("stopped", ctypes.c_void_p),
+        ("past", ctypes.c_int64),
+        ("error", ctypes.c_void_p),
+        ("call", ctypes.c_void_p),
+        ("slots", ctypes.c_int64 * ERROR_SLOTS),
+    )
+
+
+class Context:
+    """One ``gradc_ctx``: the pool of the process and error slots of its own, for one call at a time.
+
+    :ivar pointer: what to pass as the generated function's first argument; keeps the memory alive.
+    :ivar address: the same as an int, valid while this object lives.
+    """
+
+    __slots__ = ("_struct", "address", "pointer")
+
+    def __init__(self, parallel_for: int, matmul: int, local: int, stopped: int):
+        self._struct = _Struct(parallel_for, matmul, local, stopped, NEVER, 0, 0)
+        self.address = ctypes.addressof(self._struct)
+        self._struct.error = self.address + _Struct.slots.offset
+        self.pointer = ctypes.byref(self._struct)
+
+    @property
+    def code(self) -> int:
+        """0: nothing was reported; else GRADC_INDEX_OUT_OF_RANGE (1), GRADC_OUT_OF_MEMORY (2), GRADC_DECREASES (3),
+        GRADC_OUTSIDE (4), GRADC_FORKED (5).
+        """
+        return int(self._struct.slots[0])
+
+    @property
+    def error(self) -> tuple[int, int, int, int, int]:
+        """(code, site, position, value, bound) of the lowest site and position that was reported."""
+        code, site, position, value, bound = self._struct.slots[:5]
+        return code, site, position, value, bound
+
+    def clear(self) -> None:
+        """Forget the error; a call does so itself."""
+        self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
+
+    @property
+    def past(self) -> int:
+        """Bytes from which an array is written past the caches."""
+        return int(self._struct.past)
+
+    @past.setter
+    def past(self, least: int) -> None:
+        self._struct.past = least
+
+
+def new_context() -> Context:
+    """A context for a call; about a microsecond once the pool is there.
+
+    :raises CompilerMissing, CompilerError: the first call builds the pool.
+    """
+    return Context(*_entries())
+
+
+@functools.cache
+def _entries() -> tuple[int, int, int, int]:
+    library = _library()
+    return (
+        _address(library.gradc_parallel_for),
+        _address(library.gradc_matmul),
+        _address(library.gradc_local),
+        _address(library.gradc_stopped),
+    )
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def call_entry() -> Callable[..., int]:
+    """``gradc_call``: (address of an entry, context, pointers, dims, scratch, step) -> what the entry returned.
+
+    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks and
+    in long ones, and what one of them raises is raised here.  What the call wrote until then is undefined.
+    """
+    pointer = ctypes.c_void_p
+    return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_int64)(
+        _address(_library().gradc_call)
+    )
+
+
+_loaded: ctypes.CDLL | None = None
+
+
+def _library() -> ctypes.CDLL:
+    """The pool, built and loaded once for the process."""
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    with _lock:
+        if _loaded is None:
+            *headers, source = map(
+                read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/past.h", "cpu/gemm.h", "cpu/runtime.c")
+            )
+            key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
+            cache = default_cache()
+            payload = cache.get(key)
+            if payload is None:
+                payload = compile_c(source, extra=_EXTRA)
+                cache.put(key, payload)
+            library = load_library(payload, "runtime")
+            library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
+            library.gradc_set_threads.restype = ctypes.c_int
+            hooks = (
+                ctypes.pythonapi.PyEval_SaveThread,
+                ctypes.pythonapi.PyEval_RestoreThread,
+                ctypes.pythonapi.PyErr_CheckSignals,
+            )
+            library.gradc_set_python(
+                *(ctypes.c_void_p(_address(hook)) for hook in hooks),
+                ctypes.c_uint64(threading.main_thread().ident or 0),
+            )
+            library.gradc_set_threads(_wanted_threads(), _cpus())
+            _loaded = library
+    return _loaded
+
+
+# ---- Writing past the caches ---------------------------------------------------------------------------------------
+
+NEVER = 2**63 - 1
+_LEAST, _MOST = 8 << 20, 64 << 20
+"""Bytes: what is shorter may stay in a cache; what is longer stays in none."""
+_GAIN = 105
+"""Percent, of the time of a plain copy, from which it pays: below, the next run may say otherwise."""
+
+
+def least_past() -> int:
+    """Bytes below which no array is ever written past the caches."""
+    return knobs.PAST.get() or _LEAST
+
+
+def past_from() -> int:
+    """Bytes from which arrays are written past the caches: half of the last-level cache where that pays, which is
+    measured once per machine; else NEVER.
+    """
+    return knobs.PAST.get() or _past_from()
+
+
+@functools.cache
+def _past_from() -> int:
+    key = digest("past", read_template("cpu/past.h"), find_compiler().identity, cpu_identity(), str(_cpus()))
+    cache = default_cache()
+    known = cache.get(key)
+    if known is None:
+        try:
+            known = b"%d" % _past_gain()
+        except MemoryError:  # no room to measure in: another process may have it
+            return NEVER
+        cache.put(key, known)
+    return min(max(_last_level() // 2, _LEAST), _MOST) if int(known) >= _GAIN else NEVER
+
+
+def _past_gain() -> int:
+    """The time of a plain copy over that of one past the caches, in percent."""
+    size = 2 * min(max(_last_level(), _LEAST), _MOST)
+    source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    source[:] = target[:] = 1  # memory that was never touched is not there
+    return int(
+        _library().gradc_past_gain(
+            new_context().pointer,
+            ctypes.c_void_p(target.ctypes.data),
+            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_int64(size),
+        )
+    )
+
+
+def _last_level() -> int:
+    """Bytes of the largest cache that this processor sees; 32 MiB where nobody says."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]])
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return (max(sizes) or 32 << 20) >> 20 << 20
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _wanted_threads() -> int:
+    wanted = knobs.NUM_THREADS.get()
+    if wanted <= 0:
+        first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # "4,2" counts nested levels
+        wanted = int(first) if first.isdigit() and int(first) > 0 else _cpus()
+    return max(1, min(wanted, 1024))
+
+
+def set_num_threads(threads: int) -> None:
+    """Use this many threads, the calling one included, from the next call on; results do not depend on it.
+
+    :raises ValueError: less than 1 or more than 1024.
+    :raises InvalidProblem: the handler of a signal asks, while its own thread's call has the pool.
+    """
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"the pool takes 1 to 1024 threads, not {threads}")
+    if _library().gradc_set_threads(threads, _cpus()):
+        raise InvalidProblem(f"set_num_threads({threads}) in the middle of a call of this thread: its job has the pool")
+
+
+def num_threads() -> int:
+    """How many threads a call may use."""
+    return int(_library().gradc_threads())
+
+
+def pack_bytes(bits: int) -> int:
+    """Bytes that each thread keeps for matrix products of f32 (32 bits) or f64 (64)."""
+    library = _library()
+    library.gradc_pack_bytes.restype = ctypes.c_int64
+    return int(library.gradc_pack_bytes(bits))
+
+
+def vector_bytes() -> int:
+    """Bytes of the matrix product's vectors: the bits of a product depend on its values, its shape and this."""
+    return int(_library().gradc_vector_bytes())
+
+
+def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
+    """Run a compiled ``gradc_body`` from Python: for tests and measurements."""
+    call_entry()(
+        _address(_library().gradc_run_tasks),
+        context.pointer,
+        (ctypes.c_void_p * 2)(_address(body), args),
+        (ctypes.c_int64 * 1)(tasks),
+        None,
+        -1,
+    )
+
+
+class _Matrix(ctypes.Structure):
+    """``gradc_matrix``."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+        ("col", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("read", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col")),
+        ("row_per", ctypes.c_int64),
+        ("col_per", ctypes.c_int64),
+    ]
+
+
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
+    """``out (+)= a @ b`` as generated code does it, f32 or f64.
+
+    The bits depend on the values, the shape and :func:`vector_bytes`: not on strides, alignment, or the number of
+    threads.
+
+    :param a: [batch, m, k] with any strides.  :param b: [batch, k, n].  :param out: contiguous [batch, m, n] that
+        overlaps neither.
+
+    :raises ValueError: other ranks, sizes, dtypes or layouts.
+    :raises OutOfMemory: no room for packed operands or partial sums.
+    """
+    batch, m, n = out.shape
+    k = a.shape[2]
+    if (
+        a.shape != (batch, m, k)
+        or b.shape != (batch, k, n)
+        or not a.dtype == b.dtype == out.dtype
+        or out.dtype.char not in "fd"
+        or not out.flags.c_contiguous
+    ):
+        raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
+    context = new_context()
+    operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
+    buffers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, operands), out.ctypes.data)
+    call_entry()(
+        _address(_library().gradc_run_matmul),
+        context.pointer,
+        buffers,
+        (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate),
+        None,
+        -1,
+    )
+    if context.code:
+        raise OutOfMemory(f"matmul needs {context.error[3]} bytes more in a thread")

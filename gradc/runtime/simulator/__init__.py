@@ -1,0 +1,1 @@
+"""CUDA text on the CPU, for tests and for machines without a GPU."""

@@ -1,0 +1,265 @@
+"""The CPU as a device for CUDA text: what is asked for is done at once, by a fiber for each thread."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.ctypeslib
+
+from ...codegen.cuda.actions import Library
+from ...codegen.cuda.products import multiplied, views
+from ...errors import CaptureError, InternalError
+from ...process.forks import held_off
+from ..cuda.device import Description, Span
+from ..host.arrays import available, empty
+
+Array = np.ndarray[Any, Any]
+Work = Callable[[], None]
+
+
+class HostMemory:
+    """Host memory under an address of the device's."""
+
+    def __init__(self, array: Array, address: int):
+        self.array, self.nbytes, self.address = array, array.nbytes, address
+
+
+class SimulatedEvent:
+    def __init__(self, device: Simulator):
+        self.device, self.at = device, 0.0
+        self.come = True
+
+    def record(self, stream: int | None = None) -> None:
+        self.come = False
+
+        def arrive() -> None:
+            self.at, self.come = time.perf_counter(), True
+
+        self.device.ask(stream, arrive)
+
+    def done(self) -> bool:
+        return self.come
+
+    def wait(self) -> None:
+        if not self.come:
+            self.device.synchronize()
+
+    def since(self, start: Any) -> float:
+        return self.at - start.at
+
+
+class SimulatedGraph:
+    def __init__(self, device: Simulator, work: Sequence[Work]):
+        self.device, self.work = device, tuple(work)
+
+    def replay(self, stream: int | None = None) -> None:
+        for work in self.work:
+            self.device.ask(stream, work)
+
+
+class Simulator:
+    """A :class:`gradc.runtime.cuda.device.Device` in host memory.
+
+    :param check: look for races, reads of nothing and addresses outside arrays.
+    :param seed: run blocks and warps in an order drawn from it.
+    """
+
+    description = Description(0, "cuda-sim", "", 1, 0, 227 * 1024, 0, 0, (0, 0))
+    offset = 0
+    """What an address of the device's is above the host's."""
+    captures: ClassVar[dict[int, list[Work]]] = {}
+    _streams = itertools.count(1 << 12)
+
+    def __init__(self, text: str = "", check: bool = False, seed: int | None = None):
+        self.text, self.check, self.seed = text, check, seed
+        self.libraries: dict[bool, Any] = {}  # by whether their offsets have 64 bits
+        self.fresh: list[tuple[int, Array]] = []  # address, and which bytes from there on have a value
+
+    def check_current(self) -> None:
+        """There is one alone."""
+
+    def device_of(self, address: int) -> int:
+        return 0
+
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
+        raise InternalError("the simulator's arrays are the host's")
+
+    def load(self, wide: bool = False) -> None:
+        with held_off:
+            from ...codegen.text import widened
+            from .compile import compile_sim
+
+        if wide not in self.libraries and self.text:
+            self.libraries[wide] = compile_sim(widened(self.text) if wide else self.text, check=self.check)
+
+    @property
+    def library(self) -> Any:
+        """The text as it is, compiled."""
+        return self.libraries.get(False)
+
+    def ask(self, stream: int | None, work: Work) -> None:
+        """Do it, or write it down where the stream is captured."""
+        if stream in self.captures:
+            self.captures[stream].append(work)
+        else:
+            self.do(stream or 0, work)
+
+    def do(self, stream: int, work: Work) -> None:
+        work()
+
+    def seen(self, span: Span) -> Array:
+        """The elements of a span."""
+        if not span.nbytes:
+            return np.empty(span.count, span.dtype)
+        return numpy.ctypeslib.as_array((ctypes.c_ubyte * span.nbytes).from_address(span.address - self.offset)).view(
+            span.dtype
+        )
+
+    def bytes_at(self, address: int, nbytes: int) -> Array:
+        return self.seen(Span(address, nbytes, np.dtype(np.uint8)))
+
+    def launch(
+        self,
+        function: str,
+        blocks: int,
+        threads: int,
+        args: Sequence[Any],
+        written: Collection[int],
+        stream: int | None = None,
+        shared: int = 0,
+        wide: bool = False,
+    ) -> None:
+        self.load(wide)
+
+        def work() -> None:
+            seen = [self.seen(a) if isinstance(a, Span) else a for a in args]
+            ready = {i: self.ready(a) for i, a in enumerate(seen) if isinstance(a, np.ndarray)}
+            self.libraries[wide].launch(
+                function,
+                (blocks, 1, 1),
+                (threads, 1, 1),
+                shared,
+                seen,
+                written=[i for i in written if seen[i].nbytes],
+                initialised=ready,
+                seed=self.seed,
+            )
+
+        self.ask(stream, work)
+
+    # -- which bytes have a value --------------------------------------------------------------------------------------
+
+    def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
+        def work() -> None:
+            self.fresh = [(span.address - self.offset, np.zeros(span.nbytes, np.uint8)) for span in fresh]
+
+        if self.check:
+            self.ask(stream, work)
+
+    def ready(self, array: Array) -> bool | Array:
+        for address, mask in self.fresh:
+            at = array.ctypes.data - address
+            if 0 <= at and at + array.nbytes <= mask.size:
+                return mask[at : at + array.nbytes]
+        return True
+
+    def has(self, array: Array, source: bool | Array = True) -> None:
+        """From now on these bytes have a value, or where those of ``source`` have."""
+        ready = self.ready(array)
+        if isinstance(ready, np.ndarray):
+            ready[:] = source
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def memory(self, nbytes: int, stream: int | None = None) -> HostMemory:
+        array = empty((nbytes + 255,), np.uint8)
+        array = array[-array.ctypes.data % 256 :][:nbytes]
+        return HostMemory(array, array.ctypes.data + self.offset)
+
+    def pinned(self, nbytes: int) -> Array:
+        return np.zeros(nbytes, np.uint8)
+
+    def free(self) -> int:
+        return available().left
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        def work() -> None:
+            target, given = self.bytes_at(self.own(to), nbytes), self.bytes_at(self.own(source), nbytes)
+            target[:] = given
+            self.has(target, self.ready(given))
+
+        self.ask(stream, work)
+
+    def own(self, address: int) -> int:
+        """An address of pinned host memory, or the device's, as the device's."""
+        return address if address >= self.offset else address + self.offset
+
+    def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
+        def work() -> None:
+            array = self.bytes_at(at, nbytes)
+            array[:] = value
+            self.has(array)
+
+        self.ask(stream, work)
+
+    def upload(self, to: int, array: Array, stream: int | None = None) -> None:
+        kept = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
+
+        def work() -> None:
+            target = self.bytes_at(to, kept.nbytes)
+            target[:] = kept
+            self.has(target)
+
+        self.ask(stream, work)
+
+    def read(self, span: Span, stream: int | None = None) -> Array:
+        self.synchronize(stream)
+        return self.seen(span).copy()
+
+    def multiply(self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+        p = library.product
+
+        def work() -> None:
+            memory = [
+                self.bytes_at(at - operand.skipped, operand.part.nbytes)
+                for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
+            ]
+            x, y, result = views(p, *memory)
+            result[...] = multiplied(x, y)
+            self.has(memory[2])
+
+        self.ask(stream, work)
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> int:
+        return next(self._streams)
+
+    def current_stream(self) -> int:
+        return 0
+
+    def follow(self, stream: int, other: int) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Nothing to wait for."""
+
+    def event(self, timed: bool = True) -> SimulatedEvent:
+        return SimulatedEvent(self)
+
+    def capturing(self, stream: int) -> bool:
+        return stream in self.captures
+
+    def capture(self, stream: int) -> None:
+        if not stream:
+            raise CaptureError("the default stream cannot be captured")
+        self.captures[stream] = []
+
+    def captured(self, stream: int, keep: bool = True) -> SimulatedGraph | None:
+        work = self.captures.pop(stream)
+        return SimulatedGraph(self, work) if keep else None
