@@ -50,7 +50,10 @@ def test_nothing_of_gradc_writes_a_file_but_the_writer() -> None:
     folders.
     """
     direct = {"write_text", "write_bytes", "savez", "savez_compressed", "mkstemp", "rename", "replace"}
-    allowed = {"files.py", "runtime/host/toolchain.py"}  # what a compiler reads lies in a folder that goes with the call
+    allowed = {
+        "files.py",
+        "runtime/host/toolchain.py",
+    }  # what a compiler reads lies in a folder that goes with the call
     found = []
     for path in (ROOT / "gradc").rglob("*.py"):
         name = path.relative_to(ROOT / "gradc").as_posix()

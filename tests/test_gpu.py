@@ -55,7 +55,7 @@ def chain(node: ast.expr) -> str:
 def uses() -> Iterator[tuple[str, int | None]]:
     """Every name of CuPy's that we use, and with how many arguments it is called."""
     for file in ("gpu.py", "cublas.py"):
-        tree = ast.parse((ROOT / "gradc" / "runtime" / file).read_text())
+        tree = ast.parse((ROOT / "gradc" / "runtime" / "cuda" / file).read_text())
         calls = {
             node.func: len(node.args) + len(node.keywords) for node in ast.walk(tree) if isinstance(node, ast.Call)
         }

@@ -502,7 +502,7 @@ def test_interrupt_stops_the_compiler_and_cleans_up(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     compiler = script(tmp_path, f"echo $$ > {shlex.quote(str(tmp_path / 'pid'))}\nsleep 10000")
-    code = "from gradc.runtime import toolchain; toolchain.compile_units(['int x;', 'int y;', 'int z;'])"
+    code = "from gradc.runtime.host import toolchain; toolchain.compile_units(['int x;', 'int y;', 'int z;'])"
     process = python(code, CC=compiler, TMPDIR=str(temporary), GRADC_CACHE_DIR=str(tmp_path / "c"))
     pid_file = tmp_path / "pid"
     wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
@@ -614,7 +614,7 @@ def test_wrong_numbers_of_threads() -> None:
 )
 def test_size_comes_from_the_environment(environment: dict[str, str], threads: str) -> None:
     process = python(
-        "from gradc.runtime import pool; print(pool.num_threads())",
+        "from gradc.runtime.host import pool; print(pool.num_threads())",
         GRADC_CACHE_DIR=knobs.CACHE_DIR.get(),
         **environment,
     )

@@ -264,22 +264,30 @@ class Kernel:
         found = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
         return tuple(dict.fromkeys(found))
 
-    def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
-        """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its source is made from, so
-        that no user name reaches it.
+    def renamed(
+        self, types: Mapping[str, Type], buffers: Mapping[str, str], dims: Mapping[str, str]
+    ) -> tuple[Kernel, dict[str, Type]]:
+        """The same kernel over buffers and dims of other names, and their types; nothing else of the user's is in it.
+
+        :param types: of the buffers, by their names of now.
         """
-        places = {b: f"b{i}" for i, b in enumerate(self.buffers)}
-        dims: Mapping[str, Size] = {
-            d: symbol(f"n{i:02d}" if i > 9 else f"n{i}") for i, d in enumerate(self.dims(types))
-        }
-        renamed = self.substitute(dims)
+        symbols_ = {name: symbol(other) for name, other in dims.items()}
+        plain = self.substitute(symbols_)
         body = []
-        for s in renamed.body:
+        for s in plain.body:
             attrs = tuple((k, "" if k == "source" else v) for k, v in s.attrs)
-            body.append(replace(s, buffer=places.get(s.buffer, ""), attrs=attrs))
-        strategy = tuple((places[b], how) for b, how in self.strategy)
-        plain = replace(renamed, body=tuple(body), order=places.get(self.order, ""), strategy=strategy, note=Note())
-        return plain, {places[b]: types[b].substitute(dims) for b in self.buffers}
+            body.append(replace(s, buffer=buffers.get(s.buffer, ""), attrs=attrs))
+        strategy = tuple((buffers[b], how) for b, how in self.strategy)
+        plain = replace(plain, body=tuple(body), order=buffers.get(self.order, ""), strategy=strategy, note=Note())
+        return plain, {buffers[b]: types[b].substitute(symbols_) for b in self.buffers}
+
+    def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
+        """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its name is made from, so
+        that kernels of one structure have one name.
+        """
+        buffers = {b: f"b{i}" for i, b in enumerate(self.buffers)}
+        dims = {d: f"n{i:02d}" if i > 9 else f"n{i}" for i, d in enumerate(self.dims(types))}
+        return self.renamed(types, buffers, dims)
 
     def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
         """Named ``MEANING_hash``: equal kernels over other user names get equal names and so share one binary."""

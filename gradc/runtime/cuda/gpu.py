@@ -1,6 +1,6 @@
 """A GPU through CuPy, by addresses alone: the one module that imports cupy, and only once a device is asked for.
 
->>> from gradc.runtime import gpu
+>>> from gradc.runtime.cuda import gpu
 >>> gpu.count() and gpu.current_device().arch           # 0 without a driver: cupy is not imported then
 >>> device = gpu.Gpu(text)                              # CUDA text, compiled for the current device at its first launch
 >>> memory = device.memory(4096)

@@ -1,0 +1,70 @@
+"""The user's names as C identifiers: what a generated kernel calls its buffers and dims.
+
+Nothing of a name but ASCII letters, digits and single underscores reaches a text, and none that means something there:
+a keyword, a macro, a function, or a local variable of a template or of a writer.  Writers give no local variable a
+trailing underscore, so that a name with one is the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+
+from .text import template_dirs
+
+LONGEST = 40
+"""Characters of a name that are kept."""
+_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const const_cast
+    consteval constexpr constinit continue co_await co_return co_yield decltype default delete do double dynamic_cast
+    else enum explicit export extern false float for friend goto if inline int long main mutable namespace new noexcept
+    not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires restrict return
+    short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
+    typeid typename typeof union unix linux unsigned using virtual void volatile wchar_t while xor xor_eq
+    blockDim blockIdx gridDim threadIdx warpSize i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 ix
+"""
+_LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+")
+"""What writers call what they number: values, axes, partial sums."""
+_ELSEWHERE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|/\*.*?\*/|//[^\n]*"
+"""Parts of a template that are no text of the target."""
+
+
+@functools.cache
+def reserved() -> frozenset[str]:
+    """Every word that means something in a generated text."""
+    words = set(_KEYWORDS.split())
+    for folder in template_dirs():
+        for path in folder.rglob("*"):
+            if path.suffix not in (".j2", ".h", ".c", ".cu"):
+                continue
+            text = re.sub(_ELSEWHERE, " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+            if path.suffix == ".j2":
+                words.update(re.findall(r"[A-Za-z_]\w*", text))
+            else:
+                words.update(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", text))  # functions, and macros with arguments
+                words.update(re.findall(r"#[ \t]*define[ \t]+(\w+)", text))
+                words.update(re.findall(r"\b([A-Z_][A-Z0-9_]+)\b", text))  # constants
+                words.update(re.findall(r"\b(\w+)[ \t]*;", " ".join(re.findall(r"typedef[^;{]*;|\}[^;{}]*;", text))))
+    return frozenset(words)
+
+
+def identifier(name: str) -> str:
+    """A name as an identifier that means nothing else: ``layers.0.weight`` is ``layers_0_weight``."""
+    word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
+    if not word or word[0].isdigit():
+        word = f"at_{word}" if word else "unnamed"
+    return f"{word}_" if word in reserved() or _LOCAL.fullmatch(word) or word.lower().startswith("gradc") else word
+
+
+def identifiers(names: Iterable[str]) -> dict[str, str]:
+    """Different identifiers for different names, in their order: what would be the second ``x`` is ``x_2_``."""
+    given: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        word, count = identifier(name), 1
+        while (word if count == 1 else f"{word.rstrip('_')}_{count}_") in taken:
+            count += 1
+        given[name] = word if count == 1 else f"{word.rstrip('_')}_{count}_"
+        taken.add(given[name])
+    return given
