@@ -23,7 +23,7 @@ class RowWriter:
     """A kernel taken apart for a template; a target's writer adds how its statements are written.
 
     :ivar parts: each accum by its buffer, :ivar number: and numbered.
-    :ivar how: the strategy of each.
+    :ivar strategy_of: the strategy of each.
     :ivar order: that of the visiting order, or "".
     """
 
@@ -31,8 +31,8 @@ class RowWriter:
         self.k, self.types, self.scribe = kernel, types, scribe
         self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
         self.number = {s.buffer: i for i, s in enumerate(kernel.accums)}
-        self.how = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
-        self.order = self.how.get(kernel.order, "")
+        self.strategy_of = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
+        self.order = self.strategy_of.get(kernel.order, "")
 
     def axes(self, axes: Sequence[Axis]) -> list[dict[str, Any]]:
         return [
@@ -52,11 +52,11 @@ class RowWriter:
                 needed.update(s.uses)
         return [s for s in self.k.body if s.name in needed]
 
-    def apart(self, s: Stmt) -> bool:
+    def wide_accumulator(self, s: Stmt) -> bool:
         """Whether a regular accum adds up in a wider row beside its result: where more rows may meet than add up in f32
         without harm.
         """
-        if self.how[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
+        if self.strategy_of[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
             return False
         rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
         return not isinstance(rest, int) or rest > FEW
@@ -82,7 +82,7 @@ class RowWriter:
         for s in reversed(p.body):
             if s.name not in needed:
                 continue
-            if (held := self.held_at(s, number)) is not None:
+            if (held := self.cached(s, number)) is not None:
                 out.append(held)
             elif s.name in stored_at and s.op != "load":
                 kept = stored_at[s.name]
@@ -92,6 +92,6 @@ class RowWriter:
                 out.append(s)
         return out[::-1]
 
-    def held_at(self, s: Stmt, number: int) -> Stmt | None:
+    def cached(self, s: Stmt, number: int) -> Stmt | None:
         """What stands for a value that a target keeps beside its buffers from one pass to the next."""
         return None

@@ -275,7 +275,7 @@ class _Writer(RowMemory):
         passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
         checks = any(s.op == "check" for s in k.body)
         plain = not k.accums and len(k.passes) == 1 and not passes[0]["reductions"] and len(k.cols) == 1
-        only = all(s.op == "accum" and self.how[s.buffer] == "segmented" for s in k.body if not s.name)
+        only = all(s.op == "accum" and self.strategy_of[s.buffer] == "segmented" for s in k.body if not s.name)
         out = {
             "name": k.name,
             "comment": "\n".join(f" * {line}" for line in str(replace(k, name=k.name)).splitlines()),
@@ -332,7 +332,7 @@ class _Writer(RowMemory):
         """Whether all rows that keep a place go through one value of the others before the next: those gather from a
         part of memory of its own.
         """
-        if self.order != "regular" or any(self.how[s.buffer] != "regular" for s in self.k.accums):
+        if self.order != "regular" or any(self.strategy_of[s.buffer] != "regular" for s in self.k.accums):
             return False
         axes = {a for a, _ in self.k.rows} - {a for a, _ in self.kept}
         gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
@@ -357,7 +357,7 @@ class _Writer(RowMemory):
         elif self.order == "regular":
             rows = chunk_rows(short("rows", kept), short("cols", rest * self.k.col_count))
         else:
-            private = [product(self.types[b].shape) for b, how in self.how.items() if how == "privatized"]
+            private = [product(self.types[b].shape) for b, how in self.strategy_of.items() if how == "privatized"]
             private = [short(f"size{i}", n) for i, n in enumerate(private)]
             rows = task_rows(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
         used = symbols(rows)
@@ -365,7 +365,7 @@ class _Writer(RowMemory):
 
     def accum(self, s: Stmt) -> dict[str, Any]:
         part, type_ = self.parts[s.buffer], self.types[s.buffer]
-        how = self.how[s.buffer]
+        how = self.strategy_of[s.buffer]
         ctype, few = stored(type_.dtype), isinstance(self.k.row_count, int) and self.k.row_count < MANY
         if type_.dtype.is_float and type_.dtype not in (F32, F64):
             raise InternalError(f"an accum into {type_}: upcast makes it f32")
@@ -384,7 +384,9 @@ class _Writer(RowMemory):
             literal(start, F64 if type_.dtype.is_float else type_.dtype),
         )
         # partial sums of many rows are kept wide: a chunk of f32 additions would lose bits that the total keeps
-        out["partial"] = out["wide"] if self.apart(s) or (how == "privatized" and s.combine == "sum") else ctype
+        out["partial"] = (
+            out["wide"] if self.wide_accumulator(s) or (how == "privatized" and s.combine == "sum") else ctype
+        )
         out["combine"] = functools.partial(self.combined, s.combine, out["wide"])
         out["pending"] = (
             out["partial"] == "f64" and ctype == "f32" and how == "privatized" and self.side_by_side(s) and not few
@@ -397,7 +399,7 @@ class _Writer(RowMemory):
             out["owned"], out["owned_size"] = [size(n) for n in extents], size(product(extents))
             entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
             out["owned_at"] = index(flatten(entries, type_.shape))
-            out["apart"], out["partials"] = self.apart(s), f"chunks * ({out['owned_size']})"
+            out["wide_accumulator"], out["partials"] = self.wide_accumulator(s), f"chunks * ({out['owned_size']})"
             out["partial_at"] = index(flatten([entries[axis] for axis in free], extents))
         return out
 
@@ -479,7 +481,7 @@ class _Writer(RowMemory):
     def by_block(self, s: Stmt, innermost: str) -> bool:
         """Whether an accum adds a whole run of the innermost columns to one element."""
         places = [v for i in s.index for v, _ in i.terms]
-        if s.op != "accum" or s.combine != "sum" or self.how[s.buffer] == "segmented" or innermost in places:
+        if s.op != "accum" or s.combine != "sum" or self.strategy_of[s.buffer] == "segmented" or innermost in places:
             return False
         return not any(
             v.startswith("%") and self.column_value(v) for v in places
@@ -493,7 +495,12 @@ class _Writer(RowMemory):
         """Whether an accum goes where each column says: values and places are computed side by side, then added one
         after another.
         """
-        return s.op == "accum" and self.how[s.buffer] != "segmented" and bool(self.k.cols) and self.places_by_column(s)
+        return (
+            s.op == "accum"
+            and self.strategy_of[s.buffer] != "segmented"
+            and bool(self.k.cols)
+            and self.places_by_column(s)
+        )
 
     def scatter(self, s: Stmt) -> dict[str, Any]:
         """Such an accum: arrays of places and values, and how one is added.
@@ -667,7 +674,7 @@ class _Writer(RowMemory):
         if s.op == "store":
             assert s.dtype is not None
             return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
-        how, number, part = self.how[s.buffer], self.number[s.buffer], self.parts[s.buffer]
+        how, number, part = self.strategy_of[s.buffer], self.number[s.buffer], self.parts[s.buffer]
         ctype = stored(self.types[s.buffer].dtype)
         if how != "segmented":
             base, place = self.target_of(s)
@@ -688,7 +695,7 @@ class _Writer(RowMemory):
     def own_count(self, s: Stmt) -> Size:
         """Elements of the array that an accum that is not segmented adds into."""
         shape = self.types[s.buffer].shape
-        return product(shape[axis] for axis in self.free(s)) if self.apart(s) else product(shape)
+        return product(shape[axis] for axis in self.free(s)) if self.wide_accumulator(s) else product(shape)
 
     def held_as(self, s: Stmt) -> str:
         """The C type of that array's elements."""
@@ -698,7 +705,12 @@ class _Writer(RowMemory):
 
     def target_of(self, s: Stmt, ctype: str = "i64") -> tuple[str, str]:
         """Where an accum that is not segmented adds: an array, and the place in it, of values that are ``ctype``."""
-        how, number, shape, apart = self.how[s.buffer], self.number[s.buffer], self.types[s.buffer].shape, self.apart(s)
+        how, number, shape, apart = (
+            self.strategy_of[s.buffer],
+            self.number[s.buffer],
+            self.types[s.buffer].shape,
+            self.wide_accumulator(s),
+        )
         own = self.free(s) if apart else list(range(len(shape)))
         pending = how == "privatized" and self.accum(s)["pending"]
         base = f"q{number}" if pending else f"p{number}" if apart or how == "privatized" else s.buffer

@@ -68,7 +68,7 @@ class RowMemory(RowWriter):
             pending += fresh
         return total
 
-    def held_at(self, s: Stmt, number: int) -> Stmt | None:
+    def cached(self, s: Stmt, number: int) -> Stmt | None:
         return replace(s, op="held", args=(), where="", attrs=()) if self.held.get(s.name, number) < number else None
 
     def line(self, s: Stmt, number: int) -> list[str]:

@@ -101,10 +101,10 @@ class Writer(TaskWriter):
         passes = [self.one_pass(p, i) for i, p in enumerate(k.passes)]
         scan = (
             [self.one_pass(p, i, scan=True) for i, p in enumerate(k.passes)]
-            if "atomic_fixed" in self.how.values()
+            if "atomic_fixed" in self.strategy_of.values()
             else []
         )
-        only = all(s.op == "accum" and self.how[s.buffer] == "segmented" for s in k.body if not s.name)
+        only = all(s.op == "accum" and self.strategy_of[s.buffer] == "segmented" for s in k.body if not s.name)
         kept_count, rest_count = product(s for _, s in kept), product(s for _, s in rest)
         accums = [self.accum(s) for s in k.accums]
         part = self.parts.get(k.order)
@@ -165,9 +165,9 @@ class Writer(TaskWriter):
             stages.insert(0, Stage(f"{k.name}_key", "key", k.row_count, 1))
         for s in k.accums:
             number, count = self.number[s.buffer], self.types[s.buffer].count
-            if self.how[s.buffer] in UNORDERED:
+            if self.strategy_of[s.buffer] in UNORDERED:
                 stages.insert(0, Stage(f"{k.name}_clear{number}", "clear", maximum(count, 1), 1))
-            if self.how[s.buffer] == "privatized":
+            if self.strategy_of[s.buffer] == "privatized":
                 stages.append(Stage(f"{k.name}_fold{number}", "fold", count, self.threads // 32))
         if scan:
             stages.insert(
@@ -186,7 +186,7 @@ class Writer(TaskWriter):
             parts = [k.row_count for p in passes for _ in p["reductions"]]
         context["parts"] = [{"row_count": size(k.row_count)} for _ in parts]
         for s in k.accums:
-            if self.how[s.buffer] == "atomic_fixed" or self.loose(s):
+            if self.strategy_of[s.buffer] == "atomic_fixed" or self.loose(s):
                 stages.append(Stage(f"{k.name}_settle{self.number[s.buffer]}", "settle", self.types[s.buffer].count, 1))
         scratch = [self.room(s) for s in k.accums if self.beside(s)]
         private: Size = 0
@@ -208,7 +208,7 @@ class Writer(TaskWriter):
             private,
             keys,
             tuple(scratch),
-            tuple(self.types[b].count for b, how in self.how.items() if how == "atomic_fixed"),
+            tuple(self.types[b].count for b, how in self.strategy_of.items() if how == "atomic_fixed"),
             tuple(self.types[s.buffer].count for s in k.accums if self.loose(s)),
             tuple(parts),
             self.strips,
@@ -305,35 +305,41 @@ class Writer(TaskWriter):
     def partial(self, s: Stmt) -> str:
         if self.shared:
             return stored(self.sums(s))
-        return self.wide(s) if self.apart(s) or self.how[s.buffer] == "privatized" else stored(self.sums(s))
+        return (
+            self.wide(s)
+            if self.wide_accumulator(s) or self.strategy_of[s.buffer] == "privatized"
+            else stored(self.sums(s))
+        )
 
-    def apart(self, s: Stmt) -> bool:
-        return super().apart(s) or (self.how[s.buffer] == "regular" and self.types[s.buffer].dtype is not self.sums(s))
+    def wide_accumulator(self, s: Stmt) -> bool:
+        return super().wide_accumulator(s) or (
+            self.strategy_of[s.buffer] == "regular" and self.types[s.buffer].dtype is not self.sums(s)
+        )
 
     def loose(self, s: Stmt) -> bool:
         """Whether its sums are added up in f32 in memory and rounded after that."""
-        how = self.how[s.buffer]
+        how = self.strategy_of[s.buffer]
         return self.types[s.buffer].dtype is not self.sums(s) and (
             how == "atomic" or (how == "segmented" and not self.held and not self.lanes)
         )
 
     def beside(self, s: Stmt) -> bool:
         """Whether chunks have partial results of it in memory."""
-        return self.how[s.buffer] in ("privatized", "segmented") or (self.apart(s) and not self.held)
+        return self.strategy_of[s.buffer] in ("privatized", "segmented") or (self.wide_accumulator(s) and not self.held)
 
     def room(self, s: Stmt) -> tuple[Size, int]:
         """(elements per chunk, bytes of one) of its partial results."""
         shape, part = self.types[s.buffer].shape, self.parts[s.buffer]
         bytes_ = 8 if self.partial(s) == "sum_f32" else self.sums(s).itemsize
-        if self.how[s.buffer] == "segmented":
+        if self.strategy_of[s.buffer] == "segmented":
             return 2 * product(shape[part.leading :]), bytes_
         return (
-            product(shape[axis] for axis in self.free(s)) if self.how[s.buffer] == "regular" else product(shape)
+            product(shape[axis] for axis in self.free(s)) if self.strategy_of[s.buffer] == "regular" else product(shape)
         ), bytes_
 
     def flushed(self, s: Stmt) -> Access | None:
         """The row of the result that held sums are written to, a thread's columns at once."""
-        how, type_ = self.how[s.buffer], self.types[s.buffer]
+        how, type_ = self.strategy_of[s.buffer], self.types[s.buffer]
         if not self.held or how not in ("segmented", "regular"):
             return None
         return Access(
@@ -345,7 +351,7 @@ class Writer(TaskWriter):
 
     def accum(self, s: Stmt) -> dict[str, Any]:
         part, type_ = self.parts[s.buffer], self.types[s.buffer]
-        how, dtype, wide, number = self.how[s.buffer], self.sums(s), self.wide(s), self.number[s.buffer]
+        how, dtype, wide, number = self.strategy_of[s.buffer], self.sums(s), self.wide(s), self.number[s.buffer]
         if dtype.is_float and dtype.bits < 32:
             raise InternalError(f"an accum into {type_}: upcast makes it f32")
         start = literal(neutral(s.combine, dtype), dtype)
@@ -365,11 +371,11 @@ class Writer(TaskWriter):
             "inner": size(product(type_.shape[part.leading :])),
             "outer": size(product(type_.shape[: part.leading])),
             "partials": f"chunks * {_factor(per_chunk)}",
-            "apart": self.apart(s),
+            "wide_accumulator": self.wide_accumulator(s),
             "beside": self.beside(s),
             "loose": self.loose(s),
             "own": self.own(s),
-            "kind": wide if how != "segmented" and (how != "regular" or self.apart(s)) else stored(dtype),
+            "kind": wide if how != "segmented" and (how != "regular" or self.wide_accumulator(s)) else stored(dtype),
         }
         out["adds"] = self.scribe.size(self.k.row_count * self.k.col_count)
         out["bytes"] = 4 if self.loose(s) else type_.dtype.itemsize
@@ -463,7 +469,7 @@ class Writer(TaskWriter):
         """
         if (
             s.op != "accum"
-            or self.how[s.buffer] != "atomic"
+            or self.strategy_of[s.buffer] != "atomic"
             or s.combine != "sum"
             or self.sums(s) is not F32
             or self.vec % 4
@@ -557,7 +563,7 @@ class Writer(TaskWriter):
     def effect(self, s: Stmt, value: str = "", once: bool = False) -> list[str]:
         """A store, accum or check; once: by one thread of the task."""
         value = value or variable(s.args[0])
-        if self.scanning and not (s.op == "accum" and self.how[s.buffer] == "atomic_fixed"):
+        if self.scanning and not (s.op == "accum" and self.strategy_of[s.buffer] == "atomic_fixed"):
             return []
         alone = "if (lane == 0) " if once and self.width > 1 and not self.lanes else ""
         if s.op == "check":
@@ -580,7 +586,7 @@ class Writer(TaskWriter):
         if s.op == "store":
             assert s.dtype is not None
             return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
-        how, number, part = self.how[s.buffer], self.number[s.buffer], self.parts[s.buffer]
+        how, number, part = self.strategy_of[s.buffer], self.number[s.buffer], self.parts[s.buffer]
         guard = alone + (f"if ({variable(s.where)}) " if s.where else "")
         if self.held and s in self.ordered:
             guard = "if (goes) " if how == "segmented" else guard
@@ -593,7 +599,7 @@ class Writer(TaskWriter):
             if s.combine == "sum":
                 return [f"{alone}if (goes) {{ if (first_hit) {target} = 0; gradc_add({target}, {value}); }}"]
             return [f"{alone}if (goes) {{ if (first_hit) {target} = {value}; else {self.joined(s, target, value)} }}"]
-        shape, apart = self.types[s.buffer].shape, self.apart(s)
+        shape, apart = self.types[s.buffer].shape, self.wide_accumulator(s)
         own = self.free(s) if apart else list(range(len(shape)))
         at = index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]), OFFSETS)
         if apart or how == "privatized":

@@ -67,7 +67,7 @@ class TaskWriter(RowWriter):
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
         super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS))
-        self.ordered = [s for s in kernel.accums if self.how[s.buffer] not in UNORDERED]
+        self.ordered = [s for s in kernel.accums if self.strategy_of[s.buffer] not in UNORDERED]
         once = any(
             not s.name for p in kernel.passes for s in p.row
         )  # what a row does once is not for each of its strips
@@ -84,7 +84,7 @@ class TaskWriter(RowWriter):
             and all(map(self.own, self.ordered))
             and (self.order != "regular" or all(map(self.lasting, self.ordered)))
         )
-        self.shared = [self.how[b] for b in self.parts] == ["privatized"] and own(
+        self.shared = [self.strategy_of[b] for b in self.parts] == ["privatized"] and own(
             kernel, next(iter(self.parts.values())), types
         )
         self.tiled &= not self.shared
@@ -92,7 +92,7 @@ class TaskWriter(RowWriter):
         self.lanes = (
             not kernel.cols
             and self.order == "segmented"
-            and all(self.how[s.buffer] == "segmented" for s in self.ordered)
+            and all(self.strategy_of[s.buffer] == "segmented" for s in self.ordered)
         )
         self.width = 32 if self.lanes or self.shared else self.threads_per_task()
         self.tiled &= self.width > 1
@@ -101,7 +101,9 @@ class TaskWriter(RowWriter):
         if not self.held and not self.tiled and self.width > THREADS:
             self.width = THREADS
         self.ahead = self.rows_ahead() if self.tiled else 1
-        self.strips = alone and not self.shared and all(how == "atomic" for how in self.how.values()) and self.width > 1
+        self.strips = (
+            alone and not self.shared and all(how == "atomic" for how in self.strategy_of.values()) and self.width > 1
+        )
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class TaskWriter(RowWriter):
 
     def lasting(self, s: Stmt) -> bool:
         """Whether it adds to one row of the result while its segment, its kept row or its chunk lasts."""
-        part, how = self.parts[s.buffer], self.how[s.buffer]
+        part, how = self.parts[s.buffer], self.strategy_of[s.buffer]
         if not self.own(s):
             return False
         if how == "regular":
@@ -195,7 +197,7 @@ class TaskWriter(RowWriter):
             if s not in vectors
             for u in (s.args if s in self.ordered and self.held else s.uses)
         }
-        used |= {s.where for s in self.ordered if self.how[s.buffer] != "segmented"}
+        used |= {s.where for s in self.ordered if self.strategy_of[s.buffer] != "segmented"}
         return [s for s in row.row if s.name in used and s.op not in ("const", "size")]
 
     def splits(self) -> bool:
