@@ -591,7 +591,7 @@ class Executable(Shared):
         if self.target.startswith("cuda"):
             return str(self.native.text)
         with held_off:
-            from ..codegen.cpu.render import render_program
+            from ..codegen.cpu.program import render_program
 
         return render_program(self.program).text
 

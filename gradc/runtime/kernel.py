@@ -90,9 +90,9 @@ class KernelHandle:
 
             return cuda_kernel(self.kernel, self.types).text
         with held_off:
-            from ..codegen.cpu.render import render_kernel
+            from ..codegen.cpu.kernel import render_kernel
 
-        return render_kernel(self.kernel, self.types)
+        return render_kernel(self.kernel, self.types).text
 
     def bytes(self, **dims: int) -> int:
         """Bytes it must move for these dims."""
