@@ -265,7 +265,7 @@ def test_a_process_at_its_limit() -> None:
     import resource, numpy as np, gradc
     from gradc import ops
     from gradc.errors import OutOfMemory
-    from gradc.runtime import arrays
+    from gradc.runtime.host import arrays
     arrays.pool.limit = 1 << 40
     module = gradc.compile(gradc.trace(lambda x: ops.softmax(x), x="f32[N,D]"), wrt=["x"])
     def both(n, x=np.linspace(-1, 1, 1024, dtype=np.float32)):

@@ -1,4 +1,4 @@
-"""What gradc prints, held against files: the IR after every pass, the C of the kernels, explain(), and errors.
+"""What gradc prints, held against files: the IR after every pass, the C of small kernels, explain(), and errors.
 
 ``pytest tests/test_golden.py --update-golden`` writes the files anew; their diff is to be read before it is committed.
 """
@@ -32,10 +32,25 @@ def test_the_ir_after_every_pass(golden) -> None:
     golden("model/stages.txt", re.sub(r"test_golden\.py:\d+", "test_golden.py:LINE", text))
 
 
-def test_the_c_of_every_kernel(golden) -> None:
-    module = model()
-    texts = {**module.forward.kernels, **module.backward.kernels}
-    golden("model/kernels.c", "\n".join(kernel.source for kernel in texts.values()))
+KERNELS = {
+    "map": (lambda x, gate: ops.silu(x) * gate, {"x": "f32[N,D]", "gate": "f32[D]"}),
+    "rms_norm": (lambda x, gamma: ops.rms_norm(x, (768,), gamma), {"x": "bf16[N,768]", "gamma": "bf16[768]"}),
+    "privatized_sum": (lambda x: ops.sum(x, axis=0), {"x": "f32[N,D]"}),
+    "segmented_scatter": (
+        lambda labels, rows: ops.scatter_add(labels, rows, size=1000),
+        {"labels": "i64[N]", "rows": "f32[N,16]"},
+    ),
+}
+"""Kernels whose rows are given to tasks in different ways."""
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_c_of_a_kernel(name: str, golden) -> None:
+    function, types = KERNELS[name]
+    force = {"*": name.split("_")[0]} if name.startswith(("privatized", "segmented")) else None
+    module = gradc.compile(gradc.trace(function, **types), target="cpu", reductions=force)
+    *_, kernel = module.forward.kernels.values()  # one before it may check indices
+    golden(f"kernels_c/{name}.c", kernel.source)
 
 
 def test_explain(golden) -> None:

@@ -9,6 +9,7 @@ results; statements come from the writers.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,10 +20,14 @@ from ..declarations import Declaration, used
 from ..identifiers import identifier, identifiers
 from ..indent import indented
 from ..jinja import render
-from .axes_read import without_unread_axes
 from .collapse_axes import collapse_axes
 from .records import KernelText
+from .unread import without_unread
 from .writer import KernelWriter
+
+WIDTH = 120
+"""Characters of a line on which declarations are put together."""
+_SIZE = "const i64 "
 
 
 @dataclass(frozen=True)
@@ -144,10 +149,23 @@ def _function(
         *(Declaration(a.name, f"{a.ctype} *const {a.name} = A->{a.name};") for a in k.workspace if laid_out),
         Declaration("since", "i64 since = 0; /* elements, since it was asked whether the call ends */"),
     ]
-    body = without_unread_axes(body)
-    declared = "".join(f"{line}\n" for line in used(known, body))
+    body = without_unread(body)
+    declared = "".join(f"{line}\n" for line in _joined(used(known, body)))
     return f"{signature} {{\n{begin}{declared}{body}}}\n"
 
 
+def _joined(lines: Sequence[str]) -> list[str]:
+    """Declarations of which neighbours of one type share a line."""
+    out: list[str] = []
+    for line in lines:
+        last = out[-1] if out else ""
+        alike = all(re.fullmatch(rf"{_SIZE}\w+ = .*;", text) for text in (last, line))
+        if alike and len(last) + len(line) < WIDTH:
+            out[-1] = f"{last[:-1]}, {line.removeprefix(_SIZE)}"
+        else:
+            out.append(line)
+    return out
+
+
 def _const(name: str, value: str) -> Declaration:
-    return Declaration(name, f"const i64 {name} = {value};")
+    return Declaration(name, f"{_SIZE}{name} = {value};")

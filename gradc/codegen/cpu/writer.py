@@ -38,6 +38,8 @@ class KernelWriter(ColumnWriter):
     def record(self) -> KernelText:
         k = self.k
         key_lines, key = self.sort_key() if self.order == "segmented" else ([], "")
+        counts = self.counts()
+        chunk = self.chunk(counts)
         return KernelText(
             name=k.name,
             buffers=tuple(
@@ -59,8 +61,8 @@ class KernelWriter(ColumnWriter):
                 LocalArray(f"stream{i}", stored(self.types[s.buffer].dtype), size(self.types[s.buffer].count))
                 for s, i in self.stream_number.items()
             ),
-            counts=tuple(self.counts()),
-            chunk=size(self.chunk({})),
+            counts=tuple(Declaration(name, f"const i64 {name} = {size(value)};") for name, value in counts.items()),
+            chunk=size(chunk),
             launches=tuple(self.launches()),
             checks=any(s.op == "check" for s in k.body),
         )
@@ -125,7 +127,7 @@ class KernelWriter(ColumnWriter):
         """Rows per task, or owners: an expression of a few sizes, which get names, so that it is as short for sizes
         that are long themselves.
 
-        :param named: filled with those sizes.
+        :param named: to which those sizes are added.
         """
 
         def short(name: str, value: Size) -> Size:
@@ -143,15 +145,14 @@ class KernelWriter(ColumnWriter):
         private = [short(f"size{i}", n) for i, n in enumerate(private)]
         return task_rows(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
 
-    def counts(self) -> list[Declaration]:
+    def counts(self) -> dict[str, Size]:
         """The sizes that the stages name."""
         sizes: dict[str, Size] = {"rows": self.k.row_count, "cols": self.k.col_count}
         if self.order == "regular":
             sizes["owners"] = product(n for _, n in self.owner_rows)
         if self.order == "segmented":
             sizes["keys"] = product(self.types[self.k.order].shape[: self.parts[self.k.order].leading])
-        self.chunk(sizes)
-        return [Declaration(name, f"const i64 {name} = {size(value)};") for name, value in sizes.items()]
+        return sizes
 
     def launches(self) -> list[str]:
         """The statements that run the stages, one after another."""

@@ -1,0 +1,129 @@
+/*
+ * kernel @scatter_add_6afce2 rows(i0: N) cols(i1: 16) order(y) strategy(y: segmented) {
+ *   %0 = load labels[i0] : i64
+ *   phase
+ *   %1 = load rows_[i0, i1] : f32
+ *   accum y[%0, i1] <- %1 : f32
+ * }
+ */
+typedef struct {
+  const gradc_ctx *ctx;
+  i64 site; /* the step's number, for what it reports */
+  const i64 *labels;
+  const f32 *rows_;
+  f32 *y;
+  i64 N;
+  i64 chunk; /* rows per task */
+  i32 *key;
+  i32 *order;
+  i32 *start;
+  f32 *partial0;
+} scatter_add_6afce2_args;
+
+static i64 scatter_add_6afce2_layout(scatter_add_6afce2_args *A, char *workspace) {
+  const i64 N = A->N, rows = N, keys = 1000, chunk = 128, chunks = gradc_chunks(rows, chunk);
+  A->chunk = chunk;
+  char *end = workspace;
+  A->key = gradc_take(&end, rows * (i64)sizeof(i32));
+  A->order = gradc_take(&end, rows * (i64)sizeof(i32));
+  A->start = gradc_take(&end, (keys + 2) * (i64)sizeof(i32));
+  A->partial0 = gradc_take(&end, (2 * chunks * 16) * (i64)sizeof(f32));
+  return end - workspace;
+}
+
+GRADC_SHARED i64 scatter_add_6afce2_workspace_bytes(const i64 *dims) {
+  scatter_add_6afce2_args args = { .N = dims[0] };
+  return scatter_add_6afce2_layout(&args, 0);
+}
+
+static void scatter_add_6afce2_key(const void *args, i64 task) {
+  const scatter_add_6afce2_args *const A = args;
+  const i64 N = A->N;
+  const i64 *restrict const labels = A->labels;
+  const i64 rows = N;
+  i32 *const key = A->key;
+  for (i64 r = task * GRADC_KEY_ROWS; r < gradc_min(task * GRADC_KEY_ROWS + GRADC_KEY_ROWS, rows); r++) {
+    const i64 i0 = r;
+    const i64 v0 = labels[i0];
+    key[r] = (i32)((i64)v0);
+  }
+}
+
+static void scatter_add_6afce2_rows(const void *args, i64 task) {
+  const scatter_add_6afce2_args *const A = args;
+  const f32 *restrict const rows_ = A->rows_;
+  f32 *restrict const y = A->y;
+  const i64 keys = 1000, chunk = A->chunk;
+  i32 *const key = A->key;
+  i32 *const order = A->order;
+  i32 *const start = A->start;
+  f32 *const partial0 = A->partial0;
+  const i64 first = task * chunk, last = gradc_min(first + chunk, start[keys]);
+  i64 segment = -1;
+  f32 *restrict target0 = 0;
+  for (i64 p = first; p < last; p++) {
+    const i64 r = order[p], to = key[r], valid = to < keys;
+    const int begins = to != segment;
+    if (begins && valid) { /* a piece of a segment that is not whole in this chunk goes to a carry row */
+      const i64 carry = start[to] < first ? 2 * task : start[to + 1] > first + chunk ? 2 * task + 1 : -1;
+      target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
+    }
+    segment = to;
+    const i64 i0 = r;
+    /* phase 1: add to y */
+    #pragma omp simd
+    for (i64 i1 = 0; i1 < 16; i1++) {
+      const f32 v1 = rows_[i0 * 16 + i1];
+      if (valid) target0[i1] = (f32)((begins ? 0 : target0[i1]) + v1);
+    }
+  }
+}
+
+static void scatter_add_6afce2_finish(const void *args, i64 task) {
+  const scatter_add_6afce2_args *const A = args;
+  f32 *restrict const y = A->y;
+  const i64 keys = 1000, chunk = A->chunk;
+  i32 *const start = A->start;
+  f32 *const partial0 = A->partial0;
+  for (i64 segment = task * GRADC_SEGMENTS; segment < gradc_min(task * GRADC_SEGMENTS + GRADC_SEGMENTS, keys); segment++) {
+    const i64 first = start[segment], last = start[segment + 1];
+    if (last > first && first / chunk == (last - 1) / chunk) continue; /* whole in one chunk, which has written it */
+    {
+      f32 *restrict const row = y + segment * 16;
+      const i64 inner = 16;
+      if (last == first) {
+        for (i64 e = 0; e < inner; e++) row[e] = 0.0f;
+      } else {
+        for (i64 e0 = 0; e0 < inner; e0 += GRADC_TOTALS) {
+          const i64 count = gradc_min(GRADC_TOTALS, inner - e0);
+          f64 total[GRADC_TOTALS];
+          for (i64 e = 0; e < count; e++) total[e] = partial0[(2 * (first / chunk) + 1) * inner + e0 + e];
+          for (i64 c = first / chunk + 1; c <= (last - 1) / chunk; c++)
+            for (i64 e = 0; e < count; e++) total[e] += partial0[2 * c * inner + e0 + e];
+          for (i64 e = 0; e < count; e++) row[e0 + e] = (f32)total[e];
+        }
+      }
+    }
+  }
+}
+
+GRADC_SHARED int scatter_add_6afce2(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *workspace, i64 site) {
+  scatter_add_6afce2_args args = {
+    .ctx = ctx, .site = site,
+    .labels = buffers[0],
+    .rows_ = buffers[1],
+    .y = buffers[2],
+    .N = dims[0],
+  };
+  scatter_add_6afce2_layout(&args, workspace);
+  const scatter_add_6afce2_args *const A = &args;
+  const i64 N = A->N, rows = N, keys = 1000, chunk = A->chunk;
+  i32 *const key = A->key;
+  i32 *const order = A->order;
+  i32 *const start = A->start;
+  ctx->parallel_for(ctx, gradc_chunks(rows, GRADC_KEY_ROWS), scatter_add_6afce2_key, A);
+  gradc_sort(ctx, key, rows, keys, start, order);
+  ctx->parallel_for(ctx, gradc_chunks(start[keys], chunk), scatter_add_6afce2_rows, A);
+  ctx->parallel_for(ctx, gradc_chunks(keys, GRADC_SEGMENTS), scatter_add_6afce2_finish, A);
+  return 0;
+}
