@@ -67,7 +67,7 @@ MUTANTS = (
         "(unsigned long)(bytes - head - lines * GRADC_LINE));",
         "0);",
         "the last bytes of a row are not written",
-        ("test_past",),
+        ("test_streaming_store",),
     ),
     Mutant(
         "ieee-h.enter",
