@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TypeRuleError
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
-from .node import REGISTRY, Node, Note, make, topological
+from .node import REGISTRY, Node, Note, listening, make, topological
 from .scan import LONGEST_NAME, is_long
 from .types import Type
 
@@ -65,6 +66,21 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
             operands = tuple(new[o] for o in node.operands)
             new[node] = node if operands == node.operands else again(node, operands)
     return new
+
+
+def parts_of(composite: str, notes: dict[Node, Note]) -> AbstractContextManager[None]:
+    """Within the block every value that is made is noted as a part of a composite, unless it is known as a part of one;
+    what a composite and its gradient share is the composite's.
+    """
+    if not composite:
+        return nullcontext()
+
+    def noted(node: Node) -> None:
+        note = notes.get(node, Note())
+        if not note.composite or (note.composite.endswith("_grad") and not composite.endswith("_grad")):
+            notes[node] = replace(note, composite=composite)
+
+    return listening(noted)
 
 
 @dataclass(frozen=True)
@@ -162,21 +178,30 @@ class Graph:
 
         Notes follow the nodes.
         """
+        notes = dict(self.notes)
         new: dict[Node, Node] = {}
         with assuming(self.assumptions):
             for node in self.nodes:
                 operands = tuple(new[o] for o in node.operands)
-                result = rule(node, operands)
+                with parts_of(self.composite(node), notes):
+                    result = rule(node, operands)
                 if result is None:
                     result = node if operands == node.operands else again(node, operands)
                 if not isinstance(result, Node):
                     raise TypeError(f"a rewrite of {node!r} gave {result!r}")
                 new[node] = result
-        return self.renamed(new)
+        return replace(self, notes=notes).renamed(new)
+
+    def composite(self, node: Node) -> str:
+        """The composite that a node is part of, or ""."""
+        return self.notes[node].composite if node in self.notes else ""
 
     def renamed(self, new: Mapping[Node, Node]) -> Graph:
         """The graph with its outputs taken through the map ``old -> new``; notes follow."""
-        notes = {new.get(n, n): note for n, note in self.notes.items()}
+        notes: dict[Node, Note] = {}
+        for n, note in self.notes.items():
+            if new.get(n, n) not in notes or str(note):  # what the user wrote stays before what we know of it
+                notes[new.get(n, n)] = note
         return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
 
     def with_outputs(self, outputs: Iterable[tuple[str, Node]], name: str | None = None) -> Graph:

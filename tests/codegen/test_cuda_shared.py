@@ -33,7 +33,7 @@ def rows_launch(module: gradc.Module, dims: dict[str, int]) -> Launch:
         a
         for actions in module.forward.native.bind(dims).actions
         for a in actions
-        if isinstance(a, Launch) and "scatter_add" in a.function and a.function.endswith("_rows")
+        if isinstance(a, Launch) and "embedding_grad" in a.function and a.function.endswith("_rows")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...ir.graph import Graph
 from ...ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
 from ...ir.node import Node, Note, topological
 from ...ir.op import Alias, Checked, Expr, Movement
@@ -133,7 +134,7 @@ class ProgramBuilder:
             else:
                 kernel = self.kernel(group, used)
                 if kernel.writes:
-                    steps.append(kernel.named_by_structure(meaning(group), self.types))
+                    steps.append(kernel.named_by_structure(meaning(group, self.graph), self.types))
                     self.s.kernel_names[key] = steps[-1].name
         return steps
 
@@ -149,7 +150,8 @@ class ProgramBuilder:
         for node, level in group.placed.items():
             if node in used:
                 self.s.write(node, group, builder, level, self.names[node])
-        note = next((self.graph.notes[n] for n in reversed(group.placed) if n in self.graph.notes), Note())
+        notes = (self.graph.notes[n] for n in reversed(group.placed) if n in self.graph.notes)
+        note = next((note for note in notes if str(note)), Note())
         kernel = builder.kernel("kernel")
         return Kernel(kernel.name, kernel.rows, kernel.cols, kernel.body, note=note)
 
@@ -194,8 +196,15 @@ class ProgramBuilder:
         return self.names[whole[-1]] if whole else self.names[index]
 
 
-def meaning(group: Group) -> str:
-    """A kernel's name: what it combines, else what it computes."""
-    ops = [n.op.name for n in group.placed if not isinstance(lowering(n), Expr | Movement | Alias)]
-    ops += [n.op.name for n in reversed(group.placed) if isinstance(lowering(n), Expr | Movement)]
-    return "_".join(dict.fromkeys(ops[:3])) or "copy"
+def meaning(group: Group, graph: Graph) -> str:
+    """A kernel's name: the user's composites that it holds parts of, ``gelu_layer_norm_grad`` where it is gradients of
+    theirs; and what it combines or computes beside them.
+    """
+    composites = {n: graph.composite(n) for n in group.placed}
+    parts = [name.removesuffix("_grad") for name in composites.values() if name]
+    single = [n for n in group.placed if not composites[n]]
+    combined = [n.op.name for n in single if not isinstance(lowering(n), Expr | Movement | Alias)]
+    computed = [n.op.name for n in reversed(single) if isinstance(lowering(n), Expr | Movement)]
+    names = list(dict.fromkeys([*parts, *combined] if parts else [*combined, *computed]))[:3]
+    gradient = ["grad"] if any(name.endswith("_grad") for name in composites.values()) else []
+    return "_".join([*names, *gradient]) or "copy"

@@ -81,7 +81,7 @@ GRADC_SHARED int check_67ca52(const gradc_ctx *ctx, void *const *buffers, const 
 }
 
 /*
- * kernel @sum_5db000 rows(i0: n0) cols(i1: 16) {
+ * kernel @gelu_layer_norm_grad_5db000 rows(i0: n0) cols(i1: 16) {
  *   %0 = load b0[i0] : i64
  *   phase
  *   %1 = load b1[%0, i1] : i8
@@ -121,7 +121,7 @@ GRADC_SHARED int check_67ca52(const gradc_ctx *ctx, void *const *buffers, const 
  *   store b7[i0, i1] <- %28 : f32
  * }
  */
-static void sum_5db000_rows(const void *args, i64 task) {
+static void gelu_layer_norm_grad_5db000_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -253,7 +253,7 @@ static void sum_5db000_rows(const void *args, i64 task) {
   }
   gradc_past_done();
 }
-static i64 sum_5db000_chunk(const i64 *n_) {
+static i64 gelu_layer_norm_grad_5db000_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -261,8 +261,8 @@ static i64 sum_5db000_chunk(const i64 *n_) {
   (void)n_;
   return 128;
 }
-GRADC_SHARED i64 sum_5db000_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_5db000_chunk(n_)};
+GRADC_SHARED i64 gelu_layer_norm_grad_5db000_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, gelu_layer_norm_grad_5db000_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -276,8 +276,8 @@ GRADC_SHARED i64 sum_5db000_scratch(const i64 *n_) {
   return (i64)(scratch - A->scratch);
 }
 /* Bytes that each thread keeps for it. */
-GRADC_SHARED i64 sum_5db000_local(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_5db000_chunk(n_)};
+GRADC_SHARED i64 gelu_layer_norm_grad_5db000_local(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, gelu_layer_norm_grad_5db000_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -295,8 +295,8 @@ GRADC_SHARED i64 sum_5db000_local(const i64 *n_) {
   local_bytes += gradc_align((GRADC_BLOCK) * (i64)sizeof(f32));
   return local_bytes;
 }
-GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_5db000_chunk(dims)};
+GRADC_SHARED int gelu_layer_norm_grad_5db000(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, gelu_layer_norm_grad_5db000_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -324,12 +324,12 @@ GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i6
   (void)b5;
   (void)b6;
   (void)b7;
-  ctx->parallel_for(ctx, chunks, sum_5db000_rows, args);
+  ctx->parallel_for(ctx, chunks, gelu_layer_norm_grad_5db000_rows, args);
   return 0;
 }
 
 /*
- * kernel @sum_8ffb11 rows(i0: n0) cols(i1: 16) order(b8) strategy(b8: segmented, b9: privatized) {
+ * kernel @layer_norm_gelu_sum_grad_8ffb11 rows(i0: n0) cols(i1: 16) order(b8) strategy(b8: segmented, b9: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
@@ -388,7 +388,7 @@ GRADC_SHARED int sum_5db000(const gradc_ctx *ctx, void *const *buffers, const i6
  *   accum b9[i1] <- %51 : f32
  * }
  */
-static void sum_8ffb11_key(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_8ffb11_key(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -428,7 +428,7 @@ static void sum_8ffb11_key(const void *args, i64 task) {
       key[r] = (i32)(v2 ? (i64)v0 : n1);
   }
 }
-static void sum_8ffb11_rows(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_8ffb11_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -605,7 +605,7 @@ static void sum_8ffb11_rows(const void *args, i64 task) {
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
   gradc_past_done();
 }
-static void sum_8ffb11_fold1(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_8ffb11_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -647,7 +647,7 @@ static void sum_8ffb11_fold1(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static void sum_8ffb11_finish(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_8ffb11_finish(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -715,7 +715,7 @@ static void sum_8ffb11_finish(const void *args, i64 task) {
   }
   gradc_past_done();
 }
-static i64 sum_8ffb11_chunk(const i64 *n_) {
+static i64 layer_norm_gelu_sum_grad_8ffb11_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -724,8 +724,8 @@ static i64 sum_8ffb11_chunk(const i64 *n_) {
   const i64 rows = n0;
   return maximum_i64(floordiv_i64((rows + 262143), 262144), 128);
 }
-GRADC_SHARED i64 sum_8ffb11_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_8ffb11_chunk(n_)};
+GRADC_SHARED i64 layer_norm_gelu_sum_grad_8ffb11_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, layer_norm_gelu_sum_grad_8ffb11_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -750,8 +750,8 @@ GRADC_SHARED i64 sum_8ffb11_scratch(const i64 *n_) {
   return (i64)(scratch - A->scratch);
 }
 /* Bytes that each thread keeps for it. */
-GRADC_SHARED i64 sum_8ffb11_local(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_8ffb11_chunk(n_)};
+GRADC_SHARED i64 layer_norm_gelu_sum_grad_8ffb11_local(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, layer_norm_gelu_sum_grad_8ffb11_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -780,8 +780,8 @@ GRADC_SHARED i64 sum_8ffb11_local(const i64 *n_) {
   local_bytes += gradc_align((1) * (i64)sizeof(f32));
   return local_bytes;
 }
-GRADC_SHARED int sum_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_8ffb11_chunk(dims)};
+GRADC_SHARED int layer_norm_gelu_sum_grad_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, layer_norm_gelu_sum_grad_8ffb11_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -824,16 +824,16 @@ GRADC_SHARED int sum_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i6
   (void)b7;
   (void)b8;
   (void)b9;
-  ctx->parallel_for(ctx, gradc_chunks(R, 4096), sum_8ffb11_key, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, 4096), layer_norm_gelu_sum_grad_8ffb11_key, args);
   gradc_sort(ctx, key, R, V, start, perm);
-  ctx->parallel_for(ctx, gradc_chunks(R, CH), sum_8ffb11_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_8ffb11_fold1, args);
-  ctx->parallel_for(ctx, gradc_chunks(V, 64), sum_8ffb11_finish, args);
+  ctx->parallel_for(ctx, gradc_chunks(R, CH), layer_norm_gelu_sum_grad_8ffb11_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), layer_norm_gelu_sum_grad_8ffb11_fold1, args);
+  ctx->parallel_for(ctx, gradc_chunks(V, 64), layer_norm_gelu_sum_grad_8ffb11_finish, args);
   return 0;
 }
 
 /*
- * kernel @sum_45cc9e rows(i0: n0) cols(i1: 16) strategy(b8: privatized, b9: privatized) {
+ * kernel @layer_norm_gelu_sum_grad_45cc9e rows(i0: n0) cols(i1: 16) strategy(b8: privatized, b9: privatized) {
  *   %0 = load b0[i0] : i64
  *   %1 = const {value=0} : i64
  *   %2 = ne %0, %1 : bool
@@ -892,7 +892,7 @@ GRADC_SHARED int sum_8ffb11(const gradc_ctx *ctx, void *const *buffers, const i6
  *   accum b9[i1] <- %51 : f32
  * }
  */
-static void sum_45cc9e_rows(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_45cc9e_rows(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1051,7 +1051,7 @@ static void sum_45cc9e_rows(const void *args, i64 task) {
   }
   for (i64 e = 0; e < 16; e++) p1[e] += q1[e], q1[e] = 0;
 }
-static void sum_45cc9e_fold0(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_45cc9e_fold0(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1086,7 +1086,7 @@ static void sum_45cc9e_fold0(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) b8[e0 + e] = (f32)total[e];
   }
 }
-static void sum_45cc9e_fold1(const void *args, i64 task) {
+static void layer_norm_gelu_sum_grad_45cc9e_fold1(const void *args, i64 task) {
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
   (void)n_;
@@ -1121,7 +1121,7 @@ static void sum_45cc9e_fold1(const void *args, i64 task) {
     for (i64 e = 0; e < count; e++) b9[e0 + e] = (f32)total[e];
   }
 }
-static i64 sum_45cc9e_chunk(const i64 *n_) {
+static i64 layer_norm_gelu_sum_grad_45cc9e_chunk(const i64 *n_) {
   const i64 n0 = n_[0];
   (void)n0;
   const i64 n1 = n_[1];
@@ -1131,8 +1131,8 @@ static i64 sum_45cc9e_chunk(const i64 *n_) {
   const i64 rows = n0;
   return maximum_i64((floordiv_i64((rows - 1), maximum_i64(floordiv_i64(4194304, (size0 + 16)), 1)) + 1), 128);
 }
-GRADC_SHARED i64 sum_45cc9e_scratch(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_45cc9e_chunk(n_)};
+GRADC_SHARED i64 layer_norm_gelu_sum_grad_45cc9e_scratch(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, layer_norm_gelu_sum_grad_45cc9e_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -1150,8 +1150,8 @@ GRADC_SHARED i64 sum_45cc9e_scratch(const i64 *n_) {
   return (i64)(scratch - A->scratch);
 }
 /* Bytes that each thread keeps for it. */
-GRADC_SHARED i64 sum_45cc9e_local(const i64 *n_) {
-  const gradc_args all = {0, 0, n_, 0, 0, sum_45cc9e_chunk(n_)};
+GRADC_SHARED i64 layer_norm_gelu_sum_grad_45cc9e_local(const i64 *n_) {
+  const gradc_args all = {0, 0, n_, 0, 0, layer_norm_gelu_sum_grad_45cc9e_chunk(n_)};
   const gradc_args *const A = &all;
   const i64 n0 = n_[0];
   (void)n0;
@@ -1172,8 +1172,8 @@ GRADC_SHARED i64 sum_45cc9e_local(const i64 *n_) {
   local_bytes += gradc_align((16) * (i64)sizeof(f32));
   return local_bytes;
 }
-GRADC_SHARED int sum_45cc9e(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
-  const gradc_args all = {ctx, buffers, dims, scratch_, site, sum_45cc9e_chunk(dims)};
+GRADC_SHARED int layer_norm_gelu_sum_grad_45cc9e(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *scratch_, i64 site) {
+  const gradc_args all = {ctx, buffers, dims, scratch_, site, layer_norm_gelu_sum_grad_45cc9e_chunk(dims)};
   const void *const args = &all;
   const gradc_args *const A = args;
   const i64 *const n_ = A->n;
@@ -1209,8 +1209,8 @@ GRADC_SHARED int sum_45cc9e(const gradc_ctx *ctx, void *const *buffers, const i6
   (void)b7;
   (void)b8;
   (void)b9;
-  ctx->parallel_for(ctx, chunks, sum_45cc9e_rows, args);
-  ctx->parallel_for(ctx, gradc_chunks(n1, 512), sum_45cc9e_fold0, args);
-  ctx->parallel_for(ctx, gradc_chunks(16, 512), sum_45cc9e_fold1, args);
+  ctx->parallel_for(ctx, chunks, layer_norm_gelu_sum_grad_45cc9e_rows, args);
+  ctx->parallel_for(ctx, gradc_chunks(n1, 512), layer_norm_gelu_sum_grad_45cc9e_fold0, args);
+  ctx->parallel_for(ctx, gradc_chunks(16, 512), layer_norm_gelu_sum_grad_45cc9e_fold1, args);
   return 0;
 }
