@@ -258,3 +258,19 @@ def test_no_machine_leaks_into_the_tree():
         lines = enumerate(text.splitlines(), 1)
         found += [f"{path.relative_to(ROOT)}:{n}: {line.strip()}" for n, line in lines if leaks.search(line)]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_the_page_names_what_is_there():
+    """Every path of docs/architecture.md exists; a bare file name is in a folder that its paragraph names."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    missing = []
+    for paragraph in re.split(r"\n(?=- |\n)", page):
+        paths = re.findall(r"(?<![\w/.])(?:gradc|templates|tests|docs|examples)(?:/[\w.]+)+", paragraph)
+        missing += [path for path in paths if not (ROOT / path.rstrip(".")).exists()]
+        folders = [ROOT / path if (ROOT / path).is_dir() else (ROOT / path).parent for path in paths]
+        for name in re.findall(r"`(\w+\.(?:py|h|md))`", paragraph):
+            if not any((folder / name).exists() for folder in (*folders, PACKAGE / "module", PACKAGE / "inspect")):
+                missing.append(name)
+    assert not missing, missing
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert {room for room in rooms if f"gradc/{room}" not in page} == set(), "each room has a paragraph"
