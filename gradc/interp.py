@@ -17,9 +17,10 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Select, Stmt, neutral, taken
+from .ir.kernel import Call, Kernel, Program, Select, taken
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
+from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
 from .ir.types import DTYPES, DType, Type, read
 from .ops.bags import count_not_above
 from .ops.indexing import check_positions

@@ -41,9 +41,9 @@ from gradc.codegen.text import read_template, standalone
 from gradc.errors import CompilerError, GradcError, InternalError
 from gradc.ir.dims import floordiv, maximum, symbol
 from gradc.ir.graph import input_node
-from gradc.ir.kernel import Index, Stmt
 from gradc.ir.node import REGISTRY
 from gradc.ir.op import Expr
+from gradc.ir.statement import Index, Stmt
 from gradc.ir.types import DTYPES, DType, Type
 from gradc.runtime.cuda.nvrtc import compile_cuda
 

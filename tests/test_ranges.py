@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gradc import interp
 from gradc.ir.dims import evaluate, symbol
-from gradc.ir.kernel import Buffer, Index, Kernel, Program, Stmt
+from gradc.ir.kernel import Buffer, Kernel, Program
 from gradc.ir.ranges import KernelRanges, Range, constant
+from gradc.ir.statement import Index, Stmt
 from gradc.ir.types import BOOL, DTYPES, F64, I32, I64, DType, parse_type
 
 U8, I8, F32 = DTYPES["u8"], DTYPES["i8"], DTYPES["f32"]

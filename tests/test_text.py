@@ -23,10 +23,12 @@ from gradc.errors import GradcError, IRFormatError, TypeRuleError
 from gradc.inspect.export import from_json, model_explorer, to_dot, to_json
 from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol
 from gradc.ir.graph import Graph, input_node
-from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
+from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, Note
+from gradc.ir.program_text import parse_kernel, parse_program
 from gradc.ir.size_text import parse_size
-from gradc.ir.text import load, parse, parse_kernel, parse_program, save_graph
+from gradc.ir.statement import Index, Operand, Stmt
+from gradc.ir.text import load, parse
 from gradc.ir.types import BOOL, DTYPES, F32, I64, Type, parse_type
 from gradc.ir.verify import verify
 
@@ -266,7 +268,7 @@ def test_a_file_and_its_arrays(tmp_path) -> None:  # type: ignore[no-untyped-def
             again.defaults[name].dtype == arrays[name].dtype
             and again.defaults[name].tobytes() == arrays[name].tobytes()
         )
-    save_graph(Graph("g", inputs, graph.outputs), path)
+    Graph("g", inputs, graph.outputs).save(path)
     assert path.read_text().startswith("gradc-ir 1\n# no arrays\ngraph @g(")
     assert load(path).defaults == {} and sorted(p.name for p in tmp_path.iterdir()) == ["g.gir"]
 

@@ -13,10 +13,11 @@ from gradc.errors import InternalError, TypeRuleError
 from gradc.ir.accesses import check_of
 from gradc.ir.dims import Assumption, assuming, maximum, symbol
 from gradc.ir.graph import Graph, input_node
-from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
+from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, make
 from gradc.ir.op import Primitive
-from gradc.ir.text import parse_program
+from gradc.ir.program_text import parse_program
+from gradc.ir.statement import Index, Operand, Stmt
 from gradc.ir.types import BOOL, DTYPES, F32, F64, I64, Type, parse_type
 from gradc.ir.verify import verify, verify_accesses, verify_program
 from gradc.passes.graph.decompose import decompose

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import InternalError
 from ..ir.dims import Size
-from ..ir.kernel import Index, Stmt
 from ..ir.node import REGISTRY
 from ..ir.op import Expr
+from ..ir.statement import Index, Stmt
 from ..ir.types import BOOL, DType, Type
 from .index import flatten, index, literal, size
 

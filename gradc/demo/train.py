@@ -21,7 +21,6 @@ from ..inspect.explain import dump_module, reduction_table
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.node import Node, topological
-from ..ir.text import value_names
 from ..module.module import Module
 from ..passes.graph.decompose import decompose
 from ..passes.graph.fold import fold
@@ -255,7 +254,7 @@ def only_for(graph: Graph, output: str) -> list[str]:
     """The lines of the values that no other output needs."""
     outputs = dict(graph.outputs)
     others = set(topological([node for name, node in graph.outputs if name != output]))
-    names = value_names(graph)
+    names = graph.value_names
     mine = {f"{names[node]}:" for node in topological([outputs[output]]) if node not in others}
     return [line for line in str(graph).splitlines() if line.split(maxsplit=1)[0] in mine] + [
         f"  return {output}={names[outputs[output]]}"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .dims import Dim, Size, floordiv, known_nonnegative, maximum
-from .kernel import MASKED, Index, Kernel, Stmt
+from .kernel import Kernel
+from .statement import MASKED, Index, Stmt
 from .types import F64, I64, DType, Type
 
 EXACT = 2**53

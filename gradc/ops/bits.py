@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
-from ..ir.kernel import Index
 from ..ir.node import Node
 from ..ir.op import DISCRETE, ZERO, BadSample, Expr, Lookup, Primitive, Resized, Sample
+from ..ir.statement import Index
 from ..ir.types import DTYPES, DType, Type
 from ..ir.types import dtype as dtype_of
 from .axes import replaced

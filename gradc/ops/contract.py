@@ -8,10 +8,10 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import product, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Library, Sample
 from ..ir.operands import adopt, broadcast_shapes
+from ..ir.statement import Index
 from ..ir.types import Type
 from .rules import floating, reshaped, spread
 

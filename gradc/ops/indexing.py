@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import IndexOutOfRange, NotAscending, TypeRuleError
 from ..ir.dims import Assumption, Dim, Size, known_nonnegative, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Checked, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.statement import Index
 from ..ir.types import DTYPES, I32, I64, DType, Type
 from .pointwise import mul
 from .rules import canonical_axis, converted, full, number, reshaped, spread, summing

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size, ceildiv, floordiv, known_nonnegative, maximum, product, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ..ir.operands import adopt
+from ..ir.statement import Index
 from ..ir.types import I64, DType, Type
 from ..process.ieee import plain
 from .axes import (

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import Assumption, Dim, Size, maximum, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.statement import Index
 from ..ir.types import Type
 from .coordinates import Mode, Padding, position_dtype, read_at
 from .indexing import _indices

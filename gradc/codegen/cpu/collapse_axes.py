@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...ir.dims import Size, same
-from ...ir.kernel import Axis, Index, Kernel, Stmt
+from ...ir.kernel import Kernel
+from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import DTYPES, I64, Type
 from ..index import flatten
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from ...ir.dims import evaluate
-from ...ir.kernel import REDUCTIONS, Axis, Buffer, Index, Kernel, Program, Stmt
+from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
 from ..reductions.cost import nominal
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ...ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
+from ...ir.kernel import Buffer, Call, Kernel, Program, Step
 from ...ir.node import Node, Note, topological
 from ...ir.op import Alias, Checked, Expr, Movement
 from ...ir.scan import is_long, suffixed
+from ...ir.statement import Operand
 from ...ir.types import Type
 from .groups import Group, StridedView, lowering
 from .lower import IterationSpace, KernelBuilder

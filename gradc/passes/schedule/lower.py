@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir.dims import Size, known_nonnegative, same
-from ...ir.kernel import Axis, Index, Kernel, Stmt
+from ...ir.kernel import Kernel
 from ...ir.node import Node, identity
 from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
+from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
 
 
