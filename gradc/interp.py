@@ -427,11 +427,11 @@ class _KernelRun:
             self.values[s.name] = np.asarray(evaluate(s.attr("size"), memory.bindings), np.int64)
         elif s.op == "index":
             self.values[s.name] = self.place(s.index[0])
-        elif s.op == "inside":
+        elif s.op == "in_bounds":
             place = self.place(s.index[0])
             low, high = (evaluate(s.attr(k), memory.bindings) for k in ("lo", "hi"))
             self.values[s.name] = (place >= low) & (place < high)
-        elif s.op == "bounded":
+        elif s.op == "clamp_index":
             size = evaluate(s.attr("size"), memory.bindings)
             raw = np.asarray(args[0]).astype(np.int64)
             self.values[s.name] = raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))

@@ -361,11 +361,11 @@ def functions() -> list[str]:
             note(text, {"*b0": f"const {stored(t)}", "n0": "i64", "v0": "i64"}, "i64")
     scribe = Scribe({}, [])
     for oob in ("wrap", "clamp"):
-        text = scribe.expression(Stmt("%1", "bounded", ("%0",), DTYPES["i64"], attrs=(("size", n0), ("oob", oob))))
+        text = scribe.expression(Stmt("%1", "clamp_index", ("%0",), DTYPES["i64"], attrs=(("size", n0), ("oob", oob))))
         note(text, {"v0": "i64", "n0": "i64"}, "i64")
     for lo in (0, 1):
         text = scribe.expression(
-            Stmt("%1", "inside", (), DTYPES["bool"], index=(Index.of("i0"),), attrs=(("lo", lo), ("hi", n0)))
+            Stmt("%1", "in_bounds", (), DTYPES["bool"], index=(Index.of("i0"),), attrs=(("lo", lo), ("hi", n0)))
         )
         note(text, {"i0": "i64", "n0": "i64"}, "i32")
     for name, types, result in pointwise():

@@ -318,7 +318,7 @@ def example_program() -> Program:
         Stmt("", "check", ("%t",), attrs=(("source", 'a"b'), ("op", "embedding"), ("bound", V))),
         Stmt(
             "%k",
-            "inside",
+            "in_bounds",
             (),
             BOOL,
             "",
@@ -387,7 +387,7 @@ def test_the_text_of_a_kernel() -> None:
         "%t = load tokens[n] : i64",
         'check %t {source="a\\"b", op="embedding", bound=V}',
         "phase",
-        "%k = inside n*2 + d*V + %t*(-1) + (n-1) {hi=N, lo=0} : bool",
+        "%k = in_bounds n*2 + d*V + %t*(-1) + (n-1) {hi=N, lo=0} : bool",
         "%i = index 0 : i64",
         "%z = size {size=D*N} : i64",
         "%c = const {value=-0x1.999999999999ap-4} : f32",
@@ -412,18 +412,18 @@ indices = st.builds(
 
 @given(
     st.lists(indices, max_size=3),
-    st.sampled_from(["load", "index", "inside", "max", "where"]),
+    st.sampled_from(["load", "index", "in_bounds", "max", "where"]),
     st.booleans(),
     st.booleans(),
 )
 @settings(deadline=None)
 def test_any_statement_round_trips(index, op, buffer, where) -> None:  # type: ignore[no-untyped-def]
-    if op in ("index", "inside"):
+    if op in ("index", "in_bounds"):
         buffer, index = False, index[:1] or [Index()]
     s = Stmt(
         "%a",
         op,
-        () if op in ("index", "inside") else ("%b", "%c"),
+        () if op in ("index", "in_bounds") else ("%b", "%c"),
         F32,
         "where" if buffer else "",
         tuple(index),

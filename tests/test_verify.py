@@ -96,7 +96,7 @@ def at(*variables: str) -> tuple[Index, ...]:
 BODY = (
     Stmt("%t", "load", (), I64, "tokens", at("n")),
     Stmt("", "check", ("%t",), attrs=(("bound", V), ("op", "embedding"), ("source", "tokens"))),
-    Stmt("%k", "inside", (), BOOL, "", at("d"), attrs=(("hi", D), ("lo", 0))),
+    Stmt("%k", "in_bounds", (), BOOL, "", at("d"), attrs=(("hi", D), ("lo", 0))),
     Stmt("%g", "load", (), F32, "dy", at("n", "d"), "%k"),
     Stmt("%0", "mul", ("%g", "%g"), F32),
     Stmt("%1", "cast", ("%0",), DTYPES["bf16"], attrs=(("dtype", DTYPES["bf16"]),)),
@@ -258,10 +258,10 @@ WRONG_PROGRAMS = {
     "check attrs": (body(1, replace(BODY[1], attrs=())), "the attribute bound is missing", "check"),
     "a bound that is no size": (
         body(2, replace(BODY[2], attrs=(("hi", D), ("lo", float("nan"))))),
-        "inside: lo=nan is no size",
+        "in_bounds: lo=nan is no size",
         "lo=",
     ),
-    "inside attrs": (body(2, replace(BODY[2], attrs=(("hi", D),))), "the attribute lo is missing", "inside"),
+    "in_bounds attrs": (body(2, replace(BODY[2], attrs=(("hi", D),))), "the attribute lo is missing", "in_bounds"),
     "axis twice": (kernel(cols=(("n", D),)), "the axis n is named twice", "n:"),
     "negative axis": (kernel(cols=(("d", -1),)), "the axis d has the size -1", "d:"),
     "strategy": (kernel(strategy=(("table", "magic"),)), "'magic' is no strategy", "magic"),

@@ -231,8 +231,8 @@ def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
     )
     report.code("\n".join(only_for(plain, "d.scale")))
     report.say(
-        "After sink_dequant (its rule for gathers works before differentiation, in the pass prepare; its rule for sums"
-        " after):"
+        "After sink_dequant (its rule for gathers works before differentiation, in the pass push_gathers; its rule for"
+        " sums after):"
     )
     report.code("\n".join(only_for(sunk, "d.scale")))
     gone, left = dense(plain, vocabulary), dense(sunk, vocabulary)

@@ -41,7 +41,7 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
     stmt      ::= [value "="] name [access | index ("," index)*] [["<-"] value ("," value)*]
                   ["where" value] [attributes] [":" dtype] LINE
     access    ::= [name] "[" [index ("," index)*] "]"
-    index     ::= term ("+" term)*                              # bare only after the ops "index" and "inside"
+    index     ::= term ("+" term)*                              # bare only after the ops "index" and "in_bounds"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
     call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE

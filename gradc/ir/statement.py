@@ -71,7 +71,7 @@ REDUCTIONS = {
 EFFECTS = ("store", "accum", "check")
 MASKED = ("load", "accum")
 """Statements that a ``where`` keeps from touching memory."""
-BARE = ("index", "inside")
+BARE = ("index", "in_bounds")
 """Statements that are about an index and no buffer."""
 COMBINES = ("sum", "prod", "max", "min")
 """How an ``accum`` combines; ``sum`` goes without saying."""
@@ -89,10 +89,10 @@ def neutral(combine: str, dtype: DType) -> int | float:
 class Stmt:
     """One statement.
 
-    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``inside`` (lo <= index < hi), a pointwise
-    op's name, ``search buffer[0] <- value`` (how many elements of an ascending row are <= value), one of
-    :data:`REDUCTIONS`, ``store``, ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <=
-    value < bound).
+    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``in_bounds`` (lo <= index < hi),
+    ``clamp_index value`` (brought to 0 <= value < size, by clamping or modulo), a pointwise op's name, ``search
+    buffer[0] <- value`` (how many elements of an ascending row are <= value), one of :data:`REDUCTIONS`, ``store``,
+    ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
 
     :param name: the value, ``%3``; effects have none.
     """

@@ -280,7 +280,7 @@ def _verify_select(step: Select, program: Program) -> None:
         )
 
 
-_SIZES = {"inside": ("hi", "lo"), "check": ("bound",), "size": ("size",), "bounded": ("size",)}
+_SIZES = {"in_bounds": ("hi", "lo"), "check": ("bound",), "size": ("size",), "clamp_index": ("size",)}
 """The attributes of statements that are sizes."""
 
 
@@ -462,9 +462,9 @@ class _KernelCheck(_StepCheck):
             "const": 0,
             "size": 0,
             "index": 0,
-            "inside": 0,
+            "in_bounds": 0,
             "check": 1,
-            "bounded": 1,
+            "clamp_index": 1,
             **dict.fromkeys(REDUCTIONS, 1),
         }.get(s.op)
         if count is not None and len(args) != count and not (s.op == "check" and len(args) == 2):
@@ -472,7 +472,7 @@ class _KernelCheck(_StepCheck):
         for needed in {
             "const": ("value",),
             "size": ("size",),
-            "inside": ("hi", "lo"),
+            "in_bounds": ("hi", "lo"),
             "check": ("bound", "op", "source"),
         }.get(s.op, ()):
             if needed not in dict(s.attrs):
@@ -480,14 +480,14 @@ class _KernelCheck(_StepCheck):
         for name, value in s.attrs:
             if name in _SIZES.get(s.op, ()) and (isinstance(value, bool) or not isinstance(value, int | Dim)):
                 self.wrong(f"{s.op}: {name}={value} is no size", f"{name}=")
-        if s.op in ("index", "inside") and len(s.index) != 1:
+        if s.op in ("index", "in_bounds") and len(s.index) != 1:
             self.wrong(f"{s.op} takes one index, got {len(s.index)}", s.op)
         for value, dtype in zip(s.args, args, strict=True):
             if s.op == "check" and not dtype.is_integer:
                 self.wrong(f"checks {value}, but {dtype} is no integer", value)
         if s.op in ("argmax_cols", "argmin_cols", "size", "search"):
             return I64
-        if s.op == "inside":
+        if s.op == "in_bounds":
             return BOOL
         if count is not None or s.op in ("store", "accum"):
             return None

@@ -74,7 +74,7 @@ matmul: Library = Library(
     sugar=_matmul_call,
     reference=_matmul_reference,
     axes=_matmul_axes,
-    linear=_matmul_map,
+    multilinear=_matmul_map,
     vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
     samples=(
         Sample(("F[3,4]", "F[4,N]")),
