@@ -89,8 +89,8 @@ STEPS = {
         5,
         (
             "kernel @c rows() cols(n: N) {\n %1 = in_bounds n {lo=0, hi=1} : bool\n %0 = load t[n] where %1 : i64\n"
-            ' check %0 {bound=5, op="gather", source="t"}\n}\nkernel @r rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 ='
-            " load x[%0] : f32\n store y[n] <- %1 : f32\n}"
+            ' check %0 {bound=5, op="gather", source="t"}\n}\nkernel @r rows() cols(n: N) {\n %0 = load t[n] : i64\n %1'
+            " = load x[%0] : f32\n store y[n] <- %1 : f32\n}"
         ),
     ),
     "a store with a mask": (
