@@ -18,11 +18,11 @@ from .passes.graph.fold import fold
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.scalarize_axes import scalarize_axes
 from .passes.graph.simplify import simplify
-from .passes.graph.sink_dequant import prepare, sink_dequant
+from .passes.graph.sink_dequant import push_gathers, sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
-from .passes.program.coalesce import lanes
+from .passes.program.coalesce import coalesce
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.plan_buffers import plan_buffers
@@ -65,7 +65,7 @@ def build(
 def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
-    ready = pipeline.run(prepare, name_readers(pipeline.start("forward", graph)), numerics=options["numerics"])
+    ready = pipeline.run(push_gathers, name_readers(pipeline.start("forward", graph)), numerics=options["numerics"])
     return kernels(
         optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint"
     )
@@ -74,7 +74,7 @@ def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], 
 def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
     """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
     graph = name_readers(pipeline.start("forward", graph))
-    graph = pipeline.run(prepare, graph, numerics=options["numerics"])
+    graph = pipeline.run(push_gathers, graph, numerics=options["numerics"])
     joint = _joint(graph, wrt, options, pipeline) if wrt else graph
     joint = optimise(joint, options, pipeline)
     if not wrt:
@@ -120,7 +120,7 @@ def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pip
         else {}
     )
     if target.startswith("cuda"):
-        program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
+        program = pipeline.keep(f"{what}.coalesce", program, lambda: coalesce(program))
         program = pipeline.keep(f"{what}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
     program = pipeline.keep(
         f"{what}.choose_reduction",

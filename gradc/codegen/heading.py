@@ -1,4 +1,4 @@
-"""What stands above a kernel's text: where the user wrote it, what it reads and writes, how much it moves and computes."""
+"""What stands above a kernel's text: where the user wrote it, what it reads and writes, what it moves and computes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 
 from ..ir.dims import Size, product
-from ..ir.kernel import REDUCTIONS, Kernel, Stmt
+from ..ir.kernel import Kernel
 from ..ir.node import REGISTRY, Note
 from ..ir.op import Expr
+from ..ir.statement import REDUCTIONS, Stmt
 from ..ir.types import Type
 
 LONGEST = 160
@@ -33,7 +34,7 @@ def heading(kernel: Kernel, types: Mapping[str, Type], note: Note) -> tuple[str,
 
 
 def comment_text(text: str) -> str:
-    """A user's text as one line of a comment that it cannot end: printable ASCII without ``*/``, ``/*`` or a backslash."""
+    """A user's text as a line of a comment that it cannot end: printable ASCII without comment signs and backslashes."""
     plain = re.sub(r"[^ -~]|\\", "?", text.encode("ascii", "backslashreplace").decode())
     return re.sub(r"\*(?=/)|/(?=\*)", r"\g<0> ", plain)[:LONGEST].strip()
 

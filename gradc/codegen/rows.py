@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.dims import product
-from ..ir.kernel import Axis, Kernel, Phase, Stmt
+from ..ir.kernel import Kernel, Phase
+from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..passes.reductions.combine import Combine, combines
 from .expr import Scribe

@@ -64,10 +64,11 @@ def standalone(name: str) -> str:
 
 @functools.cache
 def enumerators(name: str) -> dict[str, int]:
-    """The constants that a template declares as ``enum { NAME = VALUE, ... };``: Python reads what C has, so that each is
-    written once.
+    """The constants that a template declares as ``enum { NAME = VALUE, ... };``: Python reads what C has, so that each
+    is written once.
 
-    :param name: of a plain file, such as ``"cuda/sort.cu"``.  :return: those whose value is an integer or a shift of one.
+    :param name: of a plain file, such as ``"cuda/sort.cu"``.
+    :return: those whose value is an integer, or a shift of one.
     """
     found: dict[str, int] = {}
     for body in re.findall(r"\benum\s*\{([^}]*)\}", re.sub(r"/\*.*?\*/", " ", read_template(name), flags=re.DOTALL)):

@@ -24,7 +24,7 @@ from ..ir.kernel import Call, Kernel, Program, Select, alternatives, taken
 from ..passes.reductions.choose_reduction import decisions
 from ..passes.reductions.cost import Estimate, floor_bytes, kernel_bytes, nominal
 from ..passes.reductions.devices import CPU, ESTIMATE, Device, Gpu, gpu_of
-from ..passes.schedule.schedule import apart
+from ..passes.schedule.schedule import missed_fusions
 from ..runtime.kernel import KernelHandle, time_call
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def apart_table(module: Module, what: str) -> list[str]:
             for before, after in zip(scheduled.steps, program.steps, strict=True)
             if isinstance(before, Kernel)
         }
-    pairs = apart(graph, host=module.target in ("cpu", "numpy"))
+    pairs = missed_fusions(graph, host=module.target in ("cpu", "numpy"))
     return [
         f"  {now.get(x.first, x.first)} and {now.get(x.second, x.second)} both move {_human(x.nbytes)} and are two"
         f" kernels: {x.why}"

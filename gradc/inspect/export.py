@@ -15,7 +15,7 @@ from ..ir.graph import Graph
 from ..ir.node import Node
 from ..ir.scan import FORMAT, VALUE, WORD, format_attributes, format_note, format_value
 from ..ir.size_text import parse_assumption, parse_size
-from ..ir.text import parse, value_names
+from ..ir.text import parse
 from ..ir.types import DTYPES, DType, parse_type
 
 # -- DOT --------------------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ def to_dot(graph: Graph) -> str:
     """The graph for Graphviz: an ellipse per input, a box per op with its type, an edge per operand, a double circle
     per output.
     """
-    names = value_names(graph)
+    names = graph.value_names
     ids = {node: f"n{i}" for i, node in enumerate(graph.nodes)}
     lines = [f"digraph {_quoted(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="monospace"];']
     for node in graph.nodes:
@@ -56,7 +56,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
     An attribute that JSON has no word for is ``{"float": hex}``, ``{"dtype": name}`` or ``{"size": text}``.
     """
-    names = value_names(graph)
+    names = graph.value_names
     nodes: list[dict[str, Any]] = []
     for node in graph.nodes[len(graph.inputs) :]:
         entry: dict[str, Any] = {"name": names[node], "op": node.op.name, "operands": [names[o] for o in node.operands]}
@@ -143,7 +143,7 @@ def _text(value: Any, depth: int = 0) -> str:
 
 def model_explorer(graph: Graph) -> dict[str, Any]:
     """The graph in Model Explorer's JSON: scopes become layers, outputs nodes of their own."""
-    names = value_names(graph)
+    names = graph.value_names
     nodes = [_explorer_node(graph, node, names) for node in graph.nodes]
     for name, node in graph.outputs:
         nodes.append(_entry(f"output {name}", f"output {name}", "", {}, [names[node]]))

@@ -20,7 +20,8 @@ from .. import files
 from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
 from ..ir.envelope import Envelope, load, sealed, unsealed
 from ..ir.graph import Graph, input_node
-from ..ir.text import bound_arrays, file_text, graph_of_file
+from ..ir.graph_file import file_text
+from ..ir.text import graph_of_file
 from ..ir.types import Type, parse_type
 from ..ir.verify import verify_program
 from ..passes.graph.sparse_rows import PARTS as SPARSE_PARTS
@@ -66,8 +67,8 @@ def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> l
         "options": options,
         "machine": machine,
     }
-    named = {"module": json.dumps(description).encode(), "graph": file_text(module.graph)}
-    return sealed("module", MODULE_FORMAT, {**named, **parts}, bound_arrays(module.graph))
+    named = {"module": json.dumps(description).encode(), "graph": file_text(str(module.graph))}
+    return sealed("module", MODULE_FORMAT, {**named, **parts}, module.graph.bound_arrays)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

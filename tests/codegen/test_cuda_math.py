@@ -41,9 +41,9 @@ from gradc.codegen.text import read_template, standalone
 from gradc.errors import CompilerError, GradcError, InternalError
 from gradc.ir.dims import floordiv, maximum, symbol
 from gradc.ir.graph import input_node
-from gradc.ir.kernel import Index, Stmt
 from gradc.ir.node import REGISTRY
 from gradc.ir.op import Expr
+from gradc.ir.statement import Index, Stmt
 from gradc.ir.types import DTYPES, DType, Type
 from gradc.runtime.cuda.nvrtc import compile_cuda
 
@@ -361,11 +361,11 @@ def functions() -> list[str]:
             note(text, {"*b0": f"const {stored(t)}", "n0": "i64", "v0": "i64"}, "i64")
     scribe = Scribe({}, [])
     for oob in ("wrap", "clamp"):
-        text = scribe.expression(Stmt("%1", "bounded", ("%0",), DTYPES["i64"], attrs=(("size", n0), ("oob", oob))))
+        text = scribe.expression(Stmt("%1", "clamp_index", ("%0",), DTYPES["i64"], attrs=(("size", n0), ("oob", oob))))
         note(text, {"v0": "i64", "n0": "i64"}, "i64")
     for lo in (0, 1):
         text = scribe.expression(
-            Stmt("%1", "inside", (), DTYPES["bool"], index=(Index.of("i0"),), attrs=(("lo", lo), ("hi", n0)))
+            Stmt("%1", "in_bounds", (), DTYPES["bool"], index=(Index.of("i0"),), attrs=(("lo", lo), ("hi", n0)))
         )
         note(text, {"i0": "i64", "n0": "i64"}, "i32")
     for name, types, result in pointwise():

@@ -19,7 +19,7 @@ from gradc.codegen.cuda.launch import Launch, LaunchPlan, sizes_of
 from gradc.codegen.index import flatten, index
 from gradc.errors import IndexOutOfRange
 from gradc.ir.dims import ceildiv, evaluate, maximum, symbol
-from gradc.ir.kernel import Index
+from gradc.ir.statement import Index
 from gradc.runtime.cache import unpack
 
 N, D, V = symbol("N"), symbol("D"), symbol("V")

@@ -18,7 +18,8 @@ import gradc
 from gradc import knobs
 from gradc.errors import InternalError
 from gradc.ir.dims import symbol
-from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Stmt
+from gradc.ir.kernel import Buffer, Call, Kernel, Program
+from gradc.ir.statement import Index, Operand, Stmt
 from gradc.ir.types import F32, parse_type
 from gradc.runtime.host.cpu import CpuProgram
 

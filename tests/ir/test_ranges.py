@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gradc import interp
 from gradc.ir.dims import evaluate, symbol
-from gradc.ir.kernel import Buffer, Index, Kernel, Program, Stmt
+from gradc.ir.kernel import Buffer, Kernel, Program
 from gradc.ir.ranges import KernelRanges, Range, constant
+from gradc.ir.statement import Index, Stmt
 from gradc.ir.types import BOOL, DTYPES, F64, I32, I64, DType, parse_type
 
 U8, I8, F32 = DTYPES["u8"], DTYPES["i8"], DTYPES["f32"]
@@ -76,9 +77,11 @@ def kernels(draw: st.DrawFn) -> tuple[Stmt, ...]:
             source = draw(st.sampled_from((*INTEGERS, *FLOATS)))
             to = draw(st.sampled_from(INTEGERS if source.is_float else (*INTEGERS, *FLOATS)))
             add("cast", (of(source),), to, attrs={"dtype": to})
-        elif kind == "inside":
+        elif kind == "in_bounds":
             low = draw(st.integers(-2, 3))
-            add("inside", (), BOOL, index=(place(),), attrs={"lo": low, "hi": draw(st.sampled_from([low + 4, N, M]))})
+            add(
+                "in_bounds", (), BOOL, index=(place(),), attrs={"lo": low, "hi": draw(st.sampled_from([low + 4, N, M]))}
+            )
         elif kind == "index":
             add("index", (), I64, index=(place(),))
         elif kind == "divided":
@@ -101,7 +104,7 @@ def kernels(draw: st.DrawFn) -> tuple[Stmt, ...]:
         "where",
         "masked load",
         "cast",
-        "inside",
+        "in_bounds",
         "index",
         "divided",
     ]

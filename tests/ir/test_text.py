@@ -23,10 +23,12 @@ from gradc.errors import GradcError, IRFormatError, TypeRuleError
 from gradc.inspect.export import from_json, model_explorer, to_dot, to_json
 from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol
 from gradc.ir.graph import Graph, input_node
-from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
+from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, Note
+from gradc.ir.program_text import parse_kernel, parse_program
 from gradc.ir.size_text import parse_size
-from gradc.ir.text import load, parse, parse_kernel, parse_program, save_graph
+from gradc.ir.statement import Index, Operand, Stmt
+from gradc.ir.text import load, parse
 from gradc.ir.types import BOOL, DTYPES, F32, I64, Type, parse_type
 from gradc.ir.verify import verify
 
@@ -266,7 +268,7 @@ def test_a_file_and_its_arrays(tmp_path) -> None:  # type: ignore[no-untyped-def
             again.defaults[name].dtype == arrays[name].dtype
             and again.defaults[name].tobytes() == arrays[name].tobytes()
         )
-    save_graph(Graph("g", inputs, graph.outputs), path)
+    Graph("g", inputs, graph.outputs).save(path)
     assert path.read_text().startswith("gradc-ir 1\n# no arrays\ngraph @g(")
     assert load(path).defaults == {} and sorted(p.name for p in tmp_path.iterdir()) == ["g.gir"]
 
@@ -316,7 +318,7 @@ def example_program() -> Program:
         Stmt("", "check", ("%t",), attrs=(("source", 'a"b'), ("op", "embedding"), ("bound", V))),
         Stmt(
             "%k",
-            "inside",
+            "in_bounds",
             (),
             BOOL,
             "",
@@ -385,7 +387,7 @@ def test_the_text_of_a_kernel() -> None:
         "%t = load tokens[n] : i64",
         'check %t {source="a\\"b", op="embedding", bound=V}',
         "phase",
-        "%k = inside n*2 + d*V + %t*(-1) + (n-1) {hi=N, lo=0} : bool",
+        "%k = in_bounds n*2 + d*V + %t*(-1) + (n-1) {hi=N, lo=0} : bool",
         "%i = index 0 : i64",
         "%z = size {size=D*N} : i64",
         "%c = const {value=-0x1.999999999999ap-4} : f32",
@@ -410,18 +412,18 @@ indices = st.builds(
 
 @given(
     st.lists(indices, max_size=3),
-    st.sampled_from(["load", "index", "inside", "max", "where"]),
+    st.sampled_from(["load", "index", "in_bounds", "max", "where"]),
     st.booleans(),
     st.booleans(),
 )
 @settings(deadline=None)
 def test_any_statement_round_trips(index, op, buffer, where) -> None:  # type: ignore[no-untyped-def]
-    if op in ("index", "inside"):
+    if op in ("index", "in_bounds"):
         buffer, index = False, index[:1] or [Index()]
     s = Stmt(
         "%a",
         op,
-        () if op in ("index", "inside") else ("%b", "%c"),
+        () if op in ("index", "in_bounds") else ("%b", "%c"),
         F32,
         "where" if buffer else "",
         tuple(index),

@@ -74,8 +74,8 @@ STEPS = {
         5,
         (
             "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = index n : i64\n %2 = const {value=1} : i64\n"
-            " %3 = right_shift %1, %2 : i64\n %4 = inside %0*2 + n {lo=0, hi=8} : bool\n %7 = load x[%0 + %3] where %4"
-            " : f32\n store y[n] <- %7 : f32\n}"
+            " %3 = right_shift %1, %2 : i64\n %4 = in_bounds %0*2 + n {lo=0, hi=8} : bool\n %7 = load x[%0 + %3]"
+            " where %4 : f32\n store y[n] <- %7 : f32\n}"
         ),
     ),
     "a constant that its type wraps": (
@@ -88,16 +88,16 @@ STEPS = {
     "checked where a mask is": (
         5,
         (
-            "kernel @c rows() cols(n: N) {\n %1 = inside n {lo=0, hi=1} : bool\n %0 = load t[n] where %1 : i64\n check"
-            ' %0 {bound=5, op="gather", source="t"}\n}\nkernel @r rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 ='
-            " load x[%0] : f32\n store y[n] <- %1 : f32\n}"
+            "kernel @c rows() cols(n: N) {\n %1 = in_bounds n {lo=0, hi=1} : bool\n %0 = load t[n] where %1 : i64\n"
+            ' check %0 {bound=5, op="gather", source="t"}\n}\nkernel @r rows() cols(n: N) {\n %0 = load t[n] : i64\n %1'
+            " = load x[%0] : f32\n store y[n] <- %1 : f32\n}"
         ),
     ),
     "a store with a mask": (
         5,
         (
-            "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = inside %0 {lo=0, hi=5} : bool\n %2 = load x[0]"
-            " : f32\n store y[n] <- %2 where %1 : f32\n}"
+            "kernel @a rows() cols(n: N) {\n %0 = load t[n] : i64\n %1 = in_bounds %0 {lo=0, hi=5} : bool\n %2 = load"
+            " x[0] : f32\n store y[n] <- %2 where %1 : f32\n}"
         ),
     ),
     "two kernels of one name": (

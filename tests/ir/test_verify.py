@@ -13,10 +13,11 @@ from gradc.errors import InternalError, TypeRuleError
 from gradc.ir.accesses import check_of
 from gradc.ir.dims import Assumption, assuming, maximum, symbol
 from gradc.ir.graph import Graph, input_node
-from gradc.ir.kernel import Buffer, Call, Index, Kernel, Operand, Program, Select, Stmt
+from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, make
 from gradc.ir.op import Primitive
-from gradc.ir.text import parse_program
+from gradc.ir.program_text import parse_program
+from gradc.ir.statement import Index, Operand, Stmt
 from gradc.ir.types import BOOL, DTYPES, F32, F64, I64, Type, parse_type
 from gradc.ir.verify import verify, verify_accesses, verify_program
 from gradc.passes.graph.decompose import decompose
@@ -95,7 +96,7 @@ def at(*variables: str) -> tuple[Index, ...]:
 BODY = (
     Stmt("%t", "load", (), I64, "tokens", at("n")),
     Stmt("", "check", ("%t",), attrs=(("bound", V), ("op", "embedding"), ("source", "tokens"))),
-    Stmt("%k", "inside", (), BOOL, "", at("d"), attrs=(("hi", D), ("lo", 0))),
+    Stmt("%k", "in_bounds", (), BOOL, "", at("d"), attrs=(("hi", D), ("lo", 0))),
     Stmt("%g", "load", (), F32, "dy", at("n", "d"), "%k"),
     Stmt("%0", "mul", ("%g", "%g"), F32),
     Stmt("%1", "cast", ("%0",), DTYPES["bf16"], attrs=(("dtype", DTYPES["bf16"]),)),
@@ -257,10 +258,10 @@ WRONG_PROGRAMS = {
     "check attrs": (body(1, replace(BODY[1], attrs=())), "the attribute bound is missing", "check"),
     "a bound that is no size": (
         body(2, replace(BODY[2], attrs=(("hi", D), ("lo", float("nan"))))),
-        "inside: lo=nan is no size",
+        "in_bounds: lo=nan is no size",
         "lo=",
     ),
-    "inside attrs": (body(2, replace(BODY[2], attrs=(("hi", D),))), "the attribute lo is missing", "inside"),
+    "in_bounds attrs": (body(2, replace(BODY[2], attrs=(("hi", D),))), "the attribute lo is missing", "in_bounds"),
     "axis twice": (kernel(cols=(("n", D),)), "the axis n is named twice", "n:"),
     "negative axis": (kernel(cols=(("d", -1),)), "the axis d has the size -1", "d:"),
     "strategy": (kernel(strategy=(("table", "magic"),)), "'magic' is no strategy", "magic"),

@@ -198,7 +198,7 @@ MUTANTS = (
         ("test_cuda_kernels -k stable",),
     ),
     Mutant(
-        "expr.inside",
+        "expr.in-bounds",
         "gradc/codegen/expr.py",
         'f"(u32){variable(value)} < {hi}u"',
         'f"(u32){variable(value)} <= {hi}u"',

@@ -26,7 +26,7 @@ from gradc.ir.verify import verify
 from gradc.ops.bits import PACKED, with_bits
 from gradc.ops.block_scales import NF4
 from gradc.ops.pointwise import convert
-from gradc.passes.graph.push_gathers import prepare
+from gradc.passes.graph.push_gathers import push_gathers
 from gradc.verify.exact import equal
 
 torch = pytest.importorskip("torch")
@@ -268,7 +268,7 @@ def test_gathering_the_bytes_means_the_same(name: str, options: dict[str, Any]) 
             node.op.apply(operands, {**node.attrs, **options}) if node.op.name in ("embedding", "gather") else None
         )
     )
-    after = prepare(graph)
+    after = push_gathers(graph)
     verify(after)
     equal(graph, after, licence="BITS")
     wrt = [n for n in types if n != "q"]

@@ -12,7 +12,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.program.coalesce import lanes, stored_as_asked
+from gradc.passes.program.coalesce import coalesce, stored_as_asked
 
 TRANSPOSED = """program @p {
   input x: f32[N,64,H]
@@ -81,7 +81,7 @@ def test_columns_go_where_fewest_bytes_move(x: str, y: str, axis: str) -> None:
 }}
 """
     program = parse_program(text)
-    made = lanes(program)
+    made = coalesce(program)
     verify_program(made)
     assert columns(made, "exp") == [axis] and (made.kernels[0].name == program.kernels[0].name) == (axis == "h")
     given = {
@@ -119,7 +119,7 @@ def test_what_happens_once_a_row_is_left_alone(value: str, turned: bool) -> None
         .replace("    phase\n", "    phase\n" if turned else "    accum y[n] <- %0 : f32\n    phase\n")
         .replace("    accum y[n] <- %0 : f32\n  }", "  }")
     )
-    made = lanes(program)
+    made = coalesce(program)
     verify_program(made)
     assert (columns(made, "k") == ["c"]) == turned
     rng = np.random.default_rng(0)

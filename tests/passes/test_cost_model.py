@@ -26,7 +26,7 @@ from gradc.errors import GradcError, InvalidProblem, Unsupported
 from gradc.inspect.explain import reduction_table
 from gradc.ir.accesses import check_of
 from gradc.ir.kernel import Kernel, Program, Select, taken
-from gradc.ir.text import parse_program
+from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.passes.reductions.choose_reduction import choose_reduction
 from gradc.passes.reductions.combine import Scatter, combines, expected_hits, numbers, row_scatter, scatter_of

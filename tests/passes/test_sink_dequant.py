@@ -1,4 +1,4 @@
-"""prepare and sink_dequant: each rule fires, means the same, refuses look-alikes; the fact they exist for.
+"""push_gathers and sink_dequant: each rule fires, means the same, refuses look-alikes; the fact they exist for.
 
 ``pytest tests/passes/test_sink_dequant.py --update-golden`` writes the goldens anew.
 """
@@ -22,7 +22,7 @@ from gradc.ir.types import Type
 from gradc.ir.verify import verify
 from gradc.passes.graph.decompose import decompose
 from gradc.passes.graph.fold import fold
-from gradc.passes.graph.push_gathers import prepare
+from gradc.passes.graph.push_gathers import push_gathers
 from gradc.passes.graph.simplify import simplify
 from gradc.passes.graph.sink_dequant import sink_dequant
 from gradc.passes.graph.upcast import upcast
@@ -49,8 +49,8 @@ def sunk(graph: Graph, **options) -> Graph:
 
 
 def prepared(graph: Graph, wrt=(), **options) -> Graph:
-    """The graph after prepare: the same bits in the value, the same gradients over the reals."""
-    after = prepare(graph, **options)
+    """The graph after push_gathers: the same bits in the value, the same gradients over the reals."""
+    after = push_gathers(graph, **options)
     verify(after)
     equal(graph, after, licence="BITS")
     if wrt:
@@ -226,7 +226,7 @@ def look_alikes():
 
 @pytest.mark.parametrize(("why", "graph"), [pytest.param(w, g, id=w) for w, g in look_alikes()])
 def test_look_alikes_are_not_prepared(why, graph):
-    assert prepare(graph) == graph
+    assert push_gathers(graph) == graph
 
 
 def test_narrow_rows_pay_however_many_are_gathered():
@@ -244,12 +244,12 @@ def test_what_one_refusal_leaves_is_not_half_done():
         return w[t], ops.sum(ops.sin(w) * 2)
 
     graph = trace(fn, t="i64[N]", x="f32[V,8]")
-    assert prepare(graph) == graph
+    assert push_gathers(graph) == graph
 
 
 def test_strict_turns_both_passes_off():
     graph = trace(PREPARED["by_hand"][0], **PREPARED["by_hand"][1])
-    assert prepare(graph, numerics="strict") is graph
+    assert push_gathers(graph, numerics="strict") is graph
     joint = plain(differentiate(graph, ["scale"]))
     assert sink_dequant(joint, numerics="strict") is joint
 
@@ -464,7 +464,7 @@ def test_an_op_declared_linear_needs_no_pass_to_know_it(pair):
         infer=infer,
         lower=Movement(lambda *_: None),
         reference=lambda x: x[..., ::2] + x[..., 1::2],
-        linear=lambda node: {0: (*range(node.rank - 1), None)},
+        multilinear=lambda node: {0: (*range(node.rank - 1), None)},
         vjp=lambda g, y, x: (g,),
     )
     try:
@@ -542,7 +542,7 @@ def test_random_graphs_mean_the_same(seed):
     sunk_once = sink_dequant(plain(graph))
     verify(sunk_once)
     equal(plain(graph), sunk_once, licence="REAL")
-    ready = prepare(graph)
+    ready = push_gathers(graph)
     equal(graph, ready, licence="BITS")
     wrt = ["x", "w", "s", "c"]
     joint, from_ready = (differentiate(g, wrt, unused="zeros") for g in (graph, ready))
@@ -588,7 +588,7 @@ def test_the_work_grows_with_the_graph():
 
 
 def optimised(graph: Graph, wrt) -> Graph:
-    joint = fold(simplify(upcast(decompose(differentiate(prepare(graph), wrt)))))
+    joint = fold(simplify(upcast(decompose(differentiate(push_gathers(graph), wrt)))))
     return fold(simplify(sunk(joint)))
 
 
@@ -685,7 +685,7 @@ def test_dequantize_then_linear(pair):
     """Few rows: the scale is put on the result, which is smaller than the weight; right beside torch."""
     fn = lambda x, q, scale: ops.linear(x, ops.dequantize(q, scale, block=(1, 64), out_dtype="f64"))
     graph = trace(fn, x="f64[4,64]", q="i8[32,64]", scale="f64[32,1]", name="linear")
-    before = fold(simplify(upcast(decompose(differentiate(prepare(graph), ["x", "scale"])))))
+    before = fold(simplify(upcast(decompose(differentiate(push_gathers(graph), ["x", "scale"])))))
     after = sunk(before)
     pair("dequantize_linear", before, after)
     assert not any(
@@ -705,12 +705,12 @@ def test_dequantize_then_linear(pair):
     np.testing.assert_allclose(got["d.scale"], ts.grad.numpy(), rtol=1e-10)
 
 
-def test_every_resized_record_tells_the_truth():
-    """Taking positions along an axis of the result = the resized op on operands that were taken alike."""
+def test_every_record_of_a_replaced_axis_tells_the_truth():
+    """Taking positions along an axis of the result = the op with that axis replaced, on operands taken alike."""
     checked = set()
     random = np.random.default_rng(0)
     for op in list(REGISTRY.values()):
-        if op.resized is None:
+        if op.replace_axis is None:
             continue
         for sample in op.samples:
             dims = {"N": 8, **sample.dims}
@@ -724,7 +724,7 @@ def test_every_resized_record_tells_the_truth():
                 index = [0, node.shape[axis] - 1, 0, 1]
                 for shape in ((4,), (2, 2), (1,)):
                     positions = np.asarray(index[: int(np.prod(shape))]).reshape(shape)
-                    how = op.resized(node, axis, shape)
+                    how = op.replace_axis(node, axis, shape)
                     if how is None:
                         continue
                     checked.add(op.name)
@@ -747,7 +747,7 @@ def test_every_resized_record_tells_the_truth():
                         np.asarray(values[k]).astype(np.float64) for k in ("old", "new")
                     )  # NumPy knows no NaN of the short floats
                     np.testing.assert_array_equal(old, new, err_msg=f"{op.name} {node.attrs} axis {axis}")
-    assert checked == {op.name for op in REGISTRY.values() if op.resized is not None}
+    assert checked == {op.name for op in REGISTRY.values() if op.replace_axis is not None}
 
 
 def trace_sample(op, sample, dims):

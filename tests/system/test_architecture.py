@@ -154,7 +154,6 @@ def test_the_rules_see_what_they_forbid(module: str, source: str, refused: bool)
 
 
 CIRCLES = [
-    {"gradc.ir.graph", "gradc.ir.kernel", "gradc.ir.program_text", "gradc.ir.text"},
     {"gradc.runtime.cuda.calls", "gradc.runtime.cuda.capture", "gradc.runtime.executable", "gradc.runtime.kernel"},
     {
         "gradc.module.captures",

@@ -259,7 +259,7 @@ def test_follow_a_value(gradc_command):
     output = gradc_command("dump", *PLAIN, "--wrt", "w", "--follow", "w")[0]
     assert "-> d.w" in output and "output d.w: f32[4,3]" in output
     table = gradc_command("dump", "model.py:bag", "--wrt", "scale", "--follow", "table")[0]
-    assert "(rewritten here: --diff prepare shows how)" in table
+    assert "(rewritten here: --diff push_gathers shows how)" in table
 
 
 def test_run(gradc_command, folder: Path):
@@ -443,7 +443,15 @@ def test_opt_repeats_what_compile_did(gradc_command, folder: Path):
     files = {f.stem.split("-", 1)[1]: f for f in sorted((folder / "stages").glob("*.gir"))}
     names = list(files)
     for before, name in itertools.pairwise(names):
-        if name not in ("prepare", "decompose", "upcast", "simplify", "fold", "sink_dequant", "propagate_reshapes"):
+        if name not in (
+            "push_gathers",
+            "decompose",
+            "upcast",
+            "simplify",
+            "fold",
+            "sink_dequant",
+            "propagate_reshapes",
+        ):
             continue
         out = gradc_command("opt", f"stages/{files[before].name}", "-p", name)[0]
         assert gradc.parse(out) == gradc.parse(files[name].read_text()), name

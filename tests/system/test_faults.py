@@ -242,7 +242,7 @@ def test_index_expressions_beyond_32_bits() -> None:
 
     from gradc.codegen.index import flatten, index
     from gradc.ir.dims import floordiv, maximum
-    from gradc.ir.kernel import Index
+    from gradc.ir.statement import Index
     from gradc.runtime.host.toolchain import compile_c, load_library
 
     n0, n1 = symbol("n0"), symbol("n1")

@@ -13,20 +13,8 @@ from typing import Any
 from ... import knobs
 from ...errors import InternalError, Unsupported
 from ...ir.dims import Dim, Size, product, substitute, symbol, symbols
-from ...ir.kernel import (
-    REDUCTIONS,
-    Axis,
-    Call,
-    Index,
-    Kernel,
-    Operand,
-    Phase,
-    Program,
-    Select,
-    Stmt,
-    alternatives,
-    neutral,
-)
+from ...ir.kernel import Call, Kernel, Phase, Program, Select, alternatives
+from ...ir.statement import REDUCTIONS, Axis, Index, Operand, Stmt, neutral
 from ...ir.types import F32, F64, DType, Type
 from ...passes.reductions.chunks import chunk_rows, interchanged_chunk_rows, task_rows
 from ..expr import Scribe, carrier, converted, loaded, stored, to_memory, variable

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from ...ir.graph import Graph
-from ...ir.kernel import Buffer, Call, Kernel, Operand, Program, Step
+from ...ir.kernel import Buffer, Call, Kernel, Program, Step
 from ...ir.node import Node, Note, topological
 from ...ir.op import Alias, Checked, Expr, Movement
 from ...ir.scan import is_long, suffixed
+from ...ir.statement import Operand
 from ...ir.types import Type
 from .groups import Group, StridedView, lowering
 from .lower import IterationSpace, KernelBuilder
 from .scheduler import Scheduler
-
-
-def emit(scheduler: Scheduler) -> Program:
-    """The program of a scheduler's groups."""
-    return ProgramBuilder(scheduler).program()
 
 
 class ProgramBuilder:
@@ -30,11 +26,11 @@ class ProgramBuilder:
         self.outputs: list[tuple[str, str]] = []
         self.copies: list[tuple[int, Step]] = []
 
-    def unique(self, wish: str) -> str:
-        name, k = wish, 1
+    def unique(self, name_hint: str) -> str:
+        name, k = name_hint, 1
         while name in self.used:
             k += 1
-            name = suffixed(wish, f".{k}")
+            name = suffixed(name_hint, f".{k}")
         self.used.add(name)
         return name
 
@@ -60,19 +56,18 @@ class ProgramBuilder:
         for node in self.graph.nodes:
             if node in self.names or node not in used:
                 continue
-            wish = owners.get(node) or next((n for n, o in self.graph.outputs if o is node), "") or self.wish(node)
+            hint = owners.get(node) or next((n for n, o in self.graph.outputs if o is node), "") or self.name_hint(node)
             if isinstance(lowering(node), Alias) and node not in self.s.group_of:
                 source = self.names[node.operands[0]]
                 if isinstance(lowering(node), Checked):
                     self.names[node] = source
                     continue
                 kind = next(b.kind for b in self.buffers if b.name == source)
-                self.names[node] = self.unique(wish if wish not in self.used else suffixed(source, ".view"))
+                self.names[node] = self.unique(hint if hint not in self.used else suffixed(source, ".view"))
                 self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
             else:
-                self.names[node] = self.unique(
-                    f"{wish}.base" if node in owners and not any(o is node for _, o in self.graph.outputs) else wish
-                )
+                through_alias = node in owners and not any(o is node for _, o in self.graph.outputs)
+                self.names[node] = self.unique(f"{hint}.base" if through_alias else hint)
                 self.buffers.append(Buffer(self.names[node], node.type, "output" if node in owners else "temp"))
         steps = self.steps(used)
         taken: set[str] = set()
@@ -92,7 +87,7 @@ class ProgramBuilder:
             self.graph.name, tuple(self.buffers), tuple(steps), self.graph.assumptions, tuple(self.outputs), notes
         )
 
-    def wish(self, node: Node) -> str:
+    def name_hint(self, node: Node) -> str:
         note = self.graph.notes.get(node)
         return (
             f"{note.name}"
