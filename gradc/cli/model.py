@@ -24,8 +24,8 @@ from ..frontend import graph as decorated
 from ..ir.envelope import kind_of
 from ..ir.graph import Graph
 from ..ir.types import parse_type
+from ..knobs import TARGETS
 from ..module.module import Module
-from ..runtime.executable import TARGETS
 from ..trace import trace
 from .progress import Progress
 
@@ -326,7 +326,7 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
             or (settings.target and settings.target != opened.target)
         ):
             return opened
-        options = {**opened.options, **options}
+        options = {**opened.options.given(), **options}
         graph, wanted, target = opened.graph, wanted or opened.wrt, settings.target or opened.target
     else:
         graph, target = opened, settings.target or "cpu"

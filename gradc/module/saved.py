@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from .. import files
 from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
 from ..ir.envelope import Envelope, load, sealed, unsealed
 from ..ir.graph import Graph, input_node
+from ..ir.program_text import parse_program
 from ..ir.text import bound_arrays, file_text, graph_of_file
 from ..ir.types import Type, parse_type
 from ..ir.verify import verify_program
+from ..knobs import TARGETS
+from ..options import TEXTS, Options
 from ..passes.graph.sparse_rows import PARTS as SPARSE_PARTS
 from ..passes.reductions.devices import gpu_of
 from ..passes.schedule.residual import Residual
-from ..runtime.executable import TARGETS
+from ..process.forks import held_off
 from ..version import VERSION
-from .module import Module
+from .module import Code, Module, Recipe
 
 MODULE_FORMAT = 2
 """1 was a folder of graph.gir, module.json and module.bin."""
@@ -58,16 +62,68 @@ def file_of_module(path: Any, doing: str) -> Path:
 
 def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> list[bytes | memoryview]:
     """A module as the pieces of its file."""
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
     description = {
         "gradc": VERSION,
         "wrt": list(module.wrt),
         "target": module.target,
-        "options": options,
+        "options": module.options.as_json(),
         "machine": machine,
     }
     named = {"module": json.dumps(description).encode(), "graph": file_text(module.graph)}
     return sealed("module", MODULE_FORMAT, {**named, **parts}, bound_arrays(module.graph))
+
+
+# -- the parts of a module, in its file and in the cache ---------------------------------------------------------------
+
+
+def _side_by_side(tasks: Sequence[Callable[[], bytes]]) -> list[bytes]:
+    """The tasks' results, computed side by side; one after the other where no thread can be had (Python shuts down, the
+    process is at its limit).
+    """
+    if len(tasks) < 2:
+        return [task() for task in tasks]
+    try:
+        with held_off:
+            from concurrent.futures import ThreadPoolExecutor
+
+        threads = ThreadPoolExecutor(len(tasks) - 1)
+        started = [threads.submit(task) for task in tasks[1:]]
+    except RuntimeError:
+        return [task() for task in tasks]
+    with threads:
+        return [tasks[0](), *(each.result() for each in started)]
+
+
+def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
+    """A module as bytes, with its machine code.
+
+    :param portable: as another machine can run it: with what NVRTC makes of it, where there is one.
+    """
+    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+    parts |= {name: str(e.program).encode() for name, e in module.executables.items()}
+    if module.target not in ("cpu", "cuda"):
+        return parts
+    code = lambda executable: executable.portable() if portable else executable.native.payload
+    codes = _side_by_side([functools.partial(code, executable) for executable in module.executables.values()])
+    for (name, executable), payload in zip(module.executables.items(), codes, strict=True):
+        parts[f"{name}.so"] = payload
+        parts[f"{name}.sites"] = executable.native.sites_json().encode()
+    return parts
+
+
+def module_of_parts(
+    graph: Graph, wrt: Sequence[str], target: str, options: Options, parts: Mapping[str, bytes], recipe: Recipe
+) -> Module:
+    """The module of what :func:`parts_of` made.
+
+    :raises IRFormatError, TypeRuleError: the parts are no module's.
+    """
+    programs: dict[str, Code] = {}
+    for name in ("forward", "backward") if wrt else ("forward",):
+        program = parse_program(part_text(parts, name))
+        sites = read_sites(parts, f"{name}.sites") if f"{name}.so" in parts else None
+        programs[name] = Code(program, parts.get(f"{name}.so"), sites)
+    return Module(graph, wrt, target, programs, read_residuals(parts), options, recipe)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -124,14 +180,14 @@ def _described(found: Envelope) -> SavedModule:
     if target not in TARGETS:
         raise IRFormatError(f"the target {target[:40]!r}; there are {', '.join(TARGETS)}")
     graph = graph_of_file(found.parts.get("graph", b""), found.arrays, "it")
-    strange = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
-    if strange or len(set(wrt)) < len(wrt):
+    unknown = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
+    if unknown or len(set(wrt)) < len(wrt):
         raise IRFormatError(
-            f"wrt names {str(strange[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}"
-            if strange
+            f"wrt names {str(unknown[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}"
+            if unknown
             else "wrt names an input twice"
         )
-    for option in ("arch", "device", "calibration", "errors", "numerics", "unused", "determinism"):
+    for option in TEXTS:
         if not isinstance(options.get(option), str | None):
             raise IRFormatError(f"the option {option} is {str(options[option])[:60]!r}: a text is wanted")
     if (target == "cuda") != bool(options.get("arch")):
@@ -218,7 +274,7 @@ def check_module(module: Module) -> None:
         backward.inputs,
         kept | {cotangents[name]: node.type for name, node in graph.outputs if name in cotangents},
     )
-    sparse = module.options["sparse"]
+    sparse = module.options.sparse
     dense = {gradients[name]: inputs[name] for name in module.wrt if name not in sparse}
     expected = {*dense, *(f"{gradients[name]}.{part}" for name in sparse for part in SPARSE_PARTS)}
     if backward.outputs.keys() != expected:

@@ -117,7 +117,7 @@ def check(
             f"{graph.name} has no float input to differentiate:"
             f" {', '.join(f'{n}: {graph.input(n).type}' for n in graph.input_names)}"
         )
-    unused = subject.options["unused"] if isinstance(subject, Module) else "error"
+    unused = subject.options.unused if isinstance(subject, Module) else "error"
     joint = differentiate(graph, wanted, unused=unused)
     arrays, bound = sample(graph, dims, seed, inputs)
     held = HeldGraph(graph, arrays, bound, wanted)

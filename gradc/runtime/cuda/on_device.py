@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -249,7 +250,7 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 
 
-# -- a place -----------------------------------------------------------------------------------------------------------
+# -- arrays of a backend -----------------------------------------------------------------------------------------------
 
 
 def _bounds(array: Array) -> tuple[int, int]:
@@ -261,19 +262,24 @@ def _bounds(array: Array) -> tuple[int, int]:
     )
 
 
-class OnDevice:
-    """Where the arrays of a module for a GPU lie.
-
-    :param device: a text-free one, or the program's own.
-    :param support: with the functions of :func:`gradc.codegen.cuda.support.support_text`.
-    """
+class DeviceArrays(ABC):
+    """Arrays in the memory of a GPU; the methods are :class:`gradc.runtime.backend.Backend`'s."""
 
     align = 256
 
-    def __init__(self, device: Device, support: Device):
-        self.device, self.support = device, support
-        self._constants: dict[Any, tuple[Memory, Array]] = {}
-        self._lock = lock()
+    def __init__(self) -> None:
+        self._uploaded: dict[Any, tuple[Memory, Array]] = {}
+        self._upload_lock = lock()
+
+    @property
+    @abstractmethod
+    def device(self) -> Device:
+        """One without text, or a program's own."""
+
+    @property
+    @abstractmethod
+    def support(self) -> Device:
+        """One with the functions of :func:`gradc.codegen.cuda.support.support_text`."""
 
     @property
     def number(self) -> int:
@@ -371,24 +377,24 @@ class OnDevice:
         memory = self.device.memory(max(int(np.prod(shape, dtype=np.int64)) * wanted.itemsize, 1), stream)
         return remote(memory.address, shape, wanted, owner=memory)
 
-    def settled(self, array: Array, stream: int) -> Array:
+    def to_device(self, array: Array, stream: int) -> Array:
         """An array of the host (a number, a default) on the device; uploaded once."""
         if isinstance(array, DeviceArray):
             return array
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
-        with self._lock:
-            if key not in self._constants:
-                if len(self._constants) > 256:
-                    self._constants.clear()
+        with self._upload_lock:
+            if key not in self._uploaded:
+                if len(self._uploaded) > 256:
+                    self._uploaded.clear()
                 self._check_allocation(stream)
                 memory = self.device.memory(max(array.nbytes, 1), stream)
                 self.device.upload(memory.address, array, stream)
                 self.device.synchronize(stream)  # other streams may read it next
-                self._constants[key] = (memory, array)
-            memory, _ = self._constants[key]
+                self._uploaded[key] = (memory, array)
+            memory, _ = self._uploaded[key]
         return remote(memory.address, array.shape, array.dtype, owner=memory, readonly=True)
 
-    def packed(self, array: Array, stream: int) -> DeviceArray:
+    def contiguous(self, array: Array, stream: int) -> DeviceArray:
         """The same elements in row-major order, aligned."""
         out = self.scratch(array.shape, array.dtype, stream)
         if array.flags.c_contiguous:

@@ -20,12 +20,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
+from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory
 from gradc.ir.types import array_of, shown
 from gradc.process.forks import lock
 from gradc.process.limits import Limit, tightest, tightest_total
 
-from .tensors import check_unrecorded, from_tensor, to_tensor
+from .tensors import from_tensor, to_tensor
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -354,59 +354,6 @@ def _from_protocol(x: Any) -> Array:
     raise InvalidProblem(
         f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
     )
-
-
-class Host:
-    """Where the arrays of a module for the CPU lie; :class:`gradc.runtime.cuda.on_device.OnDevice` is the other such
-    place.
-    """
-
-    align = 16
-    """What every allocator gives; slots inside a workspace start at multiples of 64 of it."""
-
-    def stream(self, given: Any, values: Any) -> int:
-        if given is not None:
-            raise Unsupported("stream=: the CPU has no streams")
-        return 0
-
-    def read(self, x: Any, stream: int, what: str, constants: Any = ()) -> tuple[Array, Kind]:
-        """An argument; ``what`` is how errors name it."""
-        try:
-            array, kind = to_numpy(x)
-        except (DeviceError, InvalidProblem) as error:
-            raise type(error)(f"{what}: {error}") from error.__cause__
-        if kind is Kind.TORCH:
-            check_unrecorded(x, what)
-        return array, kind
-
-    def kind(self, kinds: Sequence[Kind]) -> Kind:
-        return Kind.of(kinds)
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, kind: Kind, stream: int) -> Array:
-        return empty(shape, dtype)
-
-    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
-        return empty(shape, dtype)
-
-    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
-        return np.zeros(shape, dtype)
-
-    def settled(self, array: Array, stream: int) -> Array:
-        return array
-
-    def packed(self, array: Array, stream: int) -> Array:
-        out = empty(array.shape, array.dtype)
-        out[...] = array
-        return out
-
-    def result(self, array: Array, kind: Kind) -> Any:
-        return from_numpy(array, kind)
-
-    def donates(self, array: Array, kind: Kind) -> bool:
-        return True
-
-    def left(self) -> Limit:
-        return available()
 
 
 def permuted(x: Any, order: Sequence[int]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +17,10 @@ from ...ir.kernel import Call, Program
 from ...passes.program.plan_buffers import slot_sizes
 from . import pool
 from .arrays import empty
-from .toolchain import compile_libraries, compile_units, load_library
+from .toolchain import compile_units, load_library
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
-
-
-def compile_programs(programs: Sequence[Program]) -> list[CpuProgram]:
-    """Several programs, all their units compiled side by side by the calling thread, which Ctrl-C can stop."""
-    sources = [render_program(program) for program in programs]
-    payloads = compile_libraries([source.units for source in sources])
-    return [
-        CpuProgram(program, payload, source=source)
-        for program, source, payload in zip(programs, sources, payloads, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
