@@ -48,15 +48,21 @@ def unchecked(given: Given) -> Any:
     return given.value
 
 
-def one_of(*known: Any) -> Check:
+@dataclass(frozen=True)
+class OneOf:
     """One of these values."""
 
-    def check(given: Given) -> Any:
-        if given.value not in known:
-            raise InvalidProblem(f"{given.name}={given.value!r}; there are {', '.join(map(str, known))}")
+    known: tuple[Any, ...]
+
+    def __call__(self, given: Given) -> Any:
+        if given.value not in self.known:
+            raise InvalidProblem(f"{given.name}={given.value!r}; there are {', '.join(map(str, self.known))}")
         return given.value
 
-    return check
+
+def one_of(*known: Any) -> OneOf:
+    """One of these values."""
+    return OneOf(known)
 
 
 def names_of(name: str, value: Any) -> tuple[str, ...]:
@@ -255,6 +261,7 @@ class Options:
 
 
 FIELDS = fields(Options)
+"""In their metadata: ``check``, ``meaning``, ``flag`` and ``metavar``, as :func:`option` takes them."""
 NAMES = tuple(each.name for each in FIELDS)
 TEXTS = tuple(f.name for f in FIELDS if re.fullmatch(r"(str|Literal\[.*\])( \| None)?", str(f.type)))
 """Options that are a text, or None."""
