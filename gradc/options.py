@@ -315,7 +315,7 @@ def for_target(options: Options, target: str) -> Options:
             device = listed_device(here.name, arch).name
         options = replace(options, arch=arch, device=device)
     text = calibration_text_for(
-        gpu_of(options.device or options.arch), options.calibration, found=target == "cuda"
+        gpu_of(options.device or options.arch), options.calibration, own=target == "cuda"
     )  # a module keeps what it was chosen by, not where that lay
     return replace(options, calibration=text)
 

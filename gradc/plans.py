@@ -56,16 +56,16 @@ class Plan(Shared):
     :ivar graph: what is compiled.
     """
 
-    def __init__(self, name: str, graph: Graph, told: Sequence[str], target: str | None):
+    def __init__(self, name: str, graph: Graph, chosen: Sequence[str], target: str | None):
         self.name, self.graph, self.target = name, graph, target
         self.arguments: dict[str, Type] = {graph.input_name(n): n.type for n in graph.inputs}
         self.results: dict[str, Type] = {output: n.type for output, n in graph.outputs}
-        self._told = tuple(told)
+        self._chosen = tuple(chosen)
         self._module: Module | None = None
         self._lock = lock(reentrant=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Plan, (self.name, self.graph, self._told, self.target)
+        return Plan, (self.name, self.graph, self._chosen, self.target)
 
     @property
     def module(self) -> Module:
@@ -127,7 +127,9 @@ class Plan(Shared):
     def sku(self, **dims: int) -> str:
         """One name for what this is: plan, target, dtypes, options that are not the defaults, sizes."""
         dtypes = "_".join(dict.fromkeys(str(t.dtype) for t in (*self.arguments.values(), *self.results.values())))
-        return ".".join((self.name, self.executable.target, dtypes, *self._told, *(f"{k}{v}" for k, v in dims.items())))
+        return ".".join(
+            (self.name, self.executable.target, dtypes, *self._chosen, *(f"{k}{v}" for k, v in dims.items()))
+        )
 
     @property
     def kernels(self) -> dict[str, Any]:
@@ -212,8 +214,8 @@ def _quantized(operand: str) -> Callable[[Settings], dict[str, Any]]:
     def types(s: Settings) -> dict[str, Any]:
         shape = _shape(s)
         counts = () if s["block"] is None else Blocks(shape, canonical_block(shape, _block(s, shape))).counts
-        found = {operand: (s[f"{operand}_dtype"], shape), "scale": (s["scale_dtype"], counts)}
-        return found | ({"zero_point": (s["zero_point_dtype"], counts)} if s["zero_point_dtype"] is not None else {})
+        operands = {operand: (s[f"{operand}_dtype"], shape), "scale": (s["scale_dtype"], counts)}
+        return operands | ({"zero_point": (s["zero_point_dtype"], counts)} if s["zero_point_dtype"] is not None else {})
 
     return types
 
@@ -349,10 +351,10 @@ def _make(name: str, given: Mapping[str, Any], target: str | None) -> Plan:
     key = f"{name} {sorted(settings.items())} {sorted(sizes.items())} {target}"
     plan = _PLANS.get(key)
     if plan is None:
-        told = [f"{k}_{_short(v)}" for k, v in settings.items() if v != defaults[k]] + [
+        chosen = [f"{k}_{_short(v)}" for k, v in settings.items() if v != defaults[k]] + [
             f"{k}{v}" for k, v in sizes.items()
         ]
-        plan = Plan(name, _graph(name, row, settings, sizes), told, target)
+        plan = Plan(name, _graph(name, row, settings, sizes), chosen, target)
         if len(_PLANS) >= _MOST:
             _PLANS.clear()
         plan = _PLANS.setdefault(key, plan)
@@ -410,10 +412,10 @@ def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, Any]) ->
     if not row.wrt:
         return forward
     wrt = tuple(operand for operand in row.wrt if operand in types) if settings["wrt"] is None else settings["wrt"]
-    strange = [operand for operand in wrt if operand not in types]
-    if strange or not wrt:
+    unknown = [operand for operand in wrt if operand not in types]
+    if unknown or not wrt:
         raise InvalidProblem(
-            f"{name}: wrt names {strange[0] if strange else 'nothing'!r}; there are gradients of"
+            f"{name}: wrt names {unknown[0] if unknown else 'nothing'!r}; there are gradients of"
             f" {', '.join(o for o in row.wrt if o in types)}"
         )
     joint = differentiate(forward, wrt)
@@ -443,14 +445,14 @@ def _plan(name: str) -> Callable[..., Plan]:
     plan.__name__ = plan.__qualname__ = name
     parameters += [kinds("target", kinds.KEYWORD_ONLY, default=None), kinds("sizes", kinds.VAR_KEYWORD)]
     plan.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    what = "The gradients of" if row.wrt else "A plan of"
+    subject = "The gradients of" if row.wrt else "A plan of"
     more = (
         "\n\n    wrt: the operands whose gradients are wanted.  dy_dtype: that of dy where it is not the op's result's."
         if row.wrt
         else ""
     )
     plan.__doc__ = (
-        f"{what} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its name;"
+        f"{subject} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its name;"
         " the others are symbols.\n    "
     )
     return plan

@@ -48,8 +48,8 @@ class Settings:
     progress: bool | None
     native: bool = True
 
-    def waiting(self, what: str) -> Progress:
-        return Progress(what, self.progress)
+    def waiting(self, activity: str) -> Progress:
+        return Progress(activity, self.progress)
 
 
 def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -229,19 +229,19 @@ def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Mod
     return _traced(value, f"{path}:{name}", types)
 
 
-def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Module:
+def _traced(function: Any, name: str, types: Mapping[str, str]) -> Graph | Module:
     if not isinstance(function, TracedFunction) and not inspect.signature(function).parameters:
-        _no_types(types, what)
-        result = _users(what, function)
+        _no_types(types, name)
+        result = _users(name, function)
         if isinstance(result, Graph | Module):
             return result
-        raise click.BadParameter(f"{what}() returned {type(result).__name__}, not a graph or a module")
-    made = function if isinstance(function, TracedFunction) else _users(what, lambda: decorated(function))
+        raise click.BadParameter(f"{name}() returned {type(result).__name__}, not a graph or a module")
+    made = function if isinstance(function, TracedFunction) else _users(name, lambda: decorated(function))
     if not types:
         missing = [p for p in made.signature.parameters if p not in types]
         if made._graph is None:
             raise click.BadParameter(
-                f"{what} takes {', '.join(missing)}; give their types:"
+                f"{name} takes {', '.join(missing)}; give their types:"
                 f" {' '.join(f'--type {p}=f32[N,4]' for p in missing)}"
             )
         return made.graph
@@ -257,7 +257,7 @@ def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Modul
     unknown = tree.keys() - made.signature.parameters.keys()
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in made.signature.parameters.values()):
         raise click.BadParameter(
-            f"{what} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}"
+            f"{name} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}"
         )
     absent = [
         n
@@ -267,8 +267,8 @@ def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Modul
         and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if absent:
-        raise click.BadParameter(f"{what}: --type {absent[0]}=... is missing")
-    return _users(what, lambda: trace(made.fn, assume=made.facts, **tree))
+        raise click.BadParameter(f"{name}: --type {absent[0]}=... is missing")
+    return _users(name, lambda: trace(made.fn, assume=made.facts, **tree))
 
 
 def _attributes(path: Path) -> dict[str, Any]:
@@ -282,14 +282,14 @@ def _attributes(path: Path) -> dict[str, Any]:
     return vars(module)
 
 
-def _users(what: str, call: Callable[[], Any]) -> Any:
+def _users(name: str, call: Callable[[], Any]) -> Any:
     """Run the user's code: what it raises is the user's, and said in one message."""
     try:
         return call()
     except (GradcError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise click.ClickException(f"{what} ended Python ({error.code}) while it was read") from error
+        raise click.ClickException(f"{name} ended Python ({error.code}) while it was read") from error
     except Exception as error:
         package = Path(__file__).resolve().parents[1]
         own = [
@@ -298,7 +298,7 @@ def _users(what: str, call: Callable[[], Any]) -> Any:
             if package not in Path(f.filename).parents and "importlib" not in f.filename
         ]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        raise click.ClickException(f"{what} raised {type(error).__name__}{where}: {error}") from error
+        raise click.ClickException(f"{name} raised {type(error).__name__}{where}: {error}") from error
 
 
 def _offer(defined: Mapping[str, Any]) -> str:

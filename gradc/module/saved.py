@@ -56,8 +56,8 @@ class SavedModule:
 
 def file_of_module(path: Any, doing: str) -> Path:
     """The file that a path names; of a folder that is there, the file in it."""
-    found = files.as_path(path, doing)
-    return found / _FILE if found.is_dir() else found
+    file = files.as_path(path, doing)
+    return file / _FILE if file.is_dir() else file
 
 
 def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> list[bytes | memoryview]:
@@ -130,14 +130,14 @@ def module_of_parts(
 
 
 @contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
+def refusing(source: str) -> Iterator[None]:
     """What is wrong with the contents of a file becomes InvalidProblem, which names it."""
     try:
         yield
     except FileError:
         raise
     except GradcError as error:
-        refused = InvalidProblem(f"{what} holds no module of gradc: {error}")
+        refused = InvalidProblem(f"{source} holds no module of gradc: {error}")
         for note in getattr(error, "__notes__", ()):
             refused.add_note(note)
         raise refused from error
@@ -164,14 +164,14 @@ def read_module(file: Path) -> SavedModule:
         raise
 
 
-def unsealed_module(data: bytes, what: str) -> SavedModule:
+def unsealed_module(data: bytes, source: str) -> SavedModule:
     """:func:`read_module` of bytes."""
-    with refusing(what):
-        return _described(unsealed(data, "module", MODULE_FORMAT, what))
+    with refusing(source):
+        return _described(unsealed(data, "module", MODULE_FORMAT, source))
 
 
-def _described(found: Envelope) -> SavedModule:
-    description = _json(found.parts, "module")
+def _described(envelope: Envelope) -> SavedModule:
+    description = _json(envelope.parts, "module")
     kinds = {"gradc": str, "wrt": list, "target": str, "options": dict, "machine": str}
     for key, kind in kinds.items():
         if not isinstance(description, dict) or not isinstance(description.get(key), kind):
@@ -179,7 +179,7 @@ def _described(found: Envelope) -> SavedModule:
     target, wrt, options = description["target"], description["wrt"], description["options"]
     if target not in TARGETS:
         raise IRFormatError(f"the target {target[:40]!r}; there are {', '.join(TARGETS)}")
-    graph = graph_of_file(found.parts.get("graph", b""), found.arrays, "it")
+    graph = graph_of_file(envelope.parts.get("graph", b""), envelope.arrays, "it")
     unknown = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
     if unknown or len(set(wrt)) < len(wrt):
         raise IRFormatError(
@@ -194,7 +194,7 @@ def _described(found: Envelope) -> SavedModule:
         raise IRFormatError(f"the target {target} with arch={options.get('arch')!r}")
     if target.startswith("cuda") and (options.get("device") or options.get("arch")):
         gpu_of(options.get("device") or options.get("arch"), options.get("calibration"))
-    parts = {name: data for name, data in found.parts.items() if name not in ("module", "graph")}
+    parts = {name: data for name, data in envelope.parts.items() if name not in ("module", "graph")}
     return SavedModule(graph, tuple(wrt), target, options, description["machine"], parts)
 
 
@@ -219,29 +219,29 @@ def _json(parts: Mapping[str, bytes], name: str) -> Any:
 
 def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
     """What forward keeps: ``[[name, type, why], ...]``."""
-    found = _json(parts, "residuals")
-    if not isinstance(found, list) or not all(
-        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in found
+    entries = _json(parts, "residuals")
+    if not isinstance(entries, list) or not all(
+        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in entries
     ):
         raise IRFormatError("the part 'residuals' is no list of name, type and reason")
-    return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in found]
+    return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in entries]
 
 
 def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, str]]:
     """Where the checks of a program stand: number -> op and source."""
-    found = _json(parts, name)
-    right = isinstance(found, dict) and all(
+    sites = _json(parts, name)
+    right = isinstance(sites, dict) and all(
         k.isascii()
         and k.isdigit()
         and len(k) < 10
         and isinstance(v, list)
         and len(v) == 2
         and all(isinstance(w, str) for w in v)
-        for k, v in found.items()
+        for k, v in sites.items()
     )
     if not right:
         raise IRFormatError(f"the part {name!r} does not map numbers to an op and a source")
-    return {int(k): (v[0], v[1]) for k, v in found.items()}
+    return {int(k): (v[0], v[1]) for k, v in sites.items()}
 
 
 # -- whether the parts fit together ------------------------------------------------------------------------------------
@@ -286,12 +286,12 @@ def check_module(module: Module) -> None:
             raise TypeRuleError(f"backward gives {name}: {backward.outputs[name]} for an input {type_}")
 
 
-def _same(what: str, found: Mapping[str, Type], known: Mapping[str, Type], all_of_them: bool = False) -> None:
-    for name, type_ in found.items():
+def _same(claim: str, types: Mapping[str, Type], known: Mapping[str, Type], all_of_them: bool = False) -> None:
+    for name, type_ in types.items():
         if name not in known or type_ != known[name]:
             raise TypeRuleError(
-                f"{what} {name}: {type_}, and there is"
+                f"{claim} {name}: {type_}, and there is"
                 f" {f'{name}: {known[name]}' if name in known else 'nothing of that name'}"
             )
-    if all_of_them and known.keys() - found.keys():
-        raise TypeRuleError(f"{what} no {min(known.keys() - found.keys())}")
+    if all_of_them and known.keys() - types.keys():
+        raise TypeRuleError(f"{claim} no {min(known.keys() - types.keys())}")

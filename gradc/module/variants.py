@@ -119,10 +119,10 @@ class Targets:
 
     def finish(self, gradients: dict[str, Any], backend: Backend, stream: Any = None) -> dict[str, Any]:
         """The gradients, with the caller's arrays where he gave some."""
-        own = backend.stream(None, gradients.values())  # on which the library of a GPU's arrays works
-        asked = own if stream is None else backend.stream(stream, gradients.values())
-        if self.later and asked != own and isinstance(backend, DeviceArrays):
-            backend.device.follow(own, asked)
+        library_stream = backend.stream(None, gradients.values())  # the one of the library of a GPU's arrays
+        call_stream = library_stream if stream is None else backend.stream(stream, gradients.values())
+        if self.later and call_stream != library_stream and isinstance(backend, DeviceArrays):
+            backend.device.follow(library_stream, call_stream)
         for name, value in self.later.items():
             target, source = located(value), located(gradients[name])
             if isinstance(target, DeviceArray):
@@ -134,6 +134,6 @@ class Targets:
                 np.copyto(target, source)
             written(value)
             gradients[name] = value
-        if self.later and asked != own and isinstance(backend, DeviceArrays):
-            backend.device.follow(asked, own)
+        if self.later and call_stream != library_stream and isinstance(backend, DeviceArrays):
+            backend.device.follow(call_stream, library_stream)
         return gradients

@@ -133,10 +133,10 @@ class Backend(ABC):
         """The stream of a call: the caller's, else the current one of the library whose arrays ``values`` are."""
 
     @abstractmethod
-    def read(self, x: Any, stream: int, what: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
+    def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
         """An argument as an array, and what it was.
 
-        :param what: its name in errors.
+        :param name: its name in errors.
         :param constants: ids of arrays of the host that a device takes, too.
         :raises DeviceError, InvalidProblem: it lies elsewhere, or is no array.
         """

@@ -286,9 +286,9 @@ class Executable(Shared):
             tuple(sorted(dims.items())) if dims else (),
             tuple((n, a.shape) for n, a in out.items()) if out else (),
         )
-        found = self._sizes.get(key)
-        if found is not None:
-            return found
+        sizes = self._sizes.get(key)
+        if sizes is not None:
+            return sizes
         given = {**self.fixed_dims, **dims}
         bound = bind_dims(self.inputs, {n: a.shape for n, a in arrays.items()}, given)
         for name, array in out.items():

@@ -73,7 +73,7 @@ def kernels_of(executable: Owner) -> Kernels:
     """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``.  One that
     several cases of a step run is one.
     """
-    found = Kernels(
+    kernels = Kernels(
         item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel)
     )
     for kernel in (
@@ -82,9 +82,9 @@ def kernels_of(executable: Owner) -> Kernels:
         for item in dict.fromkeys(alternatives(step))
         if isinstance(item, Kernel)
     ):
-        count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
-        found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
-    return found
+        count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in kernels)
+        kernels[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
+    return kernels
 
 
 class KernelHandle:

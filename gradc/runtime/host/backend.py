@@ -36,13 +36,13 @@ class HostBackend(Backend):
             raise Unsupported("stream=: the CPU has no streams")
         return 0
 
-    def read(self, x: Any, stream: int, what: str, constants: Any = ()) -> tuple[Array, Kind]:
+    def read(self, x: Any, stream: int, name: str, constants: Any = ()) -> tuple[Array, Kind]:
         try:
             array, kind = to_numpy(x)
         except (DeviceError, InvalidProblem) as error:
-            raise type(error)(f"{what}: {error}") from error.__cause__
+            raise type(error)(f"{name}: {error}") from error.__cause__
         if kind is Kind.TORCH:
-            check_unrecorded(x, what)
+            check_unrecorded(x, name)
         return array, kind
 
     def kind(self, kinds: Sequence[Kind]) -> Kind:

@@ -86,8 +86,8 @@ class CpuProgram:
     def bind(self, dims: Mapping[str, int]) -> Binding:
         """Offsets and sizes for these dims, kept for the next call."""
         key = tuple([dims[name] for name in self.program.dims])
-        found = self._bindings.get(key)
-        if found is None:
+        binding = self._bindings.get(key)
+        if binding is None:
             values = (ctypes.c_int64 * max(len(key), 1))(*key)
             starts, total = [], 0
             for size in slot_sizes(self.program):
@@ -103,11 +103,11 @@ class CpuProgram:
             ]
             packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
             local = int(self.library.gradc_local_bytes(values)) + packs
-            found = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_past())
+            binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_past())
             if len(self._bindings) > 256:
                 self._bindings.clear()
-            self._bindings[key] = found
-        return found
+            self._bindings[key] = binding
+        return binding
 
     def run(
         self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1
