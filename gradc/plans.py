@@ -452,8 +452,8 @@ def _plan(name: str) -> Callable[..., Plan]:
         else ""
     )
     plan.__doc__ = (
-        f"{subject} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its name;"
-        " the others are symbols.\n    "
+        f"{subject} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its"
+        " name; the others are symbols.\n    "
     )
     return plan
 

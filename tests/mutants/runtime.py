@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "cache.key",
         "gradc/runtime/cache.py",
-        'or found["key"] != _encoded(key):',
+        'or parts["key"] != _encoded(key):',
         "or not key:",
         "an entry of another key is taken",
         ("test_runtime_cpu -k 'entry or cache'",),

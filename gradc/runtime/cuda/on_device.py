@@ -334,12 +334,12 @@ class DeviceArrays(ABC):
             return from_interface(x, self.device, stream)
         if dlpack_device is None and not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
             raise InvalidProblem(
-                f"{name} is a {type_name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the CUDA"
-                " array interface"
+                f"{name} is a {type_name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the"
+                " CUDA array interface"
             )
         raise DeviceError(
-            f"{name} is a {type_name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves it;"
-            " target='cpu' takes it as it is"
+            f"{name} is a {type_name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves"
+            " it; target='cpu' takes it as it is"
         )
 
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
