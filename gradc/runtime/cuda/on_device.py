@@ -338,8 +338,8 @@ class DeviceArrays(ABC):
                 " CUDA array interface"
             )
         raise DeviceError(
-            f"{name} is a {type_name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves"
-            " it; target='cpu' takes it as it is"
+            f"{name} is a {type_name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda()"
+            " moves it; target='cpu' takes it as it is"
         )
 
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
