@@ -36,15 +36,20 @@ from .ir.types import dtype as dtype_of
 from .ops.blocks import Blocks, canonical_block
 from .passes.program.precision import Precision
 from .process.forks import lock
+from .runtime.host.arrays import Arguments, Results
 from .runtime.shared import Shared
 from .trace import trace
 
 if TYPE_CHECKING:
     from .module.module import Module
     from .runtime.executable import Executable
+    from .runtime.kernel import Kernels
 
 Shape = tuple[Size, ...]
 Settings = Mapping[str, Any]
+"""The keywords of a plan that are no sizes, by name: dtypes, and the op's options."""
+OperandTypes = dict[str, tuple[str, Sequence[Size | str]]]
+"""The dtype and the shape of each operand."""
 Block = tuple[int | str | None, ...]
 
 
@@ -83,16 +88,16 @@ class Plan(Shared):
 
     def run(
         self,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Arguments | None = None,
         /,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> dict[str, Any]:
+    ) -> Results:
         """The gradients by name; arrays are of the kind that went in.  As :meth:`gradc.Executable.run`.
 
         :param out: arrays to write gradients into.
@@ -105,7 +110,7 @@ class Plan(Shared):
 
     __call__ = run
 
-    def can_implement(self, arguments: Mapping[str, Any] | None = None, /, **more: Any) -> GradcError | None:
+    def can_implement(self, arguments: Arguments | None = None, /, **more: Any) -> GradcError | None:
         """None if ``run`` takes these arguments, else the error it would raise; nothing runs.  What the target cannot
         compile is found too.
         """
@@ -132,7 +137,7 @@ class Plan(Shared):
         )
 
     @property
-    def kernels(self) -> dict[str, Any]:
+    def kernels(self) -> Kernels:
         """Its kernels by name."""
         return self.executable.kernels
 
@@ -188,11 +193,11 @@ class Row:
     """
 
     op: str
-    types: Callable[[Settings], dict[str, tuple[str, Sequence[int | str | Size]]]]
-    settings: Mapping[str, Any]
+    types: Callable[[Settings], OperandTypes]
+    settings: Settings
     doc: str
     sizes: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=lambda: {"oob": "skip"})
+    options: Settings = field(default_factory=lambda: {"oob": "skip"})
     wrt: tuple[str, ...] = ()
 
 
@@ -200,22 +205,24 @@ def _numbered(letter: str, rank: int) -> tuple[str, ...]:
     return (letter,) if rank == 1 else tuple(f"{letter}{a}" for a in range(rank))
 
 
-def _bag(s: Settings) -> dict[str, Any]:
+def _bag(s: Settings) -> OperandTypes:
     if s["rank"] not in (1, 2):
         raise InvalidProblem(f"rank={s['rank']!r}: 1 (with offsets) or 2 (a bag is a row)")
     members = ("N",) if s["rank"] == 1 else ("B", "L")
-    types: dict[str, Any] = {"indices": (s["index_dtype"], members), "weight": (s["dtype"], ("V", "D"))}
+    types: OperandTypes = {"indices": (s["index_dtype"], members), "weight": (s["dtype"], ("V", "D"))}
     if s["rank"] == 1:
         types["offsets"] = (s["index_dtype"], ("B",))
     return types | ({"per_sample_weights": (s["dtype"], members)} if s["per_sample_weights"] else {})
 
 
-def _quantized(operand: str) -> Callable[[Settings], dict[str, Any]]:
-    def types(s: Settings) -> dict[str, Any]:
+def _quantized(operand: str) -> Callable[[Settings], OperandTypes]:
+    def types(s: Settings) -> OperandTypes:
         shape = _shape(s)
         counts = () if s["block"] is None else Blocks(shape, canonical_block(shape, _block(s, shape))).counts
-        operands = {operand: (s[f"{operand}_dtype"], shape), "scale": (s["scale_dtype"], counts)}
-        return operands | ({"zero_point": (s["zero_point_dtype"], counts)} if s["zero_point_dtype"] is not None else {})
+        operands: OperandTypes = {operand: (s[f"{operand}_dtype"], shape), "scale": (s["scale_dtype"], counts)}
+        if s["zero_point_dtype"] is not None:
+            operands["zero_point"] = (s["zero_point_dtype"], counts)
+        return operands
 
     return types
 
@@ -237,14 +244,14 @@ def _size(value: Any) -> Size:
     return parse_size(value) if isinstance(value, str) else value
 
 
-def _image(s: Settings) -> dict[str, Any]:
+def _image(s: Settings) -> OperandTypes:
     if s["rank"] not in (4, 5):
         raise InvalidProblem(f"rank={s['rank']!r}: 4 (images) or 5 (volumes)")
     spatial, out = ("D", "H", "W")[5 - s["rank"] :], ("OD", "OH", "OW")[5 - s["rank"] :]
     return {"input": (s["dtype"], ("N", "C", *spatial)), "grid": (s["dtype"], ("N", *out, len(out)))}
 
 
-def _indexed(s: Settings) -> dict[str, Any]:
+def _indexed(s: Settings) -> OperandTypes:
     if not -s["rank"] <= s["dim"] < s["rank"]:
         raise InvalidProblem(f"dim={s['dim']} of rank={s['rank']}")
     others = ("D",) if s["rank"] == 2 else tuple(f"D{a}" for a in range(s["rank"] - 1))
@@ -337,14 +344,14 @@ _PLANS: dict[str, Plan] = {}
 _MOST = 1024
 
 
-def _defaults(row: Row) -> dict[str, Any]:
+def _defaults(row: Row) -> Settings:
     """Every keyword of a plan but the sizes."""
     record = ops.REGISTRY[row.op]
     options = {name: row.options.get(name, parameter.default) for name, parameter in record.parameters.items()}
     return {**row.settings, **options, **({"dy_dtype": None, "wrt": None} if row.wrt else {})}
 
 
-def _make(name: str, given: Mapping[str, Any], target: str | None) -> Plan:
+def _make(name: str, given: Settings, target: str | None) -> Plan:
     row, defaults = TABLE[name], _defaults(TABLE[name])
     settings = {**defaults, **{k: _plain(k, v) for k, v in given.items() if k in defaults}}
     sizes = {k: v for k, v in given.items() if k not in defaults and not (k in row.sizes and v is None)}
@@ -382,7 +389,7 @@ def _short(value: Any) -> str:
     return "x".join("all" if v is None else str(v) for v in value) if isinstance(value, tuple) else str(value)
 
 
-def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, Any]) -> Graph:
+def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, int]) -> Graph:
     """The gradients of the op as a graph of their own."""
     record = ops.REGISTRY[row.op]
     symbolic = {

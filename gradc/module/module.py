@@ -23,6 +23,7 @@ from ..passes.schedule.residual import Residual
 from ..process.forks import cached_property, held_off
 from ..runtime.cuda.pending import AsyncErrors
 from ..runtime.executable import Executable, Precision
+from ..runtime.host.arrays import Arguments, Results
 from ..runtime.host.tensors import detached
 from ..runtime.kernel import Kernels
 from ..runtime.located import unordered
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from ..runtime.cuda.capture import Capture, Step
 
 E = TypeVar("E", bound=Executable)
-Array = Any
-"""An array of the caller's: NumPy's, torch's, CuPy's..."""
-
 
 CAPTURED = ("forward", "backward", "both", "value_and_grad")
 """What a CUDA graph can hold."""
@@ -54,10 +52,10 @@ class Forward(Executable):
 
     def __call__(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         workspace: Any = None,
         stream: Any = None,
         dims: Mapping[str, int] | None = None,
@@ -73,7 +71,7 @@ class Forward(Executable):
             inputs, results, bound
         )
 
-    def kept(self, inputs: Mapping[str, Any], results: Mapping[str, Any], dims: Mapping[str, int]) -> Residuals:
+    def kept(self, inputs: Arguments, results: Arguments, dims: Mapping[str, int]) -> Residuals:
         """What backward reads of a call."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
@@ -97,7 +95,7 @@ class Backward(Executable):
         residuals: Residuals | None = None,
         /,
         *cotangents: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         stream: Any = None,
         workspace: Any = None,
@@ -163,7 +161,7 @@ class Backward(Executable):
         shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
         return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
 
-    def _check_cotangents(self, residuals: Residuals, inputs: Mapping[str, Any]) -> None:
+    def _check_cotangents(self, residuals: Residuals, inputs: Arguments) -> None:
         """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
         for name, type_ in residuals.cotangent_types.items():
             value = inputs.get(self.module.joint_names[0].get(name, ""))
@@ -179,8 +177,8 @@ class Backward(Executable):
                 ) from None
 
     def inputs_of(
-        self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None
-    ) -> dict[str, Any]:
+        self, residuals: Residuals, cotangents: Sequence[Any], named: Arguments, stream: Any = None
+    ) -> Results:
         """What the program reads, by name: residuals, and cotangents in order or by name."""
         if residuals.module is not self.module and not residuals.module.equals(self.module):
             theirs, mine = residuals.module.options.given(), self.module.options.given()
@@ -363,7 +361,7 @@ class Module(Shared):
             )
         return given
 
-    def variant(self, inputs: Mapping[str, Any], dims: Any) -> tuple[Module | None, Orders]:
+    def variant(self, inputs: Arguments, dims: Any) -> tuple[Module | None, Orders]:
         """For inputs whose axes lie in another order (channels last) the module that reads them as they lie, compiled
         when that order is first met.
 
@@ -411,9 +409,7 @@ class Module(Shared):
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
 
-    def flat(
-        self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None, extra: Sequence[Any] = ()
-    ) -> dict[str, Any]:
+    def flat(self, inputs: Arguments | None, more: Arguments | None = None, extra: Sequence[Any] = ()) -> Results:
         """Nested parameters by their dotted names."""
         inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
         known = self.graph.input_names
@@ -421,17 +417,17 @@ class Module(Shared):
             return inputs
         from ..trace import flatten
 
-        out: dict[str, Any] = {}
+        out: Results = {}
         for name, value in inputs.items():
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
     def __call__(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         stream: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
@@ -446,10 +442,10 @@ class Module(Shared):
 
     def value_and_grad(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
@@ -491,7 +487,7 @@ class Module(Shared):
             self.share(self.pending)
         return self._grad
 
-    def joint_inputs(self, given: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+    def joint_inputs(self, given: Arguments, stream: Any = None) -> Results:
         """What :attr:`joint` reads: the inputs, and 1 as the cotangent."""
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         backend = self.joint.backend
@@ -501,7 +497,7 @@ class Module(Shared):
     def capture(
         self,
         what: str = "forward",
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *,
         residuals: Residuals | None = None,
@@ -536,7 +532,7 @@ class Module(Shared):
             joint = self.joint.capture_step(self.joint_inputs(given, at), at, dims=sizes)
             return capture([joint], at, joint.results)
         steps: list[Step] = []
-        outputs: dict[str, Array] = {}
+        outputs: Results = {}
         if residuals is None:
             first = self.forward.capture_step(given, at, dims=sizes)
             outputs = {name: first.results[name] for name in self.graph.output_names}
@@ -606,7 +602,7 @@ class Module(Shared):
             self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims)
         )
 
-    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, **more: Any) -> Exception | None:
+    def can_implement(self, inputs: Arguments | None = None, /, **more: Any) -> Exception | None:
         """None if ``forward`` takes these inputs, else the error it would raise."""
         return self.forward.can_implement(self.flat(inputs, more))
 
@@ -651,5 +647,5 @@ class Module(Shared):
         return summary(self)
 
 
-def _single(values: dict[str, Any]) -> Any:
+def _single(values: Results) -> Any:
     return next(iter(values.values())) if len(values) == 1 else values

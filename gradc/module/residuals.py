@@ -12,13 +12,12 @@ from ..errors import InvalidProblem
 from ..ir.types import Type
 from ..options import Options
 from ..runtime.cuda.on_device import to_host
+from ..runtime.host.arrays import Arguments
 from ..runtime.host.tensors import borrowed
 from ..runtime.located import located
 
 Orders = dict[str, tuple[int, ...]]
 """The axes from slowest to fastest, of arrays by name."""
-Array = Any
-"""What a caller gave: NumPy's, torch's, CuPy's..."""
 
 
 class Compiled(Protocol):
@@ -43,8 +42,8 @@ class Residuals:
     def __init__(
         self,
         module: Compiled,
-        arrays: Mapping[str, Array],
-        inputs: Mapping[str, Array],
+        arrays: Arguments,
+        inputs: Arguments,
         dims: Mapping[str, int],
         cotangent_types: Mapping[str, Type],
         donated: Collection[str] = (),
@@ -69,7 +68,7 @@ class Residuals:
         vars(self).update(state)
         self._stamp()
 
-    def of(self, orders: Orders, inputs: Mapping[str, Array]) -> Residuals:
+    def of(self, orders: Orders, inputs: Arguments) -> Residuals:
         """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
         self.orders = orders
         self.inputs = {name: inputs.get(name, value) for name, value in self.inputs.items()}

@@ -16,7 +16,7 @@ from ..process.ieee import plain
 from ..runtime.backend import Backend
 from ..runtime.cuda.on_device import DeviceArray, DeviceArrays
 from ..runtime.executable import Executable
-from ..runtime.host.arrays import overlap, permuted
+from ..runtime.host.arrays import Arguments, Results, overlap, permuted
 from ..runtime.host.tensors import written
 from ..runtime.located import located, unordered
 from .residuals import Orders, Residuals
@@ -41,7 +41,7 @@ def order_of(array: Array) -> tuple[int, ...] | None:
     return order if array.transpose(order).flags.c_contiguous else None
 
 
-def orders_of(inputs: Mapping[str, Any], types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
+def orders_of(inputs: Arguments, types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
     """The inputs that lie in an order of their own, and it; none where the call is wrong: the module says how.
 
     :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
@@ -63,12 +63,12 @@ def orders_of(inputs: Mapping[str, Any], types: Mapping[str, Type], dims: Mappin
     return orders
 
 
-def apply_layout(inputs: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
+def apply_layout(inputs: Arguments, orders: Orders) -> Results:
     """The same arrays, those with an order as the variant names their axes."""
     return {name: permuted(value, orders[name]) if name in orders else value for name, value in inputs.items()}
 
 
-def undo_layout(gradients: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
+def undo_layout(gradients: Arguments, orders: Orders) -> Results:
     """Gradients with the graph's axes again; they lie in memory as their inputs do."""
     return {
         name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value
@@ -88,7 +88,7 @@ class Targets:
     def __init__(
         self,
         backward: Executable,
-        read: Mapping[str, Any],
+        read: Arguments,
         residuals: Residuals,
         out: Any,
         accumulate: Any,
@@ -117,7 +117,7 @@ class Targets:
         self.given = apply_layout({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
-    def finish(self, gradients: dict[str, Any], backend: Backend, stream: Any = None) -> dict[str, Any]:
+    def finish(self, gradients: Results, backend: Backend, stream: Any = None) -> Results:
         """The gradients, with the caller's arrays where he gave some."""
         library_stream = backend.stream(None, gradients.values())  # the one of the library of a GPU's arrays
         call_stream = library_stream if stream is None else backend.stream(stream, gradients.values())

@@ -20,7 +20,7 @@ from ..ir.types import Type
 from ..process.forks import lock
 from ..process.limits import Limit
 from .cuda.pending import DeferredCheck
-from .host.arrays import Kind
+from .host.arrays import Arguments, Kind
 
 if TYPE_CHECKING:
     from .cuda.nvrtc import CudaBinary
@@ -47,14 +47,14 @@ class BoundCall:
     outputs: dict[str, Array]
     dims: dict[str, int]
     kind: Kind
-    given: Mapping[str, Any]
+    given: Arguments
     add_to: dict[str, Array]
     stream: int = 0
     noncontiguous: tuple[str, ...] = ()
     plan: Any = None
 
 
-Rebind = Callable[[Mapping[str, Any], Mapping[str, int], int], BoundCall]
+Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]
 """The same call of other arrays, checked: inputs by name, sizes by symbol, a stream."""
 
 

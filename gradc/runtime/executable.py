@@ -32,7 +32,7 @@ from ..process.forks import cached_property, held_off
 from .backend import Array, Backend, BoundCall
 from .cuda.pending import AsyncErrors
 from .host.adopt import adopt
-from .host.arrays import Kind, overlap, worth_asking
+from .host.arrays import Arguments, Kind, Results, overlap, worth_asking
 from .host.backend import CpuBackend, NumpyBackend
 from .host.tensors import written
 from .shared import Shared
@@ -161,8 +161,8 @@ class Executable(Shared):
 
     def bind_call(
         self,
-        inputs: Mapping[str, Any],
-        out: Mapping[str, Any] | None = None,
+        inputs: Arguments,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         dims: Mapping[str, int] | None = None,
         allocate: bool = True,
@@ -207,7 +207,7 @@ class Executable(Shared):
         add_to = {key: outputs[key] for key in adding}
         return BoundCall(arrays, results, sizes.dims, kind, dict(inputs), add_to, at, tuple(noncontiguous), sizes.plan)
 
-    def _read_inputs(self, inputs: Mapping[str, Any], stream: int) -> tuple[dict[str, Array], list[Kind]]:
+    def _read_inputs(self, inputs: Arguments, stream: int) -> tuple[dict[str, Array], list[Kind]]:
         """The inputs as arrays of their dtypes, and what they were."""
         extra = inputs.keys() - self.inputs.keys()
         if extra:
@@ -264,7 +264,7 @@ class Executable(Shared):
             raise InvalidProblem(f"accumulate names {min(map(str, unknown))!r}, for which out= gives no array")
         return set(names)
 
-    def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array], kind: Kind) -> str:
+    def _donor(self, key: str, inputs: Arguments, arrays: Mapping[str, Array], kind: Kind) -> str:
         """The donated input whose memory an output takes in this call: no default's, and none that another input looks
         at too.
         """
@@ -368,10 +368,10 @@ class Executable(Shared):
 
     def can_implement(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         dims: Mapping[str, int] | None = None,
         stream: Any = None,
@@ -417,16 +417,16 @@ class Executable(Shared):
 
     def run(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> dict[str, Any]:
+    ) -> Results:
         """The outputs, by name; arrays are of the kind that went in.
 
         :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
@@ -445,13 +445,13 @@ class Executable(Shared):
 
     def run_bound(
         self,
-        inputs: Mapping[str, Any],
-        out: Mapping[str, Any] | None,
+        inputs: Arguments,
+        out: Arguments | None,
         accumulate: bool | Collection[str],
         stream: Any,
         workspace: Any,
         dims: Mapping[str, int] | None,
-    ) -> tuple[dict[str, Any], dict[str, int]]:
+    ) -> tuple[Results, dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
         self.pending.check()
         call = self.bind_call(inputs, out, accumulate, dims, True, stream)
@@ -476,15 +476,15 @@ class Executable(Shared):
         if check is not None:
             self.pending.add(check)
 
-    def _rebind(self, inputs: Mapping[str, Any], dims: Mapping[str, int], stream: int) -> BoundCall:
+    def _rebind(self, inputs: Arguments, dims: Mapping[str, int], stream: int) -> BoundCall:
         return self.bind_call(inputs, dims=dims, stream=stream)
 
     def capture(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
@@ -501,9 +501,9 @@ class Executable(Shared):
 
     def capture_step(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Arguments,
         stream: int,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
     ) -> Step:
@@ -514,7 +514,7 @@ class Executable(Shared):
         call = self.bind_call(inputs, out, False, dims, True, stream)
         return step(self.backend, call, self._workspace(workspace, call), out or {})
 
-    def time_last_step(self, inputs: Mapping[str, Any], repeat: int, dims: Mapping[str, int]) -> float:
+    def time_last_step(self, inputs: Arguments, repeat: int, dims: Mapping[str, int]) -> float:
         """Seconds of the last step: the median of ``repeat`` warm runs, after one of all steps (those before it check
         what it reads through); a GPU's own, between two events.
         """

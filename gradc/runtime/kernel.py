@@ -19,6 +19,7 @@ from ..passes.reductions.cost import kernel_bytes
 from ..passes.reductions.strategies import ON_HOST
 from ..process.forks import cached_property, held_off
 from .backend import Backend
+from .host.arrays import Arguments, Results
 
 Array = np.ndarray[Any, Any]
 
@@ -38,11 +39,9 @@ class Owner(Protocol):
 
     def sibling(self, program: Program) -> Owner: ...
 
-    def run(
-        self, inputs: Mapping[str, Any] | None = None, /, *, dims: Mapping[str, int] | None = None
-    ) -> dict[str, Any]: ...
+    def run(self, inputs: Arguments | None = None, /, *, dims: Mapping[str, int] | None = None) -> Results: ...
 
-    def time_last_step(self, inputs: Mapping[str, Any], repeat: int, dims: Mapping[str, int]) -> float: ...
+    def time_last_step(self, inputs: Arguments, repeat: int, dims: Mapping[str, int]) -> float: ...
 
 
 class Kernels(dict[str, "KernelHandle"]):
@@ -129,7 +128,7 @@ class KernelHandle:
                     return check.attr("op"), check.attr("source")
         return self.name, buffer
 
-    def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
+    def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> Results:
         """What it writes, by buffer name."""
         return self.executable.run(buffers, dims=dims)
 
@@ -173,7 +172,7 @@ class KernelHandle:
                         limits[b] = min(limits.get(b, 2**62), evaluate(size, bound))
         return limits
 
-    def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
+    def time(self, repeat: int = 10, buffers: Arguments | None = None, **dims: int) -> float:
         """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own,
         between two events.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import CaptureError, Unsupported
 from ..backend import Array, Backend, BoundCall
+from ..host.arrays import Arguments, Results
 from .backend import GpuBackend
 from .programs import Submission
 
@@ -25,7 +26,7 @@ class Step:
     backend: GpuBackend
     call: BoundCall
     workspace: Array
-    results: dict[str, Any]
+    results: Results
     started: Submission
 
     def ask(self) -> Submission:
@@ -38,7 +39,7 @@ class Capture:
     :ivar outputs: arrays by name; each replay writes them.
     """
 
-    def __init__(self, graph: Any, steps: Sequence[Step], outputs: Mapping[str, Any]):
+    def __init__(self, graph: Any, steps: Sequence[Step], outputs: Arguments):
         self.graph, self.steps, self.outputs = graph, tuple(steps), dict(outputs)
         self._backend = steps[0].backend
 
@@ -80,7 +81,7 @@ def stream_for(backend: Backend, given: Any, values: Iterable[Any]) -> int:
     return int(stream)
 
 
-def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Mapping[str, Any]) -> Step:
+def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Arguments) -> Step:
     """Run a call once, in memory that stays: its errors come now, and its first launches load what a capture could not.
 
     :param given: the caller's arrays for outputs, by name.
@@ -103,7 +104,7 @@ def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Mapp
     return Step(backend, call, workspace, results, started)
 
 
-def capture(steps: Sequence[Step], stream: int, outputs: Mapping[str, Any]) -> Capture:
+def capture(steps: Sequence[Step], stream: int, outputs: Arguments) -> Capture:
     """Write the steps down, one after another."""
     device = steps[0].backend.native.device
     device.synchronize(stream)

@@ -13,7 +13,7 @@ import mmap
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -28,6 +28,12 @@ from gradc.process.limits import Limit, tightest, tightest_total
 from .tensors import from_tensor, to_tensor
 
 Array = npt.NDArray[Any]
+AnyArray = Any
+"""An array of a caller's: NumPy's, torch's, CuPy's, what offers DLPack or the array interface; or a number."""
+Arguments = Mapping[str, AnyArray]
+"""Arrays of a caller's, by name."""
+Results = dict[str, AnyArray]
+"""Arrays for a caller, by name."""
 T = TypeVar("T")
 
 SMALL = 128 << 10  # bytes; below, the C library's own allocator reuses memory well
