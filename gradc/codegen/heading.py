@@ -34,7 +34,7 @@ def heading(kernel: Kernel, types: Mapping[str, Type], note: Note) -> tuple[str,
 
 
 def comment_text(text: str) -> str:
-    """A user's text as a line of a comment that it cannot end: printable ASCII without comment signs and backslashes."""
+    """A user's text as a line of a comment that it cannot end: printable ASCII, no comment signs, no backslashes."""
     plain = re.sub(r"[^ -~]|\\", "?", text.encode("ascii", "backslashreplace").decode())
     return re.sub(r"\*(?=/)|/(?=\*)", r"\g<0> ", plain)[:LONGEST].strip()
 

@@ -30,11 +30,11 @@ def to_dot(graph: Graph) -> str:
     lines = [f"digraph {_quoted(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="monospace"];']
     for node in graph.nodes:
         shape = ", shape=ellipse" if node.op.name == "input" else ""
-        what = "" if shape else f"{node.op.name}{format_attributes(sorted(node.attrs.items()))}\n"
+        op = "" if shape else f"{node.op.name}{format_attributes(sorted(node.attrs.items()))}\n"
         tooltip = (
             f", tooltip={_quoted(format_note(graph.notes[node]).removeprefix('  # '))}" if node in graph.notes else ""
         )
-        lines.append(f"  {ids[node]} [label={_quoted(f'{what}{names[node]}: {node.type}')}{shape}{tooltip}];")
+        lines.append(f"  {ids[node]} [label={_quoted(f'{op}{names[node]}: {node.type}')}{shape}{tooltip}];")
     for node in graph.nodes:
         ordinal = [f" [label={_quoted(str(i))}]" if len(node.operands) > 1 else "" for i in range(len(node.operands))]
         lines += [f"  {ids[o]} -> {ids[node]}{label};" for o, label in zip(node.operands, ordinal, strict=True)]

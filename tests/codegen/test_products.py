@@ -16,7 +16,7 @@ from gradc.codegen.cuda.support import ADDED, support_text
 from gradc.errors import SimulationFault
 from gradc.ir.types import DTYPES
 from gradc.runtime.cuda.device import Span
-from gradc.runtime.cuda.on_device import OnDevice, _bounds, add
+from gradc.runtime.cuda.on_device import DeviceArrays, _bounds, add
 from gradc.runtime.simulator.device import Simulator
 
 MULTIPLIED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
@@ -151,10 +151,15 @@ def test_additions(name: str) -> None:
     assert np.array_equal(to.view(np.uint8), wanted.view(np.uint8)), "a check has found something"
 
 
+class SimulatedArrays(DeviceArrays):
+    device = Simulator()
+    support = Simulator(support_text(), check=True)
+
+
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
 def test_packing(dtype: str) -> None:
     """Any order, negative and repeated steps, odd addresses."""
-    place = OnDevice(Simulator(), Simulator(support_text(), check=True))
+    arrays = SimulatedArrays()
     whole = (
         np.random.default_rng(0)
         .integers(0, 255, 6000 * 8)
@@ -174,7 +179,7 @@ def test_packing(dtype: str) -> None:
     ):
         if not array.size:
             continue
-        found = place.packed(array, 0)
+        found = arrays.contiguous(array, 0)
         assert found.flags.c_contiguous and np.array_equal(
             np.asarray(found.view(np.ndarray)).view(np.uint8), np.ascontiguousarray(array).view(np.uint8)
         )

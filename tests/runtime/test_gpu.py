@@ -121,7 +121,7 @@ def test_cupys_arrays_are_described() -> None:
 def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = gradc.trace(lambda x: ops.exp(x), x="f32[N]")
     module = gradc.compile(graph, target="cuda")
-    assert module.options["arch"] == "sm_90" and "__global__" in module.source()
+    assert module.options.arch == "sm_90" and "__global__" in module.source()
     with pytest.raises(NoDevice, match=r"no GPU: .* target='cuda-sim' runs the same kernels"):
         module(x=np.zeros(3, np.float32))
     assert isinstance(module.forward.can_implement(x=np.zeros(3, np.float32)), NoDevice)
@@ -135,7 +135,7 @@ def test_the_target_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: 
     monkeypatch.delenv("GRADC_TARGET", raising=False)
     monkeypatch.setattr(gpu, "usable", lambda: True)
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"))
-    assert (module.target, module.options["arch"], module.options["errors"]) == ("cuda", "sm_90", "async")
+    assert (module.target, module.options.arch, module.options.errors) == ("cuda", "sm_90", "async")
 
 
 # -- a CuPy that writes down what it is asked --------------------------------------------------------------------------

@@ -1157,7 +1157,7 @@ taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 x = np.broadcast_to(np.float32(1), (1 << 20, 64)).view()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (200 << 20), -1))
 try:
-    module.forward.prepare({"x": np.lib.stride_tricks.as_strided(small, (1 << 20, 64), (0, 4))}, allocate=False)
+    module.forward.bind_call({"x": np.lib.stride_tricks.as_strided(small, (1 << 20, 64), (0, 4))}, allocate=False)
 except OutOfMemory as error:
     needed = (1 << 29) + module.forward.thread_bytes({"N": 1 << 20})
     assert "RLIMIT_AS" in str(error) and str(needed) in str(error), error

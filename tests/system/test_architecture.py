@@ -32,10 +32,12 @@ LAYERS = [
     ("passes",),
     ("codegen",),
     ("runtime",),
-    ("calibration.choose", "inspect"),
+    ("calibration.choose",),
+    ("options",),
+    ("inspect",),
     ("module",),
-    ("compiler",),
     ("module.saved",),
+    ("compiler",),
     ("api",),
     ("calibration.measure", "verify.check", "frontend", "frontends", "interop", "plans"),
     ("demo",),
@@ -153,19 +155,6 @@ def test_the_rules_see_what_they_forbid(module: str, source: str, refused: bool)
     assert any(map(_forbidden, _imports(source, module, False, "here"))) is refused
 
 
-CIRCLES = [
-    {"gradc.runtime.cuda.calls", "gradc.runtime.cuda.capture", "gradc.runtime.executable", "gradc.runtime.kernel"},
-    {
-        "gradc.module.captures",
-        "gradc.inspect.explain",
-        "gradc.module.module",
-        "gradc.module.residuals",
-        "gradc.module.variants",
-    },
-]
-"""Files that know each other, if only inside functions or for types: to be undone, and none to be added."""
-
-
 def test_files_import_in_no_circles():
     """Every import counts, also one that is late and one for types alone."""
     names = {_name(path): path for path in MODULES}
@@ -180,7 +169,7 @@ def test_files_import_in_no_circles():
                 if target in names and target != name:
                     graph.add_edge(name, target)
     found = [circle for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, CIRCLES))
+    assert not found, [sorted(circle) for circle in found]
 
 
 def test_functions_are_short():
@@ -198,7 +187,6 @@ def test_functions_are_short():
     known = {
         "gradc.codegen.cuda.rows.made",
         "gradc.ir.size_text.parse_size",
-        "gradc.cli.model.with_model",
         "gradc.codegen.cpu.render._call_entry",
         "gradc.codegen.cpu.render.reduction",
     }

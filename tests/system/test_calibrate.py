@@ -149,7 +149,7 @@ def test_the_users_own_file_decides_for_cuda(home: Path) -> None:
     assert str(scattered(target="cuda-sim").forward.program) == str(
         scattered(target="cuda-sim", calibration="none").forward.program
     )
-    assert fast.options["calibration"] == FAST_SORT  # what it was chosen by, which is part of every key
+    assert fast.options.calibration == FAST_SORT  # what it was chosen by, which is part of every key
     assert "segmented is the fastest" in fast.explain()
 
 
@@ -206,7 +206,7 @@ def test_the_command_writes_what_compile_finds(
     assert f"wrote {path}" in said and "bandwidth 1 in 2 us" in said and "listed: 3e+12 (measured)" in said
     constants = json.loads(path.read_text())["constants"]
     assert constants == pytest.approx(GIVEN, rel=1e-6)
-    assert gpu_of("sm_90", scattered().options["calibration"]).bandwidth == pytest.approx(GIVEN["bandwidth"])
+    assert gpu_of("sm_90", scattered().options.calibration).bandwidth == pytest.approx(GIVEN["bandwidth"])
     assert cli.main(["calibrate", "--out", str(home / "own.json")]) == 0
     assert (home / "own.json").read_text() == path.read_text() and sorted(p.name for p in home.iterdir()) == [
         "calibration",

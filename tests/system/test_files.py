@@ -26,13 +26,12 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import api, files, knobs, npz, ops
+from gradc import api, compiler, files, knobs, npz, ops
 from gradc.cli import main
 from gradc.errors import FileError, GradcError, InvalidProblem, IRFormatError
 from gradc.ir import envelope
 from gradc.module import saved
 from gradc.runtime.cache import Cache
-from gradc.runtime.host import cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 f32 = np.float32
@@ -588,9 +587,9 @@ def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: 
         compiled: list[Any] = []
         with monkeypatch.context() as context, knobs.CACHE.set(False):
             context.setattr(
-                cpu,
+                compiler,
                 "compile_libraries",
-                lambda units, real=cpu.compile_libraries, compiled=compiled: compiled.extend(units) or real(units),
+                lambda units, real=compiler.compile_libraries, compiled=compiled: compiled.extend(units) or real(units),
             )
             again = api.module_from_bytes(data, native=native)
             value, kept = again.forward(**given())
