@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .autodiff import differentiate, joint_names
-from .codegen.cpu.render import Source, render_program
+from .codegen.cpu.program import Source, render_program
 from .codegen.cuda.render import render_cuda
 from .errors import InvalidProblem
 from .ir.graph import Graph

@@ -203,12 +203,12 @@ NUM_THREADS = Knob(
     0,
     "threads of the CPU pool; 0 = OMP_NUM_THREADS, else the CPUs this process may use",
 )
-PAST = Knob(
-    "GRADC_PAST",
+STREAM_FROM = Knob(
+    "GRADC_STREAM_FROM",
     _count(2**63 - 1),
     0,
-    "bytes from which an array is written past the CPU's caches; 0 = half of the last-level cache where a measurement"
-    " finds that it pays",
+    "bytes from which an array is written by streaming stores, past the CPU's caches; 0 = half of the last-level cache"
+    " where a measurement finds that they pay",
 )
 CACHE_DIR = Knob("GRADC_CACHE_DIR", _path, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")

@@ -127,15 +127,15 @@ class Scribe:
 
     def element(self, buffer: str, place: Sequence[Index]) -> str:
         flat, count = flatten(place, self.types[buffer].shape), self.types[buffer].count
-        found = [t for t in flat.terms if t[0].startswith("%")]
+        gathered = [t for t in flat.terms if t[0].startswith("%")]
         if self.guarded:
             return self.guard(buffer, index(flat), count, stored(self.types[buffer].dtype))
-        short = (
+        in_32_bits = (
             isinstance(count, int) and isinstance(flat.const, int) and count + abs(flat.const) < 2**31
         )  # what the values add up to, less a border before the buffer
-        if self.columns and found and short and not any(v in self.columns for v, _ in flat.terms):
-            rest = Index(flat.const, tuple(t for t in flat.terms if t not in found))
-            return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(found)), 'i32')})]"
+        if self.columns and gathered and in_32_bits and not any(v in self.columns for v, _ in flat.terms):
+            rest = Index(flat.const, tuple(t for t in flat.terms if t not in gathered))
+            return f"{buffer}[{index(rest)} + ({index(Index(0, tuple(gathered)), 'i32')})]"
         text = index(flat, self.offsets)
         return (
             f"{buffer}[{text[1:-1] if text.startswith('(') and text.endswith(')') and text.count('(') == 1 else text}]"
@@ -145,7 +145,7 @@ class Scribe:
         """An element of an array of so many, looked at before it is touched."""
         if not self.guarded:
             return f"{array}[{place}]"
-        return f"(*({ctype} *)gradc_guarded(A, {array}, {place}, {size(count)}, sizeof({ctype})))"
+        return f"(*({ctype} *)gradc_guarded(A->ctx, A->site, {array}, {place}, {size(count)}, sizeof({ctype})))"
 
     def size(self, value: Size) -> str:
         """A size as a value of 64 bits."""

@@ -31,12 +31,17 @@ _ELSEWHERE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|/\*.*?\*/|//[^\n]*"
 
 
 @functools.cache
-def reserved() -> frozenset[str]:
-    """Every word that means something in a generated text."""
+def reserved(target: str = "") -> frozenset[str]:
+    """Every word that means something in a generated text.
+
+    :param target: the folder of templates whose texts count, beside the common ones; all of them if unsaid.
+    """
     words = set(_KEYWORDS.split())
     for folder in template_dirs():
         for path in folder.rglob("*"):
             if path.suffix not in (".j2", ".h", ".c", ".cu"):
+                continue
+            if target and path.relative_to(folder).parts[0] not in (target, "common"):
                 continue
             text = re.sub(_ELSEWHERE, " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
             if path.suffix == ".j2":
@@ -49,20 +54,21 @@ def reserved() -> frozenset[str]:
     return frozenset(words)
 
 
-def identifier(name: str) -> str:
-    """A name as an identifier that means nothing else: ``layers.0.weight`` is ``layers_0_weight``."""
+def identifier(name: str, target: str = "") -> str:
+    """A name as an identifier that means nothing else in a text: ``layers.0.weight`` is ``layers_0_weight``."""
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
     if not word or word[0].isdigit():
         word = f"at_{word}" if word else "unnamed"
-    return f"{word}_" if word in reserved() or _LOCAL.fullmatch(word) or word.lower().startswith("gradc") else word
+    meant = word in reserved(target) or _LOCAL.fullmatch(word) or word.lower().startswith("gradc")
+    return f"{word}_" if meant else word
 
 
-def identifiers(names: Iterable[str]) -> dict[str, str]:
+def identifiers(names: Iterable[str], target: str = "") -> dict[str, str]:
     """Different identifiers for different names, in their order: what would be the second ``x`` is ``x_2_``."""
     given: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
-        word, count = identifier(name), 1
+        word, count = identifier(name, target), 1
         while (word if count == 1 else f"{word.rstrip('_')}_{count}_") in taken:
             count += 1
         given[name] = word if count == 1 else f"{word.rstrip('_')}_{count}_"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from fractions import Fraction
 
 from ..ir.dims import FloorDiv, Max, Size
 from ..ir.statement import Index
@@ -68,8 +69,8 @@ def flatten(place: Sequence[Index], shape: Sequence[Size]) -> Index:
     return total
 
 
-def literal(value: Any, dtype: DType) -> str:
-    """A constant of a carrier type: hex floats, bit patterns for nan and inf."""
+def literal(value: float, dtype: DType) -> str:
+    """A constant of a carrier type: the shortest decimal that has its bits; nan and inf as bit patterns."""
     if dtype.kind == "b":
         return "1" if value else "0"
     if dtype.is_float:
@@ -78,8 +79,30 @@ def literal(value: Any, dtype: DType) -> str:
             if dtype.name == "f64":
                 return f"f64_of_bits(0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016x}ull)"
             return f"f32_of_bits(0x{struct.unpack('<I', struct.pack('<f', number))[0]:08x}u)"
-        return number.hex() + ("" if dtype.name == "f64" else "f")
+        return _decimal(number) if dtype.name == "f64" else f"{_decimal_f32(number)}f"
     whole = int(value)
     if whole == -(2**63):
         return "(-9223372036854775807LL - 1)"
     return f"{whole}LL" if abs(whole) >= 2**31 else str(whole)
+
+
+def _decimal(number: float) -> str:
+    text = repr(number)
+    return text if "." in text or "e" in text else f"{text}.0"
+
+
+def _decimal_f32(number: float) -> str:
+    """The shortest decimal that every compiler reads as the f32 nearest to a number; in hex what f32 does not hold."""
+    if abs(number) >= 2.0**128 - 2.0**103:
+        return number.hex()
+    (bits,) = struct.unpack("<I", struct.pack("<f", abs(number)))
+    sign = "-" if math.copysign(1, number) < 0 else ""
+    if bits == 0:
+        return f"{sign}0.0"
+    below, size = struct.unpack("<2f", struct.pack("<2I", bits - 1, bits))
+    above = 2 * size - below if bits == 0x7F7FFFFF else struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+    for digits in range(1, 10):
+        text = _decimal(float(f"{size:.{digits}g}"))
+        if size + below < 2 * Fraction(text) < size + above:  # nearer to it than to its neighbours
+            return sign + text
+    return sign + size.hex()  # type: ignore[no-any-return]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ..ir.dims import product
+from ..ir.dims import Size, product
 from ..ir.kernel import Kernel, Phase
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
@@ -14,10 +13,26 @@ from ..passes.reductions.combine import Combine, combines
 from .expr import Scribe
 from .index import size
 
-SHORT = 4096
-"""Columns of a row that no task need ask in the middle of whether it is to end."""
-FEW = 32
+UNPOLLED_COLUMNS = 4096
+"""Columns of a row that no task need interrupt to find out whether the call is to end."""
+NARROW_SUM_ROWS = 32
 """Rows that are added in f32 where a wider row beside the result would cost as much again."""
+
+
+@dataclass(frozen=True)
+class LoopAxis:
+    """An axis of a kernel as a template writes it.
+
+    :param name: of the loop's variable.
+    :param size: its extent, as C.
+    :param long: whether a task that walks along it finds out on the way whether the call is to end.
+    :param below: the product of the extents of the axes behind it, as C.
+    """
+
+    name: str
+    size: str
+    long: bool
+    below: str
 
 
 class RowWriter:
@@ -35,18 +50,19 @@ class RowWriter:
         self.strategy_of = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
         self.order = self.strategy_of.get(kernel.order, "")
 
-    def axes(self, axes: Sequence[Axis]) -> list[dict[str, Any]]:
+    def axes(self, axes: Sequence[Axis]) -> list[LoopAxis]:
         return [
-            {
-                "name": a,
-                "size": size(s),
-                "long": not isinstance(s, int) or s > SHORT,
-                "below": size(product(t for _, t in axes[i + 1 :])),
-            }
+            LoopAxis(
+                a,
+                size(s),
+                long=not isinstance(s, int) or s > UNPOLLED_COLUMNS,
+                below=size(product(t for _, t in axes[i + 1 :])),
+            )
             for i, (a, s) in enumerate(axes)
         ]
 
     def slice_of(self, values: Sequence[str]) -> list[Stmt]:
+        """The statements that values are computed by, in order."""
         needed = {v for v in values if v}
         for s in reversed(self.k.body):
             if s.name in needed:
@@ -59,8 +75,8 @@ class RowWriter:
         """
         if self.strategy_of[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
             return False
-        rest = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
-        return not isinstance(rest, int) or rest > FEW
+        members: Size = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
+        return not isinstance(members, int) or members > NARROW_SUM_ROWS
 
     def free(self, s: Stmt) -> list[int]:
         """The axes of a regular accum's buffer that it runs along while its kept row stands still; where one row names
@@ -83,11 +99,11 @@ class RowWriter:
         for s in reversed(p.body):
             if s.name not in needed:
                 continue
-            if (held := self.cached(s, number)) is not None:
-                out.append(held)
+            if (cached := self.cached(s, number)) is not None:
+                out.append(cached)
             elif s.name in stored_at and s.op != "load":
-                kept = stored_at[s.name]
-                out.append(replace(s, op="load", args=(), buffer=kept.buffer, index=kept.index, where="", attrs=()))
+                store = stored_at[s.name]
+                out.append(replace(s, op="load", args=(), buffer=store.buffer, index=store.index, where="", attrs=()))
             else:
                 needed.update(s.uses)
                 out.append(s)

@@ -99,7 +99,7 @@ class Backend(ABC):
     def load(self, source: Any, payload: bytes | None) -> None:
         """Take what the compiler made of the program already, so that the first use has nothing to do.
 
-        :param source: what was rendered: a :class:`gradc.codegen.cpu.render.Source` or a
+        :param source: what was rendered: a :class:`gradc.codegen.cpu.program.Source` or a
             :class:`.cuda.programs.CudaSource`.
         :param payload: its machine code; None where a device compiles it at its first launch.
         """

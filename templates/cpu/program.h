@@ -1,28 +1,28 @@
-/* What every generated module shares: the arguments of a stage, chunking by shape alone, the stable counting sort, library calls. */
+/* What every generated module shares: chunking by shape alone, layouts of memory, the stable counting sort, library calls. */
 #ifndef GRADC_PROGRAM_H
 #define GRADC_PROGRAM_H
 
-#include "past.h"
 #include "runtime.h"
+#include "streaming.h"
 
-typedef struct {
-  const gradc_ctx *ctx;
-  void *const *b; /* the kernel's buffers */
-  const i64 *n;   /* the kernel's dims */
-  char *scratch;
-  i64 site;       /* which check reports */
-  i64 chunk;      /* rows, or visited positions, per task */
-} gradc_args;
-
-enum { GRADC_STRIP = 8192, GRADC_BLOCK = 2048, GRADC_FINE_BLOCK = 128, GRADC_FEW = 16, GRADC_BURST = 512, GRADC_STRETCH = 1 << 18 };
-/* columns per task of a map; columns per partial sum, and of f64; rows added in f32; columns written past the caches at a time: reads wait for no more;
- * elements, or rows sorted, between two looks for Ctrl-C */
+enum {
+  GRADC_STRIP = 8192,      /* columns per task of a map */
+  GRADC_BLOCK = 2048,      /* columns per partial sum */
+  GRADC_FINE_BLOCK = 128,  /* columns per partial sum of f64 */
+  GRADC_STAGED = 512,      /* columns written by streaming stores at a time: reads wait for no more */
+  GRADC_BLOCK_ROWS = 16,   /* rows added in f32 */
+  GRADC_POLL = 1 << 18,    /* elements, or rows sorted, between two looks for Ctrl-C */
+  GRADC_KEY_ROWS = 4096,   /* rows per task of sort keys */
+  GRADC_FOLD = 512,        /* elements of a result per task that combines partial results */
+  GRADC_SEGMENTS = 64,     /* rows of a result per task that finishes segments */
+  GRADC_TOTALS = 64        /* elements that partial results are combined in at a time */
+};
 
 /* GRADC_BOUNDS: the address of an element; of one outside its array, which is reported, a place of the thread's own. */
-static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_args *A, const void *array, i64 at, i64 count, i64 bytes) {
+static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_ctx *ctx, i64 site, const void *array, i64 at, i64 count, i64 bytes) {
   static _Thread_local i64 nowhere[2];
   if ((u64)at < (u64)count) return (char *)array + at * bytes;
-  gradc_report(A->ctx, GRADC_OUTSIDE, A->site, at, at, count);
+  gradc_report(ctx, GRADC_OUTSIDE, site, at, at, count);
   nowhere[0] = nowhere[1] = 0;
   return nowhere;
 }
@@ -50,34 +50,41 @@ static inline __attribute__((unused)) f64 gradc_total(f64 sum, f64 lost) { retur
 static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
-/* Bytes of a piece of scratch, whole lines; a piece of nothing has a first element too, for sums that add 0 there. */
+/* Bytes of an array in the workspace, whole lines; one of no elements has a first one too, for sums that add 0 there. */
 static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return bytes ? (bytes + 63) & ~(i64)63 : 64; }
+
+/* The next array, of so many bytes, from `end` on. */
+static inline __attribute__((unused)) void *gradc_take(char **end, i64 bytes) {
+  char *const array = *end;
+  *end += gradc_align(bytes);
+  return array;
+}
 
 static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; }
 /* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */
 static inline __attribute__((unused)) void gradc_pause(const gradc_ctx *ctx) { ctx->parallel_for(ctx, 1, gradc_nothing, 0); }
 
 /* Asked by a task after so many elements: whether the call is to end, which it finds out now and then. */
-static inline __attribute__((unused)) int gradc_ends(const gradc_args *A, i64 *since, i64 elements) {
-  if ((*since += elements) < GRADC_STRETCH) return 0;
+static inline __attribute__((unused)) int gradc_poll(const gradc_ctx *ctx, i64 *since, i64 elements) {
+  if ((*since += elements) < GRADC_POLL) return 0;
   *since = 0;
-  return A->ctx->stopped(A->ctx);
+  return ctx->stopped(ctx);
 }
 /* Rows between two such questions. */
-static inline __attribute__((unused)) i64 gradc_stretch(i64 cols) { return gradc_max(1, GRADC_STRETCH / gradc_max(cols, 1)); }
+static inline __attribute__((unused)) i64 gradc_poll_rows(i64 cols) { return gradc_max(1, GRADC_POLL / gradc_max(cols, 1)); }
 
 /* Stable counting sort of rows by key in [0, keys]; key == keys is nowhere and comes last.
  * start[k] is the first position of key k, start[keys] the number of rows that go somewhere. */
-static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *perm) {
+static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order) {
   __builtin_memset(start, 0, sizeof(i32) * (unsigned long)(keys + 2));
-  for (i64 r0 = 0; r0 < rows; r0 += GRADC_STRETCH, gradc_pause(ctx))
-    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_STRETCH); r++) start[key[r] + 1]++;
-  for (i64 k0 = 0; k0 < keys + 1; k0 += GRADC_STRETCH, gradc_pause(ctx))
-    for (i64 k = k0; k < gradc_min(keys + 1, k0 + GRADC_STRETCH); k++) start[k + 1] += start[k];
-  for (i64 r0 = 0; r0 < rows; r0 += GRADC_STRETCH, gradc_pause(ctx))
-    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_STRETCH); r++) perm[start[key[r]]++] = (i32)r;
-  for (i64 k1 = keys + 1; k1 > 0; k1 -= GRADC_STRETCH, gradc_pause(ctx))
-    for (i64 k = k1; k > gradc_max(0, k1 - GRADC_STRETCH); k--) start[k] = start[k - 1];
+  for (i64 r0 = 0; r0 < rows; r0 += GRADC_POLL, gradc_pause(ctx))
+    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_POLL); r++) start[key[r] + 1]++;
+  for (i64 k0 = 0; k0 < keys + 1; k0 += GRADC_POLL, gradc_pause(ctx))
+    for (i64 k = k0; k < gradc_min(keys + 1, k0 + GRADC_POLL); k++) start[k + 1] += start[k];
+  for (i64 r0 = 0; r0 < rows; r0 += GRADC_POLL, gradc_pause(ctx))
+    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_POLL); r++) order[start[key[r]]++] = (i32)r;
+  for (i64 k1 = keys + 1; k1 > 0; k1 -= GRADC_POLL, gradc_pause(ctx))
+    for (i64 k = k1; k > gradc_max(0, k1 - GRADC_POLL); k--) start[k] = start[k - 1];
   start[0] = 0;
 }
 

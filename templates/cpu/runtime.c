@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "past.h"
 #include "runtime.h"
+#include "streaming.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define APART _Alignas(128) /* on a cache line of its own, and its neighbour's prefetch */
@@ -641,43 +641,43 @@ EXPORT int gradc_run_matmul(const gradc_ctx *ctx, void *const *buffers, const in
   return 0;
 }
 
-/* ---- Does writing past the caches pay? --------------------------------------------------------------------------------
+/* ---- Do streaming stores pay? -----------------------------------------------------------------------------------------
  * It saves the read of each line that is written, and costs something that depends on the machine. */
 
-enum { PAST_TASK = 1 << 18, PAST_BLOCK = 2048 };
+enum { STREAM_TASK = 1 << 18, STREAM_BLOCK = 2048 };
 typedef struct {
   float *to;
   const float *from;
-} past_copy;
+} copied_arrays;
 
 static void copy_plain(const void *args, int64_t task) {
-  const past_copy *p = args;
-  float *restrict to = p->to + task * PAST_TASK;
-  const float *restrict from = p->from + task * PAST_TASK;
-  for (int64_t i = 0; i < PAST_TASK; i++) {
+  const copied_arrays *p = args;
+  float *restrict to = p->to + task * STREAM_TASK;
+  const float *restrict from = p->from + task * STREAM_TASK;
+  for (int64_t i = 0; i < STREAM_TASK; i++) {
     to[i] = -from[i];
   }
 }
 
-static void copy_past(const void *args, int64_t task) {
-  const past_copy *p = args;
-  float block[PAST_BLOCK];
-  for (int64_t i0 = task * PAST_TASK; i0 < task * PAST_TASK + PAST_TASK; i0 += PAST_BLOCK) {
-    for (int64_t i = 0; i < PAST_BLOCK; i++) {
+static void copy_streaming(const void *args, int64_t task) {
+  const copied_arrays *p = args;
+  float block[STREAM_BLOCK];
+  for (int64_t i0 = task * STREAM_TASK; i0 < task * STREAM_TASK + STREAM_TASK; i0 += STREAM_BLOCK) {
+    for (int64_t i = 0; i < STREAM_BLOCK; i++) {
       block[i] = -p->from[i0 + i];
     }
-    gradc_past(p->to + i0, block, sizeof block);
+    gradc_stream(p->to + i0, block, sizeof block);
   }
-  gradc_past_done();
+  gradc_stream_fence();
 }
 
-/* The time of a plain copy over that of one past the caches, in percent.  Both arrays hold `bytes`, a multiple of 1 MiB. */
-EXPORT int gradc_past_gain(const gradc_ctx *ctx, void *to, const void *from, int64_t bytes) {
-  const past_copy copy = {to, from};
+/* The time of a plain copy over that of one by streaming stores, in percent.  Both arrays hold `bytes`, a multiple of 1 MiB. */
+EXPORT int gradc_stream_gain(const gradc_ctx *ctx, void *to, const void *from, int64_t bytes) {
+  const copied_arrays copy = {to, from};
   int64_t best[2] = {INT64_MAX, INT64_MAX};
   for (int round = 0; round < 10; round++) {
     const int64_t began = now();
-    gradc_parallel_for(ctx, bytes / (4 * PAST_TASK), round % 2 ? copy_past : copy_plain, &copy);
+    gradc_parallel_for(ctx, bytes / (4 * STREAM_TASK), round % 2 ? copy_streaming : copy_plain, &copy);
     const int64_t took = now() - began;
     best[round % 2] = took < best[round % 2] ? took : best[round % 2];
   }

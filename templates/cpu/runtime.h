@@ -34,8 +34,8 @@ struct gradc_ctx {
   char *(*local)(const gradc_ctx *ctx, int64_t bytes);
   /* Asked now and then by a task that runs for long: whether the call is to end.  Then the task returns, done or not. */
   int (*stopped)(const gradc_ctx *ctx);
-  /* Arrays of so many bytes or more are written past the caches. */
-  int64_t past;
+  /* Arrays of so many bytes or more are written by streaming stores. */
+  int64_t stream_from;
   /* 8 slots, all 0 before the call: see gradc_report.  Slots 5 and 6 are free, slot 7 is a lock. */
   int64_t *error;
   void *call; /* the runtime's own; 0 where no gradc_call is under way */

@@ -1,4 +1,4 @@
-"""Writing past the caches: the same bits, whatever the sizes, alignments and strategies; and the rule that decides."""
+"""Streaming stores: the same bits, whatever the sizes, alignments and strategies; and the rule that decides."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ from gradc.ir.types import parse_type
 from gradc.runtime.host import pool
 
 EVERYTHING = 1
-"""Bytes from which arrays are written past the caches: all of them."""
+"""Bytes from which arrays are written by streaming stores: all of them."""
 CASES = {
     "map": (lambda x, w: ops.silu(x) * w, {"x": "f32[N,D]", "w": "f32[D]"}),
     "two outputs": (lambda x, w: (ops.exp(x), ops.tanh(x) + w), {"x": "f32[N,D]", "w": "f32[D]"}),
@@ -65,7 +65,7 @@ def test_bits_are_the_same(case, shape):
     function, types = CASES[case]
     given = arrays(types, *shape)
     plain = results(function, types, given)
-    with knobs.PAST.set(EVERYTHING):
+    with knobs.STREAM_FROM.set(EVERYTHING):
         same(results(function, types, given), plain)
 
 
@@ -89,7 +89,7 @@ def test_rows_of_a_table(rows, table, width, dtype):
         )["weight"]
 
     plain = gradient()
-    with knobs.PAST.set(EVERYTHING):
+    with knobs.STREAM_FROM.set(EVERYTHING):
         assert gradient().tobytes() == plain.tobytes()
 
 
@@ -99,7 +99,7 @@ def test_outputs_that_begin_anywhere(offset):
     x = np.random.default_rng(0).standard_normal((11, 70)).astype(np.float32)
     memory = np.full(11 * 70 + 64, 7.0, np.float32)
     out = memory[offset : offset + 770].reshape(11, 70)
-    with knobs.PAST.set(EVERYTHING):
+    with knobs.STREAM_FROM.set(EVERYTHING):
         module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N,D]"))
         module(x=x, out={"y": out})
     assert (memory[:offset] == 7).all() and (memory[offset + 770 :] == 7).all()
@@ -108,13 +108,13 @@ def test_outputs_that_begin_anywhere(offset):
 
 def test_narrow_types_in_memory():
     x = np.random.default_rng(0).standard_normal((5, 300)).astype(ml_dtypes.bfloat16)
-    with knobs.PAST.set(EVERYTHING):
+    with knobs.STREAM_FROM.set(EVERYTHING):
         module = gradc.compile(gradc.trace(lambda x: -x, x="bf16[N,D]"))
         assert (module(x=x) == -x).all()
 
 
 def test_the_rule_is_measured_once(monkeypatch, tmp_path):
-    """What a machine gains is kept; below a gain of 5 percent nothing is written past the caches, and small arrays
+    """What a machine gains is kept; below a gain of 5 percent nothing is written by streaming stores, and small arrays
     never ask.
     """
     monkeypatch.setenv("GRADC_CACHE_DIR", str(tmp_path))
@@ -125,9 +125,9 @@ def test_the_rule_is_measured_once(monkeypatch, tmp_path):
             asked.append(percent)
             return percent
 
-        monkeypatch.setattr(pool, "_past_gain", measure)
-        pool._past_from.cache_clear()
-        return pool.past_from()
+        monkeypatch.setattr(pool, "_stream_gain", measure)
+        pool._stream_from.cache_clear()
+        return pool.stream_from()
 
     try:
         assert gain(104) == pool.NEVER
@@ -135,7 +135,7 @@ def test_the_rule_is_measured_once(monkeypatch, tmp_path):
         monkeypatch.setenv("GRADC_CACHE_DIR", str(tmp_path / "other"))
         assert pool._LEAST <= gain(130) <= pool._MOST and asked == [104, 130]
     finally:
-        pool._past_from.cache_clear()
+        pool._stream_from.cache_clear()
 
 
 def test_without_room_to_measure_nothing_is_kept(monkeypatch, tmp_path):
@@ -144,24 +144,24 @@ def test_without_room_to_measure_nothing_is_kept(monkeypatch, tmp_path):
     def full():
         raise MemoryError
 
-    monkeypatch.setattr(pool, "_past_gain", full)
-    pool._past_from.cache_clear()
+    monkeypatch.setattr(pool, "_stream_gain", full)
+    pool._stream_from.cache_clear()
     try:
-        assert pool.past_from() == pool.NEVER
-        monkeypatch.setattr(pool, "_past_gain", lambda: 130)
-        pool._past_from.cache_clear()
-        assert pool.past_from() <= pool._MOST
+        assert pool.stream_from() == pool.NEVER
+        monkeypatch.setattr(pool, "_stream_gain", lambda: 130)
+        pool._stream_from.cache_clear()
+        assert pool.stream_from() <= pool._MOST
     finally:
-        pool._past_from.cache_clear()
+        pool._stream_from.cache_clear()
 
 
 def test_the_measurement():
     """Both ways write all of it; which is faster is nobody's promise."""
-    assert pool._past_gain() > 0
+    assert pool._stream_gain() > 0
     source = np.arange(3 << 18, dtype=np.float32)
     target = np.zeros_like(source)
     assert (
-        pool._library().gradc_past_gain(
+        pool._library().gradc_stream_gain(
             pool.new_context().pointer,
             *(ctypes.c_void_p(a.ctypes.data) for a in (target, source)),
             ctypes.c_int64(source.nbytes),
@@ -191,7 +191,7 @@ def test_empty_rows_of_two_tables_in_one_kernel():
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "GRADC_PAST": str(EVERYTHING), "GRADC_NUM_THREADS": "4", "MALLOC_PERTURB_": "165"},
+        env={**os.environ, "GRADC_STREAM_FROM": str(EVERYTHING), "GRADC_NUM_THREADS": "4", "MALLOC_PERTURB_": "165"},
         capture_output=True,
         text=True,
     )

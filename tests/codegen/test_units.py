@@ -11,7 +11,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.cpu.render import PER_UNIT, render_program
+from gradc.codegen.cpu.program import PER_UNIT, render_program
 from gradc.codegen.text import template_dirs
 from gradc.runtime.host.toolchain import FLAGS, find_compiler
 
@@ -33,7 +33,7 @@ def test_costly_kernels_stand_apart() -> None:
         lambda x, w: ops.sum(x, axis=0),
         lambda x, w: ops.sqrt(x),
     )
-    assert [text.startswith('#include "wide.h"\n') for text in found] == [True, False]
+    assert [text.startswith('#include "wide_vectors.h"\n') for text in found] == [True, False]
     assert {n.split("_")[0] for n in names(found[0])} == {"exp", "tanh"} and {
         n.split("_")[0] for n in names(found[1])
     } >= {"add", "sum", "sqrt"}

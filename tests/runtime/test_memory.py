@@ -140,7 +140,7 @@ def test_the_process_holds_little_more() -> None:
         y, residuals = module.forward(x=x, w=x[0], b=x[1])
         gradients = module.backward(residuals, dy)
         return status("VmHWM") - before
-    both(20000)  # brings code and stacks, and measures once what writing past the caches gains
+    both(20000)  # brings code and stacks, and measures once what streaming stores gain
     gradc.runtime.host.arrays.pool.trim()
     print(both(20000), module.memory(N=20000).peak)
     """

@@ -582,7 +582,7 @@ COMMAND = (
             ("GRADC_NUM_THREADS", text, "not an integer from 0 to 1024")
             for text in ("abc", "-1", "1.5", "1025", "9" * 5000, "١", "1_0", "0x4")
         ),
-        *(("GRADC_PAST", text, "not an integer") for text in ("1MB", "-5")),
+        *(("GRADC_STREAM_FROM", text, "not an integer") for text in ("1MB", "-5")),
         *(
             (name, "maybe", "neither a yes")
             for name in (

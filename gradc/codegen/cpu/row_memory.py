@@ -1,5 +1,5 @@
-"""What of a row stays near the processor: values kept from one pass to the next, stores past the caches, loads ahead of
-the next row.
+"""What of a row stays near the processor: values cached from one pass to the next, streaming stores, prefetches of the
+next row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from ...ir.statement import Index, Stmt
 from ..expr import carrier, variable
 from ..index import flatten, index
 from ..rows import RowWriter
+from .records import Prefetch
 
-HELD = 8
+CACHED_COST = 8
 """Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near
 cache serves cost less.
 """
-AHEAD = 16 << 10
-"""Bytes of the next row up to which it is asked for: longer ones push the present row out of the nearest cache."""
-PAST = 1 << 20
-"""Bytes below which an array of known size is not asked whether it is written past the caches."""
+PREFETCHED_BYTES = 16 << 10
+"""Bytes of the next row up to which it is prefetched: longer ones push the present row out of the nearest cache."""
+STREAMED_BYTES = 1 << 20
+"""Bytes below which an array of known size is never written by streaming stores."""
+LINE_BYTES = 64
+"""Of a cache line."""
 
 
 def cost(s: Stmt) -> int:
@@ -33,29 +36,29 @@ def cost(s: Stmt) -> int:
 class RowMemory(RowWriter):
     """A writer of rows for processors with caches.
 
-    :ivar held: the values kept between passes, and the first pass that has each.
+    :ivar row_cache: the values kept between passes, and the first pass that has each.
     """
 
-    held: Mapping[str, int]
+    row_cache: Mapping[str, int]
 
-    def worth_holding(self) -> dict[str, int]:
+    def worth_caching(self) -> dict[str, int]:
         """The values that a pass would compute again at some cost, and the first pass that has them."""
         first: dict[str, int] = {}
-        held: dict[str, int] = {}
+        cache: dict[str, int] = {}
         for number, p in enumerate(self.k.passes):
             known = {s.name: s for s in p.body}
             pending = [u for s in p.roots for u in s.uses]
             while pending:
                 name = pending.pop()
-                if name not in known or name in held:
+                if name not in known or name in cache:
                     continue
-                if first.get(name, number) < number and self.work(name, known) >= HELD:
-                    held[name] = first[name]
+                if first.get(name, number) < number and self.work(name, known) >= CACHED_COST:
+                    cache[name] = first[name]
                 else:
                     pending += known[name].uses
             for name in known:
                 first.setdefault(name, number)
-        return held
+        return cache
 
     def work(self, value: str, known: Mapping[str, Stmt]) -> int:
         """Additions that computing it takes in a pass."""
@@ -69,25 +72,28 @@ class RowMemory(RowWriter):
         return total
 
     def cached(self, s: Stmt, number: int) -> Stmt | None:
-        return replace(s, op="held", args=(), where="", attrs=()) if self.held.get(s.name, number) < number else None
+        if self.row_cache.get(s.name, number) >= number:
+            return None
+        return replace(s, op="cached", args=(), where="", attrs=())
 
     def line(self, s: Stmt, number: int) -> list[str]:
-        """A value as a statement; one that is kept is stored beside."""
-        if s.name not in self.held:
+        """A value as a statement; one that the row's cache keeps is stored there."""
+        if s.name not in self.row_cache:
             return [self.scribe.value(s)]
         assert s.dtype is not None
         place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]))
-        element = f"h{list(self.held).index(s.name)}[{place}]"
-        if s.op == "held":
+        element = f"cache{list(self.row_cache).index(s.name)}[{place}]"
+        if s.op == "cached":
             return [f"const {carrier(s.dtype)} {variable(s.name)} = {element};"]
-        return [self.scribe.value(s), *([f"{element} = {variable(s.name)};"] if self.held[s.name] == number else [])]
+        stored = [f"{element} = {variable(s.name)};"] if self.row_cache[s.name] == number else []
+        return [self.scribe.value(s), *stored]
 
     def large(self, buffer: str) -> bool:
         """Whether an array may be larger than caches are."""
         nbytes = self.types[buffer].nbytes
-        return not isinstance(nbytes, int) or nbytes >= PAST
+        return not isinstance(nbytes, int) or nbytes >= STREAMED_BYTES
 
-    def writes_past(self, s: Stmt, number: int) -> bool:
+    def streams(self, s: Stmt, number: int) -> bool:
         """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
         if s.op != "store" or not self.k.cols or not self.large(s.buffer) or self.scribe.guarded:
             return False
@@ -98,7 +104,7 @@ class RowMemory(RowWriter):
             q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j)
         )
 
-    def ahead(self, number: int) -> list[dict[str, str]]:
+    def prefetches(self, number: int) -> tuple[Prefetch, ...]:
         """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
         if (
             self.scribe.guarded
@@ -107,16 +113,16 @@ class RowMemory(RowWriter):
             or not (self.k.rows and self.k.cols)
             or self.order
         ):
-            return []
+            return ()
         innermost, row = self.k.cols[-1][0], self.k.rows[-1][0]
-        found: dict[str, int] = {}
+        element_bytes: dict[str, int] = {}
         for s in self.k.body:
             flat = flatten(s.index, self.types[s.buffer].shape) if s.op == "load" and self.large(s.buffer) else Index()
             step = dict(flat.terms)
             if step.get(innermost) == 1 and row in step and not any(v.startswith("%") for v in step):
                 next_row = flat.renamed({innermost: "c0"}) + step[row]
-                found[f"{s.buffer} + {index(next_row)}"] = self.types[s.buffer].dtype.itemsize
-        width = sum(found.values())
-        if not isinstance(self.k.col_count, int) or self.k.col_count * width > AHEAD:
-            return []
-        return [{"at": at, "step": f"{64 // itemsize}"} for at, itemsize in found.items()]
+                element_bytes[f"{s.buffer} + {index(next_row)}"] = self.types[s.buffer].dtype.itemsize
+        width = sum(element_bytes.values())
+        if not isinstance(self.k.col_count, int) or self.k.col_count * width > PREFETCHED_BYTES:
+            return ()
+        return tuple(Prefetch(at, LINE_BYTES // itemsize) for at, itemsize in element_bytes.items())

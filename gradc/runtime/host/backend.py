@@ -22,7 +22,7 @@ from .pool import num_threads
 from .tensors import check_unrecorded
 
 if TYPE_CHECKING:
-    from ...codegen.cpu.render import Source
+    from ...codegen.cpu.program import Source
 
 
 class HostBackend(Backend):
@@ -81,15 +81,15 @@ class HostBackend(Backend):
     @plain()
     def source(self) -> str:
         with held_off:
-            from ...codegen.cpu.render import render_program
+            from ...codegen.cpu.program import render_program
 
         return render_program(self.program).text
 
     def kernel_source(self, kernel: Kernel, types: Mapping[str, Type]) -> str:
         with held_off:
-            from ...codegen.cpu.render import render_kernel
+            from ...codegen.cpu.kernel import render_kernel
 
-        return render_kernel(kernel, types)
+        return render_kernel(kernel, types).text
 
 
 def add_results(call: BoundCall) -> None:

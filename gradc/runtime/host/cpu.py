@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...codegen.cpu.render import Source, render_program
+from ...codegen.cpu.program import Source, render_program
 from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Program
@@ -103,7 +103,7 @@ class CpuProgram:
             ]
             packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
             local = int(self.library.gradc_local_bytes(values)) + packs
-            binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_past())
+            binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_streamed())
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = binding
@@ -132,8 +132,8 @@ class CpuProgram:
         except IndexError:
             context = pool.new_context()
             self._call = pool.call_entry()
-        if binding.large and context.past == pool.NEVER:
-            context.past = pool.past_from()
+        if binding.large and context.stream_from == pool.NEVER:
+            context.stream_from = pool.stream_from()
         code = self._call(self.entry, context.pointer, table, binding.dims, base + binding.scratch, only)
         error = context.error if code or context.code else None
         self._contexts.append(context)

@@ -33,7 +33,7 @@ class _Struct(ctypes.Structure):
         ("matmul", ctypes.c_void_p),
         ("local", ctypes.c_void_p),
         ("stopped", ctypes.c_void_p),
-        ("past", ctypes.c_int64),
+        ("stream_from", ctypes.c_int64),
         ("error", ctypes.c_void_p),
         ("call", ctypes.c_void_p),
         ("slots", ctypes.c_int64 * ERROR_SLOTS),
@@ -73,13 +73,13 @@ class Context:
         self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
 
     @property
-    def past(self) -> int:
-        """Bytes from which an array is written past the caches."""
-        return int(self._struct.past)
+    def stream_from(self) -> int:
+        """Bytes from which an array is written by streaming stores, past the caches."""
+        return int(self._struct.stream_from)
 
-    @past.setter
-    def past(self, least: int) -> None:
-        self._struct.past = least
+    @stream_from.setter
+    def stream_from(self, least: int) -> None:
+        self._struct.stream_from = least
 
 
 def new_context() -> Context:
@@ -129,7 +129,7 @@ def _library() -> ctypes.CDLL:
     with _lock:
         if _loaded is None:
             *headers, source = map(
-                read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/past.h", "cpu/gemm.h", "cpu/runtime.c")
+                read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/runtime.c")
             )
             key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
             cache = default_cache()
@@ -154,7 +154,7 @@ def _library() -> ctypes.CDLL:
     return _loaded
 
 
-# ---- Writing past the caches ---------------------------------------------------------------------------------------
+# ---- Streaming stores ----------------------------------------------------------------------------------------------
 
 NEVER = 2**63 - 1
 _LEAST, _MOST = 8 << 20, 64 << 20
@@ -163,39 +163,39 @@ _GAIN = 105
 """Percent, of the time of a plain copy, from which it pays: below, the next run may say otherwise."""
 
 
-def least_past() -> int:
-    """Bytes below which no array is ever written past the caches."""
-    return knobs.PAST.get() or _LEAST
+def least_streamed() -> int:
+    """Bytes below which no array is ever written by streaming stores."""
+    return knobs.STREAM_FROM.get() or _LEAST
 
 
-def past_from() -> int:
-    """Bytes from which arrays are written past the caches: half of the last-level cache where that pays, which is
-    measured once per machine; else NEVER.
+def stream_from() -> int:
+    """Bytes from which arrays are written by streaming stores, past the caches: half of the last-level cache where that
+    pays, which is measured once per machine; else NEVER.
     """
-    return knobs.PAST.get() or _past_from()
+    return knobs.STREAM_FROM.get() or _stream_from()
 
 
 @functools.cache
-def _past_from() -> int:
-    key = digest("past", read_template("cpu/past.h"), find_compiler().identity, cpu_identity(), str(_cpus()))
+def _stream_from() -> int:
+    key = digest("stream", read_template("cpu/streaming.h"), find_compiler().identity, cpu_identity(), str(_cpus()))
     cache = default_cache()
     known = cache.get(key)
     if known is None:
         try:
-            known = b"%d" % _past_gain()
+            known = b"%d" % _stream_gain()
         except MemoryError:  # no room to measure in: another process may have it
             return NEVER
         cache.put(key, known)
     return min(max(_last_level() // 2, _LEAST), _MOST) if int(known) >= _GAIN else NEVER
 
 
-def _past_gain() -> int:
-    """The time of a plain copy over that of one past the caches, in percent."""
+def _stream_gain() -> int:
+    """The time of a plain copy over that of one by streaming stores, in percent."""
     size = 2 * min(max(_last_level(), _LEAST), _MOST)
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     source[:] = target[:] = 1  # memory that was never touched is not there
     return int(
-        _library().gradc_past_gain(
+        _library().gradc_stream_gain(
             new_context().pointer,
             ctypes.c_void_p(target.ctypes.data),
             ctypes.c_void_p(source.ctypes.data),

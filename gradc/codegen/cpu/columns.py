@@ -1,0 +1,192 @@
+"""The phases of a row: statements, then a pass over the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...ir.kernel import Phase
+from ...ir.statement import REDUCTIONS, Index, Stmt
+from ..expr import carrier, stored, to_memory, variable
+from ..index import flatten, index
+from ..phases import phase_comment
+from .accums import AccumWriter
+from .records import Columns, PhaseText, Reduction, Scatter, StreamedStore, combined
+from .reductions import reduction
+
+
+class ColumnWriter(AccumWriter):
+    """A writer of the phases of a row.
+
+    :ivar stream_number: the stores that may stream, numbered.
+    """
+
+    stream_number: Mapping[Stmt, int]
+
+    @property
+    def innermost(self) -> str:
+        return self.k.cols[-1][0] if self.k.cols else "one"
+
+    @property
+    def is_map(self) -> bool:
+        """Whether rows are only mapped: nothing is combined, in one pass over one axis of columns."""
+        k = self.k
+        combines = any(s.op == "accum" or s.op in REDUCTIONS for s in k.body)
+        return not combines and len(k.passes) == 1 and len(k.cols) == 1
+
+    def phase(self, p: Phase, number: int) -> PhaseText:
+        row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
+        return PhaseText(phase_comment(self.k, p, number), tuple(row), self.columns_of(p, number) if p.roots else None)
+
+    def columns_of(self, p: Phase, number: int) -> Columns:
+        body = [line for s in self.reloaded(p, number) for line in self.line(s, number)]
+        reductions: list[Reduction] = []
+        scatters: list[Scatter] = []
+        stores: list[StreamedStore] = []
+        vectors = True
+        for s in p.roots:
+            if s.op in REDUCTIONS:
+                reductions.append(self.reduction(s, p))
+                body += reductions[-1].update.splitlines()
+            elif self.by_block(s):
+                reductions.append(self.run_sum(s))
+                body += reductions[-1].update.splitlines()
+            elif self.decided_by_column(s):
+                scatters.append(self.scatter(s))
+                body += scatters[-1].update
+            elif s in self.stream_number:
+                stores.append(self.streamed_store(s))
+                body.append(self.staged(s))
+            else:
+                body += self.effect(s)
+                vectors &= self.independent(s)
+        vectors &= all(r.vectors for r in reductions)
+        clauses: dict[str, list[str]] = {}
+        for operator, name in (clause for r in reductions for clause in r.clauses):
+            clauses.setdefault(operator, []).append(name)
+        pragma = "".join(f" reduction({operator}:{','.join(names)})" for operator, names in clauses.items())
+        block = "GRADC_FINE_BLOCK" if any(r.fine for r in reductions) else "GRADC_BLOCK" if reductions else ""
+        block = block or ("GRADC_STAGED" if stores or scatters else "")
+        first, last, block, poll = self.extent(block)
+        return Columns(
+            outer=tuple(self.axes(self.k.cols[:-1])),
+            axis=self.innermost,
+            first=first,
+            last=last,
+            block=block,
+            reductions=tuple(reductions),
+            scatters=tuple(scatters),
+            stores=tuple(stores),
+            prefetches=self.prefetches(number),
+            pragma=f"#pragma omp simd{pragma}" if vectors else "",
+            body=tuple(body),
+            poll=poll,
+        )
+
+    def extent(self, block: str) -> tuple[str, str, str, str]:
+        """The first column and the one behind the last, columns of a block, and when a task polls: a map's tasks are
+        short, those of long rows or several axes are not.
+        """
+        if self.is_map:
+            return "first_col", "last_col", block, ""
+        if not self.k.cols:
+            return "0", "1", block, ""
+        innermost = self.axes(self.k.cols[-1:])[0]
+        poll = "if ({}gradc_poll(A->ctx, &since, c1 - c0)) return;"
+        if len(self.k.cols) > 1:
+            poll = poll.format("")
+        else:
+            poll = poll.format(f"c1 < {innermost.size} && ") if innermost.long else ""
+        return "0", innermost.size, block or ("GRADC_POLL" if innermost.long else ""), poll
+
+    def independent(self, s: Stmt) -> bool:
+        """Whether an effect touches another element in every column, so that columns may go side by side."""
+        along = self.innermost in {v for i in s.index for v, _ in i.terms}
+        return s.op != "check" and along and not self.placed_by_column(s)
+
+    def reduction(self, s: Stmt, p: Phase) -> Reduction:
+        axes = self.k.cols
+        place = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
+        return reduction(s, self.scribe.values[s.args[0]], place, wide_blocks=not self.k.rows or self.mixed(p))
+
+    def mixed(self, p: Phase) -> bool:
+        """Whether a pass gathers or computes on wider values than f32: a compiler then adds the lanes, or the elements,
+        one after another.
+        """
+        return any(v.startswith("%") for s in p.body for i in s.index for v, _ in i.terms) or any(
+            s.dtype is not None and s.dtype.bits > 32 for s in p.body
+        )
+
+    # -- accums ------------------------------------------------------------------------------------------------------
+
+    def column_value(self, value: str) -> bool:
+        return bool(self.k.levels[value] & {a for a, _ in self.k.cols})
+
+    def placed_by_column(self, s: Stmt) -> bool:
+        """Whether a value that depends on the column says where an effect goes."""
+        return any(v.startswith("%") and self.column_value(v) for i in s.index for v, _ in i.terms)
+
+    def by_block(self, s: Stmt) -> bool:
+        """Whether an accum adds a whole run of the innermost columns to one element; a place that a column decides is
+        known inside the run alone.
+        """
+        places = [v for i in s.index for v, _ in i.terms]
+        if s.op != "accum" or s.combine != "sum" or self.strategy_of[s.buffer] == "segmented":
+            return False
+        return self.innermost not in places and not self.placed_by_column(s)
+
+    def run_sum(self, s: Stmt) -> Reduction:
+        """Such an accum: the run is added up first."""
+        name, value = f"run_a{self.number[s.buffer]}", variable(s.args[0])
+        (merge,) = self.effect(replace(s, where=""), name)
+        return Reduction(
+            totals="",
+            block=f"{self.partial_type(s)} {name} = 0;",
+            update=f"{name} += {f'{variable(s.where)} ? {value} : 0' if s.where else value};",
+            merge=merge,
+            result="",
+            clauses=(("+", name),),
+        )
+
+    def decided_by_column(self, s: Stmt) -> bool:
+        """Whether an accum goes where each column says: values and places are computed side by side, then added one
+        after another.
+        """
+        segmented = s.op == "accum" and self.strategy_of[s.buffer] == "segmented"
+        return s.op == "accum" and not segmented and bool(self.k.cols) and self.placed_by_column(s)
+
+    def scatter(self, s: Stmt) -> Scatter:
+        """Such an accum.
+
+        A sum of one's own takes 0 at place 0 where a mask is off (no sum that began with 0 is changed by it): a branch
+        would be guessed wrong too often.
+        """
+        count, n = self.types[s.buffer].count, self.number[s.buffer]
+        ctype = "i32" if isinstance(count, int) and count < 2**31 else "i64"
+        array, at = self.target_of(s, ctype)
+        value, at = variable(s.args[0]), f"({ctype}){at}"
+        own = s.combine == "sum" and array != s.buffer
+        if s.where:
+            at = f"{variable(s.where)} ? {at} : {0 if own else -1}"
+            value = f"{variable(s.where)} ? {value} : 0" if own else value
+        target = self.scribe.guard(array, f"place{n}[i]", self.target_count(s), self.target_type(s))
+        return Scatter(
+            number=n,
+            value=carrier(self.scribe.values[s.args[0]]),
+            place=ctype,
+            masked=bool(s.where) and not own,
+            update=(f"place{n}[{self.innermost} - c0] = {at};", f"value{n}[{self.innermost} - c0] = {value};"),
+            add=combined(s.combine, stored(self.types[s.buffer].dtype), target, f"value{n}[i]"),
+        )
+
+    # -- stores --------------------------------------------------------------------------------------------------------
+
+    def streamed_store(self, s: Stmt) -> StreamedStore:
+        place = flatten([i.renamed({self.innermost: "c0"}) for i in s.index], self.types[s.buffer].shape)
+        ctype = stored(self.types[s.buffer].dtype)
+        return StreamedStore(self.stream_number[s], ctype, f"{s.buffer} + {index(place)}")
+
+    def staged(self, s: Stmt) -> str:
+        """The statement that stores one column of a block."""
+        assert s.dtype is not None
+        return f"out{self.stream_number[s]}[{self.innermost} - c0] = {to_memory(s.dtype, variable(s.args[0]))};"

@@ -1,0 +1,188 @@
+"""Matrix products: calls of the runtime's library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ...errors import InternalError, Unsupported
+from ...ir.dims import Size, product
+from ...ir.kernel import Call, Program
+from ...ir.statement import Operand
+from ...ir.types import F32, F64, DType
+from ..expr import converted, loaded, stored
+from ..index import flatten
+
+
+@dataclass(frozen=True)
+class OperandView:
+    """A buffer as a product sees it, in C; an operand that is not there has steps of 0 from address 0.
+
+    :param at: the address of its first element.
+    :param first: the position of that element in the buffer.
+    :param count: elements of the buffer.
+    :param steps: elements from one position of an axis to the next, by axis.
+    :param groups: positions of an axis that share an element, by axis.
+    :param item_bytes: of an element.
+    :param reader: the function that reads its elements as the product's, or "0".
+    """
+
+    at: str
+    first: str
+    count: str
+    steps: Mapping[str, str]
+    groups: Mapping[str, str]
+    item_bytes: int
+    reader: str
+
+    def step(self, axis: str) -> str:
+        return self.steps.get(axis, "0")
+
+    def group(self, axis: str) -> str:
+        return self.groups.get(axis, "1")
+
+
+_ABSENT = OperandView("0", "0", "0", {}, {}, 0, "0")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a product touches of a buffer, for the check that it stays inside; groups count as one.
+
+    :param first: the position of the first element.
+    :param count: elements of the buffer.
+    :param sizes: the extent along each axis, :param steps: and the elements from one position to the next.
+    """
+
+    first: str
+    count: str
+    sizes: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """:param size: its extent, as C.  :param steps: of both operands and of their scales."""
+
+    size: str
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProductCall:
+    """A call of the matrix product.
+
+    :param width: bits of an element of the result.
+    :param batch: the axes that all operands have.
+    :param m, n, k: the axes of the result and the one that is summed over, as C.
+    :param matrices: the initialisers of both operands.
+    :param out: the number of the result's memory in the program's table.
+    :param extents: what is to be checked with GRADC_BOUNDS.
+    """
+
+    width: int
+    batch: tuple[BatchAxis, ...]
+    m: str
+    n: str
+    k: str
+    matrices: tuple[str, str]
+    out: int
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A function that reads elements of a narrower type.
+
+    :param name: of the function.
+    :param source: the C type of the elements, :param target: and that of the product.
+    :param contiguous: the value of element ``i``, :param strided: and of element ``i * from_step``.
+    """
+
+    name: str
+    source: str
+    target: str
+    contiguous: str
+    strided: str
+
+
+def product_call(
+    call: Call, program: Program, place: Mapping[str, int], over_dims: Callable[[Size], str], checked: bool
+) -> ProductCall:
+    """A call as the template of the entry writes it.
+
+    :param place: the number of each buffer's memory in the program's table.
+    :param over_dims: a size as C.
+    :param checked: whether what it touches is looked at first.
+    """
+    sizes = dict(call.axes)
+    out_axes = [i.variable for i in call.out.index]
+    inner = [a for a in sizes if a not in out_axes]
+    if len(inner) != 1 or any(a is None for a in out_axes):
+        raise InternalError(f"{call.name} is no matrix product")
+    batch, (m, n), (k,) = [str(a) for a in out_axes[:-2]], [str(a) for a in out_axes[-2:]], inner
+    dtype = program.buffer[call.out.buffer].type.dtype
+    if dtype not in (F32, F64):
+        raise Unsupported(f"a matrix product in {dtype} on the cpu")
+
+    def view(operand: Operand | None) -> OperandView:
+        if operand is None:
+            return _ABSENT
+        type_ = program.buffer[operand.buffer].type
+        flat = flatten(operand.index, type_.shape)
+        first = over_dims(flat.const)
+        return OperandView(
+            at=f"(const char *)buf[{place[operand.buffer]}] + ({first}) * {type_.dtype.itemsize}",
+            first=first,
+            count=over_dims(product(type_.shape)),
+            steps={axis: over_dims(step) for axis, step in flat.terms},
+            groups={axis: over_dims(size) for axis, size in operand.per},
+            item_bytes=type_.dtype.itemsize,
+            reader="0" if type_.dtype is dtype else _reader_name(type_.dtype, dtype),
+        )
+
+    def extent(operand: OperandView, axes: list[str]) -> Extent:
+        extents = (f"gradc_chunks({over_dims(sizes[a])}, {operand.group(a)})" for a in axes)
+        return Extent(operand.first, operand.count, tuple(extents), tuple(operand.step(a) for a in axes))
+
+    left, right = call.args
+    a, b, a_scale, b_scale = (view(o) for o in (left, right, left.scale, right.scale))
+    touched = [(view(call.out), [*batch, m, n])] if checked else []
+    if checked:  # where an axis has no positions, nothing of an operand is read
+        touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not _ABSENT), *touched]
+    return ProductCall(
+        width=dtype.bits,
+        batch=tuple(BatchAxis(over_dims(sizes[x]), tuple(o.step(x) for o in (a, b, a_scale, b_scale))) for x in batch),
+        m=over_dims(sizes[m]),
+        n=over_dims(sizes[n]),
+        k=over_dims(sizes[k]),
+        matrices=(_matrix(a, a_scale, m, k), _matrix(b, b_scale, k, n)),
+        out=place[call.out.buffer],
+        extents=tuple(extent(operand, axes) for operand, axes in touched),
+    )
+
+
+def _matrix(operand: OperandView, scale: OperandView, row: str, col: str) -> str:
+    """The initialiser of a ``gradc_matrix``; its batch steps are the call's."""
+    own = f"{operand.at}, 0, {operand.step(row)}, {operand.step(col)}, {operand.item_bytes}, {operand.reader}"
+    return f"{own}, {scale.at}, 0, {scale.step(row)}, {scale.step(col)}, {scale.group(row)}, {scale.group(col)}"
+
+
+def _reader_name(source: DType, target: DType) -> str:
+    return f"read_{source}_{target}"
+
+
+def readers(program: Program, calls: list[Call]) -> list[Reader]:
+    """The functions that a program's products read narrower operands with."""
+    dtypes = {b.name: b.type.dtype for b in program.buffers}
+    pairs = {(dtypes[o.buffer], dtypes[call.out.buffer]): None for call in calls for o in call.operands}
+    return [
+        Reader(
+            _reader_name(source, target),
+            stored(source),
+            target.name,
+            *(converted(f"({loaded(source, f'from[{at}]')})", source, target) for at in ("i", "i * from_step")),
+        )
+        for source, target in pairs
+        if source is not target
+    ]

@@ -1,0 +1,282 @@
+"""What the templates of the CPU are handed: records of C text, and the sizes of what a kernel keeps in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..declarations import Declaration
+from ..rows import LoopAxis
+
+
+def grouped(text: str) -> str:
+    """A size as a factor of a product."""
+    return text if text.startswith("(") or text.isidentifier() or text.isdigit() else f"({text})"
+
+
+@dataclass(frozen=True)
+class BufferField:
+    """A buffer as a kernel's arguments hold it.
+
+    :param name: the identifier of the user's name.
+    :param ctype: the type of its elements in memory, ``const`` where the kernel only reads them.
+    """
+
+    name: str
+    ctype: str
+
+
+@dataclass(frozen=True)
+class LocalArray:
+    """An array in the workspace, or in the memory of the running thread.
+
+    :param name: what it is called.
+    :param ctype: the type of its elements.
+    :param count: how many there are, as C.
+    """
+
+    name: str
+    ctype: str
+    count: str
+
+    @property
+    def bytes(self) -> str:
+        """Its bytes, as C."""
+        return f"{grouped(self.count)} * (i64)sizeof({self.ctype})"
+
+
+@dataclass(frozen=True)
+class Accum:
+    """A result that rows are combined into.
+
+    :param number: of the accum in its kernel.
+    :param buffer: the result.
+    :param ctype: the type of its elements in memory.
+    :param strategy: how rows are combined: ``segmented``, ``regular`` or ``privatized``.
+    :param combine: the function that combines two values.
+    :param partial: the type of a partial result.
+    :param wide: the type in which partial results are combined.
+    :param start: the element that changes nothing, :param wide_start: and in the wide type.
+    :param size: elements of the result, as a factor in C.
+    :param inner: elements of one row of it, likewise.
+    :param extents: the extents of what one owner adds into, and :param owned_size: their product.
+    :param owned_at: the place in the result of element ``z0, z1, ...`` of it, and :param partial_at: in a partial
+        result.
+    :param wide_accumulator: whether an owner adds into a wider row beside the result.
+    :param block_sums: whether a few rows are added in f32 before they are added to the partial result.
+    :param streamed: whether rows of the result may be written by streaming stores.
+    """
+
+    number: int
+    buffer: str
+    ctype: str
+    strategy: str
+    combine: str
+    partial: str
+    wide: str
+    start: str
+    wide_start: str
+    size: str
+    inner: str
+    extents: tuple[str, ...]
+    owned_size: str
+    owned_at: str
+    partial_at: str
+    wide_accumulator: bool
+    block_sums: bool
+    streamed: bool
+
+    def combined(self, target: str, value: str) -> str:
+        """``target`` combined with a value in the wide type, as a statement."""
+        return combined(self.combine, self.wide, target, value)
+
+
+def combined(combine: str, ctype: str, target: str, value: str) -> str:
+    """``target`` combined with a value of a C type, as a statement."""
+    if combine in ("sum", "prod"):
+        return f"{target} {'+' if combine == 'sum' else '*'}= {value};"
+    return f"{target} = {combine}imum_{ctype}({target}, {value});"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction over the columns: accumulators of a block of columns, merged into totals.
+
+    :param totals: declarations before the columns.
+    :param block: declarations at the start of a block of columns.
+    :param update: statements of one column.
+    :param merge: the statement at the end of a block.
+    :param result: the statement behind the columns.
+    :param clauses: what the loop is declared to reduce, operator and name, so that it may be a loop of vectors.
+    :param vectors: whether it may be one at all.
+    :param fine: whether blocks are short.
+    """
+
+    totals: str
+    block: str
+    update: str
+    merge: str
+    result: str
+    clauses: tuple[tuple[str, str], ...] = ()
+    vectors: bool = True
+    fine: bool = False
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """An accum whose place each column decides: places and values of a block are computed side by side, then added one
+    after another.
+
+    :param number: of the accum.
+    :param value: the C type of the values, :param place: and of the places.
+    :param masked: whether a place below 0 says that nothing is added.
+    :param update: the statements of one column.
+    :param add: the statement that adds element ``i``.
+    """
+
+    number: int
+    value: str
+    place: str
+    masked: bool
+    update: tuple[str, ...]
+    add: str
+
+
+@dataclass(frozen=True)
+class StreamedStore:
+    """A store by streaming stores, where its array is large enough: a block of columns is staged in thread memory.
+
+    :param number: of the store in its kernel.
+    :param ctype: the type of an element in memory.
+    :param at: where the block goes, as C.
+    """
+
+    number: int
+    ctype: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """What the next row reads, asked for while this one is computed.
+
+    :param at: where a block of it begins.
+    :param step: elements of a cache line.
+    """
+
+    at: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A pass over the columns.
+
+    :param outer: the loops around the innermost.
+    :param axis: the variable of the innermost loop.
+    :param first: its first column, :param last: and the one behind its last, as C.
+    :param block: columns of a block, as C; "" where there are no blocks.
+    :param reductions: what is reduced.
+    :param scatters: what goes to places that the columns decide.
+    :param stores: the streamed stores.
+    :param prefetches: what is asked for.
+    :param pragma: what says that the innermost loop is one of vectors, or "".
+    :param body: the statements of one column.
+    :param poll: the statement at a block's end that leaves when the call is to end, or "".
+    """
+
+    outer: tuple[LoopAxis, ...]
+    axis: str
+    first: str
+    last: str
+    block: str
+    reductions: tuple[Reduction, ...]
+    scatters: tuple[Scatter, ...]
+    stores: tuple[StreamedStore, ...]
+    prefetches: tuple[Prefetch, ...]
+    pragma: str
+    body: tuple[str, ...]
+    poll: str
+
+    @property
+    def blocked(self) -> bool:
+        """Whether there is a loop over blocks around the innermost."""
+        return bool(self.block or self.prefetches or self.poll)
+
+
+@dataclass(frozen=True)
+class PhaseText:
+    """A phase of a row: statements, then a pass over the columns.
+
+    :param comment: what it computes, in words, as a C comment.
+    :param row: the statements before the columns.
+    :param columns: the pass over the columns, if there is one.
+    """
+
+    comment: str
+    row: tuple[str, ...]
+    columns: Columns | None
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A kernel as the templates of its stages read it.
+
+    :param name: of the kernel, with which the names of its functions begin.
+    :param buffers: in the order in which a caller passes them.
+    :param dims: likewise.
+    :param accums: the results that rows are combined into.
+    :param phases: of a row.
+    :param row_axes: statements that compute the axes of row ``r``.
+    :param owner_axes: those of owner ``owner``, :param member_axes: and of its member ``r``.
+    :param member_count: rows that are combined into an owner's elements, as C.
+    :param key_lines: statements that compute a row's sort key, :param key: and the key.
+    :param visits_all: whether rows without a key are visited too.
+    :param workspace: the arrays in the workspace.
+    :param thread_memory: the arrays in the memory of the running thread.
+    :param streams: name, element type and elements of each array that a store streams to.
+    :param counts: sizes that the stages name: rows, columns, owners, keys.
+    :param chunk: rows per task, or owners, as C.
+    :param launches: the statements that run the stages.
+    :param checks: whether it may report an index.
+    """
+
+    name: str
+    buffers: tuple[BufferField, ...]
+    dims: tuple[str, ...]
+    accums: tuple[Accum, ...]
+    phases: tuple[PhaseText, ...]
+    row_axes: tuple[str, ...]
+    owner_axes: tuple[str, ...]
+    member_axes: tuple[str, ...]
+    member_count: str
+    key_lines: tuple[str, ...]
+    key: str
+    visits_all: bool
+    workspace: tuple[LocalArray, ...]
+    thread_memory: tuple[LocalArray, ...]
+    streams: tuple[LocalArray, ...]
+    counts: tuple[Declaration, ...]
+    chunk: str
+    launches: tuple[str, ...]
+    checks: bool
+
+    @property
+    def privatized(self) -> tuple[Accum, ...]:
+        return tuple(a for a in self.accums if a.strategy == "privatized")
+
+    @property
+    def owned(self) -> tuple[Accum, ...]:
+        return tuple(a for a in self.accums if a.strategy == "regular")
+
+    @property
+    def segmented(self) -> tuple[Accum, ...]:
+        return tuple(a for a in self.accums if a.strategy == "segmented")
+
+    @property
+    def block_sums(self) -> tuple[Accum, ...]:
+        """Results of which a few rows are added in f32 first."""
+        return tuple(a for a in self.accums if a.block_sums)
+
+    @property
+    def streamed_results(self) -> tuple[Accum, ...]:
+        return tuple(a for a in self.accums if a.streamed)

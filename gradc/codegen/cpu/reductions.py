@@ -1,0 +1,106 @@
+"""Reductions over the columns: accumulators of blocks of columns, merged into totals."""
+
+from __future__ import annotations
+
+from ...ir.statement import REDUCTIONS, Stmt
+from ...ir.types import F32, F64, DType
+from ..expr import carrier, variable
+from ..index import literal
+from .records import Reduction
+
+
+def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool) -> Reduction:
+    """A reduction of values that are ``operand``.
+
+    :param place: the position along the columns, as C.
+    :param wide_blocks: blocks of f32 are added in f64 too, which costs nothing where memory or a gather bounds the
+        pass.
+    """
+    assert s.dtype is not None
+    kind = REDUCTIONS[s.op]
+    if kind == "sum" and s.dtype is F64:
+        return _sum_f64(s)
+    if kind in ("sum", "prod"):
+        return _sum_or_product(s, kind, wide_blocks)
+    if kind in ("max", "min"):
+        return _extreme(s, kind, operand)
+    return _place_of_extreme(s, kind, operand, place)
+
+
+def _sum_f64(s: Stmt) -> Reduction:
+    """There is no wider total: what its additions lose is kept beside it."""
+    name, value = variable(s.name), variable(s.args[0])
+    return Reduction(
+        totals=f"f64 total_{name} = 0, lost_{name} = 0;",
+        block=f"f64 block_{name} = 0;",
+        update=f"block_{name} += {value};",
+        merge=f"gradc_add(&total_{name}, &lost_{name}, block_{name});",
+        result=f"const f64 {name} = gradc_total(total_{name}, lost_{name});",
+        clauses=(("+", f"block_{name}"),),
+        fine=True,
+    )
+
+
+def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool) -> Reduction:
+    """Sums of blocks of f32 add up in f64."""
+    assert s.dtype is not None
+    name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
+    sign, start = ("+", "0") if kind == "sum" else ("*", "1")
+    total = "f64" if s.dtype.is_float and kind == "sum" else ctype
+    return Reduction(
+        totals=f"{total} total_{name} = {start};",
+        block=f"{total if wide_blocks else ctype} block_{name} = {start};",
+        update=f"block_{name} {sign}= {value};",
+        merge=f"total_{name} {sign}= block_{name};",
+        result=f"const {ctype} {name} = ({ctype})total_{name};",
+        clauses=((sign, f"block_{name}"),),
+    )
+
+
+def _extreme(s: Stmt, kind: str, operand: DType) -> Reduction:
+    """The largest or least; NaN wins: counted beside the comparison that loses it."""
+    assert s.dtype is not None
+    name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
+    block, total, better = f"block_{name}", f"total_{name}", ">" if kind == "max" else "<"
+    worst = _worst(operand, kind == "max")
+    declared = f"{ctype} {block} = {worst};"
+    update = f"{block} = {value} {better} {block} ? {value} : {block};"
+    merge = f"{total} = {block} {better} {total} ? {block} : {total};"
+    clauses = [(kind, block)]
+    if operand.is_float:
+        nan = "f64_of_bits(0x7ff8000000000000ull)" if operand is F64 else "f32_of_bits(0x7fc00000u)"
+        declared += f" i32 nan_{name} = 0;"
+        update += f"\nnan_{name} |= {value} != {value};"
+        merge = f"if ({total} == {total}) {{ {merge} if (nan_{name}) {total} = {nan}; }}"
+        clauses.append(("|", f"nan_{name}"))
+    return Reduction(
+        totals=f"{ctype} {total} = {worst};",
+        block=declared,
+        update=update,
+        merge=merge,
+        result=f"const {ctype} {name} = {total};",
+        clauses=tuple(clauses),
+    )
+
+
+def _place_of_extreme(s: Stmt, kind: str, operand: DType, place: str) -> Reduction:
+    """The position of the first of the largest or least; the first NaN wins."""
+    name, value = variable(s.name), variable(s.args[0])
+    total, best, better = f"total_{name}", f"best_{name}", ">" if kind == "argmax" else "<"
+    wins = f"{total} < 0 || {value} {better} {best} || ({value} != {value} && {best} == {best})"
+    return Reduction(
+        totals=f"i64 {total} = -1; {carrier(operand)} {best} = 0;",
+        block="",
+        update=f"if ({wins}) {best} = {value}, {total} = {place};",
+        merge="",
+        result=f"const i64 {name} = gradc_max({total}, 0);",
+        vectors=False,
+    )
+
+
+def _worst(dtype: DType, lowest: bool) -> str:
+    """The value that every other one is better than, or equal to."""
+    if dtype.is_float:
+        return literal(-float("inf") if lowest else float("inf"), F64 if dtype is F64 else F32)
+    low, high = dtype.range if dtype.is_integer else (0, 1)
+    return literal(low if lowest else high, dtype)

@@ -1,0 +1,212 @@
+"""A kernel taken apart for the templates of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...ir.dims import Size, product, symbol
+from ...ir.kernel import Kernel
+from ...ir.statement import Axis
+from ...ir.types import F32, Type
+from ...passes.reductions.chunks import chunk_rows, interchanged_chunk_rows, task_rows
+from ..declarations import Declaration
+from ..expr import Scribe, carrier, stored, variable
+from ..index import flatten, index, size
+from .columns import ColumnWriter
+from .records import BufferField, KernelText, LocalArray, grouped
+
+TAPS = 4
+"""Rows of an axis that are taken innermost: the taps of one place lie near one another."""
+
+
+class KernelWriter(ColumnWriter):
+    """The writer of one kernel.
+
+    :param dims: the symbols in the order in which a caller passes their values: that of the kernel as it stands in the
+        program. Joined columns name them in another order, and may not name them all.
+    :ivar caches: the arrays that keep the row's values between passes.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], guarded: bool):
+        self.dims = dims
+        super().__init__(
+            kernel, types, Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols], guarded=guarded)
+        )
+        self.row_cache = self.worth_caching()
+        streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j))
+        self.stream_number = {s: i for i, s in enumerate(streamed)}
+
+    def record(self) -> KernelText:
+        k = self.k
+        key_lines, key = self.sort_key() if self.order == "segmented" else ([], "")
+        return KernelText(
+            name=k.name,
+            buffers=tuple(
+                BufferField(b, f"{'' if b in k.writes else 'const '}{stored(self.types[b].dtype)}") for b in k.buffers
+            ),
+            dims=tuple(self.dims),
+            accums=tuple(map(self.accum, k.accums)),
+            phases=tuple(self.phase(p, i) for i, p in enumerate(k.passes)),
+            row_axes=tuple(self.located(k.rows, "r")),
+            owner_axes=tuple(self.located(self.owner_rows, "owner")),
+            member_axes=tuple(self.located(self.member_rows, "r")),
+            member_count=size(product(n for _, n in self.member_rows)),
+            key_lines=tuple(key_lines),
+            key=key,
+            visits_all=self.visits_all,
+            workspace=tuple(self.workspace()),
+            thread_memory=tuple(self.thread_memory()),
+            streams=tuple(
+                LocalArray(f"stream{i}", stored(self.types[s.buffer].dtype), size(self.types[s.buffer].count))
+                for s, i in self.stream_number.items()
+            ),
+            counts=tuple(self.counts()),
+            chunk=size(self.chunk({})),
+            launches=tuple(self.launches()),
+            checks=any(s.op == "check" for s in k.body),
+        )
+
+    @property
+    def mapping(self) -> str:
+        """How rows are given to tasks: the template of the stage that visits them."""
+        if self.is_map:
+            return "map"
+        if self.order == "regular":
+            return "interchanged" if self.interchanged else "regular"
+        return "segmented" if self.order == "segmented" else "rows"
+
+    @property
+    def owner_rows(self) -> list[Axis]:
+        """The rows' axes that keep a place of a regular accum: each of their positions owns elements of the result."""
+        return [a for a in self.k.rows if self.order == "regular" and a[0] in self.parts[self.k.order].kept]
+
+    @property
+    def member_rows(self) -> list[Axis]:
+        """The other axes of the rows: those rows are combined into the elements of an owner."""
+        others = (a for a in self.k.rows if a not in self.owner_rows)
+        return sorted(others, key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
+
+    @property
+    def interchanged(self) -> bool:
+        """Whether all owners go through one member before the next: those gather from a part of memory of its own."""
+        if self.order != "regular" or any(self.strategy_of[s.buffer] != "regular" for s in self.k.accums):
+            return False
+        axes = {a for a, _ in self.member_rows}
+        gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
+        return any(
+            axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered
+        )
+
+    @property
+    def visits_all(self) -> bool:
+        """Whether rows without a key leave something behind too."""
+        effects = [s for s in self.k.body if not s.name]
+        return not all(s.op == "accum" and self.strategy_of[s.buffer] == "segmented" for s in effects)
+
+    def sort_key(self) -> tuple[list[str], str]:
+        """The statements that compute a row's sort key, and the key: the row of the result, or the number of them."""
+        part = self.parts[self.k.order]
+        leading, shape = part.stmt.index[: part.leading], self.types[self.k.order].shape[: part.leading]
+        values = [*(v for i in leading for v, _ in i.terms if v.startswith("%")), part.stmt.where]
+        at = index(flatten(leading, shape))
+        key = f"{variable(part.stmt.where)} ? {at} : {size(product(shape))}" if part.stmt.where else at
+        return [self.scribe.value(s) for s in self.slice_of(values)], key
+
+    @staticmethod
+    def located(axes: Sequence[Axis], linear: str) -> list[str]:
+        """Statements that compute the axes of a position, row-major."""
+        lines = []
+        for i, (name, extent) in enumerate(axes):
+            below = size(product(n for _, n in axes[i + 1 :]))
+            quotient = f"{linear} / {grouped(below)}" if below != "1" else linear
+            lines.append(f"const i64 {name} = {quotient}{f' % {grouped(size(extent))}' if i else ''};")
+        return lines
+
+    def chunk(self, named: dict[str, Size]) -> Size:
+        """Rows per task, or owners: an expression of a few sizes, which get names, so that it is as short for sizes
+        that are long themselves.
+
+        :param named: filled with those sizes.
+        """
+
+        def short(name: str, value: Size) -> Size:
+            if isinstance(value, int):
+                return value
+            named[name] = value
+            return symbol(name)
+
+        owners, members = (product(n for _, n in axes) for axes in (self.owner_rows, self.member_rows))
+        if self.interchanged:
+            return interchanged_chunk_rows(short("owners", owners), short("cols", self.k.col_count))
+        if self.order == "regular":
+            return chunk_rows(short("owners", owners), short("combined", members * self.k.col_count))
+        private = [product(self.types[b].shape) for b, how in self.strategy_of.items() if how == "privatized"]
+        private = [short(f"size{i}", n) for i, n in enumerate(private)]
+        return task_rows(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
+
+    def counts(self) -> list[Declaration]:
+        """The sizes that the stages name."""
+        sizes: dict[str, Size] = {"rows": self.k.row_count, "cols": self.k.col_count}
+        if self.order == "regular":
+            sizes["owners"] = product(n for _, n in self.owner_rows)
+        if self.order == "segmented":
+            sizes["keys"] = product(self.types[self.k.order].shape[: self.parts[self.k.order].leading])
+        self.chunk(sizes)
+        return [Declaration(name, f"const i64 {name} = {size(value)};") for name, value in sizes.items()]
+
+    def launches(self) -> list[str]:
+        """The statements that run the stages, one after another."""
+        sort, tasks = [], "chunks"
+        if self.order == "segmented":
+            tasks = f"gradc_chunks({'rows' if self.visits_all else 'start[keys]'}, chunk)"
+            sort = [self.launch("key", "gradc_chunks(rows, GRADC_KEY_ROWS)")]
+            sort.append("gradc_sort(ctx, key, rows, keys, start, order);")
+        elif self.is_map:
+            tasks = "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"
+        folds = [
+            self.launch(f"fold{a.number}", f"gradc_chunks({a.size}, GRADC_FOLD)")
+            for a in map(self.accum, self.k.accums)
+            if a.strategy == "privatized"
+        ]
+        finish = [self.launch("finish", "gradc_chunks(keys, GRADC_SEGMENTS)")] if self.order == "segmented" else []
+        return [*sort, self.launch("rows", tasks), *folds, *finish]
+
+    def launch(self, stage: str, tasks: str) -> str:
+        return f"ctx->parallel_for(ctx, {tasks}, {self.k.name}_{stage}, A);"
+
+    def workspace(self) -> list[LocalArray]:
+        """What the stages of a kernel hand to one another."""
+        arrays = []
+        if self.order == "segmented":
+            arrays = [
+                LocalArray("key", "i32", "rows"),
+                LocalArray("order", "i32", "rows"),
+                LocalArray("start", "i32", "keys + 2"),
+            ]
+        for a in map(self.accum, self.k.accums):
+            if a.strategy == "segmented":
+                count = f"2 * chunks * {a.inner}"
+            elif a.strategy == "privatized":
+                count = f"chunks * {a.size}"
+            elif a.wide_accumulator and not self.interchanged:
+                count = f"chunks * {a.owned_size}"
+            else:
+                continue
+            arrays.append(LocalArray(f"partial{a.number}", a.partial, count))
+        return arrays
+
+    def thread_memory(self) -> list[LocalArray]:
+        """What a task keeps: cached values of a row, blocks and rows to be streamed, sums of a few rows, wide sums of a
+        chunk.
+        """
+        accums = list(map(self.accum, self.k.accums))
+        types = [self.k.stmts[v].dtype or F32 for v in self.row_cache]
+        arrays = [LocalArray(f"cache{i}", carrier(dtype), "cols") for i, dtype in enumerate(types)]
+        for s, i in self.stream_number.items():
+            arrays.append(LocalArray(f"staged{i}", stored(self.types[s.buffer].dtype), "GRADC_BLOCK"))
+        arrays += [LocalArray(f"block{a.number}", a.ctype, a.size) for a in accums if a.block_sums]
+        arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in accums if a.streamed]
+        if self.interchanged:
+            owned = [a for a in accums if a.wide_accumulator]
+            arrays += [LocalArray(f"wide{a.number}", a.partial, f"chunk * {a.owned_size}") for a in owned]
+        return arrays
