@@ -2,6 +2,7 @@
 #
 #   make demo                         a quantized language model, differentiated, compiled, trained and measured
 #   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
+#   make quick                        a part of the tests in a minute, for every save: a few cases of each test, none of the slow ones
 #   make docs                         docs/ops.md, from the records of the ops
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
@@ -36,7 +37,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test fuzz mutants lint bench conformance gpu docs extras clean
+.PHONY: demo test quick fuzz mutants lint bench conformance gpu docs extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -44,6 +45,9 @@ demo: $(DEMO)
 
 test: $(TEST)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+quick: $(TEST)
+	$(VENV)/bin/python -m pytest -n 3 --dist worksteal --quick $(ARGS)
 
 fuzz: $(call with,test torch)
 	$(VENV)/bin/python -W ignore -m tests.fuzz $(CAMPAIGN) --seconds $$(( $(MINUTES) * 60 )) $(ARGS)

@@ -255,12 +255,12 @@ def main() -> int:
     for name in wanted:
         if name in special and name != next(n for n in wanted if n in special):
             continue  # both are measured together
-        found = (
+        results = (
             compile_times(peers)
             if name in special
             else [measure(name, peers, options.rounds, options.check, options.bits, options.default_allocator)]
         )
-        for row in found:
+        for row in results:
             rows.append(row)
             print(line_of(row, peers), flush=True)
             if abs(row.get("peer_beside_over_alone", 1.0) - 1) > DISTURBED:

@@ -316,7 +316,7 @@ def all_cases() -> dict[str, Case]:
     from gradc import ops
 
     d = 512
-    found = [
+    cases = [
         Case(
             "demo-step",
             _language_model,
@@ -427,4 +427,4 @@ def all_cases() -> dict[str, Case]:
             scale=0.1,
         ),
     ]
-    return {case.id: case for case in found}
+    return {case.id: case for case in cases}

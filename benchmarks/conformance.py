@@ -142,7 +142,7 @@ class Batch:
 
     def run(self, given: Callable[[Case], Array]) -> dict[Case, Values]:
         """Value and gradients of every case, for the cotangents ``given``."""
-        found: dict[Case, Values] = {}
+        results: dict[Case, Values] = {}
         for module, groups in self.modules:
             for turn in range(max(map(len, groups))):
                 now = [group[min(turn, len(group) - 1)] for group in groups]
@@ -151,8 +151,8 @@ class Batch:
                 values = value if len(now) > 1 or isinstance(value, dict) else {"y0": value}
                 grads = module.backward(residuals, **{f"y{k}": given(case) for k, case in enumerate(now)})
                 for k, case in enumerate(now):
-                    found[case] = {"y": values[f"y{k}"], **{f"d.{n}": grads[f"s{k}.{n}"] for n in case.floats}}
-        return found
+                    results[case] = {"y": values[f"y{k}"], **{f"d.{n}": grads[f"s{k}.{n}"] for n in case.floats}}
+        return results
 
 
 def measure(together: Sequence[Case]) -> list[Outcome]:
@@ -160,13 +160,14 @@ def measure(together: Sequence[Case]) -> list[Outcome]:
     wide = {case: torchs(case, None, wide=True) for case in together}
     cotangents = {case: upstream(case, values["y"].shape) for case, values in wide.items()}
     batch = Batch(together)
-    found = batch.run(cotangents.__getitem__)
+    results = batch.run(cotangents.__getitem__)
     return [
-        _outcome(case, wide[case], cotangents[case], found.get(case), batch.refused.get(case, "")) for case in together
+        _outcome(case, wide[case], cotangents[case], results.get(case), batch.refused.get(case, ""))
+        for case in together
     ]
 
 
-def _outcome(case: Case, wide: Values, dy: Array, found: Values | None, refused: str) -> Outcome:
+def _outcome(case: Case, wide: Values, dy: Array, values: Values | None, refused: str) -> Outcome:
     largest = max(
         (float(np.abs(a.astype(np.float64)).max(initial=0.0)) for a in [dy, *(case.arrays[n] for n in case.floats)]),
         default=0.0,
@@ -184,9 +185,9 @@ def _outcome(case: Case, wide: Values, dy: Array, found: Values | None, refused:
             theirs = max(errors(torchs(case, dy, wide=False)).values())
         except (RuntimeError, NotImplementedError):  # torch has no such kernel
             pass
-    if found is None:
+    if values is None:
         return Outcome(case, float("inf"), theirs, refused=refused)
-    ours = errors(found)
+    ours = errors(values)
     where = max(ours, key=ours.__getitem__)
     return Outcome(case, ours[where], theirs, where)
 
@@ -270,7 +271,7 @@ def differing(
                     )
     finally:
         pool.set_num_threads(before)
-    return {case: max(map(len, found)) for case, found in seen.items()}
+    return {case: max(map(len, results)) for case, results in seen.items()}
 
 
 def _shape_of(case: Case) -> tuple[int, ...]:
@@ -332,25 +333,25 @@ def long_sums(dtype: str) -> dict[str, dict[str, Any]]:
     by_op: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_op.setdefault(outcome.case.op, []).append(outcome)
-    return {op: summary(found) for op, found in by_op.items()}
+    return {op: summary(each) for op, each in by_op.items()}
 
 
 def same_bits(dtypes: Sequence[str] = ("f32", "bf16")) -> dict[str, Any]:
     """op -> [cases, those that gave more than one result], over the large cases and torch's samples of up to 10^5
     elements.
     """
-    found: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}
     for dtype in dtypes:
         together = large_cases(dtype)
         for label in infos():
             together += [case for case in cases(label, dtype) if sum(a.size for a in case.arrays.values()) <= 10**5]
         for case, results in differing(Batch(together)).items():
-            row = found.setdefault(case.op, [0, 0])
+            row = counts.setdefault(case.op, [0, 0])
             row[0] += 1
             row[1] += results > 1
         print(
-            f"the same bits, {dtype}: {sum(n for n, _ in found.values())} cases so far,"
-            f" {sum(bad for _, bad in found.values())} differ",
+            f"the same bits, {dtype}: {sum(n for n, _ in counts.values())} cases so far,"
+            f" {sum(bad for _, bad in counts.values())} differ",
             flush=True,
         )
     return {
@@ -358,7 +359,7 @@ def same_bits(dtypes: Sequence[str] = ("f32", "bf16")) -> dict[str, Any]:
         "upstreams": UPSTREAMS,
         "threads": list(THREADS),
         "dtypes": list(dtypes),
-        "ops": found,
+        "ops": counts,
     }
 
 

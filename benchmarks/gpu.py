@@ -68,8 +68,8 @@ class Report:
         self.path, self.content = path, {**head, "cases": {}}
 
     def row(self, case: GpuCase) -> dict[str, Any]:
-        found: dict[str, Any] = self.content["cases"].setdefault(case.id, {"what": case.what})
-        return found
+        row: dict[str, Any] = self.content["cases"].setdefault(case.id, {"what": case.what})
+        return row
 
     def write(self) -> None:
         if self.path is None:
@@ -83,10 +83,10 @@ class Report:
     def wrong(self) -> list[str]:
         """Cases with a wrong result, or that did not run; of atomics, whose error depends on their order, none."""
         rows = self.content["cases"].items()
-        found = [
+        ids = [
             id for id, row in rows if "failed" in row or any(not r["right"] for r in row.get("results", {}).values())
         ]
-        return found + [
+        return ids + [
             f"{id} {name}"
             for id, row in rows
             for name, e in row.get("strategies", {}).items()
@@ -132,11 +132,11 @@ class Benchmark:
             for case in cases if peers else ():
                 self._step(case, self._compiled, COMPILE_BOX, "torch.compile")
 
-    def _step(self, case: GpuCase, work: Callable[[GpuCase, dict[str, Any]], None], seconds: float, what: str) -> None:
+    def _step(self, case: GpuCase, work: Callable[[GpuCase, dict[str, Any]], None], seconds: float, name: str) -> None:
         """Do it within its time; what goes wrong becomes part of the report."""
         row = self.report.row(case)
         if self.left() < 5:
-            row.setdefault("skipped", []).append(f"{what}: no time left")
+            row.setdefault("skipped", []).append(f"{name}: no time left")
             return
         began = time.monotonic()
         try:
@@ -144,16 +144,16 @@ class Benchmark:
                 work(case, row)
         except (Exception, OutOfTime) as error:
             text = f"{type(error).__name__}: {error}"[:2000]
-            if what == "the case":
+            if name == "the case":
                 row["failed"] = text
             else:
-                row.setdefault("notes", []).append(f"{what}: {text}")
+                row.setdefault("notes", []).append(f"{name}: {text}")
         row["seconds"] = round(row.get("seconds", 0.0) + time.monotonic() - began, 2)
         self.report.write()
         gc.collect()
         if self.device == "cuda":
             self.torch.cuda.empty_cache()
-        print(_said(case, row, what), flush=True)
+        print(_said(case, row, name), flush=True)
 
     # -- one case ------------------------------------------------------------------------------------------------------
 
@@ -206,15 +206,15 @@ class Benchmark:
             case.graph(self.tiny, ("N", "V", "B")), wrt=case.wrt, target=self.target, **case.options
         )  # what one module for every size takes here
         row["choice"]["symbols"] = widest_combine(open_, vars(round_.sizes), self.model)[1]
-        found: dict[str, Any] = {}
-        row["strategies"] = found
+        timings: dict[str, Any] = {}
+        row["strategies"] = timings
         elements = math.prod(
             list(module.executables.values())[-1].program.buffer[buffer].type.concrete(vars(round_.sizes))
         )
         names = [n for n in (*SCATTERS, "regular") if n in predicted]
         try:
             for name in names:
-                entry: dict[str, Any] = found.setdefault(name, {"predicted_s": predicted[name]})
+                entry: dict[str, Any] = timings.setdefault(name, {"predicted_s": predicted[name]})
                 if predicted[name] > SLOWER * min(predicted.values()) and not self.tiny:
                     entry["skipped"] = f"predicted to be more than {SLOWER:g} times slower than the best"
                     continue
@@ -238,11 +238,11 @@ class Benchmark:
                     entry |= self.clock.seconds(made[2], budget=0.1)
                 del made, got
         finally:
-            self._verdict(row, found)
+            self._verdict(row, timings)
 
-    def _verdict(self, row: dict[str, Any], found: Mapping[str, Any]) -> None:
+    def _verdict(self, row: dict[str, Any], timings: Mapping[str, Any]) -> None:
         """The choice's time over the fastest's."""
-        timed = {n: e["median"] for n, e in found.items() if "median" in e}
+        timed = {n: e["median"] for n, e in timings.items() if "median" in e}
         fixed = [n for n in timed if n != "atomic"]
         for freedom, allowed in (("run", fixed), ("none", list(timed)), ("symbols", fixed)):
             best = min(allowed, key=timed.__getitem__, default="")
@@ -270,32 +270,32 @@ class Benchmark:
         from gradc.runtime.cuda import nvrtc
 
         chosen = all_cases()["N1"]
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         own = nvrtc.OPTIONS
         for flag in ("--fmad=false", "--fmad=true"):
             nvrtc.OPTIONS = tuple(flag if o.startswith("--fmad") else o for o in own)
             try:
                 with knobs.CACHE.set(False):  # a module of the other flag may be there
-                    found[flag] = self.clock.seconds(
+                    seconds[flag] = self.clock.seconds(
                         Round(chosen, self.torch, self.device, self.target, self.tiny).ours()[2]
                     )["median"]
             finally:
                 nvrtc.OPTIONS = own
         self.report.content["fmad"] = {
             "case": chosen.id,
-            **found,
-            "price": found["--fmad=false"] / found["--fmad=true"],
+            **seconds,
+            "price": seconds["--fmad=false"] / seconds["--fmad=true"],
         }
 
 
-def _attempt(row: dict[str, Any], what: str, work: Callable[[], Any]) -> Any:
+def _attempt(row: dict[str, Any], name: str, work: Callable[[], Any]) -> Any:
     """The result, or None and a note of what went wrong; a time box still ends everything."""
     try:
         return work()
     except OutOfTime:
         raise
     except Exception as error:
-        row.setdefault("notes", []).append(f"{what}: {type(error).__name__}: {error}"[:500])
+        row.setdefault("notes", []).append(f"{name}: {type(error).__name__}: {error}"[:500])
         return None
 
 
@@ -307,15 +307,15 @@ def _model(target: str) -> Any:
         return gpu_of("sm_90")
     from gradc.runtime.cuda.gpu import current_device
 
-    found = current_device()
-    return listed_device(found.name, found.arch)
+    device = current_device()
+    return listed_device(device.name, device.arch)
 
 
-def _said(case: GpuCase, row: Mapping[str, Any], what: str) -> str:
+def _said(case: GpuCase, row: Mapping[str, Any], name: str) -> str:
     if "failed" in row:
-        return f"{case.id:<5} {what}: failed: {row['failed'].splitlines()[0][:150]}"
+        return f"{case.id:<5} {name}: failed: {row['failed'].splitlines()[0][:150]}"
     worst = max((r["units"] for r in row.get("results", {}).values()), default=0.0)
-    parts = [f"{case.id:<5} {what:<14} error {worst:.2g} units"]
+    parts = [f"{case.id:<5} {name:<14} error {worst:.2g} units"]
     for key, word in (("ours", "gradc"), ("eager", "eager"), ("compiled", "compile")):
         if key in row:
             parts.append(f"{word} {row[key]['median'] * 1e6:.1f} us")
@@ -328,7 +328,7 @@ def machine(torch: Any, target: str) -> dict[str, Any]:
     """What it ran on, and with what."""
     import numpy
 
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "target": target,
         "python": platform.python_version(),
@@ -339,8 +339,8 @@ def machine(torch: Any, target: str) -> dict[str, Any]:
         from gradc.runtime.cuda.gpu import current_device
         from gradc.runtime.cuda.nvrtc import find_nvrtc
 
-        found |= {"device": vars(current_device()), "nvrtc": str(find_nvrtc())}
-    return found
+        about |= {"device": vars(current_device()), "nvrtc": str(find_nvrtc())}
+    return about
 
 
 def main(arguments: list[str] | None = None) -> int:

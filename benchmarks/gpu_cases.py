@@ -70,7 +70,7 @@ class GpuCase:
         """The inputs, drawn on the device."""
         generator = torch.Generator(device=device).manual_seed(seed)
         sizes = self.at(tiny)
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for name, text in self.concrete(tiny, memory=True).items():
             dtype, shape = parsed(text)
             if name in self.draws:
@@ -79,15 +79,15 @@ class GpuCase:
                     sizes,
                     lambda *shape: torch.rand(shape, generator=generator, device=device, dtype=torch.float64),
                 )
-                found[name] = value.to(dtype_of(torch, dtype))
+                tensors[name] = value.to(dtype_of(torch, dtype))
             elif dtype in ("i8", "u8"):
                 low = 0 if dtype == "u8" else -127
-                found[name] = torch.randint(
+                tensors[name] = torch.randint(
                     low, low + 255, shape, generator=generator, device=device, dtype=dtype_of(torch, dtype)
                 )
             else:
-                found[name] = normal(torch, generator, shape, dtype, device, self.scale)
-        return found
+                tensors[name] = normal(torch, generator, shape, dtype, device, self.scale)
+        return tensors
 
 
 def normal(torch: Any, generator: Any, shape: tuple[int, ...], dtype: str, device: str, scale: float = 1.0) -> Any:
@@ -158,12 +158,12 @@ def moved(*types: str) -> Callable[[Sizes], int]:
 
 
 def embedding(
-    id: str, what: str, dtype: str, draw: Draw, N: int, V: int, D: int, kept: float = 1.0, **options: Any
+    id: str, title: str, dtype: str, draw: Draw, N: int, V: int, D: int, kept: float = 1.0, **options: Any
 ) -> GpuCase:
     """The gradient of a table from N rows, of which ``kept`` are no padding."""
     return GpuCase(
         id,
-        what,
+        title,
         lambda s, tokens, weight: _ops().embedding(tokens, weight, **options),
         lambda torch, s, tokens, weight: torch.nn.functional.embedding(tokens, weight, **options),
         {"tokens": "i64[N]", "weight": f"{dtype}[V,D]"},
@@ -203,7 +203,7 @@ def _expm1_log(hits: float, rows: int) -> float:
 
 def rows(
     id: str,
-    what: str,
+    title: str,
     ours: Any,
     theirs: Any,
     types: Mapping[str, str],
@@ -213,12 +213,12 @@ def rows(
     **more: Any,
 ) -> GpuCase:
     """A kernel of rows and columns."""
-    return GpuCase(id, what, ours, theirs, types, sizes, {"N": 37, "D": 72}, floor, wrt, **more)
+    return GpuCase(id, title, ours, theirs, types, sizes, {"N": 37, "D": 72}, floor, wrt, **more)
 
 
 def sampled(
     id: str,
-    what: str,
+    title: str,
     dtype: str,
     shape: str,
     sizes: Mapping[str, int],
@@ -239,7 +239,7 @@ def sampled(
 
     return GpuCase(
         id,
-        what,
+        title,
         lambda s, x, grid: _ops().grid_sample(x, grid, mode=mode),
         theirs,
         {"x": f"{dtype}{shape}", "grid": points},
@@ -314,7 +314,7 @@ def _bag_torch(torch: Any, s: Sizes, ids: Any, table: Any) -> Any:
 
 
 def all_cases() -> dict[str, GpuCase]:
-    found = [
+    cases = [
         embedding("E2", "embedding", "bf16", uniform("V", "N"), 16384, 128256, 4096),
         embedding("E3", "embedding, zipf 1.05", "bf16", zipf("V", "N", power=1.05), 65536, 128256, 4096),
         embedding("E5", "embedding", "f32", uniform("V", "N"), 16384, 131072, 768),
@@ -512,4 +512,4 @@ def all_cases() -> dict[str, GpuCase]:
             scale=0.05,
         ),
     ]
-    return {case.id: case for case in found}
+    return {case.id: case for case in cases}

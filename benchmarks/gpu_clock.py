@@ -119,13 +119,13 @@ class Clock:
         for memory in (source, target):
             self.device.fill(memory.address, 0, 16 * count, self.stream)
         args = [Span(m.address, 4 * count, np.dtype(np.uint32)) for m in (source, target)]
-        found = self.seconds(
+        seconds = self.seconds(
             lambda: self.device.launch(
                 "gradc_calibrate_copy", 4 * self.blocks, 256, [*args, count, 1], (1,), self.stream
             ),
             budget=0.02,
         )
-        return 2 * 16 * count / found["median"]
+        return 2 * 16 * count / seconds["median"]
 
 
 def kernel_times(torch: Any, run: Callable[[], Any], wait: Callable[[], Any], count: int = 3) -> dict[str, float]:
@@ -138,9 +138,9 @@ def kernel_times(torch: Any, run: Callable[[], Any], wait: Callable[[], Any], co
         for _ in range(count):
             run()
         wait()
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for event in traced.key_averages():
         total = getattr(event, "self_device_time_total", 0) or getattr(event, "self_cuda_time_total", 0)
         if total:
-            found[event.key] = total * 1e-6 / count
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            times[event.key] = total * 1e-6 / count
+    return dict(sorted(times.items(), key=lambda item: -item[1]))

@@ -102,11 +102,11 @@ class Round:
             for n, t in self.tensors.items()
         }
         y = case.theirs(torch, self.sizes, **wide)
-        found = {self.graph.output_names[0]: y.detach()}
+        results = {self.graph.output_names[0]: y.detach()}
         if case.wrt:
             dy = self.cotangent(y).to(dtype)
-            found |= dict(zip(case.wrt, torch.autograd.grad(y, [wide[n] for n in case.wrt], dy), strict=True))
-        return found
+            results |= dict(zip(case.wrt, torch.autograd.grad(y, [wide[n] for n in case.wrt], dy), strict=True))
+        return results
 
 
 def distance(torch: Any, got: Any, exact: Any) -> float:
@@ -124,13 +124,18 @@ def distance(torch: Any, got: Any, exact: Any) -> float:
 
 def judged(torch: Any, ours: Results, theirs: Results | None, exact: Results) -> dict[str, dict[str, Any]]:
     """Of each result our error, torch's own, and whether ours is at most the larger of 4 units and torch's."""
-    found: dict[str, dict[str, Any]] = {}
+    verdicts: dict[str, dict[str, Any]] = {}
     for name, wanted in exact.items():
         unit = UNIT[str(ours[name].dtype).removeprefix("torch.")]
         mine = distance(torch, ours[name], wanted)
         other = distance(torch, theirs[name], wanted) if theirs is not None else None
-        found[name] = {"ours": mine, "torch": other, "units": mine / unit, "right": mine <= max(4 * unit, other or 0.0)}
-    return found
+        verdicts[name] = {
+            "ours": mine,
+            "torch": other,
+            "units": mine / unit,
+            "right": mine <= max(4 * unit, other or 0.0),
+        }
+    return verdicts
 
 
 def widest_combine(module: Any, sizes: Mapping[str, int], device: Any) -> tuple[str, str, dict[str, float]]:
@@ -140,9 +145,9 @@ def widest_combine(module: Any, sizes: Mapping[str, int], device: Any) -> tuple[
     from gradc.passes.reductions.choose_reduction import decisions
 
     program = list(module.executables.values())[-1].program
-    found = [
+    combines = [
         (buffer, pick, {e.strategy: e.seconds for e in table})
         for _, buffer, pick, table in decisions(program, {d: sizes[d] for d in program.dims}, device)
         if table
     ]
-    return max(found, key=lambda each: min(each[2].values()))
+    return max(combines, key=lambda each: min(each[2].values()))

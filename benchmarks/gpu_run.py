@@ -119,17 +119,17 @@ def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = 
         for line in path.read_text().splitlines()
         if line.endswith("}")
     ]
-    found: dict[str, Any] = {
+    counts: dict[str, Any] = {
         outcome: sum(t["outcome"] == outcome for t in tests) for outcome in ("passed", "failed", "skipped")
     }
-    found |= {"seconds": round(time.monotonic() - began, 1), "finished": None not in codes, "shards": shards}
-    found["failures"] = [{"test": t["test"], "text": t["text"]} for t in tests if t["outcome"] == "failed"]
-    found["reasons"] = sorted({t["text"] for t in tests if t["outcome"] == "skipped"})
-    found["slowest"] = [[t["test"], t["seconds"]] for t in sorted(tests, key=lambda t: -t["seconds"])[:10]]
+    counts |= {"seconds": round(time.monotonic() - began, 1), "finished": None not in codes, "shards": shards}
+    counts["failures"] = [{"test": t["test"], "text": t["text"]} for t in tests if t["outcome"] == "failed"]
+    counts["reasons"] = sorted({t["text"] for t in tests if t["outcome"] == "skipped"})
+    counts["slowest"] = [[t["test"], t["seconds"]] for t in sorted(tests, key=lambda t: -t["seconds"])[:10]]
     broken = [k for k, code in enumerate(codes) if code not in (None, 0, 1, 5)]
     if broken:  # pytest itself did not come to an end
-        found["broken"] = {k: (folder / f"tests-{k}.log").read_text()[-2000:] for k in broken}
-    return found
+        counts["broken"] = {k: (folder / f"tests-{k}.log").read_text()[-2000:] for k in broken}
+    return counts
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def _taps(c: Array, n: int, mode: str, padding: str, corners: bool) -> list[tupl
     if mode != "bicubic":
         place, slope = _padded(place, n, padding, corners)
         scale = scale * slope
-    base, found = np.floor(place), []
+    base, taps = np.floor(place), []
     for tap in {"nearest": (0,), "bilinear": (0, 1), "bicubic": (-1, 0, 1, 2)}[mode]:
         at, d = base + tap, place - base - tap
         if mode == "nearest":
@@ -61,10 +61,10 @@ def _taps(c: Array, n: int, mode: str, padding: str, corners: bool) -> list[tupl
         if mode == "bicubic":
             at, _ = _padded(at, n, padding, corners)
         inside = (at >= 0) & (at <= n - 1)
-        found.append(
+        taps.append(
             (np.where(inside, at, 0).astype(np.int64), np.where(inside, weight, 0), np.where(inside, slope * scale, 0))
         )
-    return found
+    return taps
 
 
 def grid_sample(x: Array, grid: Array, dy: Array, mode: str, padding: str, corners: bool) -> tuple[Array, Array, Array]:

@@ -223,7 +223,7 @@ def make_case(
     keys = [k for k, v in named.items() if isinstance(v, torch.Tensor)]
     plain = {k: v for k, v in named.items() if k not in keys}
     tensors = [*(values[k] for k in places), *(named[k] for k in keys)]
-    found = _departure(name, values, named)
+    departure = _departure(name, values, named)
 
     def arranged(operands: Any) -> tuple[list[Any], dict[str, Any]]:
         full = list(values)
@@ -239,8 +239,8 @@ def make_case(
         full, more = arranged(operands)
         if "max_norm" in plain:  # torch changes the table in place
             full[0] = full[0].clone()
-        if found is not None:
-            return found[1](*full, **more, **plain)
+        if departure is not None:
+            return departure[1](*full, **more, **plain)
         return call(*full, **more, **{k: v for k, v in plain.items() if k != "sparse"})
 
     words = [_text(v) for k, v in enumerate(values) if k not in places] + [
@@ -255,7 +255,7 @@ def make_case(
         ours,
         theirs,
         "".join(f" {w}" for w in words),
-        found[0] if found else "",
+        departure[0] if departure else "",
         _sampling(name, values, plain),
     )
 
@@ -277,13 +277,13 @@ def op_db() -> list[Any]:
 @cache
 def infos() -> dict[str, tuple[str, Any]]:
     """label -> (torch's name, OpInfo), in the order of OURS."""
-    found = {}
+    by_label = {}
     for name in OURS:
         for info in sorted((i for i in op_db() if i.name == name), key=lambda i: i.variant_test_name):
-            found[
+            by_label[
                 name.removeprefix("nn.functional.") + (f".{info.variant_test_name}" if info.variant_test_name else "")
             ] = (name, info)
-    return found
+    return by_label
 
 
 def absent() -> list[str]:

@@ -73,14 +73,14 @@ def table() -> str:
     sorts: dict[str, list[Any]] = {}
     for name in CASES:
         for dtype in DTYPES:
-            found: dict[str, list[Any]] = {}
+            resources: dict[str, list[Any]] = {}
             for arch in ARCHITECTURES:
                 for executable in module(name, dtype, arch).executables.values():
                     for function, r in executable.binary.kernels.items():
-                        rows = sorts if function.startswith("gradc_sort") else found
+                        rows = sorts if function.startswith("gradc_sort") else resources
                         if len(rows.setdefault(function, [])) <= ARCHITECTURES.index(arch):
                             rows[function].append(r)
-            lines += [_line(name, dtype, function, each) for function, each in sorted(found.items())]
+            lines += [_line(name, dtype, function, each) for function, each in sorted(resources.items())]
     lines += [_line("every sort", "", function, each) for function, each in sorted(sorts.items())]
     return "\n".join(lines) + "\n"
 

@@ -137,13 +137,13 @@ def main() -> int:
         else Path("benchmarks/results") / f"scaling-{datetime.date.today().isoformat()}.json"
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[tuple[int, float]]] = {}
+    curves: dict[str, list[tuple[int, float]]] = {}
     for name, (sizes, measure) in CURVES.items():
-        found[name] = [(size, measure(size)) for size in sizes]
+        curves[name] = [(size, measure(size)) for size in sizes]
         print(
             f"{name:<14}"
-            + " ".join(f"{size}:{t * 1e3:.3g}" for size, t in found[name])
-            + f"  cliffs: {cliffs(found[name]) or 'none'}",
+            + " ".join(f"{size}:{t * 1e3:.3g}" for size, t in curves[name])
+            + f"  cliffs: {cliffs(curves[name]) or 'none'}",
             flush=True,
         )
     draws = {name: embedding(8192, 32000, 512, name) for name in DRAWS}
@@ -152,12 +152,12 @@ def main() -> int:
     )
     out.write_text(
         json.dumps(
-            {"curves": found, "cliffs": {name: cliffs(points) for name, points in found.items()}, "draws": draws},
+            {"curves": curves, "cliffs": {name: cliffs(points) for name, points in curves.items()}, "draws": draws},
             indent=1,
         )
         + "\n"
     )
-    picture(found, out.with_suffix(".svg"))
+    picture(curves, out.with_suffix(".svg"))
     print(f"written: {out} and {out.with_suffix('.svg')}")
     return 0
 

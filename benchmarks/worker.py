@@ -123,10 +123,10 @@ def same_bits(results: Callable[[], dict[str, Any]], runs: int = 100) -> bool:
     from gradc.runtime.host import pool
 
     def digest() -> str:
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for name, value in results().items():
-            found.update(name.encode() + np.ascontiguousarray(value).tobytes())
-        return found.hexdigest()
+            hasher.update(name.encode() + np.ascontiguousarray(value).tobytes())
+        return hasher.hexdigest()
 
     before, seen = pool.num_threads(), set()
     try:
@@ -138,7 +138,7 @@ def same_bits(results: Callable[[], dict[str, Any]], runs: int = 100) -> bool:
     return len(seen) == 1
 
 
-def memory(what: str, afresh: bool = False) -> float:
+def memory(field: str, afresh: bool = False) -> float:
     """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not
     say.
     """
@@ -148,7 +148,7 @@ def memory(what: str, afresh: bool = False) -> float:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0.0
-    return next((int(line.split()[1]) / 1000 for line in lines if line.startswith(what + ":")), 0.0)
+    return next((int(line.split()[1]) / 1000 for line in lines if line.startswith(field + ":")), 0.0)
 
 
 def graph_to_callable(who: str, name: str) -> None:

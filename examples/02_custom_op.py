@@ -35,7 +35,7 @@ def shift_in_a_kernel(index, node, kernel):
     (x,), axis = node.operands, node.attrs["axis"]
     place = index[axis] + -node.attrs["by"]
     return kernel.read(
-        x, [*index[:axis], place, *index[axis + 1 :]], where=kernel.inside(place, 0, x.shape[axis]), other=0
+        x, [*index[:axis], place, *index[axis + 1 :]], where=kernel.in_bounds(place, 0, x.shape[axis]), other=0
     )
 
 
@@ -45,7 +45,7 @@ shift = Primitive(
     reference=shift_in_numpy,
     lower=Movement(shift_in_a_kernel),
     vjp=lambda g, y, x, *, by, axis: (shift(g, by=-by, axis=axis),),
-    linear=lambda node: {
+    multilinear=lambda node: {
         0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))
     },  # the shifted axis is mixed
     in_place_of_dtype=True,

@@ -7,11 +7,12 @@ differentiated again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
-from .ir.graph import Graph, input_node
+from .ir.graph import Graph, input_node, parts_of
 from .ir.node import Node, Note, topological
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.scan import suffixed
@@ -40,6 +41,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         raise InvalidProblem(f"wrt names an input twice: {', '.join(wrt)}")
     with assuming(graph.assumptions):
         opened = open_composites(graph)
+        notes = dict(opened.notes)
         outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
         cotangent_names, gradient_names = joint_names(graph, wrt)
         cotangents = {name: input_node(cotangent_names[name], node.type) for name, node in outputs}
@@ -52,15 +54,14 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
             contributions.setdefault(node, []).append(cotangents[name])
         wanted = {opened.input(name) for name in wrt}
         needed = _reaching(opened, wanted)
-        gradients = _sweep([node for _, node in outputs], contributions, needed)
+        gradients = _sweep([node for _, node in outputs], contributions, needed, notes)
         results = [(gradient_names[name], _result(opened, name, gradients, unused)) for name in wrt]
-    notes: dict[Node, Note] = dict(graph.notes)
     return Graph(
         name=suffixed(graph.name, "_joint"),
         inputs=(*graph.inputs, *(cotangents[name] for name, _ in outputs)),
         outputs=(*graph.outputs, *results),
         assumptions=graph.assumptions,
-        notes=notes,
+        notes={**notes, **graph.notes},
         defaults=graph.defaults,
     )
 
@@ -86,9 +87,14 @@ def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
 def open_composites(graph: Graph) -> Graph:
     """The graph with the composites that have no vjp of their own opened; the others stay whole."""
 
+    opened = [n for n in graph.nodes if isinstance(n.op, Composite) and n.op.vjp is None]
+    named = {n: graph.composite(n) or n.op.name for n in opened}
+    notes = {**graph.notes, **{n: replace(graph.notes.get(n, Note()), composite=name) for n, name in named.items()}}
+
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if isinstance(node.op, Composite) and node.op.vjp is None:
-            return deep(node.op.decompose(*operands, **node.attrs))
+            with parts_of(named[node], notes):
+                return deep(node.op.decompose(*operands, **node.attrs))
         return None
 
     def deep(root: Node) -> Node:
@@ -105,7 +111,8 @@ def open_composites(graph: Graph) -> Graph:
             )
         return new[root]
 
-    return graph.rewrite(rule)
+    rewritten = replace(graph, notes=notes).rewrite(rule)
+    return replace(rewritten, notes={**notes, **rewritten.notes})
 
 
 def _reaching(graph: Graph, wanted: set[Node]) -> set[Node]:
@@ -124,7 +131,13 @@ def tangent_dtype(node: Node, contributions: Sequence[Node]) -> DType:
     return F64 if any(c.dtype is F64 for c in contributions) else F32
 
 
-def _sweep(roots: Sequence[Node], contributions: dict[Node, list[Node]], needed: set[Node]) -> Mapping[Node, Node]:
+def _sweep(
+    roots: Sequence[Node], contributions: dict[Node, list[Node]], needed: set[Node], notes: dict[Node, Note]
+) -> Mapping[Node, Node]:
+    """The cotangent of every value that has one.
+
+    :param notes: gets those of the values that are written: which composite's gradient they are part of.
+    """
     gradients: dict[Node, Node] = {}
     for node in reversed(topological(roots)):
         if node not in needed or node not in contributions:
@@ -142,7 +155,9 @@ def _sweep(roots: Sequence[Node], contributions: dict[Node, list[Node]], needed:
             raise NotDifferentiable(
                 f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp"
             )
-        entries = _vjp(node, total)
+        composite = node.op.name if isinstance(node.op, Composite) else notes.get(node, Note()).composite
+        with parts_of(f"{composite.removesuffix('_grad')}_grad" if composite else "", notes):
+            entries = _vjp(node, total)
         if len(entries) != len(node.operands):
             raise InternalError(
                 f"the vjp of {node.op.name} gave {len(entries)} entries for {len(node.operands)} operands"

@@ -1,28 +1,34 @@
-"""The passes, in order: from a graph to the programs of its forward and backward.
+"""The compiler on one page: :func:`compile_graph` and its stages, in order, from a graph to a loaded module.
 
-A module that comes from the cache needs none of them, so that nothing here is imported before one is built.
+A module that comes from the cache (:mod:`gradc.api`) needs none of this, so that nothing here is imported before one is
+compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .autodiff import differentiate, joint_names
+from .codegen.cpu.program import Source, render_program
+from .codegen.cuda.render import render_cuda
 from .errors import InvalidProblem
 from .ir.graph import Graph
 from .ir.kernel import Program
+from .module.module import Code, Module, Recipe
+from .module.saved import parts_of
+from .options import Options
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.scalarize_axes import scalarize_axes
 from .passes.graph.simplify import simplify
-from .passes.graph.sink_dequant import prepare, sink_dequant
+from .passes.graph.sink_dequant import push_gathers, sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
-from .passes.program.coalesce import lanes
+from .passes.program.coalesce import coalesce
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.plan_buffers import plan_buffers
@@ -30,16 +36,42 @@ from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import gpu_of
 from .passes.reductions.strategies import ON_GPU
 from .passes.schedule.partition import Partition, partition
-from .passes.schedule.residual import Residual
 from .passes.schedule.schedule import schedule
+from .runtime.cache import default_cache, pack
+from .runtime.cuda.programs import CudaSource
+from .runtime.host.toolchain import compile_libraries
 
-__all__ = ["PASSES", "build", "joint_program", "kernels", "lower", "optimise"]  # PASSES: all are registered here
+# PASSES: every pass is registered by these imports
+__all__ = ["PASSES", "compile_graph", "joint_program", "kernels", "lower", "optimise"]
 
 
-def build(
-    graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str
-) -> tuple[Pipeline, dict[str, Program], tuple[Residual, ...]]:
-    """Run every pass."""
+def compile_graph(
+    graph: Graph, wrt: Sequence[str], target: str, options: Options, recipe: Recipe, cache_key: str | None
+) -> Module:
+    """A graph as a loaded module of forward and backward: every stage of the compiler.
+
+    :param recipe: how the module does later what is only done on demand.
+    :param cache_key: under which the module is kept; None keeps nothing, and leaves rendering and compiling to the
+        first call.
+    """
+    pipeline, parts, programs = run_passes(graph, wrt, options, target)  # Graph -> two Graphs -> two Programs
+    code = {name: Code(program) for name, program in programs.items()}
+    module = Module(graph, wrt, target, code, parts.residuals, options, recipe, pipeline)  # verifies every access
+    if cache_key is not None:
+        sources = render(module)  # Program -> C or CUDA
+        binaries = compile_sources(sources)  # C -> machine code
+        load(module, sources, binaries)  # machine code -> this process
+        default_cache().put(cache_key, pack(parts_of(module)))
+    return module
+
+
+# -- Graph -> Program: the passes --------------------------------------------------------------------------------------
+
+
+def run_passes(
+    graph: Graph, wrt: Sequence[str], options: Options, target: str
+) -> tuple[Pipeline, Partition, dict[str, Program]]:
+    """Every pass, in order."""
     pipeline = Pipeline()
     parts = lower(graph, wrt, options, pipeline)
     pipeline.start("forward.partition", parts.forward)
@@ -47,34 +79,39 @@ def build(
     if wrt:
         pipeline.start("backward.partition", parts.backward)
         programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
-    combined = {p.root(s.buffer): "" for p in programs.values() for k in p.kernels for s in k.accums}
+    _check_forced(programs.values(), options.reductions or {})
+    return pipeline, parts, programs
+
+
+def _check_forced(programs: Collection[Program], reductions: Mapping[str, str]) -> None:
+    """InvalidProblem where ``reductions=`` names something into which nothing is combined."""
+    combined = {p.root(s.buffer): "" for p in programs for k in p.kernels for s in k.accums}
     named = {
         name: b
-        for p in programs.values()
+        for p in programs
         for name, b in (*((b.name, p.root(b.name)) for b in p.buffers), *((n, p.root(b)) for n, b in p.outputs))
     }
-    strange = [name for name in options["reductions"] or () if name != "*" and named.get(name) not in combined]
-    if strange:
+    unknown = [name for name in reductions if name != "*" and named.get(name) not in combined]
+    if unknown:
         raise InvalidProblem(
-            f"reductions names {strange[0]!r}, into which nothing is combined; there are"
+            f"reductions names {unknown[0]!r}, into which nothing is combined; there are"
             f" {', '.join(combined) or 'none'}"
         )
-    return pipeline, programs, parts.residuals
 
 
-def joint_program(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], target: str) -> Program:
+def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
-    ready = pipeline.run(prepare, name_readers(pipeline.start("forward", graph)), numerics=options["numerics"])
+    ready = pipeline.run(push_gathers, name_readers(pipeline.start("forward", graph)), numerics=options.numerics)
     return kernels(
         optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint"
     )
 
 
-def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Partition:
+def lower(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline) -> Partition:
     """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
     graph = name_readers(pipeline.start("forward", graph))
-    graph = pipeline.run(prepare, graph, numerics=options["numerics"])
+    graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
     joint = _joint(graph, wrt, options, pipeline) if wrt else graph
     joint = optimise(joint, options, pipeline)
     if not wrt:
@@ -82,23 +119,23 @@ def lower(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline
     return partition(
         joint,
         graph.output_names,
-        save=options["save"],
-        budget=options["memory_budget"],
-        dims={**(options["hints"] or {}), **(options["dims"] or {})},
+        save=options.save,
+        budget=options.memory_budget,
+        dims={**(options.hints or {}), **(options.dims or {})},
     )
 
 
-def _joint(graph: Graph, wrt: Sequence[str], options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
-    joint: Graph = pipeline.keep("joint", graph, lambda: differentiate(graph, wrt, unused=options["unused"]))
-    if not options["sparse"]:
+def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline) -> Graph:
+    joint: Graph = pipeline.keep("joint", graph, lambda: differentiate(graph, wrt, unused=options.unused))
+    if not options.sparse:
         return joint
     names = joint_names(graph, wrt)[1]
-    return pipeline.run(sparse_rows, joint, names=[names[n] for n in options["sparse"]])  # type: ignore[no-any-return]
+    return pipeline.run(sparse_rows, joint, names=[names[n] for n in options.sparse])  # type: ignore[no-any-return]
 
 
-def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Graph:
+def optimise(graph: Graph, options: Options, pipeline: Pipeline) -> Graph:
     """The Graph -> Graph passes, in order."""
-    numerics = options["numerics"]
+    numerics = options.numerics
     graph = pipeline.run(decompose, graph)
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(simplify, graph, numerics=numerics)
@@ -109,22 +146,51 @@ def optimise(graph: Graph, options: Mapping[str, Any], pipeline: Pipeline) -> Gr
     return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
 
 
-def kernels(graph: Graph, options: Mapping[str, Any], target: str, pipeline: Pipeline, what: str) -> Program:
-    """Graph -> Program, ready to render."""
+def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str) -> Program:
+    """Graph -> Program, ready to render.
+
+    :param name: of the program, before those of its stages: ``forward``, ``backward``, ``joint``.
+    """
     program = pipeline.keep(
-        f"{what}.schedule", graph, lambda: schedule(graph, fuse=options["fuse"], host=target in ("cpu", "numpy"))
+        f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, host=target in ("cpu", "numpy"))
     )
-    how: dict[str, Any] = (
-        {"device": gpu_of(options["device"] or options["arch"], options["calibration"]), "available": ON_GPU}
-        if target.startswith("cuda")
-        else {}
-    )
+    cost_model: dict[str, Any] = {}
     if target.startswith("cuda"):
-        program = pipeline.keep(f"{what}.lanes", program, lambda: lanes(program))
-        program = pipeline.keep(f"{what}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
+        device = gpu_of(options.device or options.arch, options.calibration)
+        cost_model = {"device": device, "available": ON_GPU}
+        program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))
+        program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
     program = pipeline.keep(
-        f"{what}.choose_reduction",
+        f"{name}.choose_reduction",
         program,
-        lambda: choose_reduction(program, force=options["reductions"], **how, determinism=options["determinism"]),
+        lambda: choose_reduction(program, force=options.reductions, **cost_model, determinism=options.determinism),
     )
-    return pipeline.keep(f"{what}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
+    return pipeline.keep(f"{name}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
+
+
+# -- Program -> text -> machine code -> a process ----------------------------------------------------------------------
+
+Sources = Sequence[Source | CudaSource]
+"""Of forward and backward, or of forward alone."""
+
+
+def render(module: Module) -> Sources:
+    """Program -> C, in units that are compiled side by side; or CUDA."""
+    programs = [executable.program for executable in module.executables.values()]
+    if module.target == "cpu":
+        return [render_program(program) for program in programs]
+    return [CudaSource(*render_cuda(program)) for program in programs]
+
+
+def compile_sources(sources: Sources) -> Sequence[bytes | None]:
+    """C -> shared objects, by the calling thread, which Ctrl-C can stop.  CUDA is left to NVRTC when a device is asked
+    for its first launch, or :attr:`gradc.Executable.binary` is: None.
+    """
+    units = [source.units for source in sources if isinstance(source, Source)]
+    return compile_libraries(units) if units else [None] * len(sources)
+
+
+def load(module: Module, sources: Sources, binaries: Sequence[bytes | None]) -> None:
+    """What the module's calls run, into this process."""
+    for executable, source, binary in zip(module.executables.values(), sources, binaries, strict=True):
+        executable.backend.load(source, binary)

@@ -41,11 +41,11 @@ class TracedFunction(Shared):
 
     def __reduce__(self) -> str:
         """By name, as functions are pickled."""
-        found: Any = sys.modules.get(self.__module__)
+        value: Any = sys.modules.get(self.__module__)
         name: str = vars(self)["__qualname__"]
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not self:
+            value = getattr(value, part, None)
+        if value is not self:
             raise InvalidProblem(
                 f"{self.__module__}.{name} cannot be pickled: a function is found again by its name, so it must stand"
                 " at the top of its module; its graph can be pickled"

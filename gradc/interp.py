@@ -17,9 +17,10 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Select, Stmt, neutral, taken
+from .ir.kernel import Call, Kernel, Program, Select, taken
 from .ir.node import REGISTRY, Node, topological
 from .ir.op import Composite
+from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
 from .ir.types import DTYPES, DType, Type, read
 from .ops.bags import count_not_above
 from .ops.indexing import check_positions
@@ -426,11 +427,11 @@ class _KernelRun:
             self.values[s.name] = np.asarray(evaluate(s.attr("size"), memory.bindings), np.int64)
         elif s.op == "index":
             self.values[s.name] = self.place(s.index[0])
-        elif s.op == "inside":
+        elif s.op == "in_bounds":
             place = self.place(s.index[0])
             low, high = (evaluate(s.attr(k), memory.bindings) for k in ("lo", "hi"))
             self.values[s.name] = (place >= low) & (place < high)
-        elif s.op == "bounded":
+        elif s.op == "clamp_index":
             size = evaluate(s.attr("size"), memory.bindings)
             raw = np.asarray(args[0]).astype(np.int64)
             self.values[s.name] = raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))

@@ -24,12 +24,12 @@ from .process.ieee import plain
 
 def op_named(name: str) -> Op:
     """The op of that name; InvalidProblem where this process has none."""
-    found: Op | None = ops.REGISTRY.get(name)
-    if found is None:
+    op: Op | None = ops.REGISTRY.get(name)
+    if op is None:
         raise InvalidProblem(
             f"a pickle names the op {name!r}, which this process does not have: import the module that defines it first"
         )
-    return found
+    return op
 
 
 @plain()

@@ -36,15 +36,20 @@ from .ir.types import dtype as dtype_of
 from .ops.blocks import Blocks, canonical_block
 from .passes.program.precision import Precision
 from .process.forks import lock
+from .runtime.host.arrays import Arguments, Results
 from .runtime.shared import Shared
 from .trace import trace
 
 if TYPE_CHECKING:
     from .module.module import Module
     from .runtime.executable import Executable
+    from .runtime.kernel import Kernels
 
 Shape = tuple[Size, ...]
 Settings = Mapping[str, Any]
+"""The keywords of a plan that are no sizes, by name: dtypes, and the op's options."""
+OperandTypes = dict[str, tuple[str, Sequence[Size | str]]]
+"""The dtype and the shape of each operand."""
 Block = tuple[int | str | None, ...]
 
 
@@ -56,16 +61,16 @@ class Plan(Shared):
     :ivar graph: what is compiled.
     """
 
-    def __init__(self, name: str, graph: Graph, told: Sequence[str], target: str | None):
+    def __init__(self, name: str, graph: Graph, chosen: Sequence[str], target: str | None):
         self.name, self.graph, self.target = name, graph, target
         self.arguments: dict[str, Type] = {graph.input_name(n): n.type for n in graph.inputs}
         self.results: dict[str, Type] = {output: n.type for output, n in graph.outputs}
-        self._told = tuple(told)
+        self._chosen = tuple(chosen)
         self._module: Module | None = None
         self._lock = lock(reentrant=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Plan, (self.name, self.graph, self._told, self.target)
+        return Plan, (self.name, self.graph, self._chosen, self.target)
 
     @property
     def module(self) -> Module:
@@ -83,16 +88,16 @@ class Plan(Shared):
 
     def run(
         self,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Arguments | None = None,
         /,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> dict[str, Any]:
+    ) -> Results:
         """The gradients by name; arrays are of the kind that went in.  As :meth:`gradc.Executable.run`.
 
         :param out: arrays to write gradients into.
@@ -105,7 +110,7 @@ class Plan(Shared):
 
     __call__ = run
 
-    def can_implement(self, arguments: Mapping[str, Any] | None = None, /, **more: Any) -> GradcError | None:
+    def can_implement(self, arguments: Arguments | None = None, /, **more: Any) -> GradcError | None:
         """None if ``run`` takes these arguments, else the error it would raise; nothing runs.  What the target cannot
         compile is found too.
         """
@@ -127,10 +132,12 @@ class Plan(Shared):
     def sku(self, **dims: int) -> str:
         """One name for what this is: plan, target, dtypes, options that are not the defaults, sizes."""
         dtypes = "_".join(dict.fromkeys(str(t.dtype) for t in (*self.arguments.values(), *self.results.values())))
-        return ".".join((self.name, self.executable.target, dtypes, *self._told, *(f"{k}{v}" for k, v in dims.items())))
+        return ".".join(
+            (self.name, self.executable.target, dtypes, *self._chosen, *(f"{k}{v}" for k, v in dims.items()))
+        )
 
     @property
-    def kernels(self) -> dict[str, Any]:
+    def kernels(self) -> Kernels:
         """Its kernels by name."""
         return self.executable.kernels
 
@@ -186,11 +193,11 @@ class Row:
     """
 
     op: str
-    types: Callable[[Settings], dict[str, tuple[str, Sequence[int | str | Size]]]]
-    settings: Mapping[str, Any]
+    types: Callable[[Settings], OperandTypes]
+    settings: Settings
     doc: str
     sizes: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=lambda: {"oob": "skip"})
+    options: Settings = field(default_factory=lambda: {"oob": "skip"})
     wrt: tuple[str, ...] = ()
 
 
@@ -198,22 +205,24 @@ def _numbered(letter: str, rank: int) -> tuple[str, ...]:
     return (letter,) if rank == 1 else tuple(f"{letter}{a}" for a in range(rank))
 
 
-def _bag(s: Settings) -> dict[str, Any]:
+def _bag(s: Settings) -> OperandTypes:
     if s["rank"] not in (1, 2):
         raise InvalidProblem(f"rank={s['rank']!r}: 1 (with offsets) or 2 (a bag is a row)")
     members = ("N",) if s["rank"] == 1 else ("B", "L")
-    types: dict[str, Any] = {"indices": (s["index_dtype"], members), "weight": (s["dtype"], ("V", "D"))}
+    types: OperandTypes = {"indices": (s["index_dtype"], members), "weight": (s["dtype"], ("V", "D"))}
     if s["rank"] == 1:
         types["offsets"] = (s["index_dtype"], ("B",))
     return types | ({"per_sample_weights": (s["dtype"], members)} if s["per_sample_weights"] else {})
 
 
-def _quantized(operand: str) -> Callable[[Settings], dict[str, Any]]:
-    def types(s: Settings) -> dict[str, Any]:
+def _quantized(operand: str) -> Callable[[Settings], OperandTypes]:
+    def types(s: Settings) -> OperandTypes:
         shape = _shape(s)
         counts = () if s["block"] is None else Blocks(shape, canonical_block(shape, _block(s, shape))).counts
-        found = {operand: (s[f"{operand}_dtype"], shape), "scale": (s["scale_dtype"], counts)}
-        return found | ({"zero_point": (s["zero_point_dtype"], counts)} if s["zero_point_dtype"] is not None else {})
+        operands: OperandTypes = {operand: (s[f"{operand}_dtype"], shape), "scale": (s["scale_dtype"], counts)}
+        if s["zero_point_dtype"] is not None:
+            operands["zero_point"] = (s["zero_point_dtype"], counts)
+        return operands
 
     return types
 
@@ -235,14 +244,14 @@ def _size(value: Any) -> Size:
     return parse_size(value) if isinstance(value, str) else value
 
 
-def _image(s: Settings) -> dict[str, Any]:
+def _image(s: Settings) -> OperandTypes:
     if s["rank"] not in (4, 5):
         raise InvalidProblem(f"rank={s['rank']!r}: 4 (images) or 5 (volumes)")
     spatial, out = ("D", "H", "W")[5 - s["rank"] :], ("OD", "OH", "OW")[5 - s["rank"] :]
     return {"input": (s["dtype"], ("N", "C", *spatial)), "grid": (s["dtype"], ("N", *out, len(out)))}
 
 
-def _indexed(s: Settings) -> dict[str, Any]:
+def _indexed(s: Settings) -> OperandTypes:
     if not -s["rank"] <= s["dim"] < s["rank"]:
         raise InvalidProblem(f"dim={s['dim']} of rank={s['rank']}")
     others = ("D",) if s["rank"] == 2 else tuple(f"D{a}" for a in range(s["rank"] - 1))
@@ -335,24 +344,24 @@ _PLANS: dict[str, Plan] = {}
 _MOST = 1024
 
 
-def _defaults(row: Row) -> dict[str, Any]:
+def _defaults(row: Row) -> Settings:
     """Every keyword of a plan but the sizes."""
     record = ops.REGISTRY[row.op]
     options = {name: row.options.get(name, parameter.default) for name, parameter in record.parameters.items()}
     return {**row.settings, **options, **({"dy_dtype": None, "wrt": None} if row.wrt else {})}
 
 
-def _make(name: str, given: Mapping[str, Any], target: str | None) -> Plan:
+def _make(name: str, given: Settings, target: str | None) -> Plan:
     row, defaults = TABLE[name], _defaults(TABLE[name])
     settings = {**defaults, **{k: _plain(k, v) for k, v in given.items() if k in defaults}}
     sizes = {k: v for k, v in given.items() if k not in defaults and not (k in row.sizes and v is None)}
     key = f"{name} {sorted(settings.items())} {sorted(sizes.items())} {target}"
     plan = _PLANS.get(key)
     if plan is None:
-        told = [f"{k}_{_short(v)}" for k, v in settings.items() if v != defaults[k]] + [
+        chosen = [f"{k}_{_short(v)}" for k, v in settings.items() if v != defaults[k]] + [
             f"{k}{v}" for k, v in sizes.items()
         ]
-        plan = Plan(name, _graph(name, row, settings, sizes), told, target)
+        plan = Plan(name, _graph(name, row, settings, sizes), chosen, target)
         if len(_PLANS) >= _MOST:
             _PLANS.clear()
         plan = _PLANS.setdefault(key, plan)
@@ -380,7 +389,7 @@ def _short(value: Any) -> str:
     return "x".join("all" if v is None else str(v) for v in value) if isinstance(value, tuple) else str(value)
 
 
-def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, Any]) -> Graph:
+def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, int]) -> Graph:
     """The gradients of the op as a graph of their own."""
     record = ops.REGISTRY[row.op]
     symbolic = {
@@ -410,10 +419,10 @@ def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, Any]) ->
     if not row.wrt:
         return forward
     wrt = tuple(operand for operand in row.wrt if operand in types) if settings["wrt"] is None else settings["wrt"]
-    strange = [operand for operand in wrt if operand not in types]
-    if strange or not wrt:
+    unknown = [operand for operand in wrt if operand not in types]
+    if unknown or not wrt:
         raise InvalidProblem(
-            f"{name}: wrt names {strange[0] if strange else 'nothing'!r}; there are gradients of"
+            f"{name}: wrt names {unknown[0] if unknown else 'nothing'!r}; there are gradients of"
             f" {', '.join(o for o in row.wrt if o in types)}"
         )
     joint = differentiate(forward, wrt)
@@ -443,15 +452,15 @@ def _plan(name: str) -> Callable[..., Plan]:
     plan.__name__ = plan.__qualname__ = name
     parameters += [kinds("target", kinds.KEYWORD_ONLY, default=None), kinds("sizes", kinds.VAR_KEYWORD)]
     plan.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    what = "The gradients of" if row.wrt else "A plan of"
+    subject = "The gradients of" if row.wrt else "A plan of"
     more = (
         "\n\n    wrt: the operands whose gradients are wanted.  dy_dtype: that of dy where it is not the op's result's."
         if row.wrt
         else ""
     )
     plan.__doc__ = (
-        f"{what} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its name;"
-        " the others are symbols.\n    "
+        f"{subject} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its"
+        " name; the others are symbols.\n    "
     )
     return plan
 

@@ -52,6 +52,57 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the files under tests/golden anew; read their diff before committing it",
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help=f"of each test function at most {QUICK_CASES} cases, and none of those in tests/slow.txt: make quick",
+    )
+    parser.addoption(
+        "--update-slow",
+        action="store_true",
+        help=f"write tests/slow.txt anew: the test functions whose cases take {SLOW} s or more on average",
+    )
+
+
+QUICK_CASES = 2
+SLOW = 0.3
+SLOW_FILE = Path(__file__).with_name("slow.txt")
+_seconds: dict[str, list[float]] = {}
+
+
+def _function(nodeid: str) -> str:
+    """``FILE::NAME`` of a test, without its parameters; a file keeps its name when it moves to another folder."""
+    path, _, name = nodeid.partition("::")
+    return f"{Path(path).name}::{name.partition('[')[0]}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    slow = set(SLOW_FILE.read_text(encoding="utf-8").split())
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")):
+            cases.setdefault(_function(item.nodeid), []).append(item)
+    kept = {
+        found[k * (len(found) - 1) // max(1, QUICK_CASES - 1)]  # the first, the last, and some between
+        for function, found in cases.items()
+        if function not in slow
+        for k in range(QUICK_CASES)
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _seconds.setdefault(_function(report.nodeid), []).append(report.duration)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--update-slow") and not hasattr(session.config, "workerinput"):
+        found = (function for function, each in _seconds.items() if sum(each) / len(each) >= SLOW)
+        SLOW_FILE.write_text("".join(f"{function}\n" for function in sorted(found)), encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What sampling at points means, in torch ops that can be differentiated any number of times.
 
-``grid_sample`` here is not torch's own (which has no second derivative and no forward mode): tests/test_grid_sample.py
+``grid_sample`` here is not torch's own (which has no second derivative and no forward mode): test_grid_sample.py
 holds the two against each other.
 """
 

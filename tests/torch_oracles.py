@@ -237,7 +237,7 @@ def _bag(
     max_norm: float | None = None,
     oob: str = "error",
 ) -> torch.Tensor:
-    """By definition, one bag after another; tests/test_embedding_family.py holds it against torch's own."""
+    """By definition, one bag after another; tests/ops/test_embedding_family.py holds it against torch's own."""
     if indices.ndim == 2 and offsets is not None:
         offsets, factors = None, offsets
     if max_norm is not None:

@@ -26,18 +26,18 @@ def calibration_file(device: Gpu) -> Path:
     return Path(user_directory("config")) / "calibration" / f"{re.sub('[^a-z0-9]+', '-', device.name.lower())}.json"
 
 
-def calibration_text_for(device: Gpu, given: Any, found: bool) -> str | None:
+def calibration_text_for(device: Gpu, given: Any, own: bool) -> str | None:
     """The text of the file that holds for a compilation, or None.
 
     :param given: ``calibration=`` of compile: a path, ``"none"``, or None.
-    :param found: whether the user's own file counts.
+    :param own: whether the user's own file counts.
     :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no
         calibration does.
     """
     if given is not None and not isinstance(given, str | Path):
         raise InvalidProblem(f"calibration={given!r}: a path of a file that gradc calibrate wrote, or {NONE!r}")
     named = str(given) if given is not None else knobs.CALIBRATION.get()
-    if named == NONE or (given is None and not found):
+    if named == NONE or (given is None and not own):
         return None
     path = Path(named).expanduser() if named else calibration_file(device)
     if not named and not path.is_file():

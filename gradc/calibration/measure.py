@@ -152,7 +152,7 @@ def measure(bench: Bench, device: Gpu, scale: Scale | None = None) -> Iterator[S
     scale = scale or Scale()
     wide = 8 * device.sms  # blocks that fill it
 
-    def sample(what: str, amount: int, function: str, blocks: int, *args: Any, count: int = 1) -> Sample:
+    def sample(name: str, amount: int, function: str, blocks: int, *args: Any, count: int = 1) -> Sample:
         written = [
             i for i, a in enumerate(args) if isinstance(a, Span) and i == sum(isinstance(b, Span) for b in args) - 1
         ]
@@ -161,7 +161,7 @@ def measure(bench: Bench, device: Gpu, scale: Scale | None = None) -> Iterator[S
             for _ in range(count):
                 bench.launch(f"gradc_calibrate_{function}", blocks, THREADS, args, written)
 
-        return Sample(what, amount, bench.seconds(work))
+        return Sample(name, amount, bench.seconds(work))
 
     for count in scale.launches:
         yield sample("launch", count, "nothing", 1, 0, count=count)
@@ -228,8 +228,8 @@ def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
         listed with.
     """
 
-    def rate(what: str) -> float:
-        return 1 / _line(what, [(s.amount, s.seconds) for s in samples if s.what == what])[1]
+    def rate(name: str) -> float:
+        return 1 / _line(name, [(s.amount, s.seconds) for s in samples if s.what == name])[1]
 
     sorts = [s for s in samples if s.what == "sort"]
     few, *many = sorted({s.amount for s in sorts})
@@ -239,41 +239,41 @@ def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
         (p, _line("sort", [(s.amount, s.seconds) for s in sorts if s.amount in many and s.passes == p])[1])
         for p in sorted({s.passes for s in sorts})
     ]
-    found = {
+    constants = {
         "bandwidth": rate("bandwidth"),
         "coalesced": rate("coalesced"),
         "scattered": rate("scattered"),
-        "resident": min(rate(what) for what in ("moved", "vectors") if any(s.what == what for s in samples)),
+        "resident": min(rate(name) for name in ("moved", "vectors") if any(s.what == name for s in samples)),
         "hot": 1 / rate("hot"),
         "launch": 1 / rate("launch"),
         "sort_base": max(base, 0.0),
         "sort_pass": each,
         "sort_rate": 1 / float(np.mean([slope / passes for passes, slope in slopes])),
     }
-    for name, value in found.items():
+    for name, value in constants.items():
         listed = getattr(device, name)
         if name != "sort_base" and not listed / PLAUSIBLE <= value <= listed * PLAUSIBLE:
             raise DeviceError(
                 f"{name} was measured as {value:.3g}, and {device.name} is listed with {listed:.3g}: the device is"
                 " shared or throttled, or its clock is wrong; nothing is written"
             )
-    return found
+    return constants
 
 
-def _line(what: str, points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _line(name: str, points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """(seconds at 0, seconds per unit) of the line through points, each as near as its own time allows.
 
     :raises DeviceError: fewer than two amounts, time does not grow with work, or a point lies far from the line.
     """
     amounts, seconds = (np.asarray(v, np.float64) for v in zip(*points, strict=True))
     if len(set(amounts)) < 2 or not (np.isfinite(seconds).all() and (seconds > 0).all()):
-        raise DeviceError(f"{what}: times of two amounts of work are wanted, got {_said(points)}")
+        raise DeviceError(f"{name}: times of two amounts of work are wanted, got {_said(points)}")
     rows = np.stack([1 / seconds, amounts / seconds], 1)
     start, slope = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)[0]
     off = np.abs(rows @ [start, slope] - 1).max()
     if not slope > 0 or off > FARTHEST:
         why = "more work does not take longer" if not slope > 0 else f"a time lies {off:.0%} from a straight line"
-        raise DeviceError(f"{what}: {why}: {_said(points)}; is something else running on the device?")
+        raise DeviceError(f"{name}: {why}: {_said(points)}; is something else running on the device?")
     return float(start), float(slope)
 
 
@@ -293,17 +293,17 @@ def calibrate(said: Callable[[str], None] = lambda line: None) -> tuple[Gpu, str
     """
     from ..runtime.cuda import gpu
 
-    found = gpu.current_device()
-    listed = listed_device(found.name, found.arch)
+    device = gpu.current_device()
+    listed = listed_device(device.name, device.arch)
     bench = Bench(gpu.Gpu(text()))
     samples: list[Sample] = []
-    for sample in measure(bench, replace(listed, sms=found.sms, l2=found.l2)):
+    for sample in measure(bench, replace(listed, sms=device.sms, l2=device.l2)):
         samples.append(sample)
         said(f"{sample.what:<10} {sample.amount:>14g} in {sample.seconds * 1e6:>10.1f} us")
     constants = {
-        "sms": found.sms,
-        "l2": found.l2,
-        "shared": found.shared,
+        "sms": device.sms,
+        "l2": device.l2,
+        "shared": device.shared,
         **{n: float(f"{v:.4g}") for n, v in fitted(samples, listed).items()},
     }
     return listed, calibration_text(listed, constants)

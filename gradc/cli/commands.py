@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -14,6 +13,7 @@ from ..errors import IndexOutOfRange
 from ..files import make_folder, write
 from ..module.module import Module
 from ..npz import write_arrays
+from ..runtime.host.arrays import Arguments, Results
 from ..verify.check import check as check_gradients
 from ..verify.samples import sample
 from .model import Settings, compiled, floats, open_model, read_arrays, with_model
@@ -127,12 +127,12 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     module = compiled(model, settings, wrt)
     given = read_arrays(inputs, graph)
     drawn_arrays, dims = sample(graph, settings.dims, seed, given)
-    arrays: dict[str, Any] = dict(drawn_arrays)
+    arrays: Results = dict(drawn_arrays)
     drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
     at = f" at {', '.join(f'{k}={v}' for k, v in dims.items())}" if dims else ""
     click.echo(f"{graph.name} on {module.target}{at}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
     began = time.perf_counter()
-    results: dict[str, Any] = {}
+    results: Results = {}
     with settings.waiting("running"):
         try:
             value, residuals = module.forward(
@@ -146,7 +146,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
         if grad:
             random = np.random.default_rng([seed, 1])
             types = residuals.cotangent_types
-            cotangents: dict[str, Any] = {
+            cotangents: Results = {
                 n: (
                     (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(
                         t.dtype.np
@@ -167,7 +167,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
         click.echo(f"wrote {', '.join(results)} to {out}")
 
 
-def _statistics(results: Mapping[str, Any]) -> list[str]:
+def _statistics(results: Arguments) -> list[str]:
     width = max((len(n) for n in results), default=0)
     lines = []
     for name, value in results.items():

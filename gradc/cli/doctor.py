@@ -47,12 +47,12 @@ def doctor(progress: bool | None) -> int:
     """
     lines: list[Line] = []
     with Progress("looking", progress) as shown:
-        for what, look in LOOKS:
-            shown.say(f"looking for {what}")
+        for subject, look in LOOKS:
+            shown.say(f"looking for {subject}")
             try:
                 lines += list(look())
             except Exception as error:
-                lines.append(Line(what, f"{type(error).__name__}: {error}".splitlines()[0], "broken"))
+                lines.append(Line(subject, f"{type(error).__name__}: {error}".splitlines()[0], "broken"))
     marks = {"ok": "ok", "missing": "--", "broken": "!!"}
     width = max(len(line.what) for line in lines)
     for line in lines:
@@ -79,15 +79,15 @@ def _python() -> Iterator[Line]:
 
 def _packages() -> Iterator[Line]:
     for package in ("numpy", "ml_dtypes", "jinja2", "networkx", "click"):
-        found = _version(package)
-        yield Line(package, found or "not installed, and gradc needs it", "ok" if found else "broken")
+        version = _version(package)
+        yield Line(package, version or "not installed, and gradc needs it", "ok" if version else "broken")
     for package, purpose in (
         ("platformdirs", "directories are XDG's"),
         ("torch", "gradc[torch]"),
         ("onnx", "gradc[onnx]"),
     ):
-        found = _version(package)
-        yield Line(package, found or f"not installed ({purpose})", "ok" if found else "missing")
+        version = _version(package)
+        yield Line(package, version or f"not installed ({purpose})", "ok" if version else "missing")
 
 
 def _compiler() -> Iterator[Line]:
@@ -135,7 +135,7 @@ def _nvrtc() -> Iterator[Line]:
     from ..runtime.cuda.nvrtc import compile_cuda, find_nvrtc
 
     try:
-        found = find_nvrtc()
+        nvrtc = find_nvrtc()
     except CompilerMissing as error:
         yield Line("NVRTC", str(error), "missing")
         return
@@ -143,13 +143,13 @@ def _nvrtc() -> Iterator[Line]:
         yield Line("NVRTC", str(error).splitlines()[0], "broken")
         return
     text = (
-        f"{found.version[0]}.{found.version[1]} ({found.path}), for {', '.join(f'sm_{n}' for n in found.architectures)}"
+        f"{nvrtc.version[0]}.{nvrtc.version[1]} ({nvrtc.path}), for {', '.join(f'sm_{n}' for n in nvrtc.architectures)}"
     )
     try:
         with knobs.CACHE.set(False):  # the library is asked, not what it said once
             made = compile_cuda(
                 'extern "C" __global__ void gradc_answer(int *answer) { *answer = 42; }\n',
-                arch=f"sm_{found.architectures[0]}",
+                arch=f"sm_{nvrtc.architectures[0]}",
             )
     except GradcError as error:
         yield Line("NVRTC", f"{text}; it does not compile: {str(error).splitlines()[0]}", "broken")
@@ -174,7 +174,7 @@ def _gpu() -> Iterator[Line]:
         )
         return
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -185,14 +185,14 @@ def _gpu() -> Iterator[Line]:
     except subprocess.TimeoutExpired:
         yield Line("GPU", "nvidia-smi did not answer within 15 s", "broken")
         return
-    found = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
-    if asked.returncode or not found:
+    devices = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    if answer.returncode or not devices:
         yield Line(
             "GPU",
-            f"nvidia-smi finds none ({(asked.stderr or asked.stdout).strip().splitlines()[:1] or 'no output'})",
+            f"nvidia-smi finds none ({(answer.stderr or answer.stdout).strip().splitlines()[:1] or 'no output'})",
             "missing",
         )
-    for line in found if not asked.returncode else []:
+    for line in devices if not answer.returncode else []:
         yield Line("GPU", line)
 
 
@@ -212,12 +212,12 @@ def _cache() -> Iterator[Line]:
             "cache", str(caught[0].message) if caught else "no directory; entries live in a process only", "broken"
         )
         return
-    entries, total, strange = 0, 0, 0
+    entries, total, others = 0, 0, 0
     for entry in os.scandir(cache.directory):
         if entry.name.endswith(".entry") and entry.is_file(follow_symlinks=False):
             entries, total = entries + 1, total + entry.stat(follow_symlinks=False).st_size
         else:
-            strange += 1
+            others += 1
     key = digest("doctor", str(os.getpid()))
     cache.put(key, b"doctor")
     path = cache.path(key)
@@ -225,7 +225,7 @@ def _cache() -> Iterator[Line]:
     healthy = cache.get(key) == b"doctor"
     if path is not None:
         path.unlink(missing_ok=True)
-    text = f"{cache.directory}: {entries} entries, {total / 1e6:.1f} MB{f', {strange} other files' if strange else ''}"
+    text = f"{cache.directory}: {entries} entries, {total / 1e6:.1f} MB{f', {others} other files' if others else ''}"
     yield Line(
         "cache",
         f"{text}, healthy" if healthy else f"{text}; an entry that was written could not be read",

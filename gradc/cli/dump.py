@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from ..ir.graph import Graph
+from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
 from ..ir.node import Node, Note
 from ..ir.scan import format_note
-from ..ir.text import format_op, value_names
 from ..module.module import Module
 from ..passes.manager import Stage
 from .model import Settings, compiled, with_model
@@ -96,7 +95,7 @@ def difference(stages: list[Stage], number: int) -> str:
     if last.result == stage.result:
         return f"# {stage.name} changed nothing"
     if isinstance(last.result, Graph) and isinstance(stage.result, Graph):
-        before = value_names(last.result)
+        before = last.result.value_names
         old, new = _lines(last.result, before), _lines(stage.result, shared_names(last.result, stage.result, before))
     else:
         old, new = str(last).splitlines(), str(stage).splitlines()
@@ -204,7 +203,7 @@ def _is(note: Note | None, value: str) -> bool:
 
 
 def _graph_lines(graph: Graph, value: str) -> Iterator[str]:
-    names = value_names(graph)
+    names = graph.value_names
     for node in graph.nodes:
         if node in graph.inputs:
             if graph.input_name(node) in (value, f"d.{value}", f"r.{value}"):

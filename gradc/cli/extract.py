@@ -50,9 +50,9 @@ for name, got in kernel.run(**inputs).items():
     print(f"{{name}}: {{got.dtype}}{{list(got.shape)}}, worst relative error {{error:.1e}}: {{verdict}}")
 seconds = []
 for _ in range(30):
-    prepared = kernel.prepare(inputs)
+    call = kernel.bind_call(inputs)
     began = time.perf_counter()
-    kernel.launch(prepared)
+    kernel.launch(call)
     seconds.append(time.perf_counter() - began)
 print(f"{{np.median(seconds) * 1e6:.1f}} us, {bytes} bytes: {{{bytes} / np.median(seconds) / 1e9:.2f}} GB/s")
 sys.exit(failed)

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ from ..frontend import graph as decorated
 from ..ir.envelope import kind_of
 from ..ir.graph import Graph
 from ..ir.types import parse_type
+from ..knobs import TARGETS
 from ..module.module import Module
-from ..runtime.executable import TARGETS
+from ..options import FIELDS, OneOf
 from ..trace import trace
 from .progress import Progress
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -45,21 +48,21 @@ class Settings:
     progress: bool | None
     native: bool = True
 
-    def waiting(self, what: str) -> Progress:
-        return Progress(what, self.progress)
+    def waiting(self, activity: str) -> Progress:
+        return Progress(activity, self.progress)
 
 
 def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     """Several ``NAME=VALUE`` as a dict."""
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
             raise click.BadParameter(f"{text!r} is not {parameter.metavar}")
-        if name.strip() in found:
+        if name.strip() in named:
             raise click.BadParameter(f"{name.strip()} is given twice")
-        found[name.strip()] = value.strip()
-    return found
+        named[name.strip()] = value.strip()
+    return named
 
 
 def sizes(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
@@ -80,10 +83,64 @@ def budget(context: click.Context, parameter: click.Parameter, value: str | None
     """``4096``, ``64MB`` (of 1000 each) or a fraction, ``0.5``."""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d{1,18})\s*([KMG]?)B?|([01]\.\d*)", value.strip(), re.IGNORECASE | re.ASCII)
-    if found is None or (found[3] and float(found[3]) > 1):
+    match = re.fullmatch(r"(\d{1,18})\s*([KMG]?)B?|([01]\.\d*)", value.strip(), re.IGNORECASE | re.ASCII)
+    if match is None or (match[3] and float(match[3]) > 1):
         raise click.BadParameter(f"{value!r}: bytes (4096, 64MB) or a fraction from 0.0 to 1.0")
-    return float(found[3]) if found[3] else int(found[1]) * 1000 ** " KMG".index(found[2].upper() or " ")
+    return float(match[3]) if match[3] else int(match[1]) * 1000 ** " KMG".index(match[2].upper() or " ")
+
+
+def kept(context: click.Context, parameter: click.Parameter, value: str | None) -> str | tuple[str, ...] | None:
+    """``min-cut``, ``all``, ``none``, or names ``a,b``."""
+    return value if value in (None, "min-cut", "all", "none") else names(context, parameter, [str(value)])
+
+
+PARSERS: dict[str, Callable[[click.Context, click.Parameter, Any], Any]] = {"memory_budget": budget, "save": kept}
+"""How an option is written as text, where it is no text itself."""
+
+
+def _flag(each: Field[Any]) -> Decorator:
+    """The flag that sets a field of :class:`gradc.options.Options`; None where it is not given."""
+    about, name = each.metadata, each.name.replace("_", "-")
+    if each.type == "bool":
+        return click.option(f"--{name}/--no-{name}", default=None, help=about["flag"])
+    choices = click.Choice(about["check"].known) if isinstance(about["check"], OneOf) else None
+    return click.option(
+        f"--{name}",
+        type=choices,
+        metavar=about["metavar"] or None,
+        callback=PARSERS.get(each.name),
+        help=about["flag"],
+    )
+
+
+FLAGS = {each.name: _flag(each) for each in FIELDS if each.metadata["flag"]}
+"""The options of a compilation that the command sets, by name."""
+MODEL: tuple[Decorator, ...] = (
+    click.argument("model"),
+    click.option(
+        "--type",
+        "types",
+        multiple=True,
+        metavar="NAME=TYPE",
+        callback=pairs,
+        help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4].",
+    ),
+    click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."),
+    click.option("--target", type=click.Choice(TARGETS), help="What the kernels run on."),
+    click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
+    *FLAGS.values(),
+    click.option(
+        "--native/--no-native",
+        default=True,
+        help="--no-native: compile a saved module anew, and do not run the machine code in its file.",
+    ),
+    click.option(
+        "--progress/--no-progress",
+        default=None,
+        help="Show what is being done after a second; by default on a terminal.",
+    ),
+)
+"""The arguments of every command that takes a MODEL."""
 
 
 def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,78 +153,18 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
         wrt: tuple[str, ...],
         target: str | None,
         dims: dict[str, int],
-        arch: str | None,
-        save: str | None,
-        memory_budget: int | float | None,
-        numerics: str | None,
-        fuse: bool | None,
         progress: bool | None,
         native: bool,
         **rest: Any,
     ) -> Any:
-        save_ = (
-            save
-            if save in (None, "min-cut", "all", "none")
-            else tuple(part.strip() for part in str(save).split(",") if part.strip())
-        )
-        given = {
-            name: value
-            for name, value in {
-                "save": save_,
-                "memory_budget": memory_budget,
-                "numerics": numerics,
-                "fuse": fuse,
-                "arch": arch,
-            }.items()
-            if value is not None
-        }
-        return command(model=model, settings=Settings(types, wrt, target, dims, given, progress, native), **rest)
+        flags = {name: rest.pop(name) for name in FLAGS}
+        options = {name: value for name, value in flags.items() if value is not None}
+        return command(model=model, settings=Settings(types, wrt, target, dims, options, progress, native), **rest)
 
-    decorators = (
-        click.argument("model"),
-        click.option(
-            "--type",
-            "types",
-            multiple=True,
-            metavar="NAME=TYPE",
-            callback=pairs,
-            help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4].",
-        ),
-        click.option(
-            "--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."
-        ),
-        click.option("--target", type=click.Choice(TARGETS), help="What the kernels run on."),
-        click.option("--arch", metavar="sm_90", help="What --target cuda compiles for."),
-        click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
-        click.option(
-            "--save", metavar="HOW", help="What forward keeps for backward: min-cut, all, none, or names of values."
-        ),
-        click.option(
-            "--memory-budget",
-            metavar="BYTES",
-            callback=budget,
-            help="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5.",
-        ),
-        click.option(
-            "--numerics",
-            type=click.Choice(["real", "strict"]),
-            help="real allows rewrites equal over the reals; strict keeps every bit.",
-        ),
-        click.option("--fuse/--no-fuse", default=None, help="Several nodes in a kernel, or one each."),
-        click.option(
-            "--native/--no-native",
-            default=True,
-            help="--no-native: compile a saved module anew, and do not run the machine code in its file.",
-        ),
-        click.option(
-            "--progress/--no-progress",
-            default=None,
-            help="Show what is being done after a second; by default on a terminal.",
-        ),
-    )
-    for decorate in reversed(decorators):
-        run = decorate(run)
-    return run
+    decorated: Callable[..., Any] = run
+    for decorate in reversed(MODEL):
+        decorated = decorate(decorated)
+    return decorated
 
 
 # -- MODEL -------------------------------------------------------------------------------------------------------------
@@ -213,17 +210,17 @@ def _no_types(types: Mapping[str, str], text: str) -> None:
 
 
 def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Module:
-    found = _attributes(path)
-    known = {n: v for n, v in found.items() if isinstance(v, Graph | Module | TracedFunction)}
+    defined = _attributes(path)
+    known = {n: v for n, v in defined.items() if isinstance(v, Graph | Module | TracedFunction)}
     if not name:
         if len(known) != 1:
-            raise click.BadParameter(f"{path}: say which one, {path}:NAME; {_offer(found)}")
+            raise click.BadParameter(f"{path}: say which one, {path}:NAME; {_offer(defined)}")
         (name,) = known
-    value: Any = found
+    value: Any = defined
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         if value is None:
-            raise click.BadParameter(f"{path} has no {name!r}; {_offer(found)}")
+            raise click.BadParameter(f"{path} has no {name!r}; {_offer(defined)}")
     if isinstance(value, Graph | Module):
         _no_types(types, f"{path}:{name}")
         return value
@@ -232,19 +229,19 @@ def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Mod
     return _traced(value, f"{path}:{name}", types)
 
 
-def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Module:
+def _traced(function: Any, name: str, types: Mapping[str, str]) -> Graph | Module:
     if not isinstance(function, TracedFunction) and not inspect.signature(function).parameters:
-        _no_types(types, what)
-        result = _users(what, function)
+        _no_types(types, name)
+        result = _users(name, function)
         if isinstance(result, Graph | Module):
             return result
-        raise click.BadParameter(f"{what}() returned {type(result).__name__}, not a graph or a module")
-    made = function if isinstance(function, TracedFunction) else _users(what, lambda: decorated(function))
+        raise click.BadParameter(f"{name}() returned {type(result).__name__}, not a graph or a module")
+    made = function if isinstance(function, TracedFunction) else _users(name, lambda: decorated(function))
     if not types:
         missing = [p for p in made.signature.parameters if p not in types]
         if made._graph is None:
             raise click.BadParameter(
-                f"{what} takes {', '.join(missing)}; give their types:"
+                f"{name} takes {', '.join(missing)}; give their types:"
                 f" {' '.join(f'--type {p}=f32[N,4]' for p in missing)}"
             )
         return made.graph
@@ -260,7 +257,7 @@ def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Modul
     unknown = tree.keys() - made.signature.parameters.keys()
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in made.signature.parameters.values()):
         raise click.BadParameter(
-            f"{what} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}"
+            f"{name} has no parameter {min(unknown)!r}; it takes {', '.join(made.signature.parameters)}"
         )
     absent = [
         n
@@ -270,8 +267,8 @@ def _traced(function: Any, what: str, types: Mapping[str, str]) -> Graph | Modul
         and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if absent:
-        raise click.BadParameter(f"{what}: --type {absent[0]}=... is missing")
-    return _users(what, lambda: trace(made.fn, assume=made.facts, **tree))
+        raise click.BadParameter(f"{name}: --type {absent[0]}=... is missing")
+    return _users(name, lambda: trace(made.fn, assume=made.facts, **tree))
 
 
 def _attributes(path: Path) -> dict[str, Any]:
@@ -285,14 +282,14 @@ def _attributes(path: Path) -> dict[str, Any]:
     return vars(module)
 
 
-def _users(what: str, call: Callable[[], Any]) -> Any:
+def _users(name: str, call: Callable[[], Any]) -> Any:
     """Run the user's code: what it raises is the user's, and said in one message."""
     try:
         return call()
     except (GradcError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise click.ClickException(f"{what} ended Python ({error.code}) while it was read") from error
+        raise click.ClickException(f"{name} ended Python ({error.code}) while it was read") from error
     except Exception as error:
         package = Path(__file__).resolve().parents[1]
         own = [
@@ -301,15 +298,15 @@ def _users(what: str, call: Callable[[], Any]) -> Any:
             if package not in Path(f.filename).parents and "importlib" not in f.filename
         ]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        raise click.ClickException(f"{what} raised {type(error).__name__}{where}: {error}") from error
+        raise click.ClickException(f"{name} raised {type(error).__name__}{where}: {error}") from error
 
 
-def _offer(found: Mapping[str, Any]) -> str:
-    graphs = [n for n, v in found.items() if isinstance(v, Graph | Module | TracedFunction)]
+def _offer(defined: Mapping[str, Any]) -> str:
+    graphs = [n for n, v in defined.items() if isinstance(v, Graph | Module | TracedFunction)]
     plain = [
         n
-        for n, v in found.items()
-        if inspect.isfunction(v) and v.__module__ == found.get("__name__") and not n.startswith("_")
+        for n, v in defined.items()
+        if inspect.isfunction(v) and v.__module__ == defined.get("__name__") and not n.startswith("_")
     ]
     return f"it has {', '.join(graphs + plain) or 'no graph and no function'}"
 
@@ -326,7 +323,7 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
             or (settings.target and settings.target != opened.target)
         ):
             return opened
-        options = {**opened.options, **options}
+        options = {**opened.options.given(), **options}
         graph, wanted, target = opened.graph, wanted or opened.wrt, settings.target or opened.target
     else:
         graph, target = opened, settings.target or "cpu"
@@ -371,15 +368,15 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
         if isinstance(loaded, np.ndarray):
             if not name:
                 raise click.BadParameter(f"{text!r}: which input is it? NAME={text}")
-            found = {name: loaded}
+            chosen = {name: loaded}
         else:
             key = key or (name if name in loaded else next(iter(loaded)) if len(loaded) == 1 else "")
             if name and key not in loaded:
                 raise click.BadParameter(
                     f"{file} holds {', '.join(loaded) or 'nothing'}; say which one: {name}={file}:KEY"
                 )
-            found = {name: loaded[key]} if name else loaded
-        for each, array in found.items():
+            chosen = {name: loaded[key]} if name else loaded
+        for each, array in chosen.items():
             if each not in graph.input_names:
                 raise click.BadParameter(f"{graph.name} has no input {each!r}; it has {', '.join(graph.input_names)}")
             dtype = graph.input(each).dtype

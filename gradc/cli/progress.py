@@ -18,15 +18,15 @@ class Progress:
         False never.
     """
 
-    def __init__(self, what: str, wanted: bool | None = None):
+    def __init__(self, activity: str, wanted: bool | None = None):
         self.terminal = sys.stderr.isatty()
         self.shown = wanted if wanted is not None else self.terminal
-        self._what, self._printed = what, ""
+        self._activity, self._printed = activity, ""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def say(self, what: str) -> None:
-        self._what = what
+    def say(self, activity: str) -> None:
+        self._activity = activity
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
@@ -48,7 +48,7 @@ class Progress:
         while not self._done.wait(wait):
             wait, seconds = PERIOD, time.monotonic() - self._began
             if self.terminal:
-                print(f"\r\033[K{self._what} ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
-            elif self._what != self._printed:
-                print(f"{self._what} ... {seconds:.0f} s", file=sys.stderr, flush=True)
-            self._printed = self._what
+                print(f"\r\033[K{self._activity} ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+            elif self._activity != self._printed:
+                print(f"{self._activity} ... {seconds:.0f} s", file=sys.stderr, flush=True)
+            self._printed = self._activity

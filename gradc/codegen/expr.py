@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import InternalError
 from ..ir.dims import Size
-from ..ir.kernel import Index, Stmt
 from ..ir.node import REGISTRY
 from ..ir.op import Expr
+from ..ir.statement import Index, Stmt
 from ..ir.types import BOOL, DType, Type
 from .index import flatten, index, literal, size
 
@@ -173,7 +173,7 @@ class Scribe:
             return self.size(s.attr("size"))
         if s.op == "index":
             return index(s.index[0])
-        if s.op == "inside":
+        if s.op == "in_bounds":
             at = index(s.index[0])
             lo, hi = s.attr("lo"), s.attr("hi")
             value = s.index[0].variable
@@ -188,7 +188,7 @@ class Scribe:
             return (
                 f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
             )
-        if s.op == "bounded":
+        if s.op == "clamp_index":
             high = self.size(s.attr("size"))
             if s.attr("oob") == "wrap":
                 return f"floormod_i64({args[0]}, maximum_i64({high}, 1))"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from ..ir.dims import FloorDiv, Max, Size
-from ..ir.kernel import Index
+from ..ir.statement import Index
 from ..ir.types import DType
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ir.kernel import Kernel, Phase, Stmt
+from ..ir.kernel import Kernel, Phase
+from ..ir.statement import Stmt
 
 _REDUCED = {
     "sum_cols": "sum of",

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.dims import Size, product
-from ..ir.kernel import Axis, Kernel, Phase, Stmt
+from ..ir.kernel import Kernel, Phase
+from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..passes.reductions.combine import Combine, combines
 from .expr import Scribe

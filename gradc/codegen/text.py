@@ -62,6 +62,21 @@ def standalone(name: str) -> str:
     return expanded(name)
 
 
+@functools.cache
+def enumerators(name: str) -> dict[str, int]:
+    """The constants that a template declares as ``enum { NAME = VALUE, ... };``: Python reads what C has, so that each
+    is written once.
+
+    :param name: of a plain file, such as ``"cuda/sort.cu"``.
+    :return: those whose value is an integer, or a shift of one.
+    """
+    found: dict[str, int] = {}
+    for body in re.findall(r"\benum\s*\{([^}]*)\}", re.sub(r"/\*.*?\*/", " ", read_template(name), flags=re.DOTALL)):
+        for constant, number, shift in re.findall(r"(\w+)\s*=\s*(\d+)(?:\s*<<\s*(\d+))?\s*(?:,|$)", body):
+            found[constant] = int(number) << int(shift or 0)
+    return found
+
+
 def widened(text: str) -> str:
     """A CUDA text with offsets of 64 bits."""
     return f"#define GRADC_WIDE\n{text}"

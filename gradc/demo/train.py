@@ -21,7 +21,6 @@ from ..inspect.explain import dump_module, reduction_table
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.node import Node, topological
-from ..ir.text import value_names
 from ..module.module import Module
 from ..passes.graph.decompose import decompose
 from ..passes.graph.fold import fold
@@ -232,8 +231,8 @@ def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
     )
     report.code("\n".join(only_for(plain, "d.scale")))
     report.say(
-        "After sink_dequant (its rule for gathers works before differentiation, in the pass prepare; its rule for sums"
-        " after):"
+        "After sink_dequant (its rule for gathers works before differentiation, in the pass push_gathers; its rule for"
+        " sums after):"
     )
     report.code("\n".join(only_for(sunk, "d.scale")))
     gone, left = dense(plain, vocabulary), dense(sunk, vocabulary)
@@ -255,7 +254,7 @@ def only_for(graph: Graph, output: str) -> list[str]:
     """The lines of the values that no other output needs."""
     outputs = dict(graph.outputs)
     others = set(topological([node for name, node in graph.outputs if name != output]))
-    names = value_names(graph)
+    names = graph.value_names
     mine = {f"{names[node]}:" for node in topological([outputs[output]]) if node not in others}
     return [line for line in str(graph).splitlines() if line.split(maxsplit=1)[0] in mine] + [
         f"  return {output}={names[outputs[output]]}"

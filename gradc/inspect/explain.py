@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .. import files
 from ..errors import (
@@ -21,15 +21,41 @@ from ..errors import (
 from ..ir.dims import evaluate
 from ..ir.graph import Graph
 from ..ir.kernel import Call, Kernel, Program, Select, alternatives, taken
+from ..options import Options
+from ..passes.manager import Pipeline
 from ..passes.reductions.choose_reduction import decisions
 from ..passes.reductions.cost import Estimate, floor_bytes, kernel_bytes, nominal
 from ..passes.reductions.devices import CPU, ESTIMATE, Device, Gpu, gpu_of
-from ..passes.schedule.schedule import apart
+from ..passes.schedule.residual import Residual
+from ..passes.schedule.schedule import missed_fusions
+from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
+from .memory import Memory
 
-if TYPE_CHECKING:
-    from ..module.module import Module
-    from ..runtime.executable import Executable
+
+class Explained(Protocol):
+    """What an explanation reads of a module: :class:`gradc.Module`."""
+
+    graph: Graph
+    wrt: tuple[str, ...]
+    target: str
+    options: Options
+    residuals: tuple[Residual, ...]
+
+    @property
+    def executables(self) -> Mapping[str, Executable]: ...
+
+    @property
+    def stages(self) -> Pipeline: ...
+
+    @property
+    def variants(self) -> Mapping[tuple[tuple[str, tuple[int, ...]], ...], object | None]: ...
+
+    @property
+    def kernels(self) -> Mapping[str, KernelHandle]: ...
+
+    def memory(self, **dims: int) -> Memory: ...
+
 
 MOST_PAIRS = 5
 """Of kernels that are not one, in an explanation."""
@@ -43,38 +69,42 @@ def _human(count: float) -> str:
     raise AssertionError
 
 
-def _bindings(module: Module, dims: Mapping[str, int]) -> dict[str, int]:
+def _fixed_dims(module: Explained) -> dict[str, int]:
+    return module.executables["forward"].fixed_dims
+
+
+def _bindings(module: Explained, dims: Mapping[str, int]) -> dict[str, int]:
     sizes = [s for e in module.executables.values() for b in e.program.buffers for s in b.type.shape]
-    return {**nominal(sizes, {**module.forward.fixed_dims, **dims})}
+    return {**nominal(sizes, {**_fixed_dims(module), **dims})}
 
 
-def _step_bytes(item: Kernel | Call, program: Any, bound: Mapping[str, int]) -> int:
+def _step_bytes(item: Kernel | Call, program: Program, bound: Mapping[str, int]) -> int:
     types = {b.name: b.type for b in program.buffers}
     if isinstance(item, Kernel):
         return kernel_bytes(item, types, bound)
     return sum(evaluate(types[b].nbytes, bound) for b in {*item.reads, *item.writes})
 
 
-def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
+def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
     """One line per kernel: name, bytes, share of the bytes, strategy, why."""
     bound = _bindings(module, dims or {})
     rows = []
-    for what, executable in module.executables.items():
+    for direction, executable in module.executables.items():
         program = executable.program
         for step in program.steps:
             item = taken(step, bound)
-            how = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
+            way = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
             if isinstance(step, Select):
                 plain = lambda fact: str(fact).removeprefix("assume(").removesuffix(")")
                 when = next(w for w, k in step.cases if k is item)
-                how += (
+                way += (
                     f" when {plain(when)}"
                     if when is not None
                     else f" unless {' or '.join(plain(w) for w, _ in step.cases if w is not None)}"
                 )
-            rows.append((what, item.name, _step_bytes(item, program, bound), how, str(item.note)))
+            rows.append((direction, item.name, _step_bytes(item, program, bound), way, str(item.note)))
     total = sum(r[2] for r in rows) or 1
-    guessed = {**module.forward.fixed_dims, **(dims or {})}.keys()
+    guessed = {**_fixed_dims(module), **(dims or {})}.keys()
     symbols = ", ".join(f"{k}={v}" for k, v in bound.items()) + (
         ", 1024 standing for what is not given" if bound.keys() - guessed else ""
     )
@@ -83,13 +113,13 @@ def summary(module: Module, dims: Mapping[str, int] | None = None) -> str:
         f" {', '.join(module.wrt) or 'nothing'}{f' (bytes at {symbols})' if symbols else ''}"
     ]
     lines += [
-        f"  {what:<8} {name:<38} {_human(size):>9} {size / total:>4.0%}  {how:<34} {note}".rstrip()
-        for what, name, size, how, note in rows
+        f"  {direction:<8} {name:<38} {_human(size):>9} {size / total:>4.0%}  {way:<34} {note}".rstrip()
+        for direction, name, size, way, note in rows
     ]
     return "\n".join(lines)
 
 
-def explain(module: Module, dims: Mapping[str, int], device: Device | None = None, timed: int = 0) -> str:
+def explain(module: Explained, dims: Mapping[str, int], device: Device | None = None, timed: int = 0) -> str:
     """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was
     compiled for), the residuals and the passes.
 
@@ -98,17 +128,17 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
     """
     if device is None:
         device = (
-            gpu_of(module.options.get("device") or module.options.get("arch"), module.options.get("calibration"))
+            gpu_of(module.options.device or module.options.arch, module.options.calibration)
             if module.target.startswith("cuda")
             else CPU
         )
     bound = _bindings(module, dims)
     lines = [summary(module, dims), ""]
-    for what, executable in module.executables.items():
+    for direction, executable in module.executables.items():
         program = executable.program
         moved = sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps)
         lines.append(
-            f"{what}: moves {_human(moved)}, the floor (each input read once, each output written once) is"
+            f"{direction}: moves {_human(moved)}, the floor (each input read once, each output written once) is"
             f" {_human(floor_bytes(program, bound))}"
         )
         lines += time_table(executable, bound, device, timed) if timed else []
@@ -120,7 +150,7 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
             f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read"
             for name, calls in executable.copied.items()
         ]
-        lines += apart_table(module, what)
+        lines += missed_fusions_table(module, direction)
         if executable.target.startswith("cuda"):
             lines.append(f"  {executable.native.counting(bound)}")
         if executable.target == "cuda":
@@ -130,7 +160,7 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
             lines.append(
                 f"a variant reads {', '.join(f'{name} with its axes in the order {order}' for name, order in orders)}"
             )
-    budget, hints = module.options.get("memory_budget"), module.options.get("hints") or {}
+    budget, hints = module.options.memory_budget, module.options.hints or {}
     within = (
         "" if budget is None else f" within memory_budget={budget}{''.join(f', {d}={n}' for d, n in hints.items())}"
     )
@@ -148,9 +178,9 @@ def explain(module: Module, dims: Mapping[str, int], device: Device | None = Non
     return "\n".join(lines)
 
 
-def memory_lines(module: Module, dims: Mapping[str, int]) -> list[str]:
+def memory_lines(module: Explained, dims: Mapping[str, int]) -> list[str]:
     """What a forward and a backward allocate, where every dim is known."""
-    if {d for e in module.executables.values() for d in e.program.dims} - {**module.forward.fixed_dims, **dims}.keys():
+    if {d for e in module.executables.values() for d in e.program.dims} - {**_fixed_dims(module), **dims}.keys():
         return []
     try:
         m = module.memory(**dims)
@@ -172,28 +202,28 @@ def memory_lines(module: Module, dims: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def apart_table(module: Module, what: str) -> list[str]:
+def missed_fusions_table(module: Explained, direction: str) -> list[str]:
     """The kernels that could save bytes as one, and why they are two."""
-    graph, scheduled = module.stages[f"{what}.partition"].result, module.stages[f"{what}.schedule"].result
-    if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.get("fuse", True):
+    graph, scheduled = module.stages[f"{direction}.partition"].result, module.stages[f"{direction}.schedule"].result
+    if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.fuse:
         return []
-    program = module.executables[what].program
-    now = {}  # a strategy is part of a kernel's name
+    program = module.executables[direction].program
+    renamed = {}  # a strategy is part of a kernel's name
     if len(program.steps) == len(scheduled.steps):
-        now = {
+        renamed = {
             before.name: next(alternatives(after)).name
             for before, after in zip(scheduled.steps, program.steps, strict=True)
             if isinstance(before, Kernel)
         }
-    pairs = apart(graph, host=module.target in ("cpu", "numpy"))
+    name_of = lambda kernel: renamed.get(kernel, kernel)
     return [
-        f"  {now.get(x.first, x.first)} and {now.get(x.second, x.second)} both move {_human(x.nbytes)} and are two"
-        f" kernels: {x.why}"
-        for x in pairs[:MOST_PAIRS]
+        f"  {name_of(pair.first)} and {name_of(pair.second)} both move {_human(pair.nbytes)} and are two kernels:"
+        f" {pair.why}"
+        for pair in missed_fusions(graph, host=module.target in ("cpu", "numpy"))[:MOST_PAIRS]
     ]
 
 
-def resources_table(executable: Any) -> list[str]:
+def resources_table(executable: Executable) -> list[str]:
     """What each CUDA function takes of a multiprocessor, as the assembler says."""
     try:
         binary = executable.binary
@@ -294,13 +324,13 @@ def reduction_table(
 
 def _verdict(pick: str, table: list[Estimate]) -> str:
     """Why the pick, in a sentence."""
-    found = {e.strategy: e for e in table}
-    if pick not in found:
+    estimates = {e.strategy: e for e in table}
+    if pick not in estimates:
         return "nothing is picked yet"
     best = min(table, key=lambda e: e.seconds)
     if best.strategy == pick:
         return f"{pick} is the fastest"
-    loss = f"{(found[pick].seconds - best.seconds) * 1e6:.1f} us"
+    loss = f"{(estimates[pick].seconds - best.seconds) * 1e6:.1f} us"
     rest = [e for e in table if e.deterministic]
     if not best.deterministic and min(rest, key=lambda e: e.seconds).strategy == pick:
         return f"{pick} is the fastest that gives the same bits in each run, {best.strategy} would save {loss}"
@@ -310,7 +340,7 @@ def _verdict(pick: str, table: list[Estimate]) -> str:
     )
 
 
-def dump_module(module: Module, folder: Path) -> None:
+def dump_module(module: Explained, folder: Path) -> None:
     """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
     kernels = files.make_folder(folder / "kernels")
     for name, kernel in module.kernels.items():

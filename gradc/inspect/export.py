@@ -15,7 +15,7 @@ from ..ir.graph import Graph
 from ..ir.node import Node
 from ..ir.scan import FORMAT, VALUE, WORD, format_attributes, format_note, format_value
 from ..ir.size_text import parse_assumption, parse_size
-from ..ir.text import parse, value_names
+from ..ir.text import parse
 from ..ir.types import DTYPES, DType, parse_type
 
 # -- DOT --------------------------------------------------------------------------------------------------------------
@@ -25,16 +25,16 @@ def to_dot(graph: Graph) -> str:
     """The graph for Graphviz: an ellipse per input, a box per op with its type, an edge per operand, a double circle
     per output.
     """
-    names = value_names(graph)
+    names = graph.value_names
     ids = {node: f"n{i}" for i, node in enumerate(graph.nodes)}
     lines = [f"digraph {_quoted(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="monospace"];']
     for node in graph.nodes:
         shape = ", shape=ellipse" if node.op.name == "input" else ""
-        what = "" if shape else f"{node.op.name}{format_attributes(sorted(node.attrs.items()))}\n"
+        op = "" if shape else f"{node.op.name}{format_attributes(sorted(node.attrs.items()))}\n"
         tooltip = (
             f", tooltip={_quoted(format_note(graph.notes[node]).removeprefix('  # '))}" if node in graph.notes else ""
         )
-        lines.append(f"  {ids[node]} [label={_quoted(f'{what}{names[node]}: {node.type}')}{shape}{tooltip}];")
+        lines.append(f"  {ids[node]} [label={_quoted(f'{op}{names[node]}: {node.type}')}{shape}{tooltip}];")
     for node in graph.nodes:
         ordinal = [f" [label={_quoted(str(i))}]" if len(node.operands) > 1 else "" for i in range(len(node.operands))]
         lines += [f"  {ids[o]} -> {ids[node]}{label};" for o, label in zip(node.operands, ordinal, strict=True)]
@@ -56,7 +56,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
     An attribute that JSON has no word for is ``{"float": hex}``, ``{"dtype": name}`` or ``{"size": text}``.
     """
-    names = value_names(graph)
+    names = graph.value_names
     nodes: list[dict[str, Any]] = []
     for node in graph.nodes[len(graph.inputs) :]:
         entry: dict[str, Any] = {"name": names[node], "op": node.op.name, "operands": [names[o] for o in node.operands]}
@@ -143,7 +143,7 @@ def _text(value: Any, depth: int = 0) -> str:
 
 def model_explorer(graph: Graph) -> dict[str, Any]:
     """The graph in Model Explorer's JSON: scopes become layers, outputs nodes of their own."""
-    names = value_names(graph)
+    names = graph.value_names
     nodes = [_explorer_node(graph, node, names) for node in graph.nodes]
     for name, node in graph.outputs:
         nodes.append(_entry(f"output {name}", f"output {name}", "", {}, [names[node]]))

@@ -58,27 +58,27 @@ def predicted(executables: Mapping[str, Executable], residuals: frozenset[str], 
     :param residuals: the outputs of forward that are kept for backward.
     :raises InvalidProblem: a dim has no size.
     """
-    made: dict[str, dict[str, int]] = {}
+    outputs: dict[str, dict[str, int]] = {}
     space: dict[str, int] = {}
     threads = 0
-    for what, executable in executables.items():
+    for direction, executable in executables.items():
         bound = {**executable.fixed_dims, **{d: n for d, n in dims.items() if d in executable.program.dims}}
         missing = [d for d in executable.program.dims if d not in bound]
         if missing:
             raise InvalidProblem(f"memory of {executable.program.name} depends on {', '.join(missing)}: give a size")
-        space[what] = executable.workspace_size(**bound)
+        space[direction] = executable.workspace_size(**bound)
         threads = max(threads, executable.thread_bytes(bound))
-        made[what] = {
+        outputs[direction] = {
             name: 0 if executable.output_buffers[name] in executable.donated else evaluate(type_.nbytes, bound)
             for name, type_ in executable.outputs.items()
         }
-    forward = made["forward"]
+    forward = outputs["forward"]
     kept = sum(size for name, size in forward.items() if name in residuals)
     return Memory(
         sum(forward.values()) - kept,
         kept,
         space["forward"],
-        sum(made.get("backward", {}).values()),
+        sum(outputs.get("backward", {}).values()),
         space.get("backward", 0),
         threads,
     )

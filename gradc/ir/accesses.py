@@ -6,8 +6,9 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from .dims import Assumption, Size, assuming, floordiv, known_nonnegative, same
-from .kernel import REDUCTIONS, Call, Index, Kernel, Operand, Program, Step, Stmt, alternatives
+from .kernel import Call, Kernel, Program, Step, alternatives
 from .ranges import KernelRanges, Range, constant, inside, of_type, sources
+from .statement import REDUCTIONS, Index, Operand, Stmt
 from .types import I64, Type
 
 

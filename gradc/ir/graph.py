@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import TypeRuleError
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
-from .node import REGISTRY, Node, Note, make, topological
-from .scan import LONGEST_NAME, is_long
+from .graph_file import save_graph
+from .node import REGISTRY, Node, Note, listening, make, topological
+from .scan import LONGEST_NAME, format_attributes, format_note, is_long
 from .types import Type
 
 if TYPE_CHECKING:
     import networkx as nx
-    import numpy as np
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
@@ -65,6 +68,28 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
             operands = tuple(new[o] for o in node.operands)
             new[node] = node if operands == node.operands else again(node, operands)
     return new
+
+
+def parts_of(composite: str, notes: dict[Node, Note]) -> AbstractContextManager[None]:
+    """Within the block every value that is made is noted as a part of a composite, unless it is known as a part of one;
+    what a composite and its gradient share is the composite's.
+    """
+    if not composite:
+        return nullcontext()
+
+    def noted(node: Node) -> None:
+        note = notes.get(node, Note())
+        if not note.composite or (note.composite.endswith("_grad") and not composite.endswith("_grad")):
+            notes[node] = replace(note, composite=composite)
+
+    return listening(noted)
+
+
+def format_op(node: Node, names: Mapping[Node, str]) -> str:
+    """One op's line, without its note."""
+    operands = ", ".join(names[o] for o in node.operands)
+    attributes = format_attributes(sorted(node.attrs.items()), exact=node.op.name == "constant")
+    return f"{names[node]}: {node.type} = {node.op.name}{' ' if operands else ''}{operands}{attributes}"
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,20 @@ class Graph:
         raise KeyError(f"graph {self.name} has no output {name!r}; it has {', '.join(self.output_names)}")
 
     @cached_property
+    def value_names(self) -> Mapping[Node, str]:
+        """The name each node has in the text."""
+        names = {node: f"%{self.input_name(node)}" for node in self.inputs}
+        for node in self.nodes:
+            if node not in names:
+                names[node] = f"%{len(names) - len(self.inputs)}"
+        return names
+
+    @property
+    def bound_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays that are bound to inputs."""
+        return {name: np.asarray(self.defaults[name]) for name in self.input_names if name in self.defaults}
+
+    @cached_property
     def dims(self) -> tuple[str, ...]:
         """The symbols, in order of first appearance."""
         found: dict[str, None] = {}
@@ -162,21 +201,30 @@ class Graph:
 
         Notes follow the nodes.
         """
+        notes = dict(self.notes)
         new: dict[Node, Node] = {}
         with assuming(self.assumptions):
             for node in self.nodes:
                 operands = tuple(new[o] for o in node.operands)
-                result = rule(node, operands)
+                with parts_of(self.composite(node), notes):
+                    result = rule(node, operands)
                 if result is None:
                     result = node if operands == node.operands else again(node, operands)
                 if not isinstance(result, Node):
                     raise TypeError(f"a rewrite of {node!r} gave {result!r}")
                 new[node] = result
-        return self.renamed(new)
+        return replace(self, notes=notes).renamed(new)
+
+    def composite(self, node: Node) -> str:
+        """The composite that a node is part of, or ""."""
+        return self.notes[node].composite if node in self.notes else ""
 
     def renamed(self, new: Mapping[Node, Node]) -> Graph:
         """The graph with its outputs taken through the map ``old -> new``; notes follow."""
-        notes = {new.get(n, n): note for n, note in self.notes.items()}
+        notes: dict[Node, Note] = {}
+        for n, note in self.notes.items():
+            if new.get(n, n) not in notes or str(note):  # what the user wrote stays before what we know of it
+                notes[new.get(n, n)] = note
         return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
 
     def with_outputs(self, outputs: Iterable[tuple[str, Node]], name: str | None = None) -> Graph:
@@ -194,9 +242,14 @@ class Graph:
         return network
 
     def __str__(self) -> str:
-        from .text import print_graph
-
-        return print_graph(self)
+        dims = f"<{','.join(self.dims)}>" if self.dims else ""
+        inputs = ", ".join(f"{self.value_names[n]}: {n.type}" for n in self.inputs)
+        lines = [f"graph @{self.name}{dims}({inputs}) {{"]
+        lines += [f"  {fact}" for fact in self.assumptions]
+        for n in self.nodes[len(self.inputs) :]:
+            lines.append(f"  {format_op(n, self.value_names)}{format_note(self.notes.get(n))}")
+        outputs = ", ".join(f"{name}={self.value_names[n]}" for name, n in self.outputs)
+        return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -206,8 +259,6 @@ class Graph:
 
     def save(self, path: Any) -> None:
         """Write the text form, and the arrays bound to inputs, as the one file ``path``
-        (:func:`gradc.ir.text.save_graph`).
+        (:func:`gradc.ir.graph_file.save_graph`).
         """
-        from .text import save_graph
-
-        save_graph(self, path)
+        save_graph(path, str(self), self.bound_arrays)

@@ -19,118 +19,15 @@ from typing import Any
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
 from .node import Note
-from .types import DType, Type
+from .scan import format_note, format_value
+from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
+from .types import Type
 
-Axis = tuple[str, Size]
-
-
-@dataclass(frozen=True)
-class Index:
-    """``const + sum(coefficient * variable)``; a variable is an axis (``n``) or an integer value (``%t``)."""
-
-    const: Size = 0
-    terms: tuple[tuple[str, Size], ...] = ()
-
-    @staticmethod
-    def of(variable: str) -> Index:
-        return Index(0, ((variable, 1),))
-
-    def __add__(self, other: Index | Size) -> Index:
-        if not isinstance(other, Index):
-            return Index(self.const + other, self.terms)
-        merged = dict(self.terms)
-        for variable, coefficient in other.terms:
-            merged[variable] = merged.get(variable, 0) + coefficient
-        return Index(self.const + other.const, tuple((v, c) for v, c in merged.items() if c != 0))
-
-    def __mul__(self, factor: Size) -> Index:
-        if factor == 0:
-            return Index()
-        return Index(self.const * factor, tuple((v, c * factor) for v, c in self.terms))
-
-    @property
-    def variable(self) -> str | None:
-        """The variable if the index is just that."""
-        return self.terms[0][0] if self.const == 0 and len(self.terms) == 1 and self.terms[0][1] == 1 else None
-
-    def renamed(self, names: Mapping[str, str]) -> Index:
-        return Index(self.const, tuple((names.get(v, v), c) for v, c in self.terms))
-
-    def __str__(self) -> str:
-        parts = [v if c == 1 else f"{v}*{_factor(c)}" for v, c in self.terms]
-        if self.const != 0 or not parts:
-            parts.append(
-                str(self.const) if isinstance(self.const, int) and self.const >= 0 else f"({self.const})"
-            )  # a bare name is an axis
-        return " + ".join(parts)
-
-
-def _factor(size: Size) -> str:
-    text = str(size)
-    return text if text.isidentifier() or text.isdigit() else f"({text})"
-
-
-REDUCTIONS = {
-    "sum_cols": "sum",
-    "prod_cols": "prod",
-    "max_cols": "max",
-    "min_cols": "min",
-    "argmax_cols": "argmax",
-    "argmin_cols": "argmin",
-}
-"""Statements that end a pass: their result is a row scalar."""
-EFFECTS = ("store", "accum", "check")
+KINDS = ("input", "output", "temp", "const")
+"""The kinds of buffers."""
 STRATEGIES = {"segmented": "by key", "regular": "by owner", "privatized": "", "atomic_fixed": "", "atomic": ""}
 """How an accum may be done, and what decides in which order its kernel visits its rows; the rest of what is known of
 each is in :mod:`gradc.passes.reductions.strategies`."""
-MASKED = ("load", "accum")
-"""Statements that a ``where`` keeps from touching memory."""
-COMBINES = ("sum", "prod", "max", "min")
-"""How an ``accum`` combines; ``sum`` goes without saying."""
-
-
-def neutral(combine: str, dtype: DType) -> int | float:
-    """What a combine of no elements gives."""
-    if combine in ("sum", "prod"):
-        return int(combine == "prod")
-    lowest, highest = (-float("inf"), float("inf")) if dtype.is_float else dtype.range
-    return lowest if combine == "max" else highest
-
-
-@dataclass(frozen=True)
-class Stmt:
-    """One statement.
-
-    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``inside`` (lo <= index < hi), a pointwise
-    op's name, ``search buffer[0] <- value`` (how many elements of an ascending row are <= value), one of
-    :data:`REDUCTIONS`, ``store``, ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <=
-    value < bound).
-
-    :param name: the value, ``%3``; effects have none.
-    """
-
-    name: str
-    op: str
-    args: tuple[str, ...] = ()
-    dtype: DType | None = None
-    buffer: str = ""
-    index: tuple[Index, ...] = ()
-    where: str = ""
-    attrs: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def uses(self) -> tuple[str, ...]:
-        """The values it reads, in index, arguments and mask."""
-        values = [v for i in self.index for v, _ in i.terms if v.startswith("%")]
-        return (*values, *self.args, *((self.where,) if self.where else ()))
-
-    def attr(self, name: str) -> Any:
-        return dict(self.attrs)[name]
-
-    @property
-    def combine(self) -> str:
-        """How an ``accum`` combines."""
-        return str(dict(self.attrs).get("combine", "sum"))
 
 
 @dataclass(frozen=True)
@@ -291,10 +188,8 @@ class Kernel:
 
     def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
         """Named ``MEANING_hash``: equal kernels over other user names get equal names and so share one binary."""
-        from .text import print_kernel
-
         plain, own = self.canonical(types)
-        text = print_kernel(replace(plain, name="k")) + ";".join(map(str, own.values()))
+        text = str(replace(plain, name="k")) + ";".join(map(str, own.values()))
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
 
     def substitute(self, values: Mapping[str, Size]) -> Kernel:
@@ -311,9 +206,34 @@ class Kernel:
         return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
 
     def __str__(self) -> str:
-        from .text import print_kernel
+        """``phase`` stands before the first column statement of each pass."""
+        order = f" order({self.order})" if self.order else ""
+        strategy = f" strategy({', '.join(f'{b}: {s}' for b, s in self.strategy)})" if self.strategy else ""
+        lines = [
+            f"kernel @{self.name} rows({format_axes(self.rows)}) cols({format_axes(self.cols)}){order}{strategy}"
+            f" {{{format_note(self.note)}"
+        ]
+        first = self._first_of_passes()
+        for position, s in enumerate(self.body):
+            if position in first:
+                lines.append("  phase")
+            lines.append(f"  {s}")
+        return "\n".join([*lines, "}"])
 
-        return print_kernel(self)
+    def _first_of_passes(self) -> set[int]:
+        """Positions of the statements that open a pass over the columns."""
+        found: set[int] = set()
+        if not self.cols:
+            return found
+        try:
+            opened = -1
+            for position, s in enumerate(self.body):
+                if self.is_column(s) and self.phases[position] > opened:
+                    opened = self.phases[position]
+                    found.add(position)
+        except KeyError:  # a value that is not defined: still to be printed, for the error that says so
+            pass
+        return found
 
 
 @dataclass(frozen=True)
@@ -325,19 +245,6 @@ class Phase:
     row: tuple[Stmt, ...]
     body: tuple[Stmt, ...]
     roots: tuple[Stmt, ...]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A buffer seen through an index: ``a[m, k]``, or ``q[n, k] * s[n, 0]``: each element times another's, rounded.
-
-    :param per: axes that stand in the index divided: ``s[n, k] per (k: 32)`` is ``s[n, k // 32]``; a scale's alone.
-    """
-
-    buffer: str
-    index: tuple[Index, ...]
-    scale: Operand | None = None
-    per: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -380,6 +287,12 @@ class Call:
         axes = tuple((axis, substitute(size, values)) for axis, size in self.axes)
         return replace(self, axes=axes, out=of(self.out), args=tuple(map(of, self.args)))
 
+    def __str__(self) -> str:
+        args = ", ".join(map(str, self.args))
+        return (
+            f"call @{self.name} axes({format_axes(self.axes)}) {self.out} <- {self.op} {args}{format_note(self.note)}"
+        )
+
 
 @dataclass(frozen=True)
 class Select:
@@ -403,6 +316,13 @@ class Select:
     def writes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(b for _, k in self.cases for b in k.writes))
 
+    def __str__(self) -> str:
+        lines = ["select {"]
+        for when, kernel in self.cases:
+            case = f"when {when.left} {when.relation} {when.right}" if when else "else"
+            lines.append(_indented(f"{case}: {kernel}"))
+        return "\n".join([*lines, "}"])
+
 
 Step = Kernel | Call | Select
 
@@ -423,6 +343,12 @@ class Buffer:
     alias: str = ""
     value: tuple[int | float | bool, ...] = ()
     slot: int = -1
+
+    def __str__(self) -> str:
+        alias = f" of {self.alias}" if self.alias else ""
+        slot = f" slot {self.slot}" if self.slot >= 0 else ""
+        value = f" = {format_value(self.value, exact=True)}" if self.kind == "const" else ""
+        return f"{self.kind} {self.name}: {self.type}{alias}{slot}{value}"
 
 
 @dataclass(frozen=True)
@@ -469,9 +395,16 @@ class Program:
         return tuple(found)
 
     def __str__(self) -> str:
-        from .text import print_program
+        lines = [f"program @{self.name} {{"]
+        lines += [f"  {fact}" for fact in self.assumptions]
+        lines += [f"  {b}{format_note(self.notes.get(b.name))}" for b in self.buffers]
+        lines += [_indented(str(step)) for step in self.steps]
+        outputs = ", ".join(f"{name}={buffer}" for name, buffer in self.outputs)
+        return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
 
-        return print_program(self)
+
+def _indented(text: str) -> str:
+    return "  " + text.replace("\n", "\n  ")
 
 
 def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call:

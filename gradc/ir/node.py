@@ -31,12 +31,14 @@ class Note:
 
     :param name: the user's name of it.  :param where: ``file:line``.  :param scope: the ops.scope(...) it was made in.
     :param reader: of positions: the op that the user gave them to.
+    :param composite: the composite whose meaning it is a part of, or ``NAME_grad`` of whose gradient.
     """
 
     name: str = ""
     where: str = ""
     scope: str = ""
     reader: str = ""
+    composite: str = ""
 
     def __str__(self) -> str:
         return "  ".join(

@@ -64,9 +64,9 @@ class Expr:
 class Movement:
     """Where each result element is read: ``at(index, node, kernel) -> value``.
 
-    ``at`` receives one :class:`gradc.ir.kernel.Index` per result axis and a builder with ``read(operand, index, where,
-    other)``, ``inside(index, lo, hi)``, ``select``; it gives back a value of the builder.  Data is never copied to move
-    it.
+    ``at`` receives one :class:`gradc.ir.statement.Index` per result axis and a builder with ``read(operand, index,
+    where, other)``, ``in_bounds(index, lo, hi)``, ``select``; it gives back a value of the builder.  Data is never
+    copied to move it.
     """
 
     at: Callable[..., Any]
@@ -90,7 +90,7 @@ class Scatter:
     ``at`` maps an index into the updates to ``(result index, where)``.
 
     :param combine: ``sum``, ``prod``, ``max`` or ``min``; where nothing is combined the result is
-        :func:`gradc.ir.kernel.neutral`.
+        :func:`gradc.ir.statement.neutral`.
     """
 
     at: Callable[..., Any]
@@ -247,7 +247,7 @@ def _canonical(annotation: Any, value: Any) -> Any:
     return annotation(value) if annotation in (int, bool, float) else value
 
 
-Resized = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
+AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
 """Per operand the axis to be replaced, or the shape it is brought to; and the attributes."""
 
 
@@ -261,17 +261,17 @@ class Op:
     :param infer: the type rule ``(*types, **attrs) -> Type`` or ``-> (Type, canonical attrs)``; its positional
         parameters are the operands, its annotated keyword-only parameters are the attributes.
     :param vjp: ``(g, y, *operands, **attrs)`` -> one node, ``ZERO`` or ``DISCRETE`` per operand.
-    :param linear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of the
-        operand's axes which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each of
-        them by itself (mul), unless ``additive``.
-    :param additive: linear in those operands together, not in each (add, where, concat): a scale passes only if the
+    :param multilinear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of
+        the operand's axes which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each
+        of them with the others held (mul), unless ``linear``.
+    :param linear: linear in those operands together, not in each (add, where, concat): a scale passes only if the
         others are zero.
     :param fills: elements of the result may be 0, or another operand's, whatever the operand holds (pad, where, a read
         outside): a scale passes only if 0 times it is certainly 0.  Not where its attribute ``oob`` is "error".
-    :param resized: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with ``axis``
-        replaced by axes of ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it does not
-        vary along it, the shape it is brought to. None where that axis is not one axis of the operands.  Pointwise
-        primitives need none.
+    :param replace_axis: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with
+        ``axis`` replaced by axes of ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it
+        does not vary along it, the shape it is brought to. None where that axis is not one axis of the operands.
+        Pointwise primitives need none.
     :param broadcast: operands are first brought to one shape, as NumPy does.
     :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
     :param order: the names of operands and attributes in the order of a call, where it is not operands first.
@@ -290,10 +290,12 @@ class Op:
     vjp: Callable[..., Any] | None = field(default=None, kw_only=True)
     samples: Sequence[Sample] = field(default=(), kw_only=True)
     bad: Sequence[BadSample] = field(default=(), kw_only=True)
-    linear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
-    additive: bool = field(default=False, kw_only=True)
+    multilinear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
+    linear: bool = field(default=False, kw_only=True)
     fills: bool = field(default=False, kw_only=True)
-    resized: Callable[[Node, int, tuple[Size, ...]], Resized | None] | None = field(default=None, kw_only=True)
+    replace_axis: Callable[[Node, int, tuple[Size, ...]], AxisReplacement | None] | None = field(
+        default=None, kw_only=True
+    )
     broadcast: bool = field(default=False, kw_only=True)
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)

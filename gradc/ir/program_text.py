@@ -41,7 +41,7 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
     stmt      ::= [value "="] name [access | index ("," index)*] [["<-"] value ("," value)*]
                   ["where" value] [attributes] [":" dtype] LINE
     access    ::= [name] "[" [index ("," index)*] "]"
-    index     ::= term ("+" term)*                              # bare only after the ops "index" and "inside"
+    index     ::= term ("+" term)*                              # bare only after the ops "index" and "in_bounds"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
     call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE
@@ -61,117 +61,15 @@ from dataclasses import replace
 from typing import Any
 
 from .dims import Assumption, Size
-from .kernel import Axis, Buffer, Call, Index, Kernel, Operand, Program, Select, Step, Stmt
+from .kernel import KINDS, Buffer, Call, Kernel, Program, Select, Step
 from .node import Note
-from .scan import VALUE, WORD, Reader, format_attributes, format_note, format_value
+from .scan import VALUE, WORD, Reader
+from .statement import BARE, Axis, Index, Operand, Stmt
 from .types import DTYPES
 
-KINDS = ("input", "output", "temp", "const")
-BARE = ("index", "inside")
-"""Statements that are about an index and no buffer."""
 _DTYPE = re.compile(r"\w+", re.ASCII)
 _CASE = re.compile(r"when\b([^:]*):|else[ \t]*:")
 _NUMBER = re.compile(r"\d+", re.ASCII)
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def format_stmt(s: Stmt) -> str:
-    """One statement's line."""
-    index = ", ".join(map(str, s.index))
-    parts = [f"{s.name} =" if s.name else "", s.op]
-    if s.buffer or (s.index and s.op not in BARE):
-        parts.append(f"{s.buffer}[{index}]")
-        parts.append("<-" if s.args else "")
-    elif s.index:
-        parts.append(index)
-    parts.append(", ".join(s.args))
-    parts.append(f"where {s.where}" if s.where else "")
-    parts.append(format_attributes(s.attrs, exact=s.op == "const").lstrip())
-    parts.append(f": {s.dtype}" if s.dtype else "")
-    return " ".join(p for p in parts if p)
-
-
-def _axes(axes: tuple[Axis, ...]) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in axes)
-
-
-def print_kernel(kernel: Kernel, indent: str = "") -> str:
-    """The text of a kernel; ``phase`` stands before the first column statement of each pass."""
-    order = f" order({kernel.order})" if kernel.order else ""
-    strategy = f" strategy({', '.join(f'{b}: {s}' for b, s in kernel.strategy)})" if kernel.strategy else ""
-    lines = [
-        f"kernel @{kernel.name} rows({_axes(kernel.rows)}) cols({_axes(kernel.cols)}){order}{strategy}"
-        f" {{{format_note(kernel.note)}"
-    ]
-    headings = _headings(kernel)
-    for position, s in enumerate(kernel.body):
-        if position in headings:
-            lines.append(f"{indent}  phase")
-        lines.append(f"{indent}  {format_stmt(s)}")
-    return "\n".join([*lines, f"{indent}}}"])
-
-
-def _headings(kernel: Kernel) -> set[int]:
-    """Positions of the statements that open a pass over the columns."""
-    found: set[int] = set()
-    if not kernel.cols:
-        return found
-    try:
-        opened = -1
-        for position, s in enumerate(kernel.body):
-            if kernel.is_column(s) and kernel.phases[position] > opened:
-                opened = kernel.phases[position]
-                found.add(position)
-    except KeyError:  # a value that is not defined: still to be printed, for the error that says so
-        pass
-    return found
-
-
-def _operand(operand: Operand) -> str:
-    scale = f" * {_operand(operand.scale)}" if operand.scale else ""
-    per = f" per ({_axes(operand.per)})" if operand.per else ""
-    return f"{operand.buffer}[{', '.join(map(str, operand.index))}]{per}{scale}"
-
-
-def print_step(step: Step) -> str:
-    """The text of a step, as it stands in a program."""
-    if isinstance(step, Kernel):
-        return "  " + print_kernel(step, "  ")
-    if isinstance(step, Call):
-        args = ", ".join(map(_operand, step.args))
-        return (
-            f"  call @{step.name} axes({_axes(step.axes)}) {_operand(step.out)} <- {step.op}"
-            f" {args}{format_note(step.note)}"
-        )
-    lines = ["  select {"]
-    for predicate, kernel in step.cases:
-        case = f"when {predicate.left} {predicate.relation} {predicate.right}" if predicate else "else"
-        lines.append(f"    {case}: {print_kernel(kernel, '    ')}")
-    return "\n".join([*lines, "  }"])
-
-
-def format_buffer(b: Buffer) -> str:
-    """One buffer's line."""
-    value = f" = {format_value(b.value, exact=True)}" if b.kind == "const" else ""
-    return (
-        f"{b.kind} {b.name}:"
-        f" {b.type}{f' of {b.alias}' if b.alias else ''}{f' slot {b.slot}' if b.slot >= 0 else ''}{value}"
-    )
-
-
-def print_program(program: Program) -> str:
-    """The text of a program."""
-    lines = [f"program @{program.name} {{"]
-    lines += [f"  {fact}" for fact in program.assumptions]
-    for b in program.buffers:
-        lines.append(f"  {format_buffer(b)}{format_note(program.notes.get(b.name))}")
-    lines += [print_step(step) for step in program.steps]
-    outputs = ", ".join(f"{name}={buffer}" for name, buffer in program.outputs)
-    return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def parse_program(text: str) -> Program:

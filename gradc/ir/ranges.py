@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .dims import Dim, Size, floordiv, known_nonnegative, maximum
-from .kernel import MASKED, Index, Kernel, Stmt
+from .kernel import Kernel
+from .statement import MASKED, Index, Stmt
 from .types import F64, I64, DType, Type
 
 EXACT = 2**53
@@ -172,7 +173,7 @@ class KernelRanges:
             total += (self.axes[variable] if variable in self.axes else self.value(variable, true)) * factor
         for name in true:
             s = self.k.stmts[name]
-            if s.op == "inside":
+            if s.op == "in_bounds":
                 test = Range.of(s.attr("lo"), s.attr("hi") - 1)
                 for factor, rest in apart(index, s.index[0]):
                     total = (test * factor + self.index(rest, true - {name})) & total
@@ -239,7 +240,7 @@ class KernelRanges:
     def _of_search(self, s: Stmt, true: frozenset[str]) -> Range:
         return Range.of(0, self.types[s.buffer].count)
 
-    def _of_bounded(self, s: Stmt, true: frozenset[str]) -> Range:
+    def _of_clamp_index(self, s: Stmt, true: frozenset[str]) -> Range:
         return inside(maximum(s.attr("size"), 1))  # of no rows the first: who reads it is masked
 
     def _of_argmax_cols(self, s: Stmt, true: frozenset[str]) -> Range:

@@ -28,8 +28,7 @@ Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank l
     float      ::= DECIMAL | HEX | ["-"] "inf" | ["-"] "nan" | "nan(0x" 16 hex digits ")"
 
 A size that is one reserved word (``none``, ``f32``, ``inf``, ...) is written in parentheses.  The grammar of programs
-is in
-:mod:`gradc.ir.program_text`.
+is in :mod:`gradc.ir.program_text`.
 """
 
 from __future__ import annotations
@@ -46,57 +45,12 @@ import numpy as np
 from .. import files, npz
 from ..errors import FileError, InvalidProblem, IRFormatError, TypeRuleError
 from .dims import Assumption, Dim, Size, assuming, same, substitute
-from .envelope import kind_of, load_opened, sealed
+from .envelope import kind_of, load_opened
 from .graph import Graph, input_node
+from .graph_file import GRAPH_FORMAT, NO_ARRAYS
 from .node import REGISTRY, Node, Note, identity, make
-from .program_text import parse_kernel, parse_program, print_kernel, print_program
-from .scan import FORMAT, LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, format_attributes, format_note, is_long
+from .scan import LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, is_long
 from .types import Type
-
-__all__ = [
-    "load",
-    "parse",
-    "parse_kernel",
-    "parse_program",
-    "print_graph",
-    "print_kernel",
-    "print_program",
-    "save_graph",
-]
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def value_names(graph: Graph) -> dict[Node, str]:
-    """The name each node has in the text."""
-    names = {node: f"%{graph.input_name(node)}" for node in graph.inputs}
-    for node in graph.nodes:
-        if node not in names:
-            names[node] = f"%{len(names) - len(graph.inputs)}"
-    return names
-
-
-def format_op(node: Node, names: Mapping[Node, str]) -> str:
-    """One op's line, without its note."""
-    operands = ", ".join(names[o] for o in node.operands)
-    attributes = format_attributes(sorted(node.attrs.items()), exact=node.op.name == "constant")
-    return f"{names[node]}: {node.type} = {node.op.name}{' ' if operands else ''}{operands}{attributes}"
-
-
-def print_graph(graph: Graph) -> str:
-    """The text of a graph."""
-    names = value_names(graph)
-    dims = f"<{','.join(graph.dims)}>" if graph.dims else ""
-    inputs = ", ".join(f"{names[n]}: {n.type}" for n in graph.inputs)
-    lines = [f"graph @{graph.name}{dims}({inputs}) {{"]
-    lines += [f"  {fact}" for fact in graph.assumptions]
-    lines += [f"  {format_op(n, names)}{format_note(graph.notes.get(n))}" for n in graph.nodes[len(graph.inputs) :]]
-    outputs = ", ".join(f"{name}={names[n]}" for name, n in graph.outputs)
-    return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> Graph:
@@ -281,35 +235,6 @@ def _outputs(reader: Reader, values: Mapping[str, Node]) -> tuple[tuple[str, Nod
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-GRAPH_FORMAT = 1
-_WHOLE = "# no arrays"
-"""The second line of a graph that is saved as text: nothing beside the file belongs to it."""
-
-
-def save_graph(graph: Graph, path: Any) -> None:
-    """One file: the text, or, with arrays bound to inputs, an envelope (:mod:`gradc.ir.envelope`) of the text and the
-    arrays, bit for bit.
-
-    At any moment ``path`` is the old file or the whole new one.
-
-    :raises FileError: it cannot be written; the old file is as it was.
-    """
-    arrays = bound_arrays(graph)
-    if arrays:
-        files.write(path, *sealed("graph", GRAPH_FORMAT, {"graph": file_text(graph)}, arrays))
-    else:
-        files.write(path, f"{FORMAT}\n{_WHOLE}\n{print_graph(graph)}\n")
-
-
-def file_text(graph: Graph) -> bytes:
-    """The text as it stands in files."""
-    return f"{FORMAT}\n{print_graph(graph)}\n".encode()
-
-
-def bound_arrays(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays that are bound to inputs."""
-    return {name: np.asarray(graph.defaults[name]) for name in graph.input_names if name in graph.defaults}
-
 
 def load(path: Any) -> Graph:
     """The graph saved at ``path``, with its arrays; nothing in the file is executed.
@@ -327,7 +252,7 @@ def load(path: Any) -> Graph:
             return graph_of_file(found.parts.get("graph", b""), found.arrays, path.name)
     text = _read_text(path)
     beside = path.with_name(path.name + ".npz")
-    if _WHOLE in text[:200].splitlines()[1:2] or not beside.exists():
+    if NO_ARRAYS in text[:200].splitlines()[1:2] or not beside.exists():
         return graph_of_file(text.encode("latin-1"), {}, path.name)
     try:
         arrays = npz.read_arrays(beside, compressed=False)

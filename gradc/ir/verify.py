@@ -12,29 +12,14 @@ from typing import NoReturn
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
-from .graph import Graph, check_name
-from .kernel import (
-    COMBINES,
-    MASKED,
-    REDUCTIONS,
-    STRATEGIES,
-    Axis,
-    Buffer,
-    Call,
-    Index,
-    Kernel,
-    Operand,
-    Program,
-    Select,
-    Stmt,
-    alternatives,
-)
+from .graph import Graph, check_name, format_op
+from .kernel import KINDS, STRATEGIES, Buffer, Call, Kernel, Program, Select, alternatives
 from .node import REGISTRY, Node
 from .op import Library
-from .program_text import KINDS, format_buffer, format_stmt, print_step
 from .ranges import KernelRanges, Range, inside, sources
 from .scan import excerpt
-from .text import format_op, same_attribute, types_agree, value_names
+from .statement import COMBINES, MASKED, REDUCTIONS, Axis, Index, Operand, Stmt
+from .text import same_attribute, types_agree
 from .types import BOOL, I64, DType, Type
 
 # -- graphs -----------------------------------------------------------------------------------------------------------
@@ -42,7 +27,7 @@ from .types import BOOL, I64, DType, Type
 
 def verify(graph: Graph) -> None:
     """Infer every node's type and attributes again and compare; check names, operands and bound arrays."""
-    names = value_names(graph)
+    names = graph.value_names
     known: set[Node] = set()
     inputs = set(graph.inputs)
     with assuming(graph.assumptions):
@@ -181,7 +166,7 @@ def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int
                 f"call {kernel.name}: axis {axis} of {operand.buffer} has {size}, and {operand.index[axis]} is not"
                 " inside"
             )
-            raise _pointing(TypeRuleError(message), print_step(kernel).strip(), f"{operand.buffer}[")
+            raise _pointing(TypeRuleError(message), str(kernel), f"{operand.buffer}[")
         return
     if any(evaluate(size, dims) == 0 for _, size in kernel.rows):
         return
@@ -194,13 +179,13 @@ def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int
 
 def _outside(kernel: Kernel, s: Stmt, axis: int, size: Size, why: str) -> NoReturn:
     error = TypeRuleError(f"kernel {kernel.name}: axis {axis} of {s.buffer} has {size}, and {why}")
-    raise _pointing(error, format_stmt(s), f"{s.buffer}[")
+    raise _pointing(error, str(s), f"{s.buffer}[")
 
 
 def _verify_buffers(program: Program) -> None:
     known: dict[str, Buffer] = {}
     for b in program.buffers:
-        line = format_buffer(b)
+        line = str(b)
         _demand(b.name not in known, f"the buffer {b.name} is defined twice", line, b.name)
         check_name(b.name)
         _demand(b.kind in KINDS, f"{b.kind!r} is no kind of buffer; there are {', '.join(KINDS)}", line, b.kind)
@@ -231,12 +216,12 @@ def _verify_slots(program: Program) -> None:
             _demand(
                 b.kind == "temp" and not b.alias,
                 f"{b.name} has the slot {b.slot}, and only temps of their own have one",
-                format_buffer(b),
+                str(b),
                 "slot",
             )
             slots.setdefault(b.slot, []).append(b)
     for number, (slot, buffers) in enumerate(sorted(slots.items())):
-        line = format_buffer(buffers[0])
+        line = str(buffers[0])
         _demand(slot == number, f"{buffers[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
         held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in buffers) for large in buffers)
         _demand(
@@ -257,7 +242,7 @@ def _verify_names(program: Program) -> None:
         _demand(
             equal,
             f"two kernels are called {kernel.name}, and they differ",
-            print_step(kernel).strip().partition("\n")[0],
+            str(kernel).partition("\n")[0],
             kernel.name,
         )
 
@@ -277,7 +262,7 @@ def _verify_output(name: str, buffer: str, program: Program, written: set[str]) 
 
 
 def _verify_select(step: Select, program: Program) -> None:
-    line = print_step(step).lstrip().partition("\n")[0]
+    line = str(step).partition("\n")[0]
     last = len(step.cases) - 1
     for position, (when, kernel) in enumerate(step.cases):
         _demand(
@@ -295,7 +280,7 @@ def _verify_select(step: Select, program: Program) -> None:
         )
 
 
-_SIZES = {"inside": ("hi", "lo"), "check": ("bound",), "size": ("size",), "bounded": ("size",)}
+_SIZES = {"in_bounds": ("hi", "lo"), "check": ("bound",), "size": ("size",), "clamp_index": ("size",)}
 """The attributes of statements that are sizes."""
 
 
@@ -366,7 +351,7 @@ class _CallCheck(_StepCheck):
     def run(self, written: set[str]) -> None:
         call = self.step
         assert isinstance(call, Call)
-        self.line = print_step(call).strip()
+        self.line = str(call)
         if call.op not in REGISTRY:
             self.wrong(f"there is no op {call.op!r}", call.op)
         op = REGISTRY[call.op]
@@ -404,20 +389,20 @@ class _KernelCheck(_StepCheck):
     def run(self, written: set[str]) -> None:
         kernel = self.step
         assert isinstance(kernel, Kernel)
-        self.line = print_step(kernel).strip().partition("\n")[0]
+        self.line = str(kernel).partition("\n")[0]
         check_name(kernel.name)
         known = self.axes((*kernel.rows, *kernel.cols))
         for s in kernel.body:
-            self.line = format_stmt(s)
+            self.line = str(s)
             self.statement(s, known, written)
             if s.name:
                 assert s.dtype is not None
                 known[s.name] = s.dtype
         for s in kernel.body:
-            self.line = format_stmt(s)
+            self.line = str(s)
             if s.op == "store":
                 self.covers(s, kernel)
-        self.line = print_step(kernel).strip().partition("\n")[0]
+        self.line = str(kernel).partition("\n")[0]
         self.strategies(kernel)
 
     def statement(self, s: Stmt, known: Mapping[str, DType], written: set[str]) -> None:
@@ -477,9 +462,9 @@ class _KernelCheck(_StepCheck):
             "const": 0,
             "size": 0,
             "index": 0,
-            "inside": 0,
+            "in_bounds": 0,
             "check": 1,
-            "bounded": 1,
+            "clamp_index": 1,
             **dict.fromkeys(REDUCTIONS, 1),
         }.get(s.op)
         if count is not None and len(args) != count and not (s.op == "check" and len(args) == 2):
@@ -487,7 +472,7 @@ class _KernelCheck(_StepCheck):
         for needed in {
             "const": ("value",),
             "size": ("size",),
-            "inside": ("hi", "lo"),
+            "in_bounds": ("hi", "lo"),
             "check": ("bound", "op", "source"),
         }.get(s.op, ()):
             if needed not in dict(s.attrs):
@@ -495,14 +480,14 @@ class _KernelCheck(_StepCheck):
         for name, value in s.attrs:
             if name in _SIZES.get(s.op, ()) and (isinstance(value, bool) or not isinstance(value, int | Dim)):
                 self.wrong(f"{s.op}: {name}={value} is no size", f"{name}=")
-        if s.op in ("index", "inside") and len(s.index) != 1:
+        if s.op in ("index", "in_bounds") and len(s.index) != 1:
             self.wrong(f"{s.op} takes one index, got {len(s.index)}", s.op)
         for value, dtype in zip(s.args, args, strict=True):
             if s.op == "check" and not dtype.is_integer:
                 self.wrong(f"checks {value}, but {dtype} is no integer", value)
         if s.op in ("argmax_cols", "argmin_cols", "size", "search"):
             return I64
-        if s.op == "inside":
+        if s.op == "in_bounds":
             return BOOL
         if count is not None or s.op in ("store", "accum"):
             return None

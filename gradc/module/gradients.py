@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidProblem
 from ..runtime.cuda.on_device import DeviceArray
-from ..runtime.host.arrays import empty, from_numpy, to_numpy
+from ..runtime.host.arrays import Arguments, empty, from_numpy, to_numpy
 from ..runtime.located import located
 from ..trace import unflatten
 from .sparse import SparseRows
@@ -20,7 +20,7 @@ class Gradients(MutableMapping[str, Any]):
     them.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], structure: Any = None):
+    def __init__(self, arrays: Arguments, structure: Any = None):
         self._arrays = dict(arrays)
         self._order = tuple(arrays)
         self._structure = structure
@@ -49,7 +49,7 @@ class Gradients(MutableMapping[str, Any]):
         """Overwrite the gradient of ``name``, or insert it where there is none."""
         self._arrays[name] = gradient
 
-    def accumulate(self, other: Mapping[str, Any]) -> None:
+    def accumulate(self, other: Arguments) -> None:
         """Add another set of gradients, as new arrays of the kind that is here; names that are new are inserted.
 
         :raises InvalidProblem: shapes or dtypes differ; then nothing was added.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copyreg
-import functools
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,11 +17,13 @@ from ..ir.dims import symbols
 from ..ir.graph import Graph
 from ..ir.kernel import Program
 from ..ir.types import Type
+from ..options import Options
 from ..passes.manager import Pipeline, Stage
 from ..passes.schedule.residual import Residual
 from ..process.forks import cached_property, held_off
 from ..runtime.cuda.pending import AsyncErrors
 from ..runtime.executable import Executable, Precision
+from ..runtime.host.arrays import Arguments, Results
 from ..runtime.host.tensors import detached
 from ..runtime.kernel import Kernels
 from ..runtime.located import unordered
@@ -30,27 +31,15 @@ from ..runtime.shared import Shared
 from .gradients import Gradients
 from .residuals import Residuals
 from .sparse import assembled
-from .variants import MOST, Orders, Targets, laid, orders_of, restored
+from .variants import MOST, Orders, Targets, apply_layout, orders_of, undo_layout
 
 if TYPE_CHECKING:
-    from ..runtime.cuda.capture import Capture
+    from ..runtime.cuda.capture import Capture, Step
 
-Array = np.ndarray[Any, Any]
+E = TypeVar("E", bound=Executable)
 
-
-def _executable(executable: Executable) -> tuple[Any, ...]:
-    """In a pickle: what it is made of, its machine code left out."""
-    how: dict[str, Any] = {
-        "defaults": executable.defaults,
-        "dims": executable.fixed_dims,
-        "donate": tuple(executable.donated.values()),
-        "arch": executable.arch,
-        "errors": executable.errors,
-    }
-    return functools.partial(Executable, **how), (executable.program, executable.target)
-
-
-copyreg.pickle(Executable, _executable)
+CAPTURED = ("forward", "backward", "both", "value_and_grad")
+"""What a CUDA graph can hold."""
 
 
 class Forward(Executable):
@@ -63,10 +52,10 @@ class Forward(Executable):
 
     def __call__(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         workspace: Any = None,
         stream: Any = None,
         dims: Mapping[str, int] | None = None,
@@ -75,14 +64,14 @@ class Forward(Executable):
         inputs = self.module.flat(inputs, more, extra)
         variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
         if variant is not None:
-            value, residuals = variant.forward(laid(inputs, orders), out=out, stream=stream, dims=dims)
+            value, residuals = variant.forward(apply_layout(inputs, orders), out=out, stream=stream, dims=dims)
             return value, residuals.of(orders, inputs)
         results, bound = self.run_bound(inputs, out, False, stream, workspace, self.module.sizes(dims))
         return _single({name: results[name] for name in self.module.graph.output_names}), self.kept(
             inputs, results, bound
         )
 
-    def kept(self, inputs: Mapping[str, Any], results: Mapping[str, Any], dims: Mapping[str, int]) -> Residuals:
+    def kept(self, inputs: Arguments, results: Arguments, dims: Mapping[str, int]) -> Residuals:
         """What backward reads of a call."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
@@ -106,7 +95,7 @@ class Backward(Executable):
         residuals: Residuals | None = None,
         /,
         *cotangents: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         stream: Any = None,
         workspace: Any = None,
@@ -137,17 +126,17 @@ class Backward(Executable):
                 **named,
             )
             return Gradients(
-                targets.finish(restored(gradients, residuals.orders), self.place, stream), self.module.structure
+                targets.finish(undo_layout(gradients, residuals.orders), self.backend, stream), self.module.structure
             )
         inputs = self.inputs_of(residuals, cotangents, named, stream)
         gradient_names = self.module.joint_names[1]
         if isinstance(out, Mapping):
-            strange = out.keys() - gradient_names.keys()
-            if strange:
+            unknown = out.keys() - gradient_names.keys()
+            if unknown:
                 raise InvalidProblem(
-                    f"out= names {min(map(str, strange))!r}; there are gradients of {', '.join(gradient_names)}"
+                    f"out= names {min(map(str, unknown))!r}; there are gradients of {', '.join(gradient_names)}"
                 )
-            rows = out.keys() & set(self.module.options.get("sparse") or ())
+            rows = out.keys() & set(self.module.options.sparse)
             if rows:
                 raise Unsupported(
                     f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits;"
@@ -172,7 +161,7 @@ class Backward(Executable):
         shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
         return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
 
-    def _check_cotangents(self, residuals: Residuals, inputs: Mapping[str, Any]) -> None:
+    def _check_cotangents(self, residuals: Residuals, inputs: Arguments) -> None:
         """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
         for name, type_ in residuals.cotangent_types.items():
             value = inputs.get(self.module.joint_names[0].get(name, ""))
@@ -188,15 +177,13 @@ class Backward(Executable):
                 ) from None
 
     def inputs_of(
-        self, residuals: Residuals, cotangents: Sequence[Any], named: Mapping[str, Any], stream: Any = None
-    ) -> dict[str, Any]:
+        self, residuals: Residuals, cotangents: Sequence[Any], named: Arguments, stream: Any = None
+    ) -> Results:
         """What the program reads, by name: residuals, and cotangents in order or by name."""
         if residuals.module is not self.module and not residuals.module.equals(self.module):
-            theirs, mine = residuals.module.options, self.module.options
+            theirs, mine = residuals.module.options.given(), self.module.options.given()
             options = ", ".join(
-                f"{name}={theirs.get(name)!r} there and {mine[name]!r} here"
-                for name in mine
-                if theirs.get(name) != mine[name]
+                f"{name}={theirs[name]!r} there and {mine[name]!r} here" for name in mine if theirs[name] != mine[name]
             )
             raise InvalidProblem(
                 f"these residuals are of another module: {residuals.module.described} kept them, and this is the"
@@ -219,11 +206,26 @@ class Backward(Executable):
             if value is None:
                 if name not in given and len(names) == 1:
                     raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
-                value = self.place.zeros(
-                    type_.concrete(residuals.dims), type_.dtype.np, self.place.stream(stream, residuals.arrays.values())
+                value = self.backend.zeros(
+                    type_.concrete(residuals.dims),
+                    type_.dtype.np,
+                    self.backend.stream(stream, residuals.arrays.values()),
                 )
             inputs[cotangent_names[name]] = value
         return inputs
+
+
+@dataclass(frozen=True)
+class Code:
+    """A program of a module.
+
+    :param payload: its machine code, if that is compiled already.
+    :param sites: of the checks in it: number -> op and source.
+    """
+
+    program: Program
+    payload: bytes | None = None
+    sites: Mapping[int, tuple[str, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Recipe:
     stages: Callable[[], Pipeline]
     joint: Callable[[], Program]
     save: Callable[[Module, Any], None]
-    variant: Callable[[Mapping[str, Any]], Module]
+    variant: Callable[[Orders], Module]
 
 
 class Module(Shared):
@@ -257,47 +259,43 @@ class Module(Shared):
         graph: Graph,
         wrt: Sequence[str],
         target: str,
-        programs: Mapping[str, Any],
+        programs: Mapping[str, Code],
         residuals: Sequence[Residual],
-        options: Mapping[str, Any],
+        options: Options,
         recipe: Recipe,
+        pipeline: Pipeline | None = None,
     ):
         self.graph, self.wrt, self.target = graph, tuple(wrt), target
-        self.residuals, self.options = tuple(residuals), dict(options)
+        self.residuals, self.options = tuple(residuals), options
         self.structure: Any = None
         self.recipe = recipe
         self.variants: dict[Any, Module | None] = {}
-        self._pipeline: Pipeline | None = None
+        self._pipeline = pipeline
         self._grad: Executable | None = None
-        dims = options.get("dims") or {}
         borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
-        donate = [name for name in options.get("donate") or () if name not in borrowed]
+        donate = [name for name in options.donate if name not in borrowed]
         self.pending = AsyncErrors()
-        how: dict[str, Any] = {"arch": options.get("arch") or "", "errors": options.get("errors") or "sync"}
-        self.forward = Forward(
-            programs["forward"],
-            target,
-            **how,
-            defaults=graph.defaults,
-            dims=dims,
-            donate=donate,
-            payload=programs.get("forward.so"),
-            sites=programs.get("forward.sites"),
-        )
+        self.forward = self._executable(Forward, programs["forward"], donate)
         self.forward.module = self
         self._backward: Backward | None = None
         if "backward" in programs:
-            self._backward = Backward(
-                programs["backward"],
-                target,
-                **how,
-                defaults=graph.defaults,
-                dims=dims,
-                payload=programs.get("backward.so"),
-                sites=programs.get("backward.sites"),
-            )
+            self._backward = self._executable(Backward, programs["backward"])
             self._backward.module = self
         self.share(self.pending)
+
+    def _executable(self, kind: type[E], code: Code, donate: Collection[str] = ()) -> E:
+        """A program of this module."""
+        return kind(
+            code.program,
+            self.target,
+            arch=self.options.arch or "",
+            errors=self.options.errors or "sync",
+            defaults=self.graph.defaults,
+            dims=self.options.dims,
+            donate=donate,
+            payload=code.payload,
+            sites=code.sites,
+        )
 
     def share(self, pending: AsyncErrors) -> None:
         """Calls of forward, backward and variants raise each other's errors."""
@@ -313,10 +311,10 @@ class Module(Shared):
 
     @property
     def executables(self) -> dict[str, Executable]:
-        found: dict[str, Executable] = {"forward": self.forward}
+        executables: dict[str, Executable] = {"forward": self.forward}
         if self._backward is not None:
-            found["backward"] = self._backward
-        return found
+            executables["backward"] = self._backward
+        return executables
 
     @property
     def stages(self) -> Pipeline:
@@ -363,7 +361,7 @@ class Module(Shared):
             )
         return given
 
-    def variant(self, inputs: Mapping[str, Any], dims: Any) -> tuple[Module | None, Orders]:
+    def variant(self, inputs: Arguments, dims: Any) -> tuple[Module | None, Orders]:
         """For inputs whose axes lie in another order (channels last) the module that reads them as they lie, compiled
         when that order is first met.
 
@@ -376,23 +374,17 @@ class Module(Shared):
         orders = orders_of(
             {**self.forward.defaults, **inputs}, self.forward.inputs, {**self.forward.fixed_dims, **sizes}
         )
-        orders = {
-            name: order
-            for name, order in orders.items()
-            if name in inputs and name not in (self.options.get("donate") or ())
-        }
+        orders = {name: order for name, order in orders.items() if name in inputs and name not in self.options.donate}
         return (self._ordered(orders) if orders else None), orders
 
     def _ordered(self, orders: Orders) -> Module | None:
         """The variant for these orders; None where there can be none."""
         key = tuple(sorted(orders.items()))
         if key not in self.variants and len(self.variants) < MOST:
-            try:
-                made: Module | None = self.recipe.variant(orders)
-            except (
-                GradcError
-            ):  # a forced reduction or a sparse gradient that this order does not have: copying is right, too
-                made = None
+            made: Module | None = None
+            # a forced reduction or a sparse gradient that this order does not have: copying is right, too
+            with contextlib.suppress(GradcError):
+                made = self.recipe.variant(orders)
             if made is not None:
                 made.structure = self.structure
                 made.share(self.pending)
@@ -404,21 +396,20 @@ class Module(Shared):
         module's own, or nobody's.
         """
         theirs = residuals.module
-        if any(theirs is variant for variant in self.variants.values()):
-            return theirs
+        for variant in self.variants.values():
+            if variant is theirs:
+                return variant
         if theirs is self or not residuals.orders or theirs.equals(self):
             return None
-        found = self._ordered(residuals.orders)
-        return found if found is not None and found.equals(theirs) else None
+        variant = self._ordered(residuals.orders)
+        return variant if variant is not None and theirs.equals(variant) else None
 
     @cached_property
     def joint_names(self) -> tuple[dict[str, str], dict[str, str]]:
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
 
-    def flat(
-        self, inputs: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None, extra: Sequence[Any] = ()
-    ) -> dict[str, Any]:
+    def flat(self, inputs: Arguments | None, more: Arguments | None = None, extra: Sequence[Any] = ()) -> Results:
         """Nested parameters by their dotted names."""
         inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
         known = self.graph.input_names
@@ -426,17 +417,17 @@ class Module(Shared):
             return inputs
         from ..trace import flatten
 
-        out: dict[str, Any] = {}
+        out: Results = {}
         for name, value in inputs.items():
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
     def __call__(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         stream: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
@@ -445,16 +436,16 @@ class Module(Shared):
         flat = self.flat(inputs, more, extra)
         variant, orders = self.variant(flat, dims)
         if variant is not None:
-            return variant(laid(flat, orders), out=out, stream=stream, dims=dims)
+            return variant(apply_layout(flat, orders), out=out, stream=stream, dims=dims)
         results, _ = self.forward.run_bound(flat, out, False, stream, None, self.sizes(dims))
         return _single({name: results[name] for name in self.graph.output_names})
 
     def value_and_grad(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
@@ -470,8 +461,8 @@ class Module(Shared):
         }  # their gradients are returned: none is lost
         variant, orders = self.variant(given, dims) if out is None and workspace is None else (None, {})
         if variant is not None:
-            value, gradients = variant.value_and_grad(laid(given, orders), stream=stream, dims=dims)
-            return value, Gradients(restored(gradients, orders), self.structure)
+            value, gradients = variant.value_and_grad(apply_layout(given, orders), stream=stream, dims=dims)
+            return value, Gradients(undo_layout(gradients, orders), self.structure)
         gradient_names = self.joint_names[1]
         targets = {gradient_names.get(n, n): a for n, a in out.items()} if isinstance(out, Mapping) else out
         results, bound = self.joint.run_bound(
@@ -492,31 +483,21 @@ class Module(Shared):
                     f"value_and_grad needs one scalar float output; {self.graph.name} has"
                     f" {', '.join(f'{n}: {v.type}' for n, v in self.graph.outputs)}"
                 )
-            how: dict[str, Any] = {
-                "arch": self.options.get("arch") or "",
-                "errors": self.options.get("errors") or "sync",
-            }
-            self._grad = Executable(
-                self.recipe.joint(),
-                self.target,
-                **how,
-                defaults=self.graph.defaults,
-                dims=self.options.get("dims") or {},
-            )
+            self._grad = self._executable(Executable, Code(self.recipe.joint()))
             self.share(self.pending)
         return self._grad
 
-    def joint_inputs(self, given: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+    def joint_inputs(self, given: Arguments, stream: Any = None) -> Results:
         """What :attr:`joint` reads: the inputs, and 1 as the cotangent."""
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
-        place = self.joint.place
-        one = place.settled(np.ones([1] * node.rank, node.dtype.np), place.stream(stream, given.values()))
+        backend = self.joint.backend
+        one = backend.to_device(np.ones([1] * node.rank, node.dtype.np), backend.stream(stream, given.values()))
         return {**given, self.joint_names[0][name]: one}
 
     def capture(
         self,
         what: str = "forward",
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *,
         residuals: Residuals | None = None,
@@ -537,24 +518,59 @@ class Module(Shared):
         :raises DeviceError: an array of the host.
         """
         with held_off:
-            from .captures import captured
+            from ..runtime.cuda.capture import capture, stream_for
 
-        return captured(self, what, self.flat(inputs, more), residuals, cotangents, stream, dims)
+        given = self.flat(inputs, more)
+        if what not in CAPTURED:
+            raise InvalidProblem(f"capture({what!r}); there are {', '.join(CAPTURED)}")
+        if what != "forward" and self.options.sparse:
+            raise Unsupported("a CUDA graph of sparse gradients: they have as many rows as a call hits")
+        kept = residuals.arrays.values() if residuals is not None else ()
+        at = stream_for(self.forward.backend, stream, [*given.values(), *kept])
+        sizes = self.sizes(dims)
+        if what == "value_and_grad":
+            joint = self.joint.capture_step(self.joint_inputs(given, at), at, dims=sizes)
+            return capture([joint], at, joint.results)
+        steps: list[Step] = []
+        outputs: Results = {}
+        if residuals is None:
+            first = self.forward.capture_step(given, at, dims=sizes)
+            outputs = {name: first.results[name] for name in self.graph.output_names}
+            steps, residuals = [first], self.forward.kept(given, first.results, first.call.dims)
+        elif given or what != "backward":
+            raise InvalidProblem("capture takes residuals= for what='backward' alone, and then no inputs")
+        if what == "forward":
+            return capture(steps, at, outputs)
+        second = self._capture_backward(residuals, cotangents, at, sizes)
+        gradients = self.joint_names[1]
+        if what == "backward":
+            return capture([second], at, {name: second.results[key] for name, key in gradients.items()})
+        return capture([*steps, second], at, {**outputs, **{key: second.results[key] for key in gradients.values()}})
+
+    def _capture_backward(self, residuals: Residuals, cotangents: Any, stream: int, sizes: Mapping[str, int]) -> Step:
+        """Backward as a step of a CUDA graph; cotangents as :meth:`capture` takes them."""
+        named = cotangents if isinstance(cotangents, Mapping) else {}
+        ordered = (
+            () if cotangents is None or named else cotangents if isinstance(cotangents, tuple | list) else (cotangents,)
+        )
+        own = {d: v for d, v in {**residuals.dims, **sizes}.items() if d in self.backward.program.dims}
+        inputs = self.backward.inputs_of(residuals, ordered, named, stream)
+        return self.backward.capture_step(inputs, stream, dims=own)
 
     def shapes_of_sparse(self, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """The shapes of the tables whose gradients come as rows."""
-        return {name: self.graph.input(name).type.concrete(dims) for name in self.options.get("sparse") or ()}
+        return {name: self.graph.input(name).type.concrete(dims) for name in self.options.sparse}
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     @property
     def kernels(self) -> Kernels:
         """Every kernel by name; one that forward and backward both have is ``backward.NAME`` the second time."""
-        found = Kernels(call for executable in self.executables.values() for call in executable.kernels.calls)
-        for what, executable in self.executables.items():
+        kernels = Kernels(call for executable in self.executables.values() for call in executable.kernels.calls)
+        for direction, executable in self.executables.items():
             for name, kernel in executable.kernels.items():
-                found[f"{what}.{name}" if name in found else name] = kernel
-        return found
+                kernels[f"{direction}.{name}" if name in kernels else name] = kernel
+        return kernels
 
     def source(self) -> str:
         """The C, or CUDA, of forward and backward."""
@@ -586,7 +602,7 @@ class Module(Shared):
             self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims)
         )
 
-    def can_implement(self, inputs: Mapping[str, Any] | None = None, /, **more: Any) -> Exception | None:
+    def can_implement(self, inputs: Arguments | None = None, /, **more: Any) -> Exception | None:
         """None if ``forward`` takes these inputs, else the error it would raise."""
         return self.forward.can_implement(self.flat(inputs, more))
 
@@ -631,5 +647,5 @@ class Module(Shared):
         return summary(self)
 
 
-def _single(values: dict[str, Any]) -> Any:
+def _single(values: Results) -> Any:
     return next(iter(values.values())) if len(values) == 1 else values

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .. import knobs
 from ..errors import InvalidProblem
+from ..ir.types import Type
+from ..options import Options
 from ..runtime.cuda.on_device import to_host
+from ..runtime.host.arrays import Arguments
 from ..runtime.host.tensors import borrowed
 from ..runtime.located import located
 
-if TYPE_CHECKING:
-    from .module import Module
-
-
 Orders = dict[str, tuple[int, ...]]
+"""The axes from slowest to fastest, of arrays by name."""
+
+
+class Compiled(Protocol):
+    """The module whose forward kept residuals, as backward looks at it: :class:`gradc.Module`."""
+
+    options: Options
+
+    @property
+    def described(self) -> str: ...
+
+    def equals(self, other: Any) -> bool: ...
 
 
 class Residuals:
@@ -30,16 +41,15 @@ class Residuals:
 
     def __init__(
         self,
-        module: Module,
-        arrays: Mapping[str, Any],
-        inputs: Mapping[str, Any],
+        module: Compiled,
+        arrays: Arguments,
+        inputs: Arguments,
         dims: Mapping[str, int],
-        cotangent_types: Mapping[str, Any],
+        cotangent_types: Mapping[str, Type],
         donated: Collection[str] = (),
     ):
-        self.module = (
-            module  # whose forward kept them: a variant of the one that was called, where `orders` are not its own
-        )
+        # whose forward kept them: a variant of the one that was called, where `orders` are not its own
+        self.module = module
         self.arrays, self.dims, self.donated = dict(arrays), dict(dims), frozenset(donated)
         self.inputs = {name: value for name, value in inputs.items() if name not in self.donated}
         self.cotangent_types = cotangent_types
@@ -58,7 +68,7 @@ class Residuals:
         vars(self).update(state)
         self._stamp()
 
-    def of(self, orders: Orders, inputs: Mapping[str, Any]) -> Residuals:
+    def of(self, orders: Orders, inputs: Arguments) -> Residuals:
         """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
         self.orders = orders
         self.inputs = {name: inputs.get(name, value) for name, value in self.inputs.items()}

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,19 @@ from .. import files
 from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
 from ..ir.envelope import Envelope, load, sealed, unsealed
 from ..ir.graph import Graph, input_node
-from ..ir.text import bound_arrays, file_text, graph_of_file
+from ..ir.graph_file import file_text
+from ..ir.program_text import parse_program
+from ..ir.text import graph_of_file
 from ..ir.types import Type, parse_type
 from ..ir.verify import verify_program
+from ..knobs import TARGETS
+from ..options import TEXTS, Options
 from ..passes.graph.sparse_rows import PARTS as SPARSE_PARTS
 from ..passes.reductions.devices import gpu_of
 from ..passes.schedule.residual import Residual
-from ..runtime.executable import TARGETS
+from ..process.forks import held_off
 from ..version import VERSION
-from .module import Module
+from .module import Code, Module, Recipe
 
 MODULE_FORMAT = 2
 """1 was a folder of graph.gir, module.json and module.bin."""
@@ -52,36 +57,88 @@ class SavedModule:
 
 def file_of_module(path: Any, doing: str) -> Path:
     """The file that a path names; of a folder that is there, the file in it."""
-    found = files.as_path(path, doing)
-    return found / _FILE if found.is_dir() else found
+    file = files.as_path(path, doing)
+    return file / _FILE if file.is_dir() else file
 
 
 def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> list[bytes | memoryview]:
     """A module as the pieces of its file."""
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in module.options.items()}
     description = {
         "gradc": VERSION,
         "wrt": list(module.wrt),
         "target": module.target,
-        "options": options,
+        "options": module.options.as_json(),
         "machine": machine,
     }
-    named = {"module": json.dumps(description).encode(), "graph": file_text(module.graph)}
-    return sealed("module", MODULE_FORMAT, {**named, **parts}, bound_arrays(module.graph))
+    named = {"module": json.dumps(description).encode(), "graph": file_text(str(module.graph))}
+    return sealed("module", MODULE_FORMAT, {**named, **parts}, module.graph.bound_arrays)
+
+
+# -- the parts of a module, in its file and in the cache ---------------------------------------------------------------
+
+
+def _side_by_side(tasks: Sequence[Callable[[], bytes]]) -> list[bytes]:
+    """The tasks' results, computed side by side; one after the other where no thread can be had (Python shuts down, the
+    process is at its limit).
+    """
+    if len(tasks) < 2:
+        return [task() for task in tasks]
+    try:
+        with held_off:
+            from concurrent.futures import ThreadPoolExecutor
+
+        threads = ThreadPoolExecutor(len(tasks) - 1)
+        started = [threads.submit(task) for task in tasks[1:]]
+    except RuntimeError:
+        return [task() for task in tasks]
+    with threads:
+        return [tasks[0](), *(each.result() for each in started)]
+
+
+def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
+    """A module as bytes, with its machine code.
+
+    :param portable: as another machine can run it: with what NVRTC makes of it, where there is one.
+    """
+    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+    parts |= {name: str(e.program).encode() for name, e in module.executables.items()}
+    if module.target not in ("cpu", "cuda"):
+        return parts
+    code = lambda executable: executable.portable() if portable else executable.native.payload
+    codes = _side_by_side([functools.partial(code, executable) for executable in module.executables.values()])
+    for (name, executable), payload in zip(module.executables.items(), codes, strict=True):
+        parts[f"{name}.so"] = payload
+        parts[f"{name}.sites"] = executable.native.sites_json().encode()
+    return parts
+
+
+def module_of_parts(
+    graph: Graph, wrt: Sequence[str], target: str, options: Options, parts: Mapping[str, bytes], recipe: Recipe
+) -> Module:
+    """The module of what :func:`parts_of` made.
+
+    :raises IRFormatError, TypeRuleError: the parts are no module's.
+    """
+    programs: dict[str, Code] = {}
+    for name in ("forward", "backward") if wrt else ("forward",):
+        program = parse_program(part_text(parts, name))
+        sites = read_sites(parts, f"{name}.sites") if f"{name}.so" in parts else None
+        programs[name] = Code(program, parts.get(f"{name}.so"), sites)
+    return Module(graph, wrt, target, programs, read_residuals(parts), options, recipe)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
+def refusing(source: str) -> Iterator[None]:
     """What is wrong with the contents of a file becomes InvalidProblem, which names it."""
     try:
         yield
     except FileError:
         raise
     except GradcError as error:
-        refused = InvalidProblem(f"{what} holds no module of gradc: {error}")
+        refused = InvalidProblem(f"{source} holds no module of gradc: {error}")
         for note in getattr(error, "__notes__", ()):
             refused.add_note(note)
         raise refused from error
@@ -108,14 +165,14 @@ def read_module(file: Path) -> SavedModule:
         raise
 
 
-def unsealed_module(data: bytes, what: str) -> SavedModule:
+def unsealed_module(data: bytes, source: str) -> SavedModule:
     """:func:`read_module` of bytes."""
-    with refusing(what):
-        return _described(unsealed(data, "module", MODULE_FORMAT, what))
+    with refusing(source):
+        return _described(unsealed(data, "module", MODULE_FORMAT, source))
 
 
-def _described(found: Envelope) -> SavedModule:
-    description = _json(found.parts, "module")
+def _described(envelope: Envelope) -> SavedModule:
+    description = _json(envelope.parts, "module")
     kinds = {"gradc": str, "wrt": list, "target": str, "options": dict, "machine": str}
     for key, kind in kinds.items():
         if not isinstance(description, dict) or not isinstance(description.get(key), kind):
@@ -123,22 +180,22 @@ def _described(found: Envelope) -> SavedModule:
     target, wrt, options = description["target"], description["wrt"], description["options"]
     if target not in TARGETS:
         raise IRFormatError(f"the target {target[:40]!r}; there are {', '.join(TARGETS)}")
-    graph = graph_of_file(found.parts.get("graph", b""), found.arrays, "it")
-    strange = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
-    if strange or len(set(wrt)) < len(wrt):
+    graph = graph_of_file(envelope.parts.get("graph", b""), envelope.arrays, "it")
+    unknown = [name for name in wrt if not isinstance(name, str) or name not in graph.input_names]
+    if unknown or len(set(wrt)) < len(wrt):
         raise IRFormatError(
-            f"wrt names {str(strange[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}"
-            if strange
+            f"wrt names {str(unknown[0])[:60]!r}; the inputs are {', '.join(graph.input_names)}"
+            if unknown
             else "wrt names an input twice"
         )
-    for option in ("arch", "device", "calibration", "errors", "numerics", "unused", "determinism"):
+    for option in TEXTS:
         if not isinstance(options.get(option), str | None):
             raise IRFormatError(f"the option {option} is {str(options[option])[:60]!r}: a text is wanted")
     if (target == "cuda") != bool(options.get("arch")):
         raise IRFormatError(f"the target {target} with arch={options.get('arch')!r}")
     if target.startswith("cuda") and (options.get("device") or options.get("arch")):
         gpu_of(options.get("device") or options.get("arch"), options.get("calibration"))
-    parts = {name: data for name, data in found.parts.items() if name not in ("module", "graph")}
+    parts = {name: data for name, data in envelope.parts.items() if name not in ("module", "graph")}
     return SavedModule(graph, tuple(wrt), target, options, description["machine"], parts)
 
 
@@ -163,29 +220,29 @@ def _json(parts: Mapping[str, bytes], name: str) -> Any:
 
 def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
     """What forward keeps: ``[[name, type, why], ...]``."""
-    found = _json(parts, "residuals")
-    if not isinstance(found, list) or not all(
-        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in found
+    entries = _json(parts, "residuals")
+    if not isinstance(entries, list) or not all(
+        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in entries
     ):
         raise IRFormatError("the part 'residuals' is no list of name, type and reason")
-    return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in found]
+    return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in entries]
 
 
 def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, str]]:
     """Where the checks of a program stand: number -> op and source."""
-    found = _json(parts, name)
-    right = isinstance(found, dict) and all(
+    sites = _json(parts, name)
+    right = isinstance(sites, dict) and all(
         k.isascii()
         and k.isdigit()
         and len(k) < 10
         and isinstance(v, list)
         and len(v) == 2
         and all(isinstance(w, str) for w in v)
-        for k, v in found.items()
+        for k, v in sites.items()
     )
     if not right:
         raise IRFormatError(f"the part {name!r} does not map numbers to an op and a source")
-    return {int(k): (v[0], v[1]) for k, v in found.items()}
+    return {int(k): (v[0], v[1]) for k, v in sites.items()}
 
 
 # -- whether the parts fit together ------------------------------------------------------------------------------------
@@ -218,7 +275,7 @@ def check_module(module: Module) -> None:
         backward.inputs,
         kept | {cotangents[name]: node.type for name, node in graph.outputs if name in cotangents},
     )
-    sparse = module.options["sparse"]
+    sparse = module.options.sparse
     dense = {gradients[name]: inputs[name] for name in module.wrt if name not in sparse}
     expected = {*dense, *(f"{gradients[name]}.{part}" for name in sparse for part in SPARSE_PARTS)}
     if backward.outputs.keys() != expected:
@@ -230,12 +287,12 @@ def check_module(module: Module) -> None:
             raise TypeRuleError(f"backward gives {name}: {backward.outputs[name]} for an input {type_}")
 
 
-def _same(what: str, found: Mapping[str, Type], known: Mapping[str, Type], all_of_them: bool = False) -> None:
-    for name, type_ in found.items():
+def _same(claim: str, types: Mapping[str, Type], known: Mapping[str, Type], all_of_them: bool = False) -> None:
+    for name, type_ in types.items():
         if name not in known or type_ != known[name]:
             raise TypeRuleError(
-                f"{what} {name}: {type_}, and there is"
+                f"{claim} {name}: {type_}, and there is"
                 f" {f'{name}: {known[name]}' if name in known else 'nothing of that name'}"
             )
-    if all_of_them and known.keys() - found.keys():
-        raise TypeRuleError(f"{what} no {min(known.keys() - found.keys())}")
+    if all_of_them and known.keys() - types.keys():
+        raise TypeRuleError(f"{claim} no {min(known.keys() - types.keys())}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InvalidProblem
 from ..passes.graph.sparse_rows import PARTS
+from ..runtime.host.arrays import Arguments, Results
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,14 @@ def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
 
 
 def assembled(
-    results: Mapping[str, Any], names: Mapping[str, str], sparse: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+    results: Arguments, names: Mapping[str, str], sparse: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
+) -> Results:
     """Gradients by the names of their inputs, out of a program's results.
 
     :param names: input -> what the program calls its gradient.
     :param sparse: inputs whose gradient comes as rows, with room for more than there are.
     """
-    out: dict[str, Any] = {}
+    out: Results = {}
     for name, key in names.items():
         if name not in sparse:
             out[name] = results[key]

@@ -13,9 +13,10 @@ from ..errors import GradcError, OverlappingOperands
 from ..interp import bind_dims
 from ..ir.types import Type
 from ..process.ieee import plain
-from ..runtime.cuda.on_device import DeviceArray
+from ..runtime.backend import Backend
+from ..runtime.cuda.on_device import DeviceArray, DeviceArrays
 from ..runtime.executable import Executable
-from ..runtime.host.arrays import overlap, permuted
+from ..runtime.host.arrays import Arguments, Results, overlap, permuted
 from ..runtime.host.tensors import written
 from ..runtime.located import located, unordered
 from .residuals import Orders, Residuals
@@ -40,32 +41,34 @@ def order_of(array: Array) -> tuple[int, ...] | None:
     return order if array.transpose(order).flags.c_contiguous else None
 
 
-def orders_of(inputs: Mapping[str, Any], types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
+def orders_of(inputs: Arguments, types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
     """The inputs that lie in an order of their own, and it; none where the call is wrong: the module says how.
 
     :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
     """
-    odd = {
+    unordered_inputs = {
         name: array
         for name, value in inputs.items()
         if (array := unordered(value)) is not None and array.nbytes >= WORTH
     }
-    found = {name: order for name, array in odd.items() if (order := order_of(array)) is not None}
-    if not found or inputs.keys() != types.keys() or any(odd[name].dtype != types[name].dtype.np for name in found):
+    orders = {name: order for name, array in unordered_inputs.items() if (order := order_of(array)) is not None}
+    if not orders or inputs.keys() != types.keys():
+        return {}
+    if any(unordered_inputs[name].dtype != types[name].dtype.np for name in orders):
         return {}
     try:
         bind_dims(types, {name: np.shape(value) for name, value in inputs.items()}, dims)
     except GradcError:
         return {}
-    return found
+    return orders
 
 
-def laid(inputs: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
+def apply_layout(inputs: Arguments, orders: Orders) -> Results:
     """The same arrays, those with an order as the variant names their axes."""
     return {name: permuted(value, orders[name]) if name in orders else value for name, value in inputs.items()}
 
 
-def restored(gradients: Mapping[str, Any], orders: Orders) -> dict[str, Any]:
+def undo_layout(gradients: Arguments, orders: Orders) -> Results:
     """Gradients with the graph's axes again; they lie in memory as their inputs do."""
     return {
         name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value
@@ -85,7 +88,7 @@ class Targets:
     def __init__(
         self,
         backward: Executable,
-        read: Mapping[str, Any],
+        read: Arguments,
         residuals: Residuals,
         out: Any,
         accumulate: Any,
@@ -101,7 +104,7 @@ class Targets:
             if name in residuals.orders and order_of(array) != residuals.orders[name]
         }
         if not self.later:
-            self.given = laid(out, residuals.orders)
+            self.given = apply_layout(out, residuals.orders)
             return
         adding = backward._adding(accumulate, arrays)
         own = {name: arrays[name] for name in self.later}
@@ -111,15 +114,15 @@ class Targets:
                     raise OverlappingOperands(f"out[{name!r}] shares memory with out[{other!r}]")
         shapes = {name: backward.outputs[name].concrete(residuals.dims) for name in map(names.__getitem__, own)}
         backward._check_outputs({n: located(v) for n, v in read.items()}, shapes, {names[n]: a for n, a in own.items()})
-        self.given = laid({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
+        self.given = apply_layout({n: v for n, v in out.items() if n not in own}, residuals.orders) or None
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
-    def finish(self, gradients: dict[str, Any], place: Any, stream: Any = None) -> dict[str, Any]:
+    def finish(self, gradients: Results, backend: Backend, stream: Any = None) -> Results:
         """The gradients, with the caller's arrays where he gave some."""
-        own = place.stream(None, gradients.values())  # on which the library of a GPU's arrays works
-        asked = own if stream is None else place.stream(stream, gradients.values())
-        if self.later and asked != own:
-            place.device.follow(own, asked)
+        library_stream = backend.stream(None, gradients.values())  # the one of the library of a GPU's arrays
+        call_stream = library_stream if stream is None else backend.stream(stream, gradients.values())
+        if self.later and call_stream != library_stream and isinstance(backend, DeviceArrays):
+            backend.device.follow(library_stream, call_stream)
         for name, value in self.later.items():
             target, source = located(value), located(gradients[name])
             if isinstance(target, DeviceArray):
@@ -131,6 +134,6 @@ class Targets:
                 np.copyto(target, source)
             written(value)
             gradients[name] = value
-        if self.later and asked != own:
-            place.device.follow(asked, own)
+        if self.later and call_stream != library_stream and isinstance(backend, DeviceArrays):
+            backend.device.follow(call_stream, library_stream)
         return gradients

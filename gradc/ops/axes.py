@@ -1,5 +1,5 @@
 """Where the axes of a movement op's operand go, and the same movement with one axis of its result replaced
-(``Op.resized``).
+(``Op.replace_axis``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import TypeRuleError
 from ..ir.dims import Size, product, same
 from ..ir.node import Node
-from ..ir.op import Resized
+from ..ir.op import AxisReplacement
 
 
 def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
@@ -55,14 +55,14 @@ def replaced(shape: Sequence[Any], axis: int, sizes: Sequence[Any]) -> tuple[Any
     return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
-def resized_reshape(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+def replace_axis_of_reshape(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     maps = reshape_axes(node)
     if axis not in maps:
         return None
     return (maps.index(axis),), {"shape": replaced(node.shape, axis, sizes)}
 
 
-def resized_transpose(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
+def replace_axis_of_transpose(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement:
     moved = node.attrs["axes"][axis]
     after = [
         [moved + i for i in range(len(sizes))] if a == moved else [a if a < moved else a + len(sizes) - 1]
@@ -71,21 +71,21 @@ def resized_transpose(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized
     return (moved,), {"axes": tuple(a for run in after for a in run)}
 
 
-def resized_broadcast(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
+def replace_axis_of_broadcast(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement:
     before, lead = node.operands[0].shape, node.rank - node.operands[0].rank
     own = axis - lead
     operand = before if own < 0 else own if before[own] != 1 else replaced(before, own, (1,) * len(sizes))
     return (operand,), {"shape": replaced(node.shape, axis, sizes)}
 
 
-def resized_slice(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+def replace_axis_of_slice(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     if node.shape[axis] != node.operands[0].shape[axis]:
         return None
     fresh = {"start": (0,) * len(sizes), "limit": sizes, "step": (1,) * len(sizes)}
     return (axis,), {name: replaced(node.attrs[name], axis, part) for name, part in fresh.items()}
 
 
-def resized_pad(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+def replace_axis_of_pad(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     width = node.attrs["pad_width"]
     return (
         ((axis,), {**node.attrs, "pad_width": replaced(width, axis, ((0, 0),) * len(sizes))})

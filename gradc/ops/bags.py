@@ -9,10 +9,10 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
+from ..ir.statement import Index
 from ..ir.types import I64, Type
 from ..process.forks import cached_property
 from .indexing import (

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
-from ..ir.kernel import Index
 from ..ir.node import Node
-from ..ir.op import DISCRETE, ZERO, BadSample, Expr, Lookup, Primitive, Resized, Sample
+from ..ir.op import DISCRETE, ZERO, AxisReplacement, BadSample, Expr, Lookup, Primitive, Sample
+from ..ir.statement import Index
 from ..ir.types import DTYPES, DType, Type
 from ..ir.types import dtype as dtype_of
 from .axes import replaced
@@ -131,7 +131,7 @@ def _unpack_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.emit("bitcast", kernel.emit("right_shift", byte, shift, dtype=U8), dtype=to, to=to)
 
 
-def _resized_unpack(node: Node, axis: int, sizes: tuple[Any, ...]) -> Resized | None:
+def _replace_axis_of_unpack(node: Node, axis: int, sizes: tuple[Any, ...]) -> AxisReplacement | None:
     own = node.attrs["axis"]
     return None if axis == own else ((axis,), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1})
 
@@ -143,7 +143,7 @@ unpack = Primitive(
     lower=Lookup(_unpack_at),
     in_place_of_dtype=True,
     vjp=lambda g, y, packed, **_: (DISCRETE,),
-    resized=_resized_unpack,
+    replace_axis=_replace_axis_of_unpack,
     samples=(
         *(Sample(("u8[N,3]",), {"dtype": d}, draw=("int",)) for d in PACKED),
         *(Sample(("u8[3,N]",), {"dtype": d, "low_nibble_first": False}, draw=("int",)) for d in ("u4", "i2", "f4e2m1")),

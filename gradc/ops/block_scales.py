@@ -7,10 +7,10 @@ from typing import Any
 from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size
 from ..ir.node import Node, call
-from ..ir.op import DISCRETE, BadSample, Composite, Resized, Sample
+from ..ir.op import DISCRETE, AxisReplacement, BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, F64, DType, Type
 from .bits import infer_unpacked, unpack
-from .blocks import Blocks, canonical_block, check_parameters, compute_dtype, resized_along, scale_gradient
+from .blocks import Blocks, canonical_block, check_parameters, compute_dtype, replace_axis_of_blocks, scale_gradient
 from .indexing import gather
 from .pointwise import eq, maximum, stop_gradient, where
 from .quantization import LARGEST, TARGETS
@@ -113,11 +113,11 @@ def _nf4_vjp(
     return DISCRETE, scale_gradient(blocks.total(blocks.enter(converted(g, compute)) * rows, scale), scale)
 
 
-def _resized_nf4(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+def _replace_axis_of_nf4(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     own = node.attrs["axis"]
     if axis == own:  # two values to a byte
         return None
-    found = resized_along(node, axis, sizes)
+    found = replace_axis_of_blocks(node, axis, sizes)
     return found and (found[0], {**found[1], "axis": own if own < axis else own + len(sizes) - 1})
 
 
@@ -126,7 +126,7 @@ dequantize_nf4 = Composite(
     infer=_nf4,
     decompose=_nf4_value,
     vjp=_nf4_vjp,
-    resized=_resized_nf4,
+    replace_axis=_replace_axis_of_nf4,
     samples=(
         Sample(("u8[N,4]", "F[N,2]"), {"block": (1, 4)}, draw=("int", "positive")),
         Sample(("u8[N,4]", "F[]"), draw=("int", "positive")),

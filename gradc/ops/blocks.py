@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import TypeRuleError
 from ..ir.dims import Size, ceildiv, known_nonnegative, same
 from ..ir.node import Node, call
-from ..ir.op import DISCRETE, Resized
+from ..ir.op import DISCRETE, AxisReplacement
 from ..ir.types import F32, F64, DType, Type
 from ..process.forks import cached_property
 from .movement import broadcast_axes
@@ -152,7 +152,7 @@ def scale_gradient(gradient: Node, scale: Node) -> Any:
     return DISCRETE if scale.dtype.name == "e8m0" else converted(gradient, tangent(scale, gradient.dtype))
 
 
-def resized_along(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+def replace_axis_of_blocks(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter
     varies.
     """

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import product, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Library, Sample
 from ..ir.operands import adopt, broadcast_shapes
+from ..ir.statement import Index
 from ..ir.types import Type
 from .rules import floating, reshaped, spread
 
@@ -74,7 +74,7 @@ matmul: Library = Library(
     sugar=_matmul_call,
     reference=_matmul_reference,
     axes=_matmul_axes,
-    linear=_matmul_map,
+    multilinear=_matmul_map,
     vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
     samples=(
         Sample(("F[3,4]", "F[4,N]")),

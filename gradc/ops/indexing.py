@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import IndexOutOfRange, NotAscending, TypeRuleError
 from ..ir.dims import Assumption, Dim, Size, known_nonnegative, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Checked, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.statement import Index
 from ..ir.types import DTYPES, I32, I64, DType, Type
 from .pointwise import mul
 from .rules import canonical_axis, converted, full, number, reshaped, spread, summing
@@ -105,12 +105,12 @@ def resolve(raw: Any, size: int, oob: str, op: str, name: str = "indices") -> tu
 def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, Any]:
     """Kernel statements: (index, where)."""
     if oob in ("clamp", "wrap"):
-        value = kernel.bounded(value, size, oob)
+        value = kernel.clamp_index(value, size, oob)
         return Index.of(value), (
-            None if known_nonnegative(size - 1) else kernel.inside(Index.of(value), 0, size)
+            None if known_nonnegative(size - 1) else kernel.in_bounds(Index.of(value), 0, size)
         )  # an empty table has no row at all
     if oob == "skip":
-        return Index.of(value), kernel.inside(Index.of(value), 0, size)
+        return Index.of(value), kernel.in_bounds(Index.of(value), 0, size)
     return Index.of(value), None
 
 
@@ -249,7 +249,7 @@ gather = Primitive(
     vjp=_gather_vjp,
     surrogate=_gather_surrogate,
     implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]),
-    linear=_gather_map,
+    multilinear=_gather_map,
     fills=True,
     indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]},
     in_place_of_dtype=True,
@@ -351,7 +351,7 @@ scatter_add = Primitive(
     implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]),
     lower=Scatter(_scatter_at, updates=1),
     vjp=_scatter_vjp,
-    linear=_scatter_map,
+    multilinear=_scatter_map,
     indices={0: lambda node: node.attrs["size"]},
     samples=(
         Sample(("i64[N]", "F[N,3]"), {"size": 5}, draw=("index:5", "normal")),
@@ -439,7 +439,7 @@ take_along_axis = Primitive(
         scatter_add_along_axis.plain(indices, g, axis=axis, size=x.shape[axis], oob=oob),
         DISCRETE,
     ),
-    linear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    multilinear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     fills=True,
     samples=(
         Sample(("F[5,3]", "i64[N,3]"), {"axis": 0}, draw=("normal", "index:5")),
@@ -462,7 +462,7 @@ scatter_add_along_axis: Primitive = Primitive(
         DISCRETE,
         take_along_axis.plain(g, indices, axis=axis, oob=oob),
     ),
-    linear=lambda node: {1: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    multilinear=lambda node: {1: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     samples=(
         Sample(("i64[N,3]", "F[N,3]"), {"axis": 0, "size": 5}, draw=("index:5", "normal")),
         Sample(("i64[N,2]", "F[N,2]"), {"axis": 1, "size": 5}, draw=("index:5", "normal")),

@@ -11,20 +11,20 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size, ceildiv, floordiv, known_nonnegative, maximum, product, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ..ir.operands import adopt
+from ..ir.statement import Index
 from ..ir.types import I64, DType, Type
 from ..process.ieee import plain
 from .axes import (
     axis_groups,
+    replace_axis_of_broadcast,
+    replace_axis_of_pad,
+    replace_axis_of_reshape,
+    replace_axis_of_slice,
+    replace_axis_of_transpose,
     reshape_axes,
-    resized_broadcast,
-    resized_pad,
-    resized_reshape,
-    resized_slice,
-    resized_transpose,
 )
 from .rules import canonical_axes, canonical_axis, reshaped
 
@@ -163,8 +163,8 @@ reshape = Primitive(
     sugar=_reshape_call,
     in_place_of_dtype=True,
     vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),),
-    linear=lambda node: {0: reshape_axes(node)},
-    resized=resized_reshape,
+    multilinear=lambda node: {0: reshape_axes(node)},
+    replace_axis=replace_axis_of_reshape,
     samples=(
         Sample(("F[6]",), {"shape": (2, 3)}),
         Sample(("F[N,4]",), {"shape": (-1,)}),
@@ -213,8 +213,8 @@ transpose: Primitive = Primitive(
         lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])
     ),
     vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),),
-    linear=lambda node: {0: _inverse(node.attrs["axes"])},
-    resized=resized_transpose,
+    multilinear=lambda node: {0: _inverse(node.attrs["axes"])},
+    replace_axis=replace_axis_of_transpose,
     samples=(
         Sample(("F[2,N]",), {"axes": (1, 0)}),
         Sample(("F[2,3,N]",), {"axes": (2, 0, 1)}),
@@ -275,8 +275,8 @@ broadcast_to = Primitive(
     sugar=_broadcast_call,
     in_place_of_dtype=True,
     vjp=_broadcast_vjp,
-    linear=_broadcast_map,
-    resized=resized_broadcast,
+    multilinear=_broadcast_map,
+    replace_axis=replace_axis_of_broadcast,
     samples=(
         Sample(("F[]",), {"shape": (3,)}),
         Sample(("F[1,N]",), {"shape": (4, "N")}, dims={"N": 5}),
@@ -351,8 +351,10 @@ slice: Primitive = Primitive(
         )
     ),
     vjp=_slice_vjp,
-    resized=resized_slice,
-    linear=lambda node: {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))},
+    replace_axis=replace_axis_of_slice,
+    multilinear=lambda node: {
+        0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))
+    },
     samples=(
         Sample(("F[5]",), {"start": (1,), "limit": (3,), "step": (1,)}),
         Sample(("F[5,4]",), {"start": (0, 1), "limit": (5, 3), "step": (1, 1)}),
@@ -392,7 +394,7 @@ def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     for i, size, (low, high) in zip(index, x.shape, node.attrs["pad_width"], strict=True):
         i = i + -low
         if low != 0 or high != 0:
-            where = kernel.both(where, kernel.inside(i, 0, size))
+            where = kernel.both(where, kernel.in_bounds(i, 0, size))
         moved.append(i)
     return kernel.read(x, moved, where=where, other=node.attrs["value"])
 
@@ -424,12 +426,12 @@ pad: Primitive = Primitive(
             step=(1,) * x.rank,
         ),
     ),
-    linear=lambda node: (
+    multilinear=lambda node: (
         {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))}
         if node.attrs["value"] == 0
         else {}
     ),
-    resized=resized_pad,
+    replace_axis=replace_axis_of_pad,
     fills=True,
     samples=(
         Sample(("F[N]",), {"pad_width": ((1, 2),)}),
@@ -468,7 +470,7 @@ flip: Primitive = Primitive(
         )
     ),
     vjp=lambda g, y, x, *, axis: (flip.plain(g, axis=axis),),
-    linear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
+    multilinear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})),
     bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),),
     doc="reversed along axes",
@@ -494,7 +496,7 @@ def _concat_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     axis, value, start = node.attrs["axis"], None, 0
     for x in node.operands:
         i = index[axis] + -1 * start
-        where = kernel.inside(i, 0, x.shape[axis])
+        where = kernel.in_bounds(i, 0, x.shape[axis])
         part = kernel.read(x, [i if a == axis else other for a, other in enumerate(index)], where=where, other=0)
         value = part if value is None else kernel.select(where, part, value)
         start = start + x.shape[axis]
@@ -521,10 +523,10 @@ concat = Primitive(
     lower=Movement(_concat_at),
     vjp=_concat_vjp,
     in_place_of_dtype=True,
-    linear=lambda node: {
+    multilinear=lambda node: {
         k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))
     },
-    additive=True,
+    linear=True,
     fills=True,
     samples=(
         Sample(("F[N]", "F[3]")),

@@ -16,7 +16,7 @@ from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, DType, Type
 from ..process.forks import cached_property
-from .blocks import Blocks, check_parameters, compute_dtype, resized_along, scale_gradient, tangent
+from .blocks import Blocks, check_parameters, compute_dtype, replace_axis_of_blocks, scale_gradient, tangent
 from .pointwise import LIMITS, ge, le, logical_and, maximum, minimum, round, stop_gradient, where
 from .rules import converted, full, reshaped, zeros_like
 
@@ -102,7 +102,7 @@ dequantize = Composite(
     "dequantize",
     infer=_dequantize,
     decompose=_dequantize_value,
-    resized=resized_along,
+    replace_axis=replace_axis_of_blocks,
     vjp=_dequantize_vjp,
     samples=(
         Sample(("i8[N,4]", "F[1,1]"), draw=_Q),
@@ -306,7 +306,7 @@ quantize = Composite(
     "quantize",
     infer=_quantize,
     decompose=_quantize_value,
-    resized=resized_along,
+    replace_axis=replace_axis_of_blocks,
     vjp=_quantize_vjp,
     surrogate=_quantize_surrogate,
     samples=(
@@ -403,7 +403,7 @@ fake_quantize = Composite(
     "fake_quantize",
     infer=_fake_quantize,
     decompose=_fake_value,
-    resized=resized_along,
+    replace_axis=replace_axis_of_blocks,
     vjp=_fake_vjp,
     surrogate=_fake_surrogate,
     samples=(

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import InvalidProblem, TypeRuleError
 from ..ir.dims import Size, product
 from ..ir.node import Node, call
-from ..ir.op import BadSample, Composite, Primitive, Reduction, Resized, Sample
+from ..ir.op import AxisReplacement, BadSample, Composite, Primitive, Reduction, Sample
 from ..ir.types import DTYPES, I64, Type
 from .pointwise import eq, exp, log, reciprocal, where
 from .rules import (
@@ -98,7 +98,7 @@ def _linear(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {0: tuple(None if a in node.attrs["axis"] else next(kept) for a in range(node.operands[0].rank))}
 
 
-def _sum_resized(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized:
+def _replace_axis_of_sum(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement:
     gone = node.attrs["axis"]
     own = [a for a in range(node.operands[0].rank) if a not in gone][axis]
     return (own,), {"axis": tuple(a if a < own else a + len(sizes) - 1 for a in gone)}
@@ -116,8 +116,8 @@ sum = Primitive(
     reference=_sum_reference,
     lower=Reduction("sum"),
     sugar=_reduce_call("sum"),
-    linear=_linear,
-    resized=_sum_resized,
+    multilinear=_linear,
+    replace_axis=_replace_axis_of_sum,
     vjp=lambda g, y, x, *, axis: (along(g, x.shape, axis),),
     samples=(*AXES, Sample(("i32[N,3]",), {"axis": 0}, draw=("int",)), Sample(("bool[N]",), draw=("bool",))),
     bad=BAD_AXIS,

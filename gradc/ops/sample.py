@@ -11,9 +11,9 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import Assumption, Dim, Size, maximum, same
-from ..ir.kernel import Index
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.statement import Index
 from ..ir.types import Type
 from .coordinates import Mode, Padding, position_dtype, read_at
 from .indexing import _indices
@@ -86,7 +86,7 @@ def _read(
     places = [Index.of(kernel.read(p, [index[0], *index[2:]])) for p in positions]
     inside = None
     for place, n in zip(places, size, strict=True):
-        inside = kernel.both(inside, kernel.inside(place, 0, n))
+        inside = kernel.both(inside, kernel.in_bounds(place, 0, n))
     return [*index[:2], *places], inside
 
 
@@ -138,7 +138,7 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
         lower=Movement(_gather_at),
         indices=indices,
         in_place_of_dtype=True,
-        linear=_channels,
+        multilinear=_channels,
         fills=True,
         vjp=lambda g, y, x, *positions: (
             scatter.plain(g, *positions, size=x.shape[2:]),
@@ -167,7 +167,7 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
         reference=_scatter_reference,
         lower=Scatter(_scatter_at, updates=0),
         indices=indices,
-        linear=_channels,
+        multilinear=_channels,
         vjp=lambda g, y, updates, *positions, size: (gather.plain(g, *positions), *(DISCRETE for _ in positions)),
         samples=(
             Sample(("F[2,3,N]", *["i64[2,N]"] * rank), {"size": sizes}, draw=("normal", *near)),
@@ -328,7 +328,7 @@ insensitive = Composite(
     "insensitive",
     infer=_insensitive,
     decompose=lambda x, to: x,
-    linear=lambda node: {0: tuple(range(node.rank))},
+    multilinear=lambda node: {0: tuple(range(node.rank))},
     vjp=lambda g, y, x, to: (g, full(0, to) if to.dtype.is_float else DISCRETE),
     samples=(Sample(("F[N,3]", "F[4]")), Sample(("F[2]", "F[N,2]"))),
     doc="x, taken as a function of `to` whose derivative is zero: its gradient is a real zero tensor",

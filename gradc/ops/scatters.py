@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import Size, known_nonnegative, same
-from ..ir.kernel import neutral
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Sample, Scatter
+from ..ir.statement import neutral
 from ..ir.types import BOOL, I32, Type, typeof
 from .indexing import Bounds, _indices, _put, _put_at, resolve, scatter_add_along_axis, take_along_axis
 from .pointwise import eq, gt, invert, logical_and, maximum, minimum, where

@@ -157,10 +157,10 @@ def _load(path: Path, key: str) -> bytes:
     with files.opened(path, follow=False) as (file, about):
         if hasattr(os, "geteuid") and (about.st_uid != os.geteuid() or about.st_mode & 0o022):
             raise ValueError("others may have written it")
-        found = load_opened(file, about.st_size, "entry", _FORMAT, path.name).parts
-    if found.keys() != {"key", "payload"} or found["key"] != _encoded(key):
+        parts = load_opened(file, about.st_size, "entry", _FORMAT, path.name).parts
+    if parts.keys() != {"key", "payload"} or parts["key"] != _encoded(key):
         raise ValueError("another key")
-    return found["payload"]
+    return parts["payload"]
 
 
 def default_cache() -> Cache:

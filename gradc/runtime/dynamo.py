@@ -37,7 +37,7 @@ class _Waiting:
         if name != _RULES:
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((found for found in others if found is not None), None)
+        spec = next((each for each in others if each is not None), None)
         loader: Any = spec.loader if spec is not None else None
         if loader is None:
             return spec

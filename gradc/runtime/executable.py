@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +12,6 @@ import numpy as np
 
 from ..errors import (
     BufferTooSmall,
-    CompilerMissing,
     GradcError,
     InvalidProblem,
     MisalignedOperand,
@@ -21,7 +20,7 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, by_name, check_nonempty, check_sizes, run_program, sizes_given
+from ..interp import bind_dims, by_name, check_nonempty, check_sizes, sizes_given
 from ..ir.kernel import Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_program, verify_sizes
@@ -29,28 +28,28 @@ from ..knobs import TARGETS
 from ..passes.program.plan_buffers import donations, plan_buffers
 from ..passes.program.precision import Precision, precision_of
 from ..passes.reductions.cost import check_sorts, floor_bytes
-from ..process.forks import cached_property, held_off, lock
-from ..process.ieee import plain
+from ..process.forks import cached_property, held_off
+from .backend import Array, Backend, BoundCall
 from .cuda.pending import AsyncErrors
 from .host.adopt import adopt
-from .host.arrays import Host, Kind, overlap, worth_asking
-from .host.pool import num_threads
+from .host.arrays import Arguments, Kind, Results, overlap, worth_asking
+from .host.backend import CpuBackend, NumpyBackend
 from .host.tensors import written
 from .shared import Shared
 
 if TYPE_CHECKING:
+    from .cuda.capture import Capture, Step
     from .cuda.nvrtc import CudaBinary
     from .kernel import Kernels
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Sizes:
     """What its sizes decide of a call, worked out once for each shape of its inputs.
 
-    :param shapes: of the outputs, and ``nbytes`` their bytes.
-    :param plan: of the machine code: offsets, workspace; None until it is asked for.
+    :param shapes: of the outputs.
+    :param nbytes: of the outputs.
+    :param plan: :meth:`.Backend.plan`; None until it is asked for.
     """
 
     dims: dict[str, int]
@@ -59,37 +58,22 @@ class Sizes:
     plan: Any = None
 
 
-@dataclass
-class Prepared:
-    """A call whose arguments have been found right.
-
-    :param add_to: arrays that outputs are added to.
-    :param loose: inputs that were packed.
-    :param plan: of :class:`Sizes`.
-    """
-
-    arrays: dict[str, Array]
-    outputs: dict[str, Array]
-    dims: dict[str, int]
-    kind: Kind
-    given: dict[str, Any]
-    add_to: dict[str, Array]
-    stream: int = 0
-    loose: tuple[str, ...] = ()
-    plan: Any = None
-
-
 class Executable(Shared):
     """A compiled program: ``run(**inputs)`` gives its outputs by name.
 
-    :param program: scheduled, with strategies and slots.  :param target: ``cpu`` or ``numpy``.
+    :param program: scheduled, with strategies and slots.
+    :param target: ``cpu``, ``numpy``, ``cuda`` or ``cuda-sim``.
     :param defaults: arrays for inputs that the caller need not give.
     :param dims: values of symbols that nothing binds.
     :param payload: the machine code of an earlier build; a program that is built now is refused where it could read or
         write outside its arrays.
-    :param donate: inputs whose memory an output may take.  :param arch: of the target cuda, ``sm_90``.
+    :param sites: of the checks of ``payload``: number -> op and source.
+    :param donate: inputs whose memory an output may take.
+    :param arch: of the target cuda, ``sm_90``.
     :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize`
         raises them.
+    :ivar backend: what it runs on: its arrays, its loaded code, its calls.
+    :ivar copied: inputs that were copied into an order that the kernels read, and in how many calls.
     """
 
     def __init__(
@@ -101,18 +85,17 @@ class Executable(Shared):
         dims: Mapping[str, int] | None = None,
         donate: Collection[str] = (),
         payload: bytes | None = None,
-        sites: Any = None,
+        sites: Mapping[int, tuple[str, str]] | None = None,
         arch: str = "",
         errors: str = "sync",
     ):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
         self._undecided = verify_program(program) if payload is None else []
-        if payload is None:
-            program = plan_buffers(
-                program
-            )  # what a text says of slots is not believed: two that are in use at once may share one
+        if payload is None:  # slots in a text are not believed: two that are in use at once may share one
+            program = plan_buffers(program)
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
+        self.backend = self._new_backend(payload, sites)
         self.pending = AsyncErrors()
         self.defaults, self.fixed_dims = dict(defaults or {}), dict(dims or {})
         self.inputs: dict[str, Type] = {b.name: b.type for b in program.of_kind("input") if not b.alias}
@@ -122,60 +105,49 @@ class Executable(Shared):
         if unknown:
             raise InvalidProblem(f"donate names {min(unknown)!r}; the inputs are {', '.join(self.inputs)}")
         self.donated = donations(program, dict.fromkeys(donate))
-        self._payload, self._sites = payload, sites
-        self._native: Any = None
-        self._lock = lock(reentrant=True)
         self._sizes: dict[Any, Sizes] = {}
-        self._roots = {key: program.root(b) for key, b in program.outputs}
-        self.copied: dict[str, int] = {}  # inputs that lay in no order the kernels read, and in how many calls
+        self.copied: dict[str, int] = {}
+
+    def _new_backend(self, payload: bytes | None, sites: Mapping[int, tuple[str, str]] | None) -> Backend:
+        if self.target == "cpu":
+            return CpuBackend(self.program, payload, sites)
+        if self.target == "numpy":
+            return NumpyBackend(self.program)
+        with held_off:
+            from .cuda.backend import GpuBackend, SimulatorBackend
+
+        if self.target == "cuda-sim":
+            return SimulatorBackend(self.program)
+        return GpuBackend(self.program, payload, arch=self.arch, errors=self.errors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle: what it is made of, its machine code left out."""
+        made = functools.partial(
+            Executable,
+            defaults=self.defaults,
+            dims=self.fixed_dims,
+            donate=tuple(self.donated.values()),
+            arch=self.arch,
+            errors=self.errors,
+        )
+        return made, (self.program, self.target)
+
+    def sibling(self, program: Program) -> Executable:
+        """Another program on the same target, with the same fixed dims."""
+        return Executable(program, self.target, arch=self.arch, dims=self.fixed_dims)
 
     # -- the machine code ----------------------------------------------------------------------------------------------
 
     @property
     def native(self) -> Any:
-        """The compiled C, built on first use."""
-        if self._native is None:
-            with self._lock:
-                if self._native is None:
-                    self._native = self._made()
-        return self._native
-
-    @native.setter
-    def native(self, made: Any) -> None:
-        self._native = made
-
-    @plain()
-    def _made(self) -> Any:
-        if self.target == "cpu":
-            with held_off:
-                from .host.cpu import CpuProgram
-
-            return CpuProgram(self.program, self._payload, self._sites)
-        with held_off:
-            from .cuda.calls import on_a_device
-
-        return on_a_device(self, self._payload)
+        """The loaded machine code, compiled at its first use."""
+        return self.backend.native
 
     def portable(self) -> bytes:
         """The machine code, as another machine may run it; for a GPU the text alone where there is no NVRTC."""
-        if self.target != "cuda":
-            return bytes(self.native.payload)
-        try:
-            return bytes(self.native.portable(self.binary.cubin, self.native.wide_cubin(self.fixed_dims, self.arch)))
-        except CompilerMissing:
-            return bytes(self.native.payload)
+        return self.backend.portable(self.fixed_dims)
 
-    @cached_property
-    def place(self) -> Any:
-        """Where arrays lie: :class:`.arrays.Host` or :class:`.on_device.OnDevice`."""
-        if self.target != "cuda":
-            return Host()
-        with held_off:
-            from .cuda.on_device import OnDevice
-
-        return OnDevice(self.native.device, self.native.support)
-
-    @cached_property
+    @property
     def binary(self) -> CudaBinary:
         """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No
         GPU is needed.
@@ -183,85 +155,79 @@ class Executable(Shared):
         :raises Unsupported: another target.
         :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.cuda.nvrtc.compile_cuda`.
         """
-        with held_off:
-            from .cuda.nvrtc import compile_cuda
-
-        if self.target != "cuda":
-            raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
-        return compile_cuda(self.source, arch=self.arch)
+        return self.backend.binary
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
-    def prepare(
+    def bind_call(
         self,
-        inputs: Mapping[str, Any],
-        out: Mapping[str, Any] | None = None,
+        inputs: Arguments,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         dims: Mapping[str, int] | None = None,
         allocate: bool = True,
         stream: Any = None,
-    ) -> Prepared:
-        """Everything about a call that can be wrong is found here, before anything runs or is written."""
-        name = self.program.name
+    ) -> BoundCall:
+        """The call of these arguments; everything about it that can be wrong is found here, before anything runs or is
+        written.
+
+        :param allocate: False leaves out results that the caller has not given, and copies of inputs.
+        """
+        backend = self.backend
         dims = sizes_given(dims)
-        at = self.place.stream(stream, inputs.values())
+        at = backend.stream(stream, inputs.values())
         outputs = self._given_outputs(out, at)
+        arrays, kinds = self._read_inputs(inputs, at)
+        sizes = self._sized(tuple([array.shape for array in arrays.values()]), arrays, outputs, dims)
+        adding = self._adding(accumulate, outputs)
+        if outputs:
+            self._check_outputs(arrays, sizes.shapes, outputs)
+        noncontiguous = [key for key, a in arrays.items() if not ((flags := a.flags).c_contiguous and flags.aligned)]
+        copies = sum(arrays[key].nbytes for key in noncontiguous) if noncontiguous else 0
+        self._fits(sizes, outputs.keys() - adding, copies)
+        kind = backend.kind(kinds)
+        results = {key: array for key, array in outputs.items() if key not in adding}
+        if allocate:
+            for key in noncontiguous:
+                self.copied[key] = self.copied.get(key, 0) + 1
+                arrays[key] = backend.contiguous(arrays[key], at)
+            if not backend.on_host:
+                arrays = {key: backend.to_device(array, at) for key, array in arrays.items()}
+            for key, type_ in self.outputs.items():
+                if key in results:
+                    continue
+                donor = "" if key in adding or not self.donated else self._donor(key, inputs, arrays, kind)
+                shape, dtype = sizes.shapes[key], type_.dtype.np
+                if donor:
+                    results[key] = arrays[donor]
+                elif key in adding:
+                    results[key] = backend.scratch(shape, dtype, at)
+                else:
+                    results[key] = backend.empty(shape, dtype, kind, at)
+        add_to = {key: outputs[key] for key in adding}
+        return BoundCall(arrays, results, sizes.dims, kind, dict(inputs), add_to, at, tuple(noncontiguous), sizes.plan)
+
+    def _read_inputs(self, inputs: Arguments, stream: int) -> tuple[dict[str, Array], list[Kind]]:
+        """The inputs as arrays of their dtypes, and what they were."""
         extra = inputs.keys() - self.inputs.keys()
         if extra:
-            raise InvalidProblem(f"{name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
-        arrays, kinds, shapes = {}, [], []
+            raise InvalidProblem(f"{self.program.name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
+        backend, constants = self.backend, self._constants
+        arrays: dict[str, Array] = {}
+        kinds: list[Kind] = []
         for key, type_ in self.inputs.items():
             if key in inputs:
                 value = inputs[key]
             elif key in self.defaults:
                 value = self.defaults[key]
             else:
-                raise InvalidProblem(f"{name} needs the input {key!r}: {type_}")
-            array, kind = self.place.read(value, at, f"the input {key}", self._constants)
+                raise InvalidProblem(f"{self.program.name} needs the input {key!r}: {type_}")
+            array, kind = backend.read(value, stream, f"the input {key}", constants)
             if array.dtype != type_.dtype.np:
-                array = adopt(key, array, type_, kind, on_host=self.target != "cuda")
+                array = adopt(key, array, type_, kind, backend.on_host)
             arrays[key] = array
-            shapes.append(array.shape)
             kinds.append(kind)
-        sizes = self._sized(tuple(shapes), arrays, outputs, dims)
-        adding = self._adding(accumulate, outputs)
-        if outputs:
-            self._check_outputs(arrays, sizes.shapes, outputs)
-        loose = [key for key, array in arrays.items() if not ((flags := array.flags).c_contiguous and flags.aligned)]
-        self._fits(sizes, outputs.keys() - adding, sum(arrays[key].nbytes for key in loose) if loose else 0)
-        kind = self.place.kind(kinds)
-        if allocate:
-            for key in loose:
-                self.copied[key] = self.copied.get(key, 0) + 1
-                arrays[key] = self.place.packed(arrays[key], at)
-            arrays = {key: self.place.settled(array, at) for key, array in arrays.items()}
-        results = {key: array for key, array in outputs.items() if key not in adding}
-        if allocate:
-            for key in self.outputs:
-                if key in results:
-                    continue
-                donor = "" if key in adding or not self.donated else self._donor(key, inputs, arrays, kind)
-                shape, dtype = sizes.shapes[key], self.outputs[key].dtype.np
-                results[key] = (
-                    arrays[donor]
-                    if donor
-                    else (
-                        self.place.scratch(shape, dtype, at)
-                        if key in adding
-                        else self.place.empty(shape, dtype, kind, at)
-                    )
-                )
-        return Prepared(
-            arrays,
-            results,
-            sizes.dims,
-            kind,
-            dict(inputs),
-            {key: outputs[key] for key in adding},
-            at,
-            tuple(loose),
-            sizes.plan,
-        )
+        return arrays, kinds
 
     @cached_property
     def _constants(self) -> set[int]:
@@ -282,7 +248,7 @@ class Executable(Shared):
             raise InvalidProblem(
                 f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}"
             )
-        return {key: self.place.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
+        return {key: self.backend.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
         """The outputs that are added to."""
@@ -293,12 +259,12 @@ class Executable(Shared):
         names = (
             list(accumulate) if isinstance(accumulate, Collection) and not isinstance(accumulate, str) else [accumulate]
         )
-        strange = [name for name in names if not isinstance(name, str) or name not in out]
-        if strange:
-            raise InvalidProblem(f"accumulate names {min(map(str, strange))!r}, for which out= gives no array")
+        unknown = [name for name in names if not isinstance(name, str) or name not in out]
+        if unknown:
+            raise InvalidProblem(f"accumulate names {min(map(str, unknown))!r}, for which out= gives no array")
         return set(names)
 
-    def _donor(self, key: str, inputs: Mapping[str, Any], arrays: Mapping[str, Array], kind: Kind) -> str:
+    def _donor(self, key: str, inputs: Arguments, arrays: Mapping[str, Array], kind: Kind) -> str:
         """The donated input whose memory an output takes in this call: no default's, and none that another input looks
         at too.
         """
@@ -307,7 +273,7 @@ class Executable(Shared):
             not donor
             or donor not in inputs
             or not arrays[donor].flags.writeable
-            or not self.place.donates(arrays[donor], kind)
+            or not self.backend.donates(arrays[donor], kind)
         ):
             return ""
         return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
@@ -320,9 +286,9 @@ class Executable(Shared):
             tuple(sorted(dims.items())) if dims else (),
             tuple((n, a.shape) for n, a in out.items()) if out else (),
         )
-        found = self._sizes.get(key)
-        if found is not None:
-            return found
+        sizes = self._sizes.get(key)
+        if sizes is not None:
+            return sizes
         given = {**self.fixed_dims, **dims}
         bound = bind_dims(self.inputs, {n: a.shape for n, a in arrays.items()}, given)
         for name, array in out.items():
@@ -389,12 +355,11 @@ class Executable(Shared):
         needed = copies + sum(
             sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given]
         )
-        if self.target != "numpy":
-            if sizes.plan is None:
-                sizes.plan = self.native.bind(sizes.dims)
-            needed += sizes.plan.workspace + self._threads_keep(sizes.plan)
+        if sizes.plan is None:
+            sizes.plan = self.backend.plan(sizes.dims)
+        needed += sizes.plan.workspace + self.backend.thread_bytes(sizes.plan)
         if needed > worth_asking():
-            limit = self.place.left()
+            limit = self.backend.left()
             if needed > limit.left:
                 raise OutOfMemory(
                     f"{self.program.name} needs {needed} bytes of outputs and workspace, {limit.left} are left"
@@ -403,10 +368,10 @@ class Executable(Shared):
 
     def can_implement(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         dims: Mapping[str, int] | None = None,
         stream: Any = None,
@@ -418,49 +383,50 @@ class Executable(Shared):
         Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
         """
         try:
-            prepared = self.prepare(
+            call = self.bind_call(
                 by_name(self.program.name, self.inputs, inputs, (), more), out, accumulate, dims, False, stream
             )
-            self._workspace(workspace, prepared)
+            self._workspace(workspace, call)
         except GradcError as error:
             return error
         return None
 
-    def _workspace(self, workspace: Any, prepared: Prepared) -> Array | None:
+    def _workspace(self, workspace: Any, call: BoundCall) -> Array | None:
+        """The memory of ``workspace=``, checked."""
         if workspace is None:
             return None
-        array, _ = self.place.read(workspace, prepared.stream, "the workspace")
-        needed = self.workspace_size(**{d: prepared.dims[d] for d in self.program.dims})
+        array, _ = self.backend.read(workspace, call.stream, "the workspace")
+        needed = self.workspace_size(**{d: call.dims[d] for d in self.program.dims})
         if array.nbytes < needed:
             raise WorkspaceTooSmall(needed, array.nbytes)
         if (
             not array.flags.c_contiguous
             or not array.flags.writeable
-            or (needed and array.ctypes.data % self.place.align)
+            or (needed and array.ctypes.data % self.backend.align)
         ):
             raise MisalignedOperand(
-                f"the workspace is not contiguous, writable memory at a multiple of {self.place.align} bytes"
+                f"the workspace is not contiguous, writable memory at a multiple of {self.backend.align} bytes"
             )
-        for what, others in (("input", prepared.arrays), ("output", prepared.outputs), ("output", prepared.add_to)):
+        for role, others in (("input", call.arrays), ("output", call.outputs), ("output", call.add_to)):
             for name, other in others.items():
                 if overlap(array, other):
-                    raise OverlappingOperands(f"the workspace shares memory with the {what} {name}")
+                    raise OverlappingOperands(f"the workspace shares memory with the {role} {name}")
         return array.reshape(-1).view(np.uint8)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *extra: Any,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         accumulate: bool | Collection[str] = False,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> dict[str, Any]:
+    ) -> Results:
         """The outputs, by name; arrays are of the kind that went in.
 
         :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
@@ -479,78 +445,96 @@ class Executable(Shared):
 
     def run_bound(
         self,
-        inputs: Mapping[str, Any],
-        out: Mapping[str, Any] | None,
+        inputs: Arguments,
+        out: Arguments | None,
         accumulate: bool | Collection[str],
         stream: Any,
         workspace: Any,
         dims: Mapping[str, int] | None,
-    ) -> tuple[dict[str, Any], dict[str, int]]:
+    ) -> tuple[Results, dict[str, int]]:
         """:meth:`run`, and the dims the call bound."""
         self.pending.check()
-        prepared = self.prepare(inputs, out, accumulate, dims, True, stream)
-        self.launch(prepared, self._workspace(workspace, prepared))
+        call = self.bind_call(inputs, out, accumulate, dims, True, stream)
+        self.launch(call, self._workspace(workspace, call))
         given = out or {}
         if given or self.donated:
             written(*given.values(), *(inputs[name] for name in self.donated.values() if name in inputs))
         results = {
-            key: given[key] if key in given else self.place.result(prepared.outputs[key], prepared.kind)
+            key: given[key] if key in given else self.backend.result(call.outputs[key], call.kind)
             for key in self.outputs
         }
-        return results, prepared.dims
+        return results, call.dims
 
     __call__ = run
 
-    def launch(self, prepared: Prepared, workspace: Array | None = None, only: int = -1) -> None:
-        """Run on prepared arrays; outputs are filled, and added where that was asked for.  ``only``: one step, on the
-        CPU.
+    def launch(self, call: BoundCall, workspace: Array | None = None, only: int = -1) -> None:
+        """Run a bound call; outputs are filled, and added where that was asked for.
+
+        :param only: one step alone, on the CPU.
         """
-        if self.target.startswith("cuda"):
-            from .cuda.calls import call
+        check = self.backend.launch(call, workspace, self._rebind, only)
+        if check is not None:
+            self.pending.add(check)
 
-            with (
-                plain() if self.target == "cuda-sim" else contextlib.nullcontext()
-            ):  # a GPU has an environment of its own
-                return call(self, prepared, self.bound(prepared), self.native.bind(prepared.dims), workspace)
-        if self.target == "numpy":
-            for key, value in run_program(self.program, prepared.arrays, prepared.dims).items():
-                prepared.outputs[key][...] = value
-        else:
-            self.native.run(self.bound(prepared), prepared.plan, workspace, only)
-        if prepared.add_to:
-            with plain():
-                for key, total in prepared.add_to.items():
-                    np.add(total, prepared.outputs[key], out=total)
-
-    def bound(self, prepared: Prepared) -> dict[str, Array]:
-        """Inputs and outputs of a call, by buffer."""
-        return prepared.arrays | {self._roots[key]: array for key, array in prepared.outputs.items()}
+    def _rebind(self, inputs: Arguments, dims: Mapping[str, int], stream: int) -> BoundCall:
+        return self.bind_call(inputs, dims=dims, stream=stream)
 
     def capture(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Arguments | None = None,
         /,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Arguments | None = None,
         stream: Any = None,
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> Any:
+    ) -> Capture:
         """A call as a CUDA graph over these arrays (:class:`gradc.runtime.cuda.capture.Capture`), run once now."""
         with held_off:
-            from .cuda.capture import capture, step, stream_for
+            from .cuda.capture import capture, stream_for
 
         given = by_name(self.program.name, self.inputs, inputs, (), more)
-        at = stream_for(self, stream, given.values())
-        only = step(self, given, at, out, workspace, dims)
+        at = stream_for(self.backend, stream, given.values())
+        only = self.capture_step(given, at, out, workspace, dims)
         return capture([only], at, only.results)
+
+    def capture_step(
+        self,
+        inputs: Arguments,
+        stream: int,
+        out: Arguments | None = None,
+        workspace: Any = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> Step:
+        """A call as one step of a CUDA graph that is captured from ``stream``; it runs once now."""
+        with held_off:
+            from .cuda.capture import step
+
+        call = self.bind_call(inputs, out, False, dims, True, stream)
+        return step(self.backend, call, self._workspace(workspace, call), out or {})
+
+    def time_last_step(self, inputs: Arguments, repeat: int, dims: Mapping[str, int]) -> float:
+        """Seconds of the last step: the median of ``repeat`` warm runs, after one of all steps (those before it check
+        what it reads through); a GPU's own, between two events.
+        """
+        backend, last = self.backend, len(self.program.steps) - 1
+        if not backend.on_host:
+            stream = backend.stream(None, inputs.values())
+            inputs = {
+                name: backend.to_device(array, stream) if isinstance(array, np.ndarray) else array
+                for name, array in inputs.items()
+            }
+        times: list[float] = []
+        for _ in range(repeat + 1):
+            call = self.bind_call(inputs, dims={**dims})
+            times.append(backend.seconds(call, self._rebind, last if times else -1))
+        return float(np.median(times[1:]))
 
     def synchronize(self) -> None:
         """Wait for the calls that were asked for, and raise the first error of theirs."""
         self.pending.wait()
-        if self.target == "cuda" and self._native is not None and self._native.started:
-            self._native.device.synchronize()
+        self.backend.synchronize()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -558,10 +542,7 @@ class Executable(Shared):
         """Bytes that the threads of the CPU keep for such calls, all together: rows held from pass to pass, packed
         parts of a product's operands.
         """
-        return self._threads_keep(self.native.bind(bound)) if self.target == "cpu" else 0
-
-    def _threads_keep(self, plan: Any) -> int:
-        return plan.local * num_threads() if self.target == "cpu" and plan.local else 0
+        return self.backend.thread_bytes(self.backend.plan(bound))
 
     def workspace_size(self, **dims: int) -> int:
         """Bytes of workspace for these dims (those given to compile need not be repeated)."""
@@ -571,7 +552,7 @@ class Executable(Shared):
             raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
         check_sizes(self.program, bound)
         check_sorts(self.program, bound)
-        return 0 if self.target == "numpy" else int(self.native.bind(bound).workspace)
+        return int(self.backend.plan(bound).workspace)
 
     def sku(self, **dims: int) -> str:
         """One name for what this is: program, target, dtypes and sizes."""
@@ -585,15 +566,9 @@ class Executable(Shared):
         return precision_of(self.program, self.target)
 
     @property
-    @plain()
     def source(self) -> str:
         """The C or CUDA text."""
-        if self.target.startswith("cuda"):
-            return str(self.native.text)
-        with held_off:
-            from ..codegen.cpu.program import render_program
-
-        return render_program(self.program).text
+        return self.backend.source
 
     @property
     def kernels(self) -> Kernels:
@@ -611,6 +586,6 @@ class Executable(Shared):
         lines = [f"{self.program.name} on {self.target}: {len(self.program.steps)} steps"]
         for step in self.program.steps:
             for item in alternatives(step):
-                how = ", ".join(f"{b} {s}" for b, s in item.strategy) if isinstance(item, Kernel) else "library"
-                lines.append(f"  {item.name:<40} {how}")
+                ways = ", ".join(f"{b} {s}" for b, s in item.strategy) if isinstance(item, Kernel) else "library"
+                lines.append(f"  {item.name:<40} {ways}")
         return "\n".join(lines)

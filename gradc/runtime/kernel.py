@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +18,30 @@ from ..passes.reductions.choose_reduction import choose_reduction
 from ..passes.reductions.cost import kernel_bytes
 from ..passes.reductions.strategies import ON_HOST
 from ..process.forks import cached_property, held_off
-
-if TYPE_CHECKING:
-    from .executable import Executable
+from .backend import Backend
+from .host.arrays import Arguments, Results
 
 Array = np.ndarray[Any, Any]
+
+
+class Owner(Protocol):
+    """What a kernel reads of the executable that it is a kernel of: :class:`gradc.Executable`."""
+
+    program: Program
+    target: str
+    arch: str
+    fixed_dims: dict[str, int]
+    inputs: dict[str, Type]
+    backend: Backend
+
+    @property
+    def source(self) -> str: ...
+
+    def sibling(self, program: Program) -> Owner: ...
+
+    def run(self, inputs: Arguments | None = None, /, *, dims: Mapping[str, int] | None = None) -> Results: ...
+
+    def time_last_step(self, inputs: Arguments, repeat: int, dims: Mapping[str, int]) -> float: ...
 
 
 class Kernels(dict[str, "KernelHandle"]):
@@ -50,11 +68,11 @@ class Kernels(dict[str, "KernelHandle"]):
         )
 
 
-def kernels_of(executable: Executable) -> Kernels:
+def kernels_of(executable: Owner) -> Kernels:
     """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``.  One that
     several cases of a step run is one.
     """
-    found = Kernels(
+    kernels = Kernels(
         item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel)
     )
     for kernel in (
@@ -63,15 +81,15 @@ def kernels_of(executable: Executable) -> Kernels:
         for item in dict.fromkeys(alternatives(step))
         if isinstance(item, Kernel)
     ):
-        count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in found)
-        found[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
-    return found
+        count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in kernels)
+        kernels[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
+    return kernels
 
 
 class KernelHandle:
     """A kernel of an executable: ``.ir``, ``.source``, ``.bytes(**dims)``, ``.run(**buffers)``, ``.time(**dims)``."""
 
-    def __init__(self, kernel: Kernel, owner: Executable):
+    def __init__(self, kernel: Kernel, owner: Owner):
         self.kernel, self.owner = kernel, owner
         self.name = kernel.name
         self.types: dict[str, Type] = {b: owner.program.buffer[b].type for b in kernel.buffers}
@@ -84,36 +102,21 @@ class KernelHandle:
     @property
     def source(self) -> str:
         """Its C or CUDA text."""
-        if self.owner.target.startswith("cuda"):
-            with held_off:
-                from ..codegen.cuda.render import cuda_kernel
-
-            return cuda_kernel(self.kernel, self.types).text
-        with held_off:
-            from ..codegen.cpu.kernel import render_kernel
-
-        return render_kernel(self.kernel, self.types).text
+        return self.owner.backend.kernel_source(self.kernel, self.types)
 
     def bytes(self, **dims: int) -> int:
         """Bytes it must move for these dims."""
         return kernel_bytes(self.kernel, self.types, {**self.owner.fixed_dims, **dims})
 
     @cached_property
-    def executable(self) -> Executable:
+    def executable(self) -> Owner:
         """The kernel as a program of its own: what it reads are inputs, what it writes are outputs, positions that it
         reads through are checked first.
         """
-        from .executable import Executable
-
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
         program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
         checks = [check_of(b, self.types[b], size, *self._named(b, size)) for b, size in assumed(self.kernel, program)]
-        return Executable(
-            replace(program, steps=(*checks, self.kernel)),
-            self.owner.target,
-            arch=self.owner.arch,
-            dims=self.owner.fixed_dims,
-        )
+        return self.owner.sibling(replace(program, steps=(*checks, self.kernel)))
 
     def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
         """What the owner's error says of such a check: the op and the user's name of the positions."""
@@ -125,7 +128,7 @@ class KernelHandle:
                     return check.attr("op"), check.attr("source")
         return self.name, buffer
 
-    def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> dict[str, Any]:
+    def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> Results:
         """What it writes, by buffer name."""
         return self.executable.run(buffers, dims=dims)
 
@@ -169,11 +172,12 @@ class KernelHandle:
                         limits[b] = min(limits.get(b, 2**62), evaluate(size, bound))
         return limits
 
-    def time(self, repeat: int = 10, buffers: Mapping[str, Any] | None = None, **dims: int) -> float:
+    def time(self, repeat: int = 10, buffers: Arguments | None = None, **dims: int) -> float:
         """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own,
         between two events.
         """
-        return _seconds(self.executable, dict(buffers) if buffers is not None else self.sample(**dims), repeat, dims)
+        inputs = dict(buffers) if buffers is not None else self.sample(**dims)
+        return self.executable.time_last_step(inputs, repeat, dims)
 
     def forced(self, buffer: str, strategy: str) -> KernelHandle | None:
         """The same kernel with its combine into ``buffer`` done another way; None where that way and its other combines
@@ -183,7 +187,7 @@ class KernelHandle:
             from ..passes.reductions.devices import gpu_of
 
         gpu = self.owner.target.startswith("cuda")
-        how: dict[str, Any] = (
+        cost: dict[str, Any] = (
             {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *ON_HOST)}
             if gpu
             else {}
@@ -192,7 +196,7 @@ class KernelHandle:
         if self.kernel.strategies.get(buffer) == strategy:
             return self
         *_, step = choose_reduction(
-            program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **how
+            program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **cost
         ).steps
         return (
             KernelHandle(step, self.owner)
@@ -207,48 +211,17 @@ class KernelHandle:
         return f"<kernel {self.name}>"
 
 
-def time_call(call: Call, owner: Executable, repeat: int, dims: Mapping[str, int]) -> float:
+def time_call(call: Call, owner: Owner, repeat: int, dims: Mapping[str, int]) -> float:
     """:meth:`KernelHandle.time` of a library call, on random numbers."""
-    from .executable import Executable
-
     buffers = {b: owner.program.buffer[b] for b in (*call.reads, *call.writes)}
-    executable = Executable(
-        as_program(call.name, buffers, call, call.writes), owner.target, arch=owner.arch, dims=owner.fixed_dims
-    )
+    executable = owner.sibling(as_program(call.name, buffers, call, call.writes))
     random = np.random.default_rng(0)
     bound = {**owner.fixed_dims, **dims}
     inputs = {
         name: random.integers(0, 2, type_.concrete(bound)).astype(type_.dtype.np)
         for name, type_ in executable.inputs.items()
     }
-    return _seconds(executable, inputs, repeat, dims)
-
-
-def _seconds(executable: Executable, inputs: Mapping[str, Any], repeat: int, dims: Mapping[str, int]) -> float:
-    """The median of ``repeat`` warm runs of the last step, after one of all: those before it check what it reads
-    through.
-    """
-    times: list[float] = []
-    last = len(executable.program.steps) - 1
-    if executable.target == "cuda":
-        with held_off:
-            from .cuda.calls import timed
-
-        stream = executable.place.stream(None, inputs.values())
-        inputs = {
-            name: executable.place.settled(array, stream) if isinstance(array, np.ndarray) else array
-            for name, array in inputs.items()
-        }
-    for _ in range(repeat + 1):
-        prepared = executable.prepare(inputs, dims={**dims})
-        only = last if times else -1
-        if executable.target == "cuda":
-            times.append(timed(executable, prepared, only))
-            continue
-        began = time.perf_counter()
-        executable.launch(prepared, only=only)
-        times.append(time.perf_counter() - began)
-    return float(np.median(times[1:]))
+    return executable.time_last_step(inputs, repeat, dims)
 
 
 def as_program(name: str, buffers: Mapping[str, Buffer], step: Any, outputs: Collection[str]) -> Program:

@@ -16,8 +16,8 @@ def located(x: Any) -> Array:
     with held_off:
         from .cuda.on_device import describe
 
-    found = describe(x)
-    return to_numpy(x)[0] if found is None else found
+    array = describe(x)
+    return to_numpy(x)[0] if array is None else array
 
 
 def unordered(x: Any) -> Array | None:

@@ -117,7 +117,7 @@ def check(
             f"{graph.name} has no float input to differentiate:"
             f" {', '.join(f'{n}: {graph.input(n).type}' for n in graph.input_names)}"
         )
-    unused = subject.options["unused"] if isinstance(subject, Module) else "error"
+    unused = subject.options.unused if isinstance(subject, Module) else "error"
     joint = differentiate(graph, wanted, unused=unused)
     arrays, bound = sample(graph, dims, seed, inputs)
     held = HeldGraph(graph, arrays, bound, wanted)
@@ -324,8 +324,8 @@ class _Problem:
             for n, c in self.cotangents.items()
         }
 
-    def random(self, what: str) -> np.random.Generator:
-        return np.random.default_rng([zlib.crc32(what.encode()), self.seed])
+    def random(self, purpose: str) -> np.random.Generator:
+        return np.random.default_rng([zlib.crc32(purpose.encode()), self.seed])
 
     def direction(self, name: str, k: int) -> Array:
         """Random, of the magnitude of the input itself."""
@@ -355,13 +355,13 @@ class _Problem:
         have, size = sum(float(p.sum()) for p in parts), sum(float(np.abs(p).sum()) for p in parts)
         answer: tuple[float, str, Slope] | None = None
         for step, tolerance in STEPS:
-            found = slope(lambda t: self.value(t, tangents), step, self.magnitude)
-            scale = max(size, abs(found.value)) + found.noise / tolerance
-            relative = abs(found.value - have) / scale if scale else 0.0
+            estimate = slope(lambda t: self.value(t, tangents), step, self.magnitude)
+            scale = max(size, abs(estimate.value)) + estimate.noise / tolerance
+            relative = abs(estimate.value - have) / scale if scale else 0.0
             if relative <= tolerance:
-                return relative, "ok", found
-            if answer is None or (found.kind == "smooth" and answer[1] != "FAILED"):
-                answer = (relative, "FAILED" if found.kind == "smooth" else found.kind, found)
+                return relative, "ok", estimate
+            if answer is None or (estimate.kind == "smooth" and answer[1] != "FAILED"):
+                answer = (relative, "FAILED" if estimate.kind == "smooth" else estimate.kind, estimate)
         assert answer is not None
         return answer
 
@@ -391,9 +391,9 @@ class _Problem:
             place = tuple(int(i) for i in np.unravel_index(flat, gradient.shape))
             tangent = np.zeros(gradient.shape)
             tangent[place] = max(abs(float(self.held.base[name][place])), 1.0)
-            error, said, found = self.judge({name: tangent})
-            have, want = float(gradient[place]), found.value / tangent[place]
-            left, right = found.left / tangent[place], found.right / tangent[place]
+            error, said, estimate = self.judge({name: tangent})
+            have, want = float(gradient[place]), estimate.value / tangent[place]
+            left, right = estimate.left / tangent[place], estimate.right / tangent[place]
             label = f"[{', '.join(map(str, place))}]" if place else ""
             text = label if said == "ok" else f"{label} differences say {want:.6g}, the gradient {have:.6g}"
             if said in ("kink", "jump"):

@@ -111,7 +111,7 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
         for node in pending:  # grows: composites are opened behind their own reading
             if node.op.name == "input":
                 origin[node] = node
-            elif node.dtype.is_integer or (len(node.operands) == 1 and node.op.linear is not None):
+            elif node.dtype.is_integer or (len(node.operands) == 1 and node.op.multilinear is not None):
                 sources = {origin[o] for o in node.operands if o in origin and o.dtype.kind == node.dtype.kind}
                 if len(sources) == 1:
                     origin[node] = sources.pop()

@@ -13,7 +13,7 @@
    Division by zero never traps.  NaN, infinities, signed zeros and gradual underflow are handled on purpose;
    -ffast-math, -ftz or contraction would break all of it.
 
-   Errors, in units in the last place of the correctly rounded result, measured by tests/test_cpu_math.py over all
+   Errors, in units in the last place of the correctly rounded result, measured by tests/codegen/test_cpu_math.py over all
    f16 and bf16 values and random f32 bit patterns (all of f32, subnormals included):
        exp 0.8   log 0.9   log1p 1.5   expm1 1.7   tanh 1.5   sigmoid 1.5   erf 1.2   sin cos 1.6   pow rsqrt 0.51
 

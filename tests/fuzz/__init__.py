@@ -1,7 +1,7 @@
 """Fuzzers that stay: ``python -m tests.fuzz [NAME ...]``, or ``make fuzz MINUTES=10``.
 
 A campaign is one module of this package that defines ``CAMPAIGN``, a :class:`~.campaign.Campaign`; :data:`NAMES` lists
-them. ``tests/test_fuzz.py`` gives each a small budget in CI.
+them. ``tests/system/test_fuzz.py`` gives each a small budget in CI.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from registry import Case, cases
 
-from gradc.api import DEFAULTS
 from gradc.autodiff import differentiate
 from gradc.compiler import kernels, optimise
 from gradc.errors import GradcError
+from gradc.options import Options
 from gradc.passes.manager import Pipeline
 
 FORMS = ("graph", "joint", "program", "joint program", "cuda program")
@@ -49,8 +49,8 @@ class Source:
             pipeline = Pipeline()
             return str(
                 kernels(
-                    optimise(graph, DEFAULTS, pipeline),
-                    DEFAULTS,
+                    optimise(graph, Options(), pipeline),
+                    Options(),
                     "cuda-sim" if "cuda" in self.form else "cpu",
                     pipeline,
                     "forward",

@@ -108,7 +108,7 @@ WORDS = (
     "max",
     "min",
     "index",
-    "inside",
+    "in_bounds",
     "size",
     "graph",
     "program",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from agreement import NAMES, UNIT, agrees_with_numpy
 from machines import Machine
 from models import MODELS
-from test_cpu import NAMES, UNIT, agrees_with_numpy
 
 import gradc
 
 FEW = ("mul", "embedding", "softmax", "scatter_add")
-"""The simulator has every op in tests/test_cuda.py; here these show that the tests themselves are right."""
+"""The simulator has every op in tests/codegen/test_cuda.py; here these show that the tests themselves are right."""
 
 
 @pytest.mark.places("cuda")

@@ -1,7 +1,7 @@
 """Seeded faults: one hundred small changes of gradc, each of which the tests must see.
 
 ``python -m tests.mutants`` (``make mutants``) applies one after another to a copy of the tree and runs the tests there;
-see :mod:`.__main__`. A mutant is the exact text of the tree and what stands there instead; ``tests/test_mutants.py``
+see :mod:`.__main__`. A mutant is the exact text of the tree and what stands there instead; tests/system/test_mutants.py
 holds that each text is found once, so that a change of the code cannot leave the table behind.  A mutant that changes
 no behaviour (an equivalent one) has no place here.
 """
@@ -23,8 +23,8 @@ class Mutant:
     :param old: text that stands there exactly once.
     :param new: the fault.
     :param breaks: what is wrong then.
-    :param tests: pytest's arguments for those who are likely to see it, each a file of ``tests/`` without ``.py``, with
-        ``-k EXPRESSION`` behind it where the file is long.
+    :param tests: pytest's arguments for those who are likely to see it, each a file of a folder of ``tests/`` without
+        ``.py``, with ``-k EXPRESSION`` behind it where the file is long.
     """
 
     name: str
@@ -42,8 +42,13 @@ class Mutant:
         count = path.read_text(encoding="utf-8").count(self.old)
         if count != 1 or self.old == self.new:
             return f"{self.name}: the text {self.old!r} is found {count} times in {self.file}, once is needed"
-        missing = [t.split()[0] for t in self.tests if not (root / "tests" / f"{t.split()[0]}.py").is_file()]
-        return f"{self.name}: there is no tests/{missing[0]}.py" if missing else ""
+        missing = [t.split()[0] for t in self.tests if not path_of_test(root, t.split()[0])]
+        return f"{self.name}: there is no tests/*/{missing[0]}.py" if missing else ""
+
+
+def path_of_test(root: Path, name: str) -> str:
+    """The path in the tree of the test file of this name, "" where there is none."""
+    return next((str(path.relative_to(root)) for path in (root / "tests").glob(f"*/{name}.py")), "")
 
 
 def mutants() -> tuple[Mutant, ...]:

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from . import ROOT, Mutant, mutants
+from . import ROOT, Mutant, mutants, path_of_test
 
 STEPS = ("likely", "quick", "whole")
 QUICK, WHOLE = "not slow and not gpu", "not gpu"
@@ -161,7 +161,7 @@ class Clean:
 def _selections(mutant: Mutant, step: str) -> list[list[str]]:
     if step == "likely":
         parts = [shlex.split(t) for t in mutant.tests]
-        return [["-m", QUICK, f"tests/{name}.py", *rest] for name, *rest in parts]
+        return [["-m", QUICK, path_of_test(ROOT, name), *rest] for name, *rest in parts]
     return [["-m", QUICK if step == "quick" else WHOLE]]
 
 

@@ -67,7 +67,7 @@ MUTANTS = (
         "(unsigned long)(bytes - head - lines * GRADC_LINE));",
         "0);",
         "the last bytes of a row are not written",
-        ("test_streaming",),
+        ("test_streaming_store",),
     ),
     Mutant(
         "ieee-h.enter",
@@ -198,7 +198,7 @@ MUTANTS = (
         ("test_cuda_kernels -k stable",),
     ),
     Mutant(
-        "expr.inside",
+        "expr.in-bounds",
         "gradc/codegen/expr.py",
         'f"(u32){variable(value)} < {hi}u"',
         'f"(u32){variable(value)} <= {hi}u"',

@@ -116,7 +116,7 @@ MUTANTS = (
         ("test_sink_dequant -k stays_before", "test_sink_dequant", "test_exact -k identity", "test_extremes"),
     ),
     Mutant(
-        "prepare.skip",
+        "push-gathers.skip",
         "gradc/passes/graph/push_gathers.py",
         'if self.read.attrs["oob"] == "skip" and not self.zero_at_zero:',
         "if False:",
@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     Mutant(
         "emit.shared-output",
-        "gradc/passes/schedule/emit.py",
+        "gradc/passes/schedule/program_builder.py",
         'if base.op.name == "input" or root in taken:',
         'if base.op.name == "input":',
         "two outputs have one memory",

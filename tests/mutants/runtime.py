@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "cache.key",
         "gradc/runtime/cache.py",
-        'or found["key"] != _encoded(key):',
+        'or parts["key"] != _encoded(key):',
         "or not key:",
         "an entry of another key is taken",
         ("test_runtime_cpu -k 'entry or cache'",),
@@ -48,15 +48,15 @@ MUTANTS = (
     Mutant(
         "api.cache-key",
         "gradc/api.py",
-        "        *_toolchain(target),\n    )\n    cache",
-        "    )\n    cache",
+        "        *_toolchain(target),\n    )",
+        "    )",
         "stale cache key: another compiler's machine code",
         ("test_faults -k keys_hold",),
     ),
     Mutant(
         "api.cache-options",
         "gradc/api.py",
-        "json.dumps([list(wrt), target, {k: repr(v) for k, v in options.items()}])",
+        "json.dumps([list(wrt), target, repr(options)])",
         "json.dumps([list(wrt), target])",
         "stale cache key: other options' module",
         ("test_faults -k keys_hold", "test_module -k cache", "test_layouts"),

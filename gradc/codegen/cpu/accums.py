@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InternalError
 from ...ir.dims import Size, product
-from ...ir.kernel import Index, Stmt, neutral
+from ...ir.statement import Index, Stmt, neutral
 from ...ir.types import F32, F64
 from ..expr import stored, to_memory, variable
 from ..index import flatten, index, literal, size

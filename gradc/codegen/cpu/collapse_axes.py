@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...ir.dims import Size, same
-from ...ir.kernel import Axis, Index, Kernel, Stmt
+from ...ir.kernel import Kernel
+from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import DTYPES, I64, Type
 from ..index import flatten
 
@@ -48,7 +49,7 @@ def _joined(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[
     apart = [
         s
         for s in kernel.body
-        if s.op in ("index", "inside") and {inner[0], outer[0]} & {v for i in s.index for v, _ in i.terms}
+        if s.op in ("index", "in_bounds") and {inner[0], outer[0]} & {v for i in s.index for v, _ in i.terms}
     ]
     if apart and not (isinstance(whole[1], int) and whole[1] < 2**31):
         return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.kernel import REDUCTIONS, Index, Phase, Stmt
+from ...ir.kernel import Phase
+from ...ir.statement import REDUCTIONS, Index, Stmt
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index
 from ..phases import phase_comment

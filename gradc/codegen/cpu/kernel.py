@@ -17,6 +17,7 @@ from ... import knobs
 from ...ir.kernel import Kernel
 from ...ir.types import Type
 from ..declarations import Declaration, used
+from ..heading import heading
 from ..identifiers import identifier, identifiers
 from ..indent import indented
 from ..jinja import render
@@ -44,19 +45,17 @@ class KernelSource:
     has_thread_memory: bool
 
 
-def render_kernel(kernel: Kernel, types: Mapping[str, Type], heading: str = "") -> KernelSource:
-    """One kernel's C, over identifiers made of the user's names.
-
-    :param heading: lines above the kernel's statements in the comment on top.
-    """
+def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> KernelSource:
+    """One kernel's C, over identifiers made of the user's names."""
     dims = kernel.dims(types)
     buffers, symbols = _identifiers(kernel, dims)
     named, own = kernel.renamed(types, buffers, symbols)
+    named = replace(named, name=kernel.name)
     return _rendered(
-        replace(named, name=kernel.name),
+        named,
         tuple(own.items()),
         tuple(symbols[name] for name in dims),
-        heading,
+        heading(named, own, kernel.note),
         knobs.BOUNDS.get(),
     )
 
@@ -71,10 +70,10 @@ def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], d
 
 @functools.lru_cache(maxsize=4096)
 def _rendered(
-    kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], heading: str, guarded: bool
+    kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], above: tuple[str, ...], guarded: bool
 ) -> KernelSource:
     writer = KernelWriter(*collapse_axes(kernel, dict(types)), dims, guarded)
-    lines = [f" * {line}".rstrip() for line in [*heading.splitlines(), *str(writer.k).splitlines()]]
+    lines = [f" * {line}".rstrip() for line in [*above, "", *str(writer.k).splitlines()]]
     k = writer.record()
     parts = [
         "\n".join(["/*", *lines, " */", render("cpu/kernel/args.c.j2", k=k)]),

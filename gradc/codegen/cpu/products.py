@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...errors import InternalError, Unsupported
 from ...ir.dims import Size, product
-from ...ir.kernel import Call, Operand, Program
+from ...ir.kernel import Call, Program
+from ...ir.statement import Operand
 from ...ir.types import F32, F64, DType
 from ..expr import converted, loaded, stored
 from ..index import flatten

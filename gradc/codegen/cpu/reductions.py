@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir.kernel import REDUCTIONS, Stmt
+from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import F32, F64, DType
 from ..expr import carrier, variable
 from ..index import literal

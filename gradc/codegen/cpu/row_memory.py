@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.kernel import Index, Stmt
 from ...ir.node import REGISTRY
 from ...ir.op import Expr
+from ...ir.statement import Index, Stmt
 from ..expr import carrier, variable
 from ..index import flatten, index
 from ..rows import RowWriter

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...ir.dims import Size, product, symbol
-from ...ir.kernel import Axis, Kernel
+from ...ir.kernel import Kernel
+from ...ir.statement import Axis
 from ...ir.types import F32, Type
 from ...passes.reductions.chunks import chunk_rows, interchanged_chunk_rows, task_rows
 from ..declarations import Declaration

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ir.dims import Size, product
-from ...ir.kernel import Index, Kernel, Stmt
+from ...ir.kernel import Kernel
 from ...ir.node import REGISTRY
 from ...ir.op import Expr
+from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from ..expr import stored
 from ..index import flatten, index, size, strides

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ...ir.dims import FloorDiv, Max, Size, product, symbol
-from ...ir.kernel import Index, Kernel
+from ...ir.kernel import Kernel
+from ...ir.statement import Index
 from ...ir.types import Type
 from ..index import flatten, strides
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...ir.dims import Size
-from ...ir.kernel import Call, Operand, Program
+from ...ir.kernel import Call, Program
+from ...ir.statement import Operand
 from ...ir.types import DTYPES, DType
 from ...ir.types import dtype as dtype_of
 from ..expr import stored

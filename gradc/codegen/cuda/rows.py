@@ -11,7 +11,8 @@ from typing import Any
 
 from ...errors import InternalError
 from ...ir.dims import Size, maximum, product
-from ...ir.kernel import REDUCTIONS, Index, Kernel, Phase, Stmt, neutral
+from ...ir.kernel import Kernel, Phase
+from ...ir.statement import REDUCTIONS, Index, Stmt, neutral
 from ...ir.types import F32, DType, Type
 from ...passes.reductions.combine import Combine
 from ..expr import carrier, loaded, stored, to_memory, variable

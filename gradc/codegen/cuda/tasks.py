@@ -28,7 +28,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...ir.dims import product
-from ...ir.kernel import REDUCTIONS, Index, Kernel, Stmt
+from ...ir.kernel import Kernel
+from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...passes.reductions.combine import own
 from ..expr import Scribe

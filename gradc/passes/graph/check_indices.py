@@ -92,9 +92,9 @@ def keeps_elements(node: Node) -> bool:
         return node.dtype is operand.dtype
     return (
         isinstance(lower, Movement)
-        and node.op.linear is not None
+        and node.op.multilinear is not None
         and not node.op.indices
-        and None not in node.op.linear(node).get(0, (None,))
+        and None not in node.op.multilinear(node).get(0, (None,))
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ...ir.graph import Graph, again
-from ...ir.node import Node
+from dataclasses import replace
+
+from ...ir.graph import Graph, again, parts_of
+from ...ir.node import Node, Note
 from ...ir.op import Composite
 from ..manager import graph_pass
 
@@ -12,6 +14,7 @@ from ..manager import graph_pass
 def decompose(graph: Graph) -> Graph:
     """softmax(x)  ->  exp(x - max) / sum(exp(x - max))"""
     new: dict[Node, Node] = {}
+    notes = dict(graph.notes)
     pending = list(graph.nodes)[::-1]
     while pending:
         node = pending[-1]
@@ -26,10 +29,13 @@ def decompose(graph: Graph) -> Graph:
         if not isinstance(node.op, Composite):
             new[node] = node if operands == node.operands else again(node, operands)
             continue
-        inner = node.op.decompose(*operands, **node.attrs)
+        note = notes.get(node, Note())
+        notes[node] = note = replace(note, composite=note.composite or node.op.name)
+        with parts_of(note.composite, notes):
+            inner = node.op.decompose(*operands, **node.attrs)
         if inner in new:
             new[node] = new[inner]
         else:  # what it means may hold composites too; its operands are opened already
             new |= {o: o for o in operands if o not in new}
             pending.append(inner)
-    return graph.renamed(new)
+    return replace(graph, notes=notes).renamed(new)

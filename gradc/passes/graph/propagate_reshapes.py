@@ -80,7 +80,7 @@ class _Joined:
                 )
                 return self.build(primitive, (inner,), {**attrs, "axis": tuple(sorted(axes))})
             if k == 0 and match(GATHER, whole, {}) and attrs["axis"] != axis:
-                to = whole.op.linear(whole)[0][axis]
+                to = whole.op.multilinear(whole)[0][axis]
                 at = attrs["axis"] if attrs["axis"] < axis else attrs["axis"] + len(sizes) - 1
                 return self.joined(
                     self.build(primitive, (inner, operands[1]), {**attrs, "axis": at}), to, sizes, whole.shape

@@ -1,4 +1,4 @@
-"""prepare: before differentiation, a gather from a computed table becomes a computation on gathered rows.
+"""push_gathers: before differentiation, a gather from a computed table becomes a computation on gathered rows.
 
 The backward of ``embedding(tokens, dequantize(q, scale))`` then works on the rows that were read, and no float of the
 table's size exists.
@@ -25,13 +25,13 @@ from ...ir.types import DTYPES
 from ...ops.indexing import in_range, row_share, unpadded
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
-from .replace_axis import computes, moves, nbytes, resize
+from .replace_axis import computes, moves, nbytes, replace_axis
 
 GATHER = op("gather", Var("table"), Var("indices"))
 
 
 @graph_pass("REAL")
-def prepare(graph: Graph, *, numerics: str = "real") -> Graph:
+def push_gathers(graph: Graph, *, numerics: str = "real") -> Graph:
     """gather(f(table..), i)  ->  f(gather(table, i)..): BITS in the value, REAL in the gradient"""
     if numerics == "strict":
         return graph
@@ -137,7 +137,7 @@ class Taken:
                 self.works = True
             return node in self.inside or moves(node)
 
-        return resize(self.table, self.axis, self.indices.shape, leaf, opens, stays)
+        return replace_axis(self.table, self.axis, self.indices.shape, leaf, opens, stays)
 
     def _gather(self, node: Node, indices: Node, axis: int) -> Node:
         return call(

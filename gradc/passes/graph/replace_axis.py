@@ -1,6 +1,6 @@
 """An expression with one axis of its result replaced: what gather, narrowing and scatter rules rewrite with.
 
-Whatever works along an axis element by element (pointwise ops, and ops whose record says ``resized``) makes from
+Whatever works along an axis element by element (pointwise ops, and ops whose record says ``replace_axis``) makes from
 operands that were gathered along the axis what a gather of its result would read.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ...errors import TypeRuleError
 from ...ir.dims import Size, evaluate, product
 from ...ir.node import Node
-from ...ir.op import Alias, Composite, Expr, Lookup, Movement, Primitive, Resized
+from ...ir.op import Alias, AxisReplacement, Composite, Expr, Lookup, Movement, Primitive
 from ...ir.pattern import Var, match, op, splat
 from ...ops.rules import reshaped
 from ..reductions.cost import nominal
@@ -39,7 +39,7 @@ def computes(node: Node) -> bool:
     """Whether an op makes each element of its result from the operands' elements at the same place."""
     if isinstance(node.op, Primitive):
         return isinstance(node.op.lower, Expr)
-    if not isinstance(node.op, Composite) or node.op.resized is not None:
+    if not isinstance(node.op, Composite) or node.op.replace_axis is not None:
         return isinstance(node.op, Composite)
     inner = node.op.decompose(*node.operands, **node.attrs)
     return all(
@@ -53,7 +53,7 @@ def moves(node: Node) -> bool:
     return (
         isinstance(node.op, Primitive)
         and isinstance(node.op.lower, Movement | Alias | Lookup)
-        and node.op.resized is not None
+        and node.op.replace_axis is not None
     )
 
 
@@ -71,18 +71,18 @@ def _within(root: Node, stop: Sequence[Node]) -> list[Node]:
     return list(found)
 
 
-def plan(node: Node, axis: int, sizes: tuple[Size, ...]) -> Resized | None:
+def plan(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     """How a node is made with ``axis`` replaced, or None."""
-    if node.op.resized is not None:
+    if node.op.replace_axis is not None:
         try:
-            answer: Resized | None = node.op.resized(node, axis, sizes)
+            answer: AxisReplacement | None = node.op.replace_axis(node, axis, sizes)
         except TypeRuleError:  # a reshape of no elements has no axes to follow
             return None
         return answer
     return ((axis,) * len(node.operands), node.attrs) if node.operands and computes(node) else None
 
 
-def resize(
+def replace_axis(
     root: Node,
     axis: int,
     sizes: tuple[Size, ...],
@@ -157,7 +157,7 @@ class VaryingAxes:
         real = [a for a, size in enumerate(node.shape) if size != 1]
         if not real or splat(node) is not None:
             return frozenset()
-        if node.op.resized is None:
+        if node.op.replace_axis is None:
             if not node.operands or not computes(node):
                 return frozenset(real)
             return frozenset(a for a in real if any(a in self.known[o] for o in node.operands))
@@ -184,7 +184,7 @@ class VaryingAxes:
                 return inner
 
             try:
-                node = resize(node, axis, (1,), leaf)
+                node = replace_axis(node, axis, (1,), leaf)
             except TypeRuleError:  # a leaf in the way: its type no longer fits
                 return None
             if stuck:

@@ -20,7 +20,7 @@ from ...ir.pattern import splat
 from ...ops.movement import pad
 from ...ops.rules import full, reshaped
 from ..manager import graph_pass
-from .replace_axis import computes, moves, plan, resize
+from .replace_axis import computes, moves, plan, replace_axis
 
 LONGEST = 4
 """Elements of an axis that become values."""
@@ -147,7 +147,7 @@ class _Unrolling:
     def element(self, node: Node, axis: int, k: int) -> Node:
         """Element k along the axis, which stays with size 1."""
         done = self.elements.setdefault(k, {})
-        return resize(
+        return replace_axis(
             node,
             axis,
             (1,),

@@ -1,11 +1,10 @@
 """Rule (d): a scale passes every op whose record says that it is linear, along axes on which the scale is constant.
 
-A scale is a factor, a divisor or a minus sign that varies along fewer axes than what it is applied to.  :func:`carry`
-moves it towards the outputs (past a sum: N multiplications instead of N x D; past a matrix product to its result or to
-its other operand),
-:func:`sink` towards the inputs (before a broadcast, to an operand of a matrix product, into the load of a scatter).
-    Each moves a scale only to where strictly fewer elements are multiplied, unknown sizes taken as nominal, so the two
-    never undo each other.
+A scale is a factor, a divisor or a minus sign that varies along fewer axes than what it is applied to.
+:func:`sink_scales` moves it towards its uses (past a sum: N multiplications instead of N x D; past a matrix product to
+its result or to its other operand), :func:`hoist_scales` towards the inputs (before a broadcast, to an operand of a
+matrix product, into the load of a scatter).  Each moves a scale only to where strictly fewer elements are multiplied,
+unknown sizes taken as nominal, so the two never undo each other.
 """
 
 from __future__ import annotations
@@ -49,15 +48,13 @@ def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
 
     A cast is, where its result's range is no smaller: f32 -> bf16 rounds elsewhere (REAL), f32 -> f16 might overflow.
     """
-    if node.op.linear is None or not node.dtype.is_float or not node.operands[operand].dtype.is_float:
+    if node.op.multilinear is None or not node.dtype.is_float or not node.operands[operand].dtype.is_float:
         return None
     try:
-        maps: Mapping[int, tuple[int | None, ...]] = node.op.linear(node)
+        maps: Mapping[int, tuple[int | None, ...]] = node.op.multilinear(node)
     except TypeRuleError:  # a reshape of no elements has no axes to follow
         return None
-    if operand not in maps or (
-        node.op.additive and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)
-    ):
+    if operand not in maps or (node.op.linear and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)):
         return None
     if match(CAST, node, {}) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(
         node.dtype.name, 0
@@ -214,7 +211,7 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
     return None
 
 
-def carry(graph: Graph) -> Graph:
+def sink_scales(graph: Graph) -> Graph:
     """f(x * s)  ->  f(x) * s, where fewer elements are multiplied so"""
     uses, variation = Uses(graph), VaryingAxes()
     plans: dict[Node, tuple[_Split, dict[tuple[Node, int], _Step]]] = {}
@@ -224,10 +221,10 @@ def carry(graph: Graph) -> Graph:
             cost, steps = _Look(uses, _zero_stays(split, node)).best(node, {a: a for a in split.axes})
             if cost < best and steps:
                 best, plans[node] = cost, (split, steps)
-    return _carried(graph, plans) if plans else graph
+    return _sunk(graph, plans) if plans else graph
 
 
-def _carried(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
+def _sunk(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
     """One sweep: a value travels without its scales, which wait beside it until a step says they are applied."""
     variation = VaryingAxes()
     new: dict[Node, Node] = {}
@@ -286,7 +283,7 @@ class _Place:
     read: Node | None = None
 
 
-def sink(graph: Graph) -> Graph:
+def hoist_scales(graph: Graph) -> Graph:
     """broadcast(x) * s  ->  broadcast(x * s); (a @ b) * s  ->  (a * s) @ b; s[:,None] * scatter_add(i, u)  ->
     scatter_add(i, gather(s, i) * u)
     """
@@ -305,7 +302,7 @@ def sink(graph: Graph) -> Graph:
             if place.path and place.cost < (best[0].cost if best else count(node)):
                 best = place, split
         if best is not None:
-            lowered = _sunk(*best, node, new, fresh)
+            lowered = _hoisted(*best, node, new, fresh)
             new[node] = new[node] if lowered is None else lowered
     return graph.renamed(new)
 
@@ -351,7 +348,7 @@ def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node
     )
 
 
-def _sunk(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], variation: VaryingAxes) -> Node | None:
+def _hoisted(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node], variation: VaryingAxes) -> Node | None:
     assert split.scale is not None
     value = variation.narrow(new[node.operands[split.scale]], split.axes)
     if value is None:

@@ -23,9 +23,9 @@ from ...ir.pattern import Var, match, op, splat
 from ...ops.indexing import in_range
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
-from .push_gathers import GATHER, prepare
-from .replace_axis import VaryingAxes, elements, moves, nbytes, resize
-from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, carry, homogeneous, sink
+from .push_gathers import GATHER, push_gathers
+from .replace_axis import VaryingAxes, elements, moves, nbytes, replace_axis
+from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, hoist_scales, homogeneous, sink_scales
 
 SUM, SELECT = op("sum", Var("x")), op("where", Var("kept"), Var("value"), Var("none"))
 ROUNDS = 4
@@ -40,7 +40,7 @@ def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
         return graph
     for _ in range(ROUNDS):
         before = graph
-        for step in (_sum_without_scatter, _reduce_before_scatter, carry, sink, _scale_after_scatter):
+        for step in (_sum_without_scatter, _reduce_before_scatter, sink_scales, hoist_scales, _scale_after_scatter):
             graph = step(graph)
         if graph == before:
             break
@@ -98,11 +98,11 @@ def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | No
         if (
             not isinstance(lower, Scatter)
             or lower.combine != "sum"
-            or scatter.op.linear is None
+            or scatter.op.multilinear is None
             or not uses.single(scatter)
         ):
             continue
-        axes, updates = scatter.op.linear(scatter)[lower.updates], scatter.operands[lower.updates]
+        axes, updates = scatter.op.multilinear(scatter)[lower.updates], scatter.operands[lower.updates]
         if any(a not in root.attrs["axis"] for a in range(scatter.rank) if a not in axes):
             continue
         operands = tuple(new[o] for o in scatter.operands)
@@ -180,7 +180,11 @@ def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:
 
 
 def _scatters_below(root: Node) -> list[_Chain]:
-    if not isinstance(getattr(root.op, "lower", None), Reduction) or root.op.linear is None or root.op.resized is None:
+    if (
+        not isinstance(getattr(root.op, "lower", None), Reduction)
+        or root.op.multilinear is None
+        or root.op.replace_axis is None
+    ):
         return []
     found, visits = [], 0
     pending: list[tuple[Node, ...]] = [(root,)]
@@ -244,7 +248,7 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
             or sum(nbytes(_stored(o)) for o in node.operands) < nbytes(node)
         )
 
-    reduced = resize(chain.root, chain.axis, indices.shape, leaf, opens, lambda node: new[node])
+    reduced = replace_axis(chain.root, chain.axis, indices.shape, leaf, opens, lambda node: new[node])
     known = not any(symbols(size) for size in (*indices.shape, attrs["size"]))
     if known and sum(nbytes(n) for n in read.values()) > 2 * nbytes(chain.scatter) + sum(nbytes(n) for n in read):
         return None  # so many rows are added that reading the table's rows for each costs more than the dense sum
@@ -259,7 +263,7 @@ def _stored(node: Node) -> Node:
     return node
 
 
-# -- (c), outwards; inwards is part of sink ----------------------------------------------------------------------------
+# -- (c), towards the uses; towards the inputs it is part of hoist_scales ----------------------------------------------
 
 
 def _scale_after_scatter(graph: Graph) -> Graph:
@@ -296,4 +300,4 @@ def _scale_after_scatter(graph: Graph) -> Graph:
     return graph.rewrite(rule)
 
 
-__all__ = ["prepare", "sink_dequant"]
+__all__ = ["push_gathers", "sink_dequant"]

@@ -1,4 +1,4 @@
-"""lanes: on a GPU neighbouring threads go along the axis in which what a kernel moves lies together."""
+"""coalesce: on a GPU neighbouring threads go along the axis in which what a kernel moves lies together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from ...ir.dims import evaluate
-from ...ir.kernel import REDUCTIONS, Axis, Buffer, Index, Kernel, Program, Stmt
+from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
 from ..reductions.cost import nominal
 
@@ -19,7 +20,7 @@ GAIN = 0.75
 """Share of the bytes below which another axis is taken."""
 
 
-def lanes(program: Program) -> Program:
+def coalesce(program: Program) -> Program:
     """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after results are stored as they
     are asked for.
     """

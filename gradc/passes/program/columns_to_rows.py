@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.kernel import REDUCTIONS, Kernel, Program, Step
+from ...ir.kernel import Kernel, Program, Step
+from ...ir.statement import REDUCTIONS
 from ...ir.types import Type
 from ..reductions.combine import combines
 

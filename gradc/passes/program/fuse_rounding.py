@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.kernel import Index, Kernel, Program, Step, Stmt
+from ...ir.kernel import Kernel, Program, Step
+from ...ir.statement import Index, Stmt
 from ...ir.types import F32
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.kernel import REDUCTIONS, Call, Kernel, Program, Stmt, alternatives
+from ...ir.kernel import Call, Kernel, Program, alternatives
 from ...ir.node import REGISTRY
+from ...ir.statement import REDUCTIONS, Stmt
 from ..reductions.combine import combines
 from ..reductions.cost import deterministic as is_deterministic
 

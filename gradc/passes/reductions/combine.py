@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...ir.dims import Dim, Size, evaluate, floordiv, maximum, product
-from ...ir.kernel import REDUCTIONS, Index, Kernel, Stmt
+from ...ir.kernel import Kernel
+from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 
 OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from ...ir.dims import Size, evaluate, product, same, symbols
 from ...ir.graph import Graph
-from ...ir.kernel import Index, Operand
 from ...ir.node import Node
 from ...ir.op import Alias, Expr, Movement
 from ...ir.pattern import Var, match
+from ...ir.statement import Index, Operand
 from .lower import CannotInline, IterationSpace, KernelBuilder
 
 

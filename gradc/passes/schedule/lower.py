@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir.dims import Size, known_nonnegative, same
-from ...ir.kernel import Axis, Index, Kernel, Stmt
+from ...ir.kernel import Kernel
 from ...ir.node import Node, identity
 from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
+from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
 
 
@@ -154,14 +155,14 @@ class KernelBuilder:
     def cast(self, value: str, dtype: DType) -> str:
         return self._emit("cast", (value,), dtype, attrs=(("dtype", dtype),))
 
-    def inside(self, index: Index, lo: Size, hi: Size) -> str | None:
+    def in_bounds(self, index: Index, lo: Size, hi: Size) -> str | None:
         """lo <= index < hi, or None where that is certain."""
         if self._certain(index, lo, hi):
             return None
         known = self._tested(index, lo, hi)
         if known is not None:
             return known
-        return self._emit("inside", (), BOOL, index=(index,), attrs=(("hi", hi), ("lo", lo)))
+        return self._emit("in_bounds", (), BOOL, index=(index,), attrs=(("hi", hi), ("lo", lo)))
 
     def _certain(self, index: Index, lo: Size, hi: Size) -> bool:
         low, high = index.const, index.const
@@ -239,8 +240,8 @@ class KernelBuilder:
             return a
         return self._emit("where", (condition, a, b), self._dtype(a))
 
-    def bounded(self, value: str, size: Size, oob: str) -> str:
-        return self._emit("bounded", (value,), I64, attrs=(("oob", oob), ("size", size)))
+    def clamp_index(self, value: str, size: Size, oob: str) -> str:
+        return self._emit("clamp_index", (value,), I64, attrs=(("oob", oob), ("size", size)))
 
     def search(self, node: Node, value: str) -> str:
         """How many elements of an ascending line are <= value."""
@@ -389,7 +390,7 @@ class KernelBuilder:
         args: tuple[str, ...] = (value,)
         if ascending:
             first = self._emit("eq", (self.position(index[0], I64), self.number(0, I64)), BOOL)
-            before = self._wide(self.read(node, [index[0] + -1], where=self.inside(index[0] + -1, 0, node.shape[0])))
+            before = self._wide(self.read(node, [index[0] + -1], where=self.in_bounds(index[0] + -1, 0, node.shape[0])))
             self._check((self._emit("where", (first, value, self.number(0, I64)), I64),), 1, op, source)
             args = (value, before)
         self._check(args, bound, op, source)

@@ -83,13 +83,13 @@ def partition(
             continue
         note = joint.notes.get(node, Note())
         called = f"{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
-        wish = (  # Python's names may have other letters
+        name_hint = (  # Python's names may have other letters
             f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"
         )
-        name, k = wish, 1
+        name, k = name_hint, 1
         while name in used:
             k += 1
-            name = suffixed(wish, str(k))
+            name = suffixed(name_hint, str(k))
         used.add(name)
         residuals[node] = Residual(name, node, _why(node))
     forward = replace(

@@ -14,10 +14,10 @@ from ...ir.graph import Graph
 from ...ir.kernel import Program
 from ...ir.op import Checked
 from ..graph.check_indices import check_indices
-from .emit import emit
 from .groups import lowering
 from .lower import CannotInline
 from .merge import MissedFusion, merge
+from .program_builder import ProgramBuilder
 from .scheduler import FIRST, MERGED, Scheduler
 
 
@@ -30,7 +30,7 @@ def schedule(graph: Graph, *, fuse: bool = True, host: bool = True) -> Program:
     return _scheduled(graph, fuse, host)[0]
 
 
-def apart(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
+def missed_fusions(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
     """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
     program, scheduler = _scheduled(graph, True, host)
     names = {k.name for k in program.kernels}
@@ -51,7 +51,7 @@ def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler
                 scheduler.run()
                 if fuse:
                     merge(scheduler, MERGED if host else FIRST)
-                return emit(scheduler), scheduler
+                return ProgramBuilder(scheduler).program(), scheduler
             except CannotInline as reason:  # this node needs memory after all: again, with that known
                 if reason.node in forced:
                     raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ...ir.dims import Size
 from ...ir.graph import Graph
-from ...ir.kernel import Index
 from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scatter
+from ...ir.statement import Index
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
 

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...errors import CaptureError, Unsupported
-from .calls import start, with_program
-from .programs import CudaProgram, Submission
-
-if TYPE_CHECKING:
-    from ..executable import Executable, Prepared
-
-Array = np.ndarray[Any, Any]
+from ..backend import Array, Backend, BoundCall
+from ..host.arrays import Arguments, Results
+from .backend import GpuBackend
+from .programs import Submission
 
 
 @dataclass
 class Step:
     """A call of a capture, run once already.
 
-    :param results: its outputs by name, written again by each replay.  :param started: where its flag lies.
+    :param results: its outputs by name, written again by each replay.
+    :param started: where its flag lies.
     """
 
-    executable: Executable
-    prepared: Prepared
+    backend: GpuBackend
+    call: BoundCall
     workspace: Array
-    results: dict[str, Any]
+    results: Results
     started: Submission
 
     def ask(self) -> Submission:
-        e = self.executable
-        return start(e, self.prepared, e.bound(self.prepared), e.native.bind(self.prepared.dims), self.workspace)
+        return self.backend.start(self.call, self.workspace)
 
 
 class Capture:
@@ -42,16 +39,16 @@ class Capture:
     :ivar outputs: arrays by name; each replay writes them.
     """
 
-    def __init__(self, graph: Any, steps: Sequence[Step], outputs: Mapping[str, Any]):
+    def __init__(self, graph: Any, steps: Sequence[Step], outputs: Arguments):
         self.graph, self.steps, self.outputs = graph, tuple(steps), dict(outputs)
-        self._place = steps[0].executable.place
+        self._backend = steps[0].backend
 
     def replay(self, stream: Any = None) -> None:
         """Ask for all of it again, on the arrays as they are by then; nothing is waited for.
 
         :param stream: None: the current one of the library that the inputs are of.
         """
-        self.graph.replay(self._place.stream(stream, self.steps[0].prepared.given.values()))
+        self.graph.replay(self._backend.stream(stream, self.steps[0].call.given.values()))
 
     def check(self) -> None:
         """Wait for the device, and raise what the last replay found wrong: a replay itself only keeps outputs from
@@ -59,68 +56,57 @@ class Capture:
 
         :raises IndexOutOfRange: a data-dependent index.
         """
-        self._place.device.synchronize()
+        self._backend.device.synchronize()
         for step in self.steps:
-            native: CudaProgram = step.executable.native
-            native.finish(step.started)
+            step.backend.native.finish(step.started)
 
 
-def stream_for(executable: Executable, given: Any, values: Any) -> int:
+def stream_for(backend: Backend, given: Any, values: Iterable[Any]) -> int:
     """The stream to capture: the caller's, else a new one, which waits for the current one.
 
+    :raises Unsupported: another target than ``cuda``.
     :raises CaptureError: it cannot be captured, or is already.
     """
-    if executable.target != "cuda":
-        raise Unsupported(f"a CUDA graph of a module for {executable.target!r}; target='cuda' has one")
-    place = executable.place
-    current = place.stream(None, values)
-    stream = place.stream(given, values) if given is not None else place.device.stream()
+    if not isinstance(backend, GpuBackend):
+        raise Unsupported(f"a CUDA graph of a module for {backend.target!r}; target='cuda' has one")
+    current = backend.stream(None, values)
+    stream = backend.stream(given, values) if given is not None else backend.device.stream()
     if stream <= 2:
         raise CaptureError("the default stream cannot be captured; without stream= a new one is used")
     for busy in {stream, current}:
-        if place.device.capturing(busy):
+        if backend.device.capturing(busy):
             raise CaptureError(f"stream {busy:#x} is being captured already")
     if stream != current:
-        place.device.follow(stream, current)
+        backend.device.follow(stream, current)
     return int(stream)
 
 
-def step(
-    executable: Executable,
-    inputs: Mapping[str, Any],
-    stream: int,
-    out: Mapping[str, Any] | None = None,
-    workspace: Any = None,
-    dims: Mapping[str, int] | None = None,
-) -> Step:
+def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Arguments) -> Step:
     """Run a call once, in memory that stays: its errors come now, and its first launches load what a capture could not.
 
-    :raises CaptureError: an input would have to be packed in each replay.
+    :param given: the caller's arrays for outputs, by name.
+    :raises CaptureError: an input would have to be made contiguous in each replay.
     """
-    prepared = executable.prepare(inputs, out, False, dims, True, stream)
-    if prepared.loose:
+    assert isinstance(backend, GpuBackend)
+    if call.noncontiguous:
         raise CaptureError(
-            f"the input {prepared.loose[0]} is not contiguous and aligned: a replay would read the copy that was made"
-            " of it now"
+            f"the input {call.noncontiguous[0]} is not contiguous and aligned: a replay would read the copy that was"
+            " made of it now"
         )
-    native: CudaProgram = executable.native
-    plan = native.bind(prepared.dims)
-    space = executable._workspace(workspace, prepared)
-    if space is None:
-        space = executable.place.scratch((max(plan.workspace, 1),), np.uint8, stream)
-    results = {key: (out or {}).get(key, None) for key in executable.outputs}
+    if workspace is None:
+        workspace = backend.scratch((max(backend.plan(call.dims).workspace, 1),), np.uint8, call.stream)
     results = {
-        key: value if value is not None else executable.place.result(prepared.outputs[key], prepared.kind)
-        for key, value in results.items()
+        key: given[key] if given.get(key) is not None else backend.result(call.outputs[key], call.kind)
+        for key, _ in backend.program.outputs
     }
-    started = start(executable, prepared, executable.bound(prepared), plan, space)
-    with_program(executable, lambda: native.finish(started))
-    return Step(executable, prepared, space, results, started)
+    started = backend.start(call, workspace)
+    backend.finish(started)
+    return Step(backend, call, workspace, results, started)
 
 
-def capture(steps: Sequence[Step], stream: int, outputs: Mapping[str, Any]) -> Capture:
+def capture(steps: Sequence[Step], stream: int, outputs: Arguments) -> Capture:
     """Write the steps down, one after another."""
-    device = steps[0].executable.native.device
+    device = steps[0].backend.native.device
     device.synchronize(stream)
     device.capture(stream)
     try:

@@ -136,12 +136,12 @@ def _operation(side: Side) -> int:
 
 def _check(code: int, library: Library | None = None) -> None:
     if code != _OK:
-        what = (
+        subject = (
             f"{library.batch} x {library.m} x {library.n} x {library.k} in {library.dtype}"
             if library is not None
             else "its beginning"
         )
-        raise DeviceError(f"cuBLAS refused a product ({what}): status {code}, {_STATUS.get(code, 'unknown')}")
+        raise DeviceError(f"cuBLAS refused a product ({subject}): status {code}, {_STATUS.get(code, 'unknown')}")
 
 
 def _handle(device: int) -> int:

@@ -77,9 +77,9 @@ def _cupy() -> Any:
     return cupy
 
 
-def failure(error: Exception, what: str) -> DeviceError | OutOfMemory:
+def failure(error: Exception, activity: str) -> DeviceError | OutOfMemory:
     """A failed call of CUDA's as the error of ours that it is."""
-    status, text = getattr(error, "status", None), f"{what}: {error}"
+    status, text = getattr(error, "status", None), f"{activity}: {error}"
     if isinstance(error, MemoryError) or status == 2:
         return OutOfMemory(text)
     if status == 35:  # cudaErrorInsufficientDriver
@@ -95,21 +95,21 @@ def failure(error: Exception, what: str) -> DeviceError | OutOfMemory:
 
 
 @contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
+def _named(activity: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, DeviceError | OutOfMemory):
             raise
-        raise failure(error, what) from error
+        raise failure(error, activity) from error
 
 
-def _asked(what: str, function: Any, *args: Any) -> Any:
+def _asked(activity: str, function: Any, *args: Any) -> Any:
     """As :func:`_named`, for what every call does."""
     try:
         return function(*args)
     except (RuntimeError, MemoryError) as error:
-        raise failure(error, what) from error
+        raise failure(error, activity) from error
 
 
 def current_device() -> Description:
@@ -267,20 +267,20 @@ class Gpu:
             try:
                 module = self.driver.moduleLoadData(cubin)
             except RuntimeError as error:
-                what = (
+                subject = (
                     f"a binary for {arch}{maker} on {here.name} ({here.arch}, driver of CUDA"
                     f" {here.driver[0]}.{here.driver[1]})"
                 )
                 raise (
-                    DriverTooOld(f"{what}: {error}")
+                    DriverTooOld(f"{subject}: {error}")
                     if getattr(error, "status", 0) in (200, 209, 222)
-                    else failure(error, what)
+                    else failure(error, subject)
                 ) from error
-            found = {}
+            functions = {}
             for name in _FUNCTION.findall(self.text):
                 with _named(f"the function {name}"):
-                    found[name] = self.driver.moduleGetFunction(module, name)
-            self._functions[wide] = found
+                    functions[name] = self.driver.moduleGetFunction(module, name)
+            self._functions[wide] = functions
 
     def launch(
         self,

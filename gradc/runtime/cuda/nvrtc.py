@@ -125,23 +125,23 @@ def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
     if wanted:  # an explicit wish is never replaced by something else
         if not os.path.isfile(wanted):
             raise CompilerMissing(f"GRADC_NVRTC={wanted!r} names no file; set it to a libnvrtc.so or unset it")
-        found = _ask(os.path.realpath(wanted))
-        if arch and (lack := found.lacks(arch)):
+        nvrtc = _ask(os.path.realpath(wanted))
+        if arch and (lack := nvrtc.lacks(arch)):
             raise CompilerMissing(f"no NVRTC for {arch}: {lack}; it is the one that GRADC_NVRTC names")
-        return found
+        return nvrtc
     passed: list[str] = []
     for name in _candidates(homes):
         try:
             path = os.path.realpath(name if os.path.isabs(name) else _loaded_path(name))
-            found = _ask(path)
+            nvrtc = _ask(path)
         except (OSError, AttributeError):
             continue  # a name that the loader does not know
         except GradcError as error:
             passed.append(str(error))
             continue
-        lack = found.lacks(arch) if arch else ""
+        lack = nvrtc.lacks(arch) if arch else ""
         if not lack:
-            return found
+            return nvrtc
         passed.append(lack)
     if not passed:
         raise CompilerMissing(
@@ -149,9 +149,9 @@ def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
             " installed, CUDA_HOME and CUDA_PATH name no toolkit that has it, and the loader knows no libnvrtc.so.12 or"
             " .13; `pip install gradc[nvrtc]` brings one"
         )
-    what = f"for {arch}" if arch else "that works"
+    wish = f"for {arch}" if arch else "that works"
     raise CompilerMissing(
-        f"no NVRTC {what}: {'; '.join(dict.fromkeys(passed))}; `pip install nvidia-cuda-nvrtc-cu12` brings the last of"
+        f"no NVRTC {wish}: {'; '.join(dict.fromkeys(passed))}; `pip install nvidia-cuda-nvrtc-cu12` brings the last of"
         " CUDA 12, `pip install nvidia-cuda-nvrtc` that of CUDA 13"
     )
 
@@ -207,11 +207,11 @@ def _ask(path: str) -> Nvrtc:
         library.nvrtcGetSupportedArchs(numbers)
         version, architectures = major.value * 1000 + minor.value, sorted(numbers)
         cache.put(key, " ".join(map(str, (version, *architectures))).encode())
-    found = Nvrtc(path, divmod(version, 1000), tuple(architectures), digest(key, str(version)))
-    wanted = "libnvrtc-builtins.so.{}.{}".format(*found.version)
+    nvrtc = Nvrtc(path, divmod(version, 1000), tuple(architectures), digest(key, str(version)))
+    wanted = "libnvrtc-builtins.so.{}.{}".format(*nvrtc.version)
     if not any(re.fullmatch(rf"{re.escape(wanted)}(\.\d+)*", os.path.basename(file)) for file in builtins):
-        raise CompilerError(f"{found} has no {wanted} beside it, without which it compiles nothing")
-    return found
+        raise CompilerError(f"{nvrtc} has no {wanted} beside it, without which it compiles nothing")
+    return nvrtc
 
 
 @functools.cache
@@ -423,11 +423,11 @@ def _run(
                 source,
             )
 
-    def get(what: str) -> bytes:
+    def get(name: str) -> bytes:
         size = ctypes.c_size_t()
-        check(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        check(getattr(library, f"nvrtcGet{name}Size")(program, ctypes.byref(size)))
         data = ctypes.create_string_buffer(max(size.value, 1))
-        check(getattr(library, f"nvrtcGet{what}")(program, data))
+        check(getattr(library, f"nvrtcGet{name}")(program, data))
         return data.raw[: size.value]
 
     try:
@@ -483,25 +483,25 @@ _USED = re.compile(r"Used (\d+) registers")
 
 def _resources(log: str) -> dict[str, KernelResources]:
     """What the assembler says of each kernel; the functions that a kernel calls stand below it."""
-    found, name = dict[str, KernelResources](), ""
+    resources, name = dict[str, KernelResources](), ""
     for line in log.splitlines():
         if match := _ENTRY.search(line):
             name = match[1]
-            found[name] = KernelResources(name, 0)
+            resources[name] = KernelResources(name, 0)
         elif name and (match := _STACK.search(line)):
-            k, (stack, stores, loads) = found[name], map(int, match.groups())
-            found[name] = replace(
+            k, (stack, stores, loads) = resources[name], map(int, match.groups())
+            resources[name] = replace(
                 k, stack=k.stack + stack, spill_stores=k.spill_stores + stores, spill_loads=k.spill_loads + loads
             )
         elif name and (match := _USED.search(line)):
             barriers, shared, constant = (
-                sum(map(int, re.findall(what, line)))
-                for what in (r"used (\d+) barriers", r"(\d+) bytes smem", r"(\d+) bytes cmem")
+                sum(map(int, re.findall(pattern, line)))
+                for pattern in (r"used (\d+) barriers", r"(\d+) bytes smem", r"(\d+) bytes cmem")
             )
-            found[name] = replace(
-                found[name], registers=int(match[1]), barriers=barriers, shared=shared, constant=constant
+            resources[name] = replace(
+                resources[name], registers=int(match[1]), barriers=barriers, shared=shared, constant=constant
             )
-    return {name: found[name] for name in sorted(found) if found[name].registers}
+    return {name: resources[name] for name in sorted(resources) if resources[name].registers}
 
 
 def _refuse_spills(nvrtc: Nvrtc, made: CudaBinary, source: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -95,15 +96,15 @@ def remote(
     """A device's memory as an array; strides in bytes."""
     wanted = np.dtype(dtype)
     if 0 in shape:
-        found = np.empty(tuple(shape), wanted).view(DeviceArray)
+        array = np.empty(tuple(shape), wanted).view(DeviceArray)
     elif wanted.itemsize not in _UNSIGNED or wanted.kind in "cOSUMm":
         raise InvalidProblem(f"an array of {wanted} does not hold numbers that gradc knows")
     else:
-        found = (
+        array = (
             np.asarray(_Bytes(address, shape, strides, wanted.itemsize, readonly, owner)).view(wanted).view(DeviceArray)
         )
-    found.native, found.number = native, number
-    return found
+    array.native, array.number = native, number
+    return array
 
 
 def _torch() -> Any:
@@ -233,14 +234,14 @@ def from_interface(x: Any, device: Device, stream: int) -> DeviceArray:
 
 def pointer_of(stream: Any) -> int:
     """A stream of any library: an int, or what has ``__cuda_stream__``, ``cuda_stream`` (torch) or ``ptr`` (CuPy)."""
-    found = stream
+    pointer = stream
     if hasattr(stream, "__cuda_stream__"):
-        found = stream.__cuda_stream__()[1]
+        pointer = stream.__cuda_stream__()[1]
     elif not isinstance(stream, int):
-        found = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        pointer = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
+    if not isinstance(pointer, int) or isinstance(pointer, bool) or pointer < 0:
         raise InvalidProblem(f"stream={stream!r}: an int, or a stream of CuPy, torch or anything with __cuda_stream__")
-    return int(found)
+    return int(pointer)
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -249,7 +250,7 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 
 
-# -- a place -----------------------------------------------------------------------------------------------------------
+# -- arrays of a backend -----------------------------------------------------------------------------------------------
 
 
 def _bounds(array: Array) -> tuple[int, int]:
@@ -261,19 +262,24 @@ def _bounds(array: Array) -> tuple[int, int]:
     )
 
 
-class OnDevice:
-    """Where the arrays of a module for a GPU lie.
-
-    :param device: a text-free one, or the program's own.
-    :param support: with the functions of :func:`gradc.codegen.cuda.support.support_text`.
-    """
+class DeviceArrays(ABC):
+    """Arrays in the memory of a GPU; the methods are :class:`gradc.runtime.backend.Backend`'s."""
 
     align = 256
 
-    def __init__(self, device: Device, support: Device):
-        self.device, self.support = device, support
-        self._constants: dict[Any, tuple[Memory, Array]] = {}
-        self._lock = lock()
+    def __init__(self) -> None:
+        self._uploaded: dict[Any, tuple[Memory, Array]] = {}
+        self._upload_lock = lock()
+
+    @property
+    @abstractmethod
+    def device(self) -> Device:
+        """One without text, or a program's own."""
+
+    @property
+    @abstractmethod
+    def support(self) -> Device:
+        """One with the functions of :func:`gradc.codegen.cuda.support.support_text`."""
 
     @property
     def number(self) -> int:
@@ -288,10 +294,10 @@ class OnDevice:
             return int(_torch().cuda.current_stream().cuda_stream)
         return self.device.current_stream()
 
-    def read(self, x: Any, stream: int, what: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
+    def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
         """An argument.
 
-        :param what: how errors name it.
+        :param name: how errors name it.
         :param constants: ids of arrays of the host that are uploaded once, as numbers are; None: neither may be.
         :raises DeviceError: it lies in host memory, or on another device; named.
         """
@@ -305,35 +311,35 @@ class OnDevice:
             return np.asarray(x), Kind.NUMPY
         if found is None:
             with foreign(x):
-                found = self._through_protocol(x, stream, what)
+                found = self._through_protocol(x, stream, name)
         if found.nbytes and not (isinstance(x, DeviceArray) or found.native is None):
             number = found.number if found.number is not None else self.device.device_of(found.ctypes.data)
             if number != self.number:
-                raise DeviceError(f"{what} lies on device {number}, and this module on device {self.number}")
+                raise DeviceError(f"{name} lies on device {number}, and this module on device {self.number}")
         if is_tensor(x):
-            check_unrecorded(x, what)
+            check_unrecorded(x, name)
             return found, Kind.TORCH
         return found, Kind.NUMPY if isinstance(x, DeviceArray) else Kind.CUPY
 
-    def _through_protocol(self, x: Any, stream: int, what: str) -> DeviceArray:
-        name = f"{type(x).__module__}.{type(x).__qualname__}"
-        asked = getattr(x, "__dlpack_device__", None)
-        if asked is not None and not isinstance(x, type):
-            kind, number = asked()
+    def _through_protocol(self, x: Any, stream: int, name: str) -> DeviceArray:
+        type_name = f"{type(x).__module__}.{type(x).__qualname__}"
+        dlpack_device = getattr(x, "__dlpack_device__", None)
+        if dlpack_device is not None and not isinstance(x, type):
+            kind, number = dlpack_device()
             if int(kind) in (_CUDA, _MANAGED):
                 if number != self.number:
-                    raise DeviceError(f"{what} lies on device {number}, and this module on device {self.number}")
+                    raise DeviceError(f"{name} lies on device {number}, and this module on device {self.number}")
                 return from_dlpack(x, stream)
         elif hasattr(x, "__cuda_array_interface__"):
             return from_interface(x, self.device, stream)
-        if asked is None and not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
+        if dlpack_device is None and not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
             raise InvalidProblem(
-                f"{what} is a {name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the CUDA"
-                " array interface"
+                f"{name} is a {type_name}: pass an array of CuPy, a torch CUDA tensor or anything with DLPack or the"
+                " CUDA array interface"
             )
         raise DeviceError(
-            f"{what} is a {name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda() moves it;"
-            " target='cpu' takes it as it is"
+            f"{name} is a {type_name} in host memory, and this module runs on a GPU: cupy.asarray or tensor.cuda()"
+            " moves it; target='cpu' takes it as it is"
         )
 
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
@@ -371,24 +377,24 @@ class OnDevice:
         memory = self.device.memory(max(int(np.prod(shape, dtype=np.int64)) * wanted.itemsize, 1), stream)
         return remote(memory.address, shape, wanted, owner=memory)
 
-    def settled(self, array: Array, stream: int) -> Array:
+    def to_device(self, array: Array, stream: int) -> Array:
         """An array of the host (a number, a default) on the device; uploaded once."""
         if isinstance(array, DeviceArray):
             return array
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
-        with self._lock:
-            if key not in self._constants:
-                if len(self._constants) > 256:
-                    self._constants.clear()
+        with self._upload_lock:
+            if key not in self._uploaded:
+                if len(self._uploaded) > 256:
+                    self._uploaded.clear()
                 self._check_allocation(stream)
                 memory = self.device.memory(max(array.nbytes, 1), stream)
                 self.device.upload(memory.address, array, stream)
                 self.device.synchronize(stream)  # other streams may read it next
-                self._constants[key] = (memory, array)
-            memory, _ = self._constants[key]
+                self._uploaded[key] = (memory, array)
+            memory, _ = self._uploaded[key]
         return remote(memory.address, array.shape, array.dtype, owner=memory, readonly=True)
 
-    def packed(self, array: Array, stream: int) -> DeviceArray:
+    def contiguous(self, array: Array, stream: int) -> DeviceArray:
         """The same elements in row-major order, aligned."""
         out = self.scratch(array.shape, array.dtype, stream)
         if array.flags.c_contiguous:

@@ -42,11 +42,11 @@ class AsyncErrors:
         """Raise the error of an earlier call that has ended; never waits."""
         while self._watches:
             with self._lock:
-                found = next((w for w in self._watches if w.event.done()), None)
-                if found is None:
+                watch = next((w for w in self._watches if w.event.done()), None)
+                if watch is None:
                     return
-                self._watches.remove(found)
-            _raise(found)
+                self._watches.remove(watch)
+            _raise(watch)
 
     def wait(self) -> None:
         """Wait for every call; raise the error of the first that has one, and leave those after it for the next

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,12 +50,24 @@ class Submission:
         return self.span(self.plan.flag)
 
 
+class CudaSource(NamedTuple):
+    """A program's CUDA text.
+
+    :param kernels: what a launch needs to know of each kernel's functions, by name.
+    """
+
+    text: str
+    kernels: dict[str, CudaKernel]
+
+
 class CudaProgram:
     """A Program as CUDA on a device; the counterpart of CpuProgram.
 
     :param open_device: makes one for a text and, where there are some, its cubins, for offsets of 32 and of 64 bits.
     :param library: bytes that the device's matrix products work in.
-    :param payload: what :attr:`payload` was in another process.  :ivar started: whether there was a call.
+    :param payload: what :attr:`payload` was in another process.
+    :param source: what :func:`gradc.codegen.cuda.render.render_cuda` made of the program.
+    :ivar started: whether there was a call.
     """
 
     def __init__(
@@ -64,8 +76,10 @@ class CudaProgram:
         open_device: Callable[[str, bytes, bytes], Device],
         library: int = 0,
         payload: bytes | None = None,
+        source: CudaSource | None = None,
     ):
         self.program, self.library = program, library
+        self._source = source
         self._given = unpack(payload) if payload else {}
         self.roots = [b for b in program.buffers if not b.alias]
         self.constants = {
@@ -83,6 +97,8 @@ class CudaProgram:
 
     @cached_property
     def _rendered(self) -> tuple[str, dict[str, CudaKernel]]:
+        if self._source is not None:
+            return self._source
         if "rendered" in self._given:
             return unpacked(self._given["rendered"])
         return render_cuda(self.program)

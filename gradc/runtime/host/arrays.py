@@ -13,21 +13,27 @@ import mmap
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory, Unsupported
+from gradc.errors import DeviceError, GradcError, InvalidProblem, OutOfMemory
 from gradc.ir.types import array_of, shown
 from gradc.process.forks import lock
 from gradc.process.limits import Limit, tightest, tightest_total
 
-from .tensors import check_unrecorded, from_tensor, to_tensor
+from .tensors import from_tensor, to_tensor
 
 Array = npt.NDArray[Any]
+AnyArray = Any
+"""An array of a caller's: NumPy's, torch's, CuPy's, what offers DLPack or the array interface; or a number."""
+Arguments = Mapping[str, AnyArray]
+"""Arrays of a caller's, by name."""
+Results = dict[str, AnyArray]
+"""Arrays for a caller, by name."""
 T = TypeVar("T")
 
 SMALL = 128 << 10  # bytes; below, the C library's own allocator reuses memory well
@@ -55,10 +61,10 @@ def overlap(a: Array, b: Array) -> bool:
 class _Lease:
     """What the arrays over a block have as their base: when it dies, the block goes back."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_asked", "_block", "_pool")
+    __slots__ = ("__array_interface__", "__weakref__", "_block", "_pool", "_requested")
 
-    def __init__(self, pool: OutputPool, block: Array, asked: int):
-        self._pool, self._block, self._asked = pool, block, asked
+    def __init__(self, pool: OutputPool, block: Array, requested: int):
+        self._pool, self._block, self._requested = pool, block, requested
         self.__array_interface__ = {
             "shape": block.shape,
             "typestr": "|u1",
@@ -67,7 +73,7 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        self._pool._give_back(self._block, self._asked)
+        self._pool._give_back(self._block, self._requested)
 
 
 class OutputPool:
@@ -161,22 +167,22 @@ class OutputPool:
         """Give all but ``limit`` bytes of what is kept back to the system."""
         self._alone(lambda: self._shrink(limit), None)
 
-    def _allocate(self, size: int, asked: int) -> Array:
+    def _allocate(self, size: int, requested: int) -> Array:
         for attempt in range(2):
             try:
                 block = _map(size)
                 break
             except (OSError, OverflowError, ValueError) as error:
                 if attempt or not isinstance(error, OSError):
-                    raise OutOfMemory(f"an array of {asked} bytes cannot be had: {error}") from error
+                    raise OutOfMemory(f"an array of {requested} bytes cannot be had: {error}") from error
                 self.trim()
         with self._lock:
             self.fresh += 1
         return block
 
-    def _give_back(self, block: Array, asked: int) -> None:
+    def _give_back(self, block: Array, requested: int) -> None:
         # Arrays die anywhere, also in a collection that starts while this thread holds the lock: so never wait for it.
-        self._changes.append((block, asked))
+        self._changes.append((block, requested))
         if self._lock.acquire(blocking=False):
             try:
                 self._alone(lambda: None, None)
@@ -185,8 +191,8 @@ class OutputPool:
 
     def _drain(self) -> None:
         while self._changes:
-            block, asked = self._changes.popleft()
-            self._in_use -= asked
+            block, requested = self._changes.popleft()
+            self._in_use -= requested
             self.peak = max(self.peak, self._in_use)
             if block is not None:
                 self._free.append(block)
@@ -222,8 +228,8 @@ def _map(size: int) -> Array:
 
 def available() -> Limit:
     """What the system can still give to this process without swapping, with what the pool keeps."""
-    found = tightest()
-    return Limit(min(found.left + pool.retained, sys.maxsize), found.total, found.name)
+    limit = tightest()
+    return Limit(min(limit.left + pool.retained, sys.maxsize), limit.total, limit.name)
 
 
 @functools.cache
@@ -329,18 +335,18 @@ def _plain(x: Array) -> Array:
 
 
 def _from_protocol(x: Any) -> Array:
-    what = f"{type(x).__module__}.{type(x).__qualname__}"
+    name = f"{type(x).__module__}.{type(x).__qualname__}"
     device = getattr(x, "__dlpack_device__", None)
     if device is not None and not isinstance(x, type):
         number, index = device()
         if int(number) not in (1, 3, 11):  # CPU, and host memory that CUDA or ROCm pinned
             names = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
             raise DeviceError(
-                f"a {what} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} "
+                f"a {name} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} "
                 "was given to a module for the CPU"
             )
     elif hasattr(x, "__cuda_array_interface__"):
-        raise DeviceError(f"a {what} on cuda was given to a module for the CPU")
+        raise DeviceError(f"a {name} on cuda was given to a module for the CPU")
     if hasattr(x, "__array_interface__") or hasattr(x, "__array_struct__"):
         return _plain(array_of(x))
     if device is not None:
@@ -348,65 +354,12 @@ def _from_protocol(x: Any) -> Array:
             return _plain(np.from_dlpack(x))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             if not hasattr(x, "__array__"):  # NumPy's DLPack knows no bf16; the object itself may
-                raise InvalidProblem(f"a {what} cannot be read through DLPack: {error}") from error
+                raise InvalidProblem(f"a {name} cannot be read through DLPack: {error}") from error
     if hasattr(x, "__array__"):
         return _plain(np.asarray(x))
     raise InvalidProblem(
-        f"a {what} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
+        f"a {name} is not an array: pass a NumPy array, a torch tensor or anything with DLPack or the array interface"
     )
-
-
-class Host:
-    """Where the arrays of a module for the CPU lie; :class:`gradc.runtime.cuda.on_device.OnDevice` is the other such
-    place.
-    """
-
-    align = 16
-    """What every allocator gives; slots inside a workspace start at multiples of 64 of it."""
-
-    def stream(self, given: Any, values: Any) -> int:
-        if given is not None:
-            raise Unsupported("stream=: the CPU has no streams")
-        return 0
-
-    def read(self, x: Any, stream: int, what: str, constants: Any = ()) -> tuple[Array, Kind]:
-        """An argument; ``what`` is how errors name it."""
-        try:
-            array, kind = to_numpy(x)
-        except (DeviceError, InvalidProblem) as error:
-            raise type(error)(f"{what}: {error}") from error.__cause__
-        if kind is Kind.TORCH:
-            check_unrecorded(x, what)
-        return array, kind
-
-    def kind(self, kinds: Sequence[Kind]) -> Kind:
-        return Kind.of(kinds)
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, kind: Kind, stream: int) -> Array:
-        return empty(shape, dtype)
-
-    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
-        return empty(shape, dtype)
-
-    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
-        return np.zeros(shape, dtype)
-
-    def settled(self, array: Array, stream: int) -> Array:
-        return array
-
-    def packed(self, array: Array, stream: int) -> Array:
-        out = empty(array.shape, array.dtype)
-        out[...] = array
-        return out
-
-    def result(self, array: Array, kind: Kind) -> Any:
-        return from_numpy(array, kind)
-
-    def donates(self, array: Array, kind: Kind) -> bool:
-        return True
-
-    def left(self) -> Limit:
-        return available()
 
 
 def permuted(x: Any, order: Sequence[int]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +17,10 @@ from ...ir.kernel import Call, Program
 from ...passes.program.plan_buffers import slot_sizes
 from . import pool
 from .arrays import empty
-from .toolchain import compile_libraries, compile_units, load_library
+from .toolchain import compile_units, load_library
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
-
-
-def compile_programs(programs: Sequence[Program]) -> list[CpuProgram]:
-    """Several programs, all their units compiled side by side by the calling thread, which Ctrl-C can stop."""
-    sources = [render_program(program) for program in programs]
-    payloads = compile_libraries([source.units for source in sources])
-    return [
-        CpuProgram(program, payload, source=source)
-        for program, source, payload in zip(programs, sources, payloads, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -96,8 +86,8 @@ class CpuProgram:
     def bind(self, dims: Mapping[str, int]) -> Binding:
         """Offsets and sizes for these dims, kept for the next call."""
         key = tuple([dims[name] for name in self.program.dims])
-        found = self._bindings.get(key)
-        if found is None:
+        binding = self._bindings.get(key)
+        if binding is None:
             values = (ctypes.c_int64 * max(len(key), 1))(*key)
             starts, total = [], 0
             for size in slot_sizes(self.program):
@@ -113,11 +103,11 @@ class CpuProgram:
             ]
             packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
             local = int(self.library.gradc_local_bytes(values)) + packs
-            found = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_streamed())
+            binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_streamed())
             if len(self._bindings) > 256:
                 self._bindings.clear()
-            self._bindings[key] = found
-        return found
+            self._bindings[key] = binding
+        return binding
 
     def run(
         self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1

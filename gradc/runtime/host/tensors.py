@@ -92,7 +92,7 @@ def to_tensor(array: Array) -> Any:
 # -- autograd ----------------------------------------------------------------------------------------------------------
 
 
-def check_unrecorded(x: Any, what: str) -> None:
+def check_unrecorded(x: Any, name: str) -> None:
     """Refuse a tensor whose gradient would be lost: autograd is recording, and knows nothing of this call.
 
     :raises NotDifferentiable: it requires grad, and grad mode is on; it has a tangent of forward mode; torch.jit.trace
@@ -101,18 +101,18 @@ def check_unrecorded(x: Any, what: str) -> None:
     torch = sys.modules["torch"]
     if torch.jit.is_tracing():
         raise NotDifferentiable(
-            f"{what} is traced by torch.jit.trace, which would keep this call's result as a constant: call gradc"
+            f"{name} is traced by torch.jit.trace, which would keep this call's result as a constant: call gradc"
             " outside what is traced"
         )
     forward = torch.autograd.forward_ad
     if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
         raise NotDifferentiable(
-            f"{what} has a tangent (torch.autograd.forward_ad), which this call would lose: gradc has reverse mode"
+            f"{name} has a tangent (torch.autograd.forward_ad), which this call would lose: gradc has reverse mode"
             " alone"
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise NotDifferentiable(
-            f"{what} is a tensor that requires grad, and autograd does not record this call: no gradient would reach it"
+            f"{name} is a tensor that requires grad, and autograd does not record this call: no gradient would reach it"
             " through backward() of torch. Pass x.detach(), or call under torch.no_grad(), and use the gradients that"
             " gradc gives; or call it inside a torch.autograd.Function (docs/torch.md)"
         )

@@ -110,14 +110,14 @@ def find_compiler() -> Compiler:
 def _find(wanted: str, search: str) -> Compiler:
     if wanted.strip():
         command = shlex.split(wanted)
-        found = shutil.which(command[0], path=search)
-        if found is None:  # an explicit wish is never replaced by something else
+        program = shutil.which(command[0], path=search)
+        if program is None:  # an explicit wish is never replaced by something else
             raise CompilerMissing(f"CC={wanted!r} names no program that can be run; set it to a C compiler or unset it")
-        return _ask((found, *command[1:]))
+        return _ask((program, *command[1:]))
     for name in ("gcc", "clang", "cc"):
-        found = shutil.which(name, path=search)
-        if found is not None:
-            return _ask((found,))
+        program = shutil.which(name, path=search)
+        if program is not None:
+            return _ask((program,))
     if importlib.util.find_spec("ziglang") is not None:
         return _ask((sys.executable, "-m", "ziglang", "cc"))
     raise CompilerMissing(
@@ -188,15 +188,15 @@ def cpu_identity() -> str:
         "Features",
         "isa",
     )
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             name, colon, value = line.partition(":")
             if colon and name.strip() in wanted:
-                found.setdefault(name.strip(), value.strip())
-    features = " ".join(sorted((found.pop("flags", "") + " " + found.pop("Features", "")).split()))
-    model = found.pop("model name", "") or platform.processor() or "unknown"
-    rest = "/".join(found.values())
+                fields.setdefault(name.strip(), value.strip())
+    features = " ".join(sorted((fields.pop("flags", "") + " " + fields.pop("Features", "")).split()))
+    model = fields.pop("model name", "") or platform.processor() or "unknown"
+    rest = "/".join(fields.values())
     return f"{platform.machine()} {model} {rest} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
 
 
@@ -319,8 +319,8 @@ def _compile(
         i, code, log = failed
         unknown = {flag for flag in flags if flag in _INSTEAD and _complains(log, flag)}
         if not unknown:
-            what = ("the link" if not texts[i] else "our C source") + (f", unit {i}" if len(texts) > 1 else "")
-            raise CompilerError(f"{compiler} {_ending(code)} on {what}", log, texts[i])
+            subject = ("the link" if not texts[i] else "our C source") + (f", unit {i}" if len(texts) > 1 else "")
+            raise CompilerError(f"{compiler} {_ending(code)} on {subject}", log, texts[i])
         _refused[compiler] = _refused.get(compiler, frozenset()) | unknown
 
 

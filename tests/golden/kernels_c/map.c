@@ -1,4 +1,9 @@
 /*
+ * mul_1d83d6: test_golden.py:LINE
+ * reads x f32[N,D], gate f32[D]
+ * writes y f32[N,D]
+ * moves 8*D*N+4*D bytes, computes 3*D*N operations
+ *
  * kernel @mul_1d83d6 rows(i0: N) cols(i1: D) {
  *   phase
  *   %0 = load x[i0, i1] : f32

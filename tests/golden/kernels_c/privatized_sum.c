@@ -1,4 +1,9 @@
 /*
+ * sum_60acaf: test_golden.py:LINE
+ * reads x f32[N,D]
+ * writes y f32[D]
+ * moves 4*D*N+4*D bytes, computes D*N operations
+ *
  * kernel @sum_60acaf rows(i0: N) cols(i1: D) strategy(y: privatized) {
  *   phase
  *   %0 = load x[i0, i1] : f32

@@ -1,5 +1,10 @@
 /*
- * kernel @sum_cast_rsqrt_17f2b6 rows(i0: N) cols(i1: 768) {
+ * rms_norm_17f2b6: test_golden.py:LINE
+ * reads x bf16[N,768], gamma bf16[768]
+ * writes y bf16[N,768]
+ * moves 3072*N+1536 bytes, computes 3075*N operations
+ *
+ * kernel @rms_norm_17f2b6 rows(i0: N) cols(i1: 768) {
  *   phase
  *   %0 = load x[i0, i1] : bf16
  *   %1 = cast %0 {dtype=f32} : f32
@@ -27,34 +32,34 @@ typedef struct {
   u16 *y;
   i64 N;
   i64 chunk; /* rows per task */
-} sum_cast_rsqrt_17f2b6_args;
+} rms_norm_17f2b6_args;
 
-static void sum_cast_rsqrt_17f2b6_layout(sum_cast_rsqrt_17f2b6_args *A) {
+static void rms_norm_17f2b6_layout(rms_norm_17f2b6_args *A) {
   const i64 N = A->N, rows = N;
   A->chunk = maximum_i64(6, maximum_i64((floordiv_i64(rows, 256) - 1 * maximum_i64(floordiv_i64(rows, 256), 64) + 64), 8));
 }
 
-static i64 sum_cast_rsqrt_17f2b6_thread_bytes(const sum_cast_rsqrt_17f2b6_args *A) {
+static i64 rms_norm_17f2b6_thread_bytes(const rms_norm_17f2b6_args *A) {
   i64 bytes = 0;
   bytes += gradc_align(GRADC_BLOCK * (i64)sizeof(u16));
   return bytes;
 }
 
-GRADC_SHARED i64 sum_cast_rsqrt_17f2b6_local_bytes(const i64 *dims) {
-  sum_cast_rsqrt_17f2b6_args args = { .N = dims[0] };
-  sum_cast_rsqrt_17f2b6_layout(&args);
-  return sum_cast_rsqrt_17f2b6_thread_bytes(&args);
+GRADC_SHARED i64 rms_norm_17f2b6_local_bytes(const i64 *dims) {
+  rms_norm_17f2b6_args args = { .N = dims[0] };
+  rms_norm_17f2b6_layout(&args);
+  return rms_norm_17f2b6_thread_bytes(&args);
 }
 
-static void sum_cast_rsqrt_17f2b6_rows(const void *args, i64 task) {
-  const sum_cast_rsqrt_17f2b6_args *const A = args;
+static void rms_norm_17f2b6_rows(const void *args, i64 task) {
+  const rms_norm_17f2b6_args *const A = args;
   const i64 N = A->N;
   const u16 *restrict const x = A->x;
   const u16 *restrict const gamma = A->gamma;
   u16 *restrict const y = A->y;
   const i64 rows = N, cols = 768, chunk = A->chunk;
   i64 since = 0; /* elements, since it was asked whether the call ends */
-  char *memory = A->ctx->local(A->ctx, sum_cast_rsqrt_17f2b6_thread_bytes(A));
+  char *memory = A->ctx->local(A->ctx, rms_norm_17f2b6_thread_bytes(A));
   if (!memory) return;
   u16 *restrict const staged0 = gradc_take(&memory, GRADC_BLOCK * (i64)sizeof(u16));
   const int stream0 = (768 * N) * (i64)sizeof(u16) >= A->ctx->stream_from;
@@ -107,17 +112,17 @@ static void sum_cast_rsqrt_17f2b6_rows(const void *args, i64 task) {
   gradc_stream_fence();
 }
 
-GRADC_SHARED int sum_cast_rsqrt_17f2b6(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *workspace, i64 site) {
-  sum_cast_rsqrt_17f2b6_args args = {
+GRADC_SHARED int rms_norm_17f2b6(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *workspace, i64 site) {
+  rms_norm_17f2b6_args args = {
     .ctx = ctx, .site = site,
     .x = buffers[0],
     .gamma = buffers[1],
     .y = buffers[2],
     .N = dims[0],
   };
-  sum_cast_rsqrt_17f2b6_layout(&args);
-  const sum_cast_rsqrt_17f2b6_args *const A = &args;
+  rms_norm_17f2b6_layout(&args);
+  const rms_norm_17f2b6_args *const A = &args;
   const i64 N = A->N, rows = N, chunk = A->chunk, chunks = gradc_chunks(rows, chunk);
-  ctx->parallel_for(ctx, chunks, sum_cast_rsqrt_17f2b6_rows, A);
+  ctx->parallel_for(ctx, chunks, rms_norm_17f2b6_rows, A);
   return 0;
 }

@@ -1,4 +1,9 @@
 /*
+ * scatter_add_6afce2: test_golden.py:LINE
+ * reads labels i64[N], rows_ f32[N,16]
+ * writes y f32[1000,16]
+ * moves 72*N+64000 bytes, computes 16*N operations
+ *
  * kernel @scatter_add_6afce2 rows(i0: N) cols(i1: 16) order(y) strategy(y: segmented) {
  *   %0 = load labels[i0] : i64
  *   phase

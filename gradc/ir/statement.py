@@ -1,0 +1,158 @@
+"""Statements of kernels, and the affine indices of their accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .dims import Size
+from .scan import format_attributes
+from .types import DType
+
+Axis = tuple[str, Size]
+
+
+@dataclass(frozen=True)
+class Index:
+    """``const + sum(coefficient * variable)``; a variable is an axis (``n``) or an integer value (``%t``)."""
+
+    const: Size = 0
+    terms: tuple[tuple[str, Size], ...] = ()
+
+    @staticmethod
+    def of(variable: str) -> Index:
+        return Index(0, ((variable, 1),))
+
+    def __add__(self, other: Index | Size) -> Index:
+        if not isinstance(other, Index):
+            return Index(self.const + other, self.terms)
+        merged = dict(self.terms)
+        for variable, coefficient in other.terms:
+            merged[variable] = merged.get(variable, 0) + coefficient
+        return Index(self.const + other.const, tuple((v, c) for v, c in merged.items() if c != 0))
+
+    def __mul__(self, factor: Size) -> Index:
+        if factor == 0:
+            return Index()
+        return Index(self.const * factor, tuple((v, c * factor) for v, c in self.terms))
+
+    @property
+    def variable(self) -> str | None:
+        """The variable if the index is just that."""
+        return self.terms[0][0] if self.const == 0 and len(self.terms) == 1 and self.terms[0][1] == 1 else None
+
+    def renamed(self, names: Mapping[str, str]) -> Index:
+        return Index(self.const, tuple((names.get(v, v), c) for v, c in self.terms))
+
+    def __str__(self) -> str:
+        parts = [v if c == 1 else f"{v}*{_factor(c)}" for v, c in self.terms]
+        if self.const != 0 or not parts:
+            parts.append(
+                str(self.const) if isinstance(self.const, int) and self.const >= 0 else f"({self.const})"
+            )  # a bare name is an axis
+        return " + ".join(parts)
+
+
+def _factor(size: Size) -> str:
+    text = str(size)
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+REDUCTIONS = {
+    "sum_cols": "sum",
+    "prod_cols": "prod",
+    "max_cols": "max",
+    "min_cols": "min",
+    "argmax_cols": "argmax",
+    "argmin_cols": "argmin",
+}
+"""Statements that end a pass: their result is a row scalar."""
+EFFECTS = ("store", "accum", "check")
+MASKED = ("load", "accum")
+"""Statements that a ``where`` keeps from touching memory."""
+BARE = ("index", "in_bounds")
+"""Statements that are about an index and no buffer."""
+COMBINES = ("sum", "prod", "max", "min")
+"""How an ``accum`` combines; ``sum`` goes without saying."""
+
+
+def neutral(combine: str, dtype: DType) -> int | float:
+    """What a combine of no elements gives."""
+    if combine in ("sum", "prod"):
+        return int(combine == "prod")
+    lowest, highest = (-float("inf"), float("inf")) if dtype.is_float else dtype.range
+    return lowest if combine == "max" else highest
+
+
+@dataclass(frozen=True)
+class Stmt:
+    """One statement.
+
+    ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``in_bounds`` (lo <= index < hi),
+    ``clamp_index value`` (brought to 0 <= value < size, by clamping or modulo), a pointwise op's name, ``search
+    buffer[0] <- value`` (how many elements of an ascending row are <= value), one of :data:`REDUCTIONS`, ``store``,
+    ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
+
+    :param name: the value, ``%3``; effects have none.
+    """
+
+    name: str
+    op: str
+    args: tuple[str, ...] = ()
+    dtype: DType | None = None
+    buffer: str = ""
+    index: tuple[Index, ...] = ()
+    where: str = ""
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The values it reads, in index, arguments and mask."""
+        values = [v for i in self.index for v, _ in i.terms if v.startswith("%")]
+        return (*values, *self.args, *((self.where,) if self.where else ()))
+
+    def attr(self, name: str) -> Any:
+        return dict(self.attrs)[name]
+
+    @property
+    def combine(self) -> str:
+        """How an ``accum`` combines."""
+        return str(dict(self.attrs).get("combine", "sum"))
+
+    def __str__(self) -> str:
+        index = ", ".join(map(str, self.index))
+        parts = [f"{self.name} =" if self.name else "", self.op]
+        if self.buffer or (self.index and self.op not in BARE):
+            parts.append(f"{self.buffer}[{index}]")
+            parts.append("<-" if self.args else "")
+        elif self.index:
+            parts.append(index)
+        parts.append(", ".join(self.args))
+        parts.append(f"where {self.where}" if self.where else "")
+        parts.append(format_attributes(self.attrs, exact=self.op == "const").lstrip())
+        parts.append(f": {self.dtype}" if self.dtype else "")
+        return " ".join(p for p in parts if p)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A buffer seen through an index: ``a[m, k]``, or ``q[n, k] * s[n, 0]``: each element times another's, rounded.
+
+    :param per: axes that stand in the index divided: ``s[n, k] per (k: 32)`` is ``s[n, k // 32]``; a scale's alone.
+    """
+
+    buffer: str
+    index: tuple[Index, ...]
+    scale: Operand | None = None
+    per: tuple[Axis, ...] = ()
+
+    def __str__(self) -> str:
+        scale = f" * {self.scale}" if self.scale else ""
+        per = f" per ({format_axes(self.per)})" if self.per else ""
+        return f"{self.buffer}[{', '.join(map(str, self.index))}]{per}{scale}"
+
+
+def format_axes(axes: tuple[Axis, ...]) -> str:
+    """``n: N, d: 64``"""
+    return ", ".join(f"{name}: {size}" for name, size in axes)

@@ -1,0 +1,344 @@
+"""The options of :func:`gradc.compile`, one record: their defaults, how each is checked, what it means, and the flags
+of the command that set it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+from .calibration.choose import calibration_text_for
+from .errors import InvalidProblem, Unsupported
+from .interp import sizes_given
+from .ir.graph import Graph
+from .process.forks import held_off
+from .runtime.cuda import gpu
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option as it was given, and what it is given for.
+
+    :param wrt: the inputs whose gradients are wanted.
+    """
+
+    name: str
+    value: Any
+    graph: Graph
+    target: str
+    wrt: Sequence[str]
+
+
+Check = Callable[[Given], Any]
+"""The value that is kept, or an error of :mod:`gradc.errors`."""
+
+
+# -- the checks --------------------------------------------------------------------------------------------------------
+
+
+def unchecked(given: Given) -> Any:
+    """By what reads it, the cost model of a device for instance."""
+    return given.value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these values."""
+
+    known: tuple[Any, ...]
+
+    def __call__(self, given: Given) -> Any:
+        if given.value not in self.known:
+            raise InvalidProblem(f"{given.name}={given.value!r}; there are {', '.join(map(str, self.known))}")
+        return given.value
+
+
+def one_of(*known: Any) -> OneOf:
+    """One of these values."""
+    return OneOf(known)
+
+
+def names_of(name: str, value: Any) -> tuple[str, ...]:
+    """One name, or several.
+
+    :raises InvalidProblem: something else; ``name`` is the argument.
+    """
+    names: list[Any] = (
+        [value]
+        if isinstance(value, str)
+        else list(value)
+        if isinstance(value, Collection) and not isinstance(value, Mapping)
+        else [None]
+    )
+    if not all(isinstance(each, str) for each in names):
+        raise InvalidProblem(f"{name}={value!r}: a name or a list of names")
+    return tuple(names)
+
+
+def expand(graph: Graph, names: Sequence[str]) -> list[str]:
+    """Names of inputs; ``params`` stands for ``params.l1.w``, ``params.l1.b``..."""
+    out: list[str] = []
+    for name in names:
+        below = [n for n in graph.input_names if n.startswith(name + ".")]
+        out += [name] if name in graph.input_names or not below else below
+    return out
+
+
+def names(given: Given) -> tuple[str, ...]:
+    """A name or several, or None."""
+    return names_of(given.name, given.value or ())
+
+
+def tables(given: Given) -> tuple[str, ...]:
+    """Inputs of ``wrt``."""
+    found = tuple(expand(given.graph, names(given)))
+    unknown = [name for name in found if name not in given.wrt]
+    if unknown:
+        raise InvalidProblem(f"sparse names {unknown[0]!r}, which is not in wrt: {', '.join(given.wrt) or 'nothing'}")
+    return found
+
+
+def kept_values(given: Given) -> str | tuple[str, ...]:
+    """A policy, or names of values."""
+    if given.value in ("min-cut", "all", "none"):
+        return cast(str, given.value)
+    if isinstance(given.value, str):
+        raise InvalidProblem(f"save={given.value!r}; there are 'min-cut', 'all', 'none' and a list of names")
+    return names_of("save", given.value)
+
+
+def byte_budget(given: Given) -> int | float | None:
+    """Bytes, or a fraction, or None."""
+    budget = given.value
+    possible = budget >= 0 if type(budget) is int else isinstance(budget, float) and 0 <= budget <= 1
+    if budget is not None and not possible:
+        raise InvalidProblem(
+            f"memory_budget={budget!r}: bytes as an int from 0, or a fraction as a float from 0.0 to 1.0"
+        )
+    return cast("int | float | None", budget)
+
+
+def sizes(given: Given) -> dict[str, int] | None:
+    """Sizes of the graph's symbols, or None."""
+    if given.value is None:
+        return None
+    found = sizes_given(given.value, given.name)
+    unknown = found.keys() - set(given.graph.dims)
+    if unknown:
+        raise InvalidProblem(
+            f"{given.name} names {min(map(str, unknown))!r}; the dims of {given.graph.name} are"
+            f" {', '.join(given.graph.dims) or 'none'}"
+        )
+    return found
+
+
+def strategies(given: Given) -> Mapping[str, str] | None:
+    """Strategies that the target has, by output, or None."""
+    force = given.value
+    if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
+        raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
+    if force:
+        with held_off:
+            from .passes.reductions.strategies import ON_GPU, ON_HOST
+
+        known = ON_GPU if given.target.startswith("cuda") else ON_HOST
+        for name, strategy in force.items():
+            if strategy not in known:
+                raise Unsupported(f"the reduction {strategy!r} for {name!r}: there are {', '.join(known)}")
+    return cast("Mapping[str, str] | None", force)
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
+def option(default: Any, check: Check, meaning: str, flag: str = "", metavar: str = "") -> Any:
+    """A field of :class:`Options`.
+
+    :param meaning: its text in the documentation of :func:`gradc.compile`.
+    :param flag: the help of the command's flag; "" where there is none.
+    :param metavar: what that flag takes, as its help shows it.
+    """
+    metadata = {"check": check, "meaning": meaning, "flag": flag, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a module was compiled with; each field is a keyword of :func:`gradc.compile`, as its checks left it."""
+
+    numerics: Literal["real", "strict"] = option(
+        "real",
+        one_of("real", "strict"),
+        '``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.',
+        flag="real allows rewrites equal over the reals; strict keeps every bit.",
+    )
+    fuse: bool = option(
+        True,
+        one_of(True, False),
+        "False gives each node its own kernel.",
+        flag="Several nodes in a kernel, or one each.",
+    )
+    save: str | tuple[str, ...] = option(
+        "min-cut",
+        kept_values,
+        '``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.',
+        flag="What forward keeps for backward: min-cut, all, none, or names of values.",
+        metavar="HOW",
+    )
+    memory_budget: int | float | None = option(
+        None,
+        byte_budget,
+        "what forward may leave for backward beyond the inputs: an int, in bytes, at the sizes of ``hints`` and"
+        " ``dims``; or a float from 0.0, the fewest bytes possible, to 1.0, what ``save`` keeps.  The rest is computed"
+        " again, reductions included, matrix products and scatters never.",
+        flag="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5.",
+        metavar="BYTES",
+    )
+    hints: Mapping[str, int] | None = option(
+        None,
+        sizes,
+        "sizes of symbols at which what to save is weighed; they bind nothing, and 1024 stands for those without.",
+    )
+    unused: Literal["error", "zeros"] = option(
+        "error",
+        one_of("error", "zeros"),
+        '``"zeros"`` gives a zero gradient where no path leads.',
+    )
+    reductions: Mapping[str, str] | None = option(
+        None,
+        strategies,
+        '``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice; CUDA has ``"atomic"`` and'
+        ' ``"atomic_fixed"`` too.',
+    )
+    dims: Mapping[str, int] | None = option(None, sizes, "values of symbols that no argument binds.")
+    donate: tuple[str, ...] = option((), names, "inputs whose memory outputs may take.")
+    sparse: tuple[str, ...] = option((), tables, "tables whose gradients come as :class:`gradc.SparseRows`.")
+    arch: str | None = option(
+        None,
+        unchecked,
+        'what the target cuda compiles for; if unsaid the current device\'s, ``"sm_90"`` where there is none.',
+        flag="What --target cuda compiles for.",
+        metavar="sm_90",
+    )
+    determinism: Literal["run", "none"] = option(
+        "run",
+        one_of("run", "none"),
+        '``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.',
+    )
+    errors: Literal["sync", "async"] | None = option(
+        None,
+        one_of(None, "sync", "async"),
+        'of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in'
+        " each call.",
+    )
+    device: str | None = option(
+        None,
+        unchecked,
+        'whose constants choose reductions, by the cost model\'s name (``"H200"``); if unsaid the current device, or'
+        " the first of ``arch``.",
+    )
+    calibration: str | None = option(
+        None,
+        unchecked,
+        'a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads ``GRADC_CALIBRATION`` or'
+        " the user's own, if any.  A module keeps its text.",
+    )
+
+    def given(self) -> dict[str, Any]:
+        """The options by name, as :func:`gradc.compile` takes them."""
+        return dict(vars(self))
+
+    def as_json(self) -> dict[str, Any]:
+        """The options by name, as JSON has words for them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+
+FIELDS = fields(Options)
+"""In their metadata: ``check``, ``meaning``, ``flag`` and ``metavar``, as :func:`option` takes them."""
+NAMES = tuple(each.name for each in FIELDS)
+TEXTS = tuple(f.name for f in FIELDS if re.fullmatch(r"(str|Literal\[.*\])( \| None)?", str(f.type)))
+"""Options that are a text, or None."""
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """InvalidProblem where there is no such option."""
+    unknown = given.keys() - set(NAMES)
+    if unknown:
+        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*NAMES, 'layout'))}")
+
+
+def checked(given: Mapping[str, Any], graph: Graph, target: str, wrt: Sequence[str]) -> Options:
+    """The options that were given, checked, and the defaults of the others.
+
+    :raises InvalidProblem, Unsupported: what is wrong with one.
+    """
+    values = {each.name: given.get(each.name, each.default) for each in FIELDS}
+    return Options(
+        **{
+            each.name: each.metadata["check"](Given(each.name, values[each.name], graph, target, wrt))
+            for each in FIELDS
+        }
+    )
+
+
+def for_target(options: Options, target: str) -> Options:
+    """With what a target, and a GPU that is here, decide: architecture, device, calibration, when errors are raised.
+
+    :raises InvalidProblem: an option of a GPU is given for another target.
+    """
+    if options.arch is not None and target != "cuda":
+        raise InvalidProblem(f"arch={options.arch!r} is for the target 'cuda', not {target!r}")
+    if options.errors == "async" and target != "cuda":
+        raise InvalidProblem(
+            f"errors='async' is for the target 'cuda': {target!r} has raised its errors when a call returns"
+        )
+    options = replace(options, errors=options.errors or ("async" if target == "cuda" else "sync"))
+    if not target.startswith("cuda"):
+        for name in ("device", "calibration"):
+            if getattr(options, name) is not None:
+                raise InvalidProblem(f"{name}={getattr(options, name)!r} is for a GPU, not for the target {target!r}")
+        return options
+    with held_off:
+        from .passes.reductions.devices import gpu_of, listed_device
+
+    if target == "cuda":
+        here = gpu.current_device() if gpu.usable() else None
+        arch, device = options.arch or (here.arch if here is not None else "sm_90"), options.device
+        if not device and here is not None and here.arch == arch:
+            device = listed_device(here.name, arch).name
+        options = replace(options, arch=arch, device=device)
+    text = calibration_text_for(
+        gpu_of(options.device or options.arch), options.calibration, own=target == "cuda"
+    )  # a module keeps what it was chosen by, not where that lay
+    return replace(options, calibration=text)
+
+
+# -- what is read off the record ---------------------------------------------------------------------------------------
+
+
+def documented(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that takes the options as keywords, with their names, defaults and meaning in its signature and
+    docstring, before its ``:raises``.
+    """
+    own = inspect.signature(function)
+    named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keywords = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type) for f in FIELDS
+    ]
+    function.__signature__ = own.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
+    before, raises, after = (function.__doc__ or "").partition("    :raises")
+    function.__doc__ = f"{before}{documentation()}\n{raises}{after}"
+    return function
+
+
+def documentation(indent: str = "    ") -> str:
+    """A ``:param NAME:`` for each option."""
+    wrap = textwrap.TextWrapper(120, initial_indent=indent, subsequent_indent=indent * 2, break_on_hyphens=False)
+    return "\n".join(wrap.fill(f":param {f.name}: {f.metadata['meaning']}") for f in FIELDS)

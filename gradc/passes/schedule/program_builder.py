@@ -1,0 +1,205 @@
+"""From groups to a Program: buffers, names, order, checks of indices."""
+
+from __future__ import annotations
+
+from ...ir.graph import Graph
+from ...ir.kernel import Buffer, Call, Kernel, Program, Step
+from ...ir.node import Node, Note, topological
+from ...ir.op import Alias, Checked, Expr, Movement
+from ...ir.scan import is_long, suffixed
+from ...ir.statement import Operand
+from ...ir.types import Type
+from .groups import Group, StridedView, lowering
+from .lower import IterationSpace, KernelBuilder
+from .scheduler import Scheduler
+
+
+class ProgramBuilder:
+    """From groups to a Program: buffers, names, order."""
+
+    def __init__(self, scheduler: Scheduler):
+        self.s = scheduler
+        self.graph = scheduler.graph
+        self.names: dict[Node, str] = {n: self.graph.input_name(n) for n in self.graph.inputs}
+        self.buffers: list[Buffer] = [Buffer(self.graph.input_name(n), n.type, "input") for n in self.graph.inputs]
+        self.used = scheduler.names
+        self.outputs: list[tuple[str, str]] = []
+        self.copies: list[tuple[int, Step]] = []
+
+    def unique(self, name_hint: str) -> str:
+        name, k = name_hint, 1
+        while name in self.used:
+            k += 1
+            name = suffixed(name_hint, f".{k}")
+        self.used.add(name)
+        return name
+
+    def program(self) -> Program:
+        needed = set().union(*self.s.loads.values()) if self.s.loads else set()
+        needed |= {n for _, n in self.graph.outputs}
+        owners: dict[Node, str] = {}
+        for (
+            name,
+            node,
+        ) in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
+            base = node
+            while isinstance(lowering(base), Alias) and base in self.s.in_memory:
+                (base,) = base.operands
+            if base.op.name != "input" and base not in owners and base in self.s.group_of:
+                owners[base] = name
+        used: set[Node] = set()
+        for node in needed:
+            while isinstance(lowering(node), Alias) and node not in self.s.group_of and node.op.name != "input":
+                used.add(node)
+                (node,) = node.operands
+            used.add(node)
+        for node in self.graph.nodes:
+            if node in self.names or node not in used:
+                continue
+            hint = owners.get(node) or next((n for n, o in self.graph.outputs if o is node), "") or self.name_hint(node)
+            if isinstance(lowering(node), Alias) and node not in self.s.group_of:
+                source = self.names[node.operands[0]]
+                if isinstance(lowering(node), Checked):
+                    self.names[node] = source
+                    continue
+                kind = next(b.kind for b in self.buffers if b.name == source)
+                self.names[node] = self.unique(hint if hint not in self.used else suffixed(source, ".view"))
+                self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
+            else:
+                through_alias = node in owners and not any(o is node for _, o in self.graph.outputs)
+                self.names[node] = self.unique(f"{hint}.base" if through_alias else hint)
+                self.buffers.append(Buffer(self.names[node], node.type, "output" if node in owners else "temp"))
+        steps = self.steps(used)
+        taken: set[str] = set()
+        for name, node in self.graph.outputs:
+            base = node
+            while isinstance(lowering(base), Alias) and base in self.s.in_memory and base not in self.s.group_of:
+                (base,) = base.operands
+            root = self.names[base]
+            if base.op.name == "input" or root in taken:
+                self.outputs.append((name, self.copy(name, node, steps)))
+            else:
+                taken.add(root)
+                self.outputs.append((name, self.names[node]))
+        self.buffers += [Buffer(name, n.type, "const", value=n.attrs["value"]) for n, name in self.s.constants.items()]
+        notes = {self.names[n]: note for n, note in self.graph.notes.items() if n in self.names}
+        return Program(
+            self.graph.name, tuple(self.buffers), tuple(steps), self.graph.assumptions, tuple(self.outputs), notes
+        )
+
+    def name_hint(self, node: Node) -> str:
+        note = self.graph.notes.get(node)
+        return (
+            f"{note.name}"
+            if note and note.name and note.name.isascii() and note.name.isidentifier() and not is_long(note.name)
+            else f"t{len(self.buffers)}"
+        )
+
+    def copy(self, name: str, node: Node, steps: list[Step]) -> str:
+        """An output whose bytes belong to an input or to another output is copied."""
+        source = self.names[node]
+        target = self.unique(name)
+        self.buffers.append(Buffer(target, node.type, "output"))
+        group = Group(-1, node.shape, None)
+        builder = KernelBuilder(group.domain, lambda n: source if n is node else None)
+        builder.store(target, node, group.place(node.shape, "element"))
+        steps.append(builder.kernel("copy").named_by_structure("copy", self.types))
+        return target
+
+    @property
+    def types(self) -> dict[str, Type]:
+        return {b.name: b.type for b in self.buffers} | {name: n.type for n, name in self.s.constants.items()}
+
+    def steps(self, used: set[Node]) -> list[Step]:
+        import networkx as nx
+
+        steps: list[Step] = []
+        groups = self.s.groups
+        # checks as early as they can be: of a call with a bad index as little as possible has run
+        order = nx.lexicographical_topological_sort(
+            self.s.order, key=lambda key: ("check" not in groups[key].placed.values(), key)
+        )
+        for key in order:
+            group = groups[key]
+            first, *_ = group.placed
+            if group.placed[first] == "library":
+                steps.append(self.call(first))
+            elif group.placed[first] == "check":
+                steps.append(self.check(first))
+            else:
+                kernel = self.kernel(group, used)
+                if kernel.writes:
+                    steps.append(kernel.named_by_structure(meaning(group, self.graph), self.types))
+                    self.s.kernel_names[key] = steps[-1].name
+        return steps
+
+    def kernel(self, group: Group, used: set[Node]) -> Kernel:
+        builder = KernelBuilder(
+            group.domain,
+            lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None,
+            self.s.constant_buffer,
+        )
+        for node, level in group.placed.items():
+            if level != "accum":
+                builder.homes[node] = group.place(node.shape, level)
+        for node, level in group.placed.items():
+            if node in used:
+                self.s.write(node, group, builder, level, self.names[node])
+        notes = (self.graph.notes[n] for n in reversed(group.placed) if n in self.graph.notes)
+        note = next((note for note in notes if str(note)), Note())
+        kernel = builder.kernel("kernel")
+        return Kernel(kernel.name, kernel.rows, kernel.cols, kernel.body, note=note)
+
+    def call(self, node: Node) -> Call:
+        axes, operands, out = node.op.axes(node)
+        args = [
+            StridedView(self.s).operand(operand, index).operand(self.names)
+            for operand, index in zip(node.operands, operands, strict=True)
+        ]
+        name = (
+            f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}"
+            if all(isinstance(s, int) for s in node.shape)
+            else node.op.name
+        )
+        return Call(
+            name,
+            node.op.name,
+            tuple(axes),
+            Operand(self.names[node], tuple(out)),
+            tuple(args),
+            self.graph.notes.get(node, Note()),
+        )
+
+    def check(self, node: Node) -> Kernel:
+        """The step that looks at every element of a buffer of positions."""
+        (index,) = node.operands
+        builder = KernelBuilder(
+            IterationSpace(index.shape, None),
+            lambda n: self.names.get(n) if n in self.s.in_memory else None,
+            self.s.constant_buffer,
+        )
+        builder.check(index, node.attrs["bound"], node.attrs["op"], self.source(index), node.attrs["ascending"])
+        return builder.kernel("check").named_by_structure("check", self.types)
+
+    def source(self, index: Node) -> str:
+        """What the user calls positions: the value's own name, else the input that they are computed from."""
+        note = self.graph.notes.get(index)
+        if index.op.name == "input" or (note and note.name):
+            return self.names[index]
+        inputs = [n for n in topological([index]) if n.op.name == "input"]
+        whole = [n for n in inputs if n.dtype.is_integer] or inputs
+        return self.names[whole[-1]] if whole else self.names[index]
+
+
+def meaning(group: Group, graph: Graph) -> str:
+    """A kernel's name: the user's composites that it holds parts of, ``gelu_layer_norm_grad`` where it is gradients of
+    theirs; and what it combines or computes beside them.
+    """
+    composites = {n: graph.composite(n) for n in group.placed}
+    parts = [name.removesuffix("_grad") for name in composites.values() if name]
+    single = [n for n in group.placed if not composites[n]]
+    combined = [n.op.name for n in single if not isinstance(lowering(n), Expr | Movement | Alias)]
+    computed = [n.op.name for n in reversed(single) if isinstance(lowering(n), Expr | Movement)]
+    names = list(dict.fromkeys([*parts, *combined] if parts else [*combined, *computed]))[:3]
+    gradient = ["grad"] if any(name.endswith("_grad") for name in composites.values()) else []
+    return "_".join([*names, *gradient]) or "copy"

@@ -1,0 +1,212 @@
+"""What an Executable runs on, behind one interface: where the arrays of a call lie, the loaded code, and a call of it.
+
+:mod:`.host.backend` has the backends of the targets ``cpu`` and ``numpy``, :mod:`.cuda.backend` those of ``cuda`` and
+``cuda-sim``.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..errors import Unsupported
+from ..ir.kernel import Kernel, Program
+from ..ir.types import Type
+from ..process.forks import lock
+from ..process.limits import Limit
+from .cuda.pending import DeferredCheck
+from .host.arrays import Arguments, Kind
+
+if TYPE_CHECKING:
+    from .cuda.nvrtc import CudaBinary
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class BoundCall:
+    """A call whose arguments have been checked.
+
+    :param arrays: its inputs by name, in row-major order.
+    :param outputs: the arrays that results are written into, by output.
+    :param dims: a size for every symbol.
+    :param kind: the library whose arrays the results are.
+    :param given: the inputs as the caller gave them.
+    :param add_to: the arrays of ``accumulate=``, which results are added to.
+    :param stream: the device's; 0 on the host.
+    :param noncontiguous: inputs that were copied into row-major order.
+    :param plan: what :meth:`Backend.plan` says of ``dims``.
+    """
+
+    arrays: dict[str, Array]
+    outputs: dict[str, Array]
+    dims: dict[str, int]
+    kind: Kind
+    given: Arguments
+    add_to: dict[str, Array]
+    stream: int = 0
+    noncontiguous: tuple[str, ...] = ()
+    plan: Any = None
+
+
+Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]
+"""The same call of other arrays, checked: inputs by name, sizes by symbol, a stream."""
+
+
+class Backend(ABC):
+    """A program on one target.
+
+    :param program: scheduled, with strategies and slots.
+    :param payload: the machine code of an earlier compilation; None compiles at the first use.
+    :cvar align: where the memory of ``workspace=`` begins: at a multiple of so many bytes.
+    :cvar on_host: whether the elements of arrays can be read by the host.
+    """
+
+    align: ClassVar[int]
+    on_host: ClassVar[bool]
+
+    def __init__(self, program: Program, target: str, payload: bytes | None = None):
+        self.program, self.target = program, target
+        self._payload = payload
+        self._native: Any = None
+        self._native_lock = lock(reentrant=True)
+        self._roots = {key: program.root(buffer) for key, buffer in program.outputs}
+
+    # -- the code ------------------------------------------------------------------------------------------------------
+
+    @property
+    def native(self) -> Any:
+        """The loaded code, compiled at its first use."""
+        if self._native is None:
+            with self._native_lock:
+                if self._native is None:
+                    self._native = self._load()
+        return self._native
+
+    @native.setter
+    def native(self, loaded: Any) -> None:
+        self._native = loaded
+
+    @abstractmethod
+    def _load(self) -> Any:
+        """The loaded code, out of the payload or compiled now."""
+
+    def load(self, source: Any, payload: bytes | None) -> None:
+        """Take what the compiler made of the program already, so that the first use has nothing to do.
+
+        :param source: what was rendered: a :class:`gradc.codegen.cpu.program.Source` or a
+            :class:`.cuda.programs.CudaSource`.
+        :param payload: its machine code; None where a device compiles it at its first launch.
+        """
+        raise Unsupported(f"machine code for the target {self.target!r}")
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """The C or CUDA text."""
+
+    @abstractmethod
+    def kernel_source(self, kernel: Kernel, types: Mapping[str, Type]) -> str:
+        """The C or CUDA text of one kernel."""
+
+    @property
+    def binary(self) -> CudaBinary:
+        """See :attr:`gradc.Executable.binary`."""
+        raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
+
+    def portable(self, dims: Mapping[str, int]) -> bytes:
+        """The machine code, as another machine may run it.
+
+        :param dims: sizes that are known beforehand.
+        """
+        return bytes(self.native.payload)
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def stream(self, given: Any, values: Iterable[Any]) -> int:
+        """The stream of a call: the caller's, else the current one of the library whose arrays ``values`` are."""
+
+    @abstractmethod
+    def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
+        """An argument as an array, and what it was.
+
+        :param name: its name in errors.
+        :param constants: ids of arrays of the host that a device takes, too.
+        :raises DeviceError, InvalidProblem: it lies elsewhere, or is no array.
+        """
+
+    @abstractmethod
+    def kind(self, kinds: Sequence[Kind]) -> Kind:
+        """What the results of a call are, by what its arguments were."""
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> Array:
+        """A new array for a result of a kind."""
+
+    @abstractmethod
+    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
+        """A new array that no caller sees."""
+
+    @abstractmethod
+    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
+        """A new array of zeros that no caller sees."""
+
+    @abstractmethod
+    def to_device(self, array: Array, stream: int) -> Array:
+        """An array of the host (a number, a default) where this backend's arrays lie."""
+
+    @abstractmethod
+    def contiguous(self, array: Array, stream: int) -> Array:
+        """A copy in row-major order, aligned."""
+
+    @abstractmethod
+    def result(self, array: Array, kind: Kind) -> Any:
+        """The caller's object for a result."""
+
+    @abstractmethod
+    def donates(self, array: Array, kind: Kind) -> bool:
+        """Whether an input's memory may be returned as a result of a kind."""
+
+    @abstractmethod
+    def left(self) -> Limit:
+        """Bytes that can still be had."""
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def plan(self, dims: Mapping[str, int]) -> Any:
+        """What these sizes decide of a call, kept for the next: offsets, and ``workspace`` in bytes."""
+
+    def thread_bytes(self, plan: Any) -> int:
+        """Bytes that the threads of the CPU keep for such calls, all together."""
+        return 0
+
+    def buffers(self, call: BoundCall) -> dict[str, Array]:
+        """Inputs and outputs of a call, by buffer."""
+        return call.arrays | {self._roots[key]: array for key, array in call.outputs.items()}
+
+    @abstractmethod
+    def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
+        """Run a call: its outputs are filled, and added to where that was asked for.
+
+        :param rebind: checks the call's arguments again, for an error that is raised later.
+        :param only: one step alone, on the CPU.
+        :return: a check that is still to be looked at, or None.
+        :raises IndexOutOfRange: a data-dependent index.
+        """
+
+    def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
+        """Seconds of a call, or of one step of it."""
+        began = time.perf_counter()
+        self.launch(call, None, rebind, only)
+        return time.perf_counter() - began
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for everything that was asked of a device."""

@@ -1,0 +1,223 @@
+"""The targets of CUDA text: ``cuda``, a GPU, and ``cuda-sim``, the simulator on the host.
+
+A call is asked for along a stream; its bad indices are raised now or later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import knobs
+from ...codegen.cuda.launch import LaunchPlan
+from ...codegen.cuda.render import cuda_kernel
+from ...errors import CaptureError, CompilerMissing, DeviceError, GradcError
+from ...ir.kernel import Kernel, Program
+from ...ir.types import Type
+from ...process.forks import cached_property, held_off
+from ...process.ieee import plain
+from ..backend import Array, Backend, BoundCall, Rebind
+from ..host.backend import HostBackend
+from ..simulator.device import Simulator
+from . import gpu
+from .cublas import workspace_bytes
+from .device import Device
+from .on_device import DeviceArray, DeviceArrays, check_addable
+from .pending import DeferredCheck
+from .programs import Arrays, CudaProgram, CudaSource, Submission
+
+if TYPE_CHECKING:
+    from .nvrtc import CudaBinary
+
+
+class CudaBackend(Backend):
+    """A program's CUDA text on a device."""
+
+    @abstractmethod
+    def _load(self) -> CudaProgram:
+        """The program for its device, of which nothing is asked yet."""
+
+    @property
+    @plain()
+    def source(self) -> str:
+        return str(self.native.text)
+
+    def kernel_source(self, kernel: Kernel, types: Mapping[str, Type]) -> str:
+        return cuda_kernel(kernel, types).text
+
+    def plan(self, dims: Mapping[str, int]) -> LaunchPlan:
+        return self.native.bind(dims)
+
+    def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
+        """See :meth:`.Backend.launch`; every step runs, whatever ``only`` is.
+
+        :raises CaptureError: the stream is being captured, and no workspace was given.
+        :raises IndexOutOfRange: with ``errors="sync"``; else the check that is returned has it.
+        """
+        plan = self.native.bind(call.dims)
+        captured = self.native.device.capturing(call.stream)
+        if captured and workspace is None and plan.workspace:
+            raise CaptureError(
+                f"{self.program.name} is called on a stream that is being captured, where nothing can be allocated:"
+                f" workspace= of {plan.workspace} bytes is needed"
+            )
+        started = self.start(call, workspace)
+        if captured:
+            return None  # the flag stays in the workspace
+        if self.waits:
+            self.finish(started)
+            return None
+        return self.native.watch(started, self._recall(call, rebind))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call waits for its own errors."""
+        return True
+
+    def start(self, call: BoundCall, workspace: Array | None, only: int = -1) -> Submission:
+        """The launches of a call alone, or those of one step."""
+        adds = {self._roots[key]: target for key, target in call.add_to.items()}
+        for key, target in call.add_to.items():
+            check_addable(target, key)
+        native, plan, arrays = self.native, self.native.bind(call.dims), self.buffers(call)
+        return self._with_program(lambda: native.start(arrays, plan, workspace, call.stream, only=only, adds=adds))  # type: ignore[no-any-return]
+
+    def finish(self, started: Submission) -> None:
+        """Wait for a call, and raise its error."""
+        self._with_program(lambda: self.native.finish(started))
+
+    def _with_program(self, work: Callable[[], Any]) -> Any:
+        """An error of the device says whose call it was."""
+        try:
+            return work()
+        except DeviceError as error:
+            error.add_note(f"in {self.program.name}")
+            raise
+
+    def _recall(self, call: BoundCall, rebind: Rebind) -> Callable[[], Arrays | None]:
+        """The call's arrays, with results of their own, for as long as the caller keeps what he gave; they are not kept
+        alive for it.
+        """
+        given = {name: _weak(value) for name, value in call.given.items()}
+        outputs = {a.ctypes.data for a in call.outputs.values()}
+        donated = any(a.ctypes.data in outputs for a in call.arrays.values() if a.nbytes)
+        dims = {d: call.dims[d] for d in self.program.dims}
+        stream = call.stream
+
+        def arrays() -> Mapping[str, Array] | None:
+            values = {name: recall() for name, recall in given.items()}
+            if donated or any(value is None for value in values.values()):
+                return None
+            try:
+                return self.buffers(rebind(values, dims, stream))
+            except GradcError:
+                return None
+
+        return arrays
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    """What gives a value as long as somebody else has it; a number, always."""
+    if isinstance(value, bool | int | float | np.generic) or (
+        isinstance(value, np.ndarray) and not isinstance(value, DeviceArray)
+    ):
+        return lambda: value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
+
+
+class SimulatorBackend(CudaBackend, HostBackend):
+    """The simulator, on arrays of the host."""
+
+    def __init__(self, program: Program, payload: bytes | None = None):
+        super().__init__(program, "cuda-sim", payload)
+
+    @plain()
+    def _load(self) -> CudaProgram:
+        check = knobs.SIM_CHECK.get()
+        return CudaProgram(self.program, lambda text, *_: Simulator(text, check))
+
+    @plain()
+    def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
+        return super().launch(call, workspace, rebind, only)  # a GPU has a floating-point environment of its own
+
+
+class GpuBackend(DeviceArrays, CudaBackend):
+    """A GPU.
+
+    :param arch: what the text is compiled for, ``sm_90``.
+    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a check.
+    """
+
+    on_host = False
+
+    def __init__(self, program: Program, payload: bytes | None = None, *, arch: str, errors: str):
+        DeviceArrays.__init__(self)
+        CudaBackend.__init__(self, program, "cuda", payload)
+        self.arch, self.errors = arch, errors
+
+    def _load(self) -> CudaProgram:
+        return self._new_program(self._payload)
+
+    def load(self, source: CudaSource, payload: bytes | None) -> None:
+        self.native = self._new_program(payload, source)
+
+    @plain()
+    def _new_program(self, payload: bytes | None, source: CudaSource | None = None) -> CudaProgram:
+        arch, sync = self.arch, self.waits
+        return CudaProgram(
+            self.program,
+            lambda text, cubin, wide: gpu.Gpu(text, cubin=cubin, wide=wide, arch=arch, sync=sync),
+            workspace_bytes(arch),
+            payload,
+            source,
+        )
+
+    @property
+    def device(self) -> Device:
+        return self.native.device
+
+    @property
+    def support(self) -> Device:
+        return self.native.support
+
+    @property
+    def waits(self) -> bool:
+        return self.errors == "sync"
+
+    @cached_property
+    def binary(self) -> CudaBinary:
+        with held_off:
+            from .nvrtc import compile_cuda
+
+        return compile_cuda(self.source, arch=self.arch)
+
+    def portable(self, dims: Mapping[str, int]) -> bytes:
+        """The machine code; the text alone where there is no NVRTC."""
+        try:
+            return self.native.portable(self.binary.cubin, self.native.wide_cubin(dims, self.arch))
+        except CompilerMissing:
+            return self.native.payload
+
+    def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
+        """The device's own time, between two events."""
+        plan, device = self.native.bind(call.dims), self.device
+        space = self.scratch((max(plan.workspace, 1),), np.uint8, call.stream)
+        device.load()
+        begin, end = device.event(), device.event()
+        begin.record(call.stream)
+        started = self.start(call, space, only)
+        end.record(call.stream)
+        end.wait()
+        self.finish(started)
+        return float(end.since(begin))
+
+    def synchronize(self) -> None:
+        if self._native is not None and self._native.started:
+            self._native.device.synchronize()

@@ -1,0 +1,151 @@
+"""An op's samples, compiled, held against the interpreter.
+
+All samples of an op are merged into one graph, so that one compilation serves them; the gradients are asked for with
+random upstream values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from registry import Case, cases, tested_ops
+
+import gradc
+from gradc import interp
+from gradc.autodiff import differentiate
+from gradc.ir.graph import Graph, again, input_node
+from gradc.ir.node import Node
+
+NAMES = [op.name for op in tested_ops()]
+UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+"""Half the distance from 1 to the next number."""
+
+OTHERS = ("f64", "bf16", "f16")
+"""In which ops take turns: every one of each would be a third of the suite's time."""
+
+
+def groups(name: str, dtypes: Iterable[str]) -> dict[tuple[tuple[str, int], ...], list[Case]]:
+    """The cases of an op that can share their dims."""
+    found: dict[tuple[tuple[str, int], ...], list[Case]] = {}
+    for case in cases(dtypes, names=[name]):
+        found.setdefault(tuple(sorted(case.sample.dims.items())), []).append(case)
+    return found
+
+
+def joint(case: Case) -> Graph:
+    """The case's graph, with gradients where it has any."""
+    if not case.differentiable or (case.op.vjp is None and not hasattr(case.op, "decompose")):
+        return case.graph
+    return differentiate(case.smooth, case.floats, unused="zeros")
+
+
+def merged(name: str, parts: Iterable[tuple[str, Graph]]) -> Graph:
+    """Several graphs as one; the names of each get its prefix."""
+    inputs: list[Node] = []
+    outputs: list[tuple[str, Node]] = []
+    for prefix, graph in parts:
+        new: dict[Node, Node] = {}
+        for node in graph.nodes:
+            if node.op.name == "input":
+                new[node] = input_node(f"{prefix}.{graph.input_name(node)}", node.type)
+                inputs.append(new[node])
+            else:
+                operands = tuple(new[o] for o in node.operands)
+                new[node] = node if operands == node.operands else again(node, operands)
+        outputs += [(f"{prefix}.{key}", new[node]) for key, node in graph.outputs]
+    return Graph(name, tuple(inputs), tuple(outputs))
+
+
+def upstream(graph: Graph, arrays: dict[str, np.ndarray], bound: dict[str, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    cotangents = {}
+    for node in graph.inputs:
+        key = graph.input_name(node)
+        if key.startswith("d."):
+            cotangents[key] = rng.standard_normal(node.type.concrete(bound)).astype(node.dtype.np)
+    return {**arrays, **cotangents}
+
+
+def error(value: np.ndarray, exact: np.ndarray, least: float) -> float:
+    """The largest difference, relative to the largest exact element (or ``least``, the size of what was summed)."""
+    finite = np.isfinite(exact)
+    scale = max(np.abs(exact[finite]).max(initial=0.0), least) or 1.0
+    return float(np.abs(value[finite] - exact[finite]).max(initial=0.0) / scale)
+
+
+def close(got: np.ndarray, want: np.ndarray, exact: np.ndarray, coarsest: str, least: float, what: str) -> None:
+    """Integers are equal; floats are as near to the f64 meaning as the interpreter is, up to the rounding of the
+    coarsest type that takes part.
+    """
+    assert got.shape == want.shape and got.dtype == want.dtype, (
+        f"{what}: {got.dtype}{got.shape}, not {want.dtype}{want.shape}"
+    )
+    own = gradc.typeof(want).dtype
+    if not own.is_float:
+        np.testing.assert_array_equal(got.astype(np.int64), want.astype(np.int64), err_msg=what)
+        return
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(a), np.isnan(b), err_msg=what)
+    np.testing.assert_array_equal(np.where(np.isinf(b), a, 0), np.where(np.isinf(b), b, 0), err_msg=what)
+    unit = max(UNIT.get(coarsest, 0.0), UNIT.get(own.name, 0.0)) or UNIT["f32"]
+    apart = error(a, np.where(np.isfinite(b), b, np.nan), least)
+    ours, theirs = (error(x, np.where(np.isfinite(b), exact.astype(np.float64), np.nan), least) for x in (a, b))
+    assert apart <= 8 * unit or ours <= max(4 * unit, 2 * theirs), (
+        f"{what}: {apart:.3g} from the interpreter; error {ours:.3g}, its {theirs:.3g}"
+    )
+
+
+def agrees_with_numpy(
+    name: str, dtypes: Iterable[str], sizes: Iterable[int], place: Any = None, **options: Any
+) -> None:
+    """An op's samples and their gradients, compiled, are what the interpreter says.
+
+    :param place: puts arrays where the target runs (``put``, ``get``, ``takes``); None: they stay NumPy's.
+    """
+    agree_with_numpy(name, groups(name, dtypes), sizes, place, **options)
+
+
+def agree_with_numpy(
+    name: str,
+    cases: Mapping[tuple[tuple[str, int], ...], list[Case]],
+    sizes: Iterable[int],
+    place: Any = None,
+    **options: Any,
+) -> None:
+    """:func:`agrees_with_numpy` of cases, by the dims that they share."""
+    for dims, together in cases.items():
+        together = [case for case in together if place is None or all(place.takes(t.dtype.name) for t in case.types)]
+        if not together:
+            continue
+        graphs = [joint(case) for case in together]
+        whole = merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)])
+        module = gradc.compile(whole, **options)
+        for size in [0] if not whole.dims or dims else sizes:
+            bound = {d: dict(dims).get(d, size) for d in whole.dims}
+            given, wanted = {}, {}
+            for k, (case, graph) in enumerate(zip(together, graphs, strict=True)):
+                own = {d: v for d, v in bound.items() if d in graph.dims}
+                arrays = upstream(graph, case.arrays(own), own)
+                given |= {f"s{k}.{key}": a for key, a in arrays.items()}
+                exact = interp.run(graph, arrays, dims=own, precision="f64")
+                least = max(
+                    (
+                        float(np.nanmax(np.abs(a.astype(np.float64)), initial=0.0))
+                        for a in arrays.values()
+                        if a.dtype != bool
+                    ),
+                    default=0.0,
+                )
+                wanted |= {
+                    f"s{k}.{key}": (a, exact[key], case, least)
+                    for key, a in interp.run(graph, arrays, dims=own).items()
+                }
+            got = module.forward.run({n: a if place is None else place.put(a) for n, a in given.items()}, dims=bound)
+            if place is not None:
+                got = {key: place.get(got[key], want.dtype) for key, (want, _, _, _) in wanted.items()}
+            for key, (want, exact, case, least) in wanted.items():
+                close(
+                    got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}"
+                )

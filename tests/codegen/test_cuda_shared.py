@@ -1,0 +1,111 @@
+"""Partial results in shared memory: few rows of a result, each sum with one owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, knobs, ops
+from gradc.autodiff import differentiate
+from gradc.codegen.cuda.launch import Launch
+from gradc.passes.reductions.combine import OWN_BYTES
+
+UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
+
+
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    with knobs.SIM_CHECK.set(True):
+        yield
+
+
+def table_gradient(dtype: str, keys: Any, columns: Any, **options: Any) -> gradc.Graph:
+    graph = gradc.trace(lambda t, w: ops.embedding(t, w, **options), t="i64[N]", w=f"{dtype}[{keys},{columns}]")
+    return differentiate(graph, ["w"])
+
+
+def rows_launch(module: gradc.Module, dims: dict[str, int]) -> Launch:
+    return next(
+        a
+        for actions in module.forward.native.bind(dims).actions
+        for a in actions
+        if isinstance(a, Launch) and "embedding_grad" in a.function and a.function.endswith("_rows")
+    )
+
+
+@pytest.mark.parametrize("dtype", UNIT)
+@pytest.mark.parametrize("columns", ["D", 40])
+def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: Any) -> None:
+    """Uniform rows, a hot one, a padding row, rows that nobody hits, none at all; chunks that end within a batch.
+
+    Sums of f64 are plain additions of up to 300 numbers; those of the others keep what each rounds off."""
+    graph = table_gradient(dtype, 5, columns, padding_idx=3)
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
+    assert "extern __shared__" in module.forward.source
+    rng = np.random.default_rng(0)
+    for n, d, hot in ((0, 40, 0), (1, 1, 0), (64, 33, 0), (65, 40, 1), (300, 7, 1)):
+        d = 40 if columns == 40 else d
+        t = np.where(rng.random(n) < 0.5, 4, rng.integers(0, 5, n)) if hot else rng.integers(0, 4, n)
+        given = {"t": t, "w": np.zeros((5, d)), "d.y": rng.standard_normal((n, d))}
+        given = {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}
+        wanted = np.asarray(interp.run(graph, given, precision="f64")["d.w"], np.float64)
+        first = np.asarray(module.forward.run(**given)["d.w"])
+        assert np.abs(first.astype(np.float64) - wanted).max(initial=0) <= (16 if dtype == "f64" else 2) * UNIT[
+            dtype
+        ] * np.abs(wanted).max(initial=0)
+        for seed in (1, 2):
+            module.forward.native.device.seed = seed
+            assert np.asarray(module.forward.run(**given)["d.w"]).tobytes() == first.tobytes()
+        module.forward.native.device.seed = None
+
+
+def test_a_computed_row_and_a_maximum() -> None:
+    """What a row brings is any expression; extremes have owners, too."""
+    graph = differentiate(
+        gradc.trace(lambda t, w, s: ops.embedding(t, w) * s[:, None], t="i64[N]", w="f32[7,C]", s="f32[N]"), ["w"]
+    )
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
+    rng = np.random.default_rng(1)
+    given = {
+        "t": rng.integers(0, 7, 90),
+        "w": np.zeros((7, 37), np.float32),
+        "s": rng.standard_normal(90).astype(np.float32),
+        "d.y": rng.standard_normal((90, 37)).astype(np.float32),
+    }
+    wanted = np.asarray(interp.run(graph, given, precision="f64")["d.w"])
+    got = np.asarray(module.forward.run(**given)["d.w"])
+    assert (
+        "extern __shared__" in module.forward.source
+        and np.abs(got - wanted).max() <= 8 * 2.0**-24 * np.abs(wanted).max()
+    )
+
+
+def test_a_launch_asks_for_its_memory() -> None:
+    module = gradc.compile(table_gradient("f32", 155, 128), target="cuda-sim", reductions={"*": "privatized"})
+    launch = rows_launch(module, {"N": 65536})
+    assert launch.shared == 155 * 32 * 8 <= OWN_BYTES and launch.threads == 512 and launch.blocks == 256
+    for keys, columns in ((OWN_BYTES // 256 + 1, 128), ("V", 128)):  # more rows than fit, or nobody knows how many
+        other = gradc.compile(table_gradient("f32", keys, columns), target="cuda-sim", reductions={"*": "privatized"})
+        assert (
+            "extern __shared__" not in other.forward.source
+            and rows_launch(other, {"N": 100, "V": 5} if keys == "V" else {"N": 100}).shared == 0
+        )
+
+
+def test_they_fit_beside_what_a_block_stages() -> None:
+    """On every device: a V100's blocks have 96 KB; nothing is spilled."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        for dtype in ("f32", "f64", "bf16"):
+            module = gradc.compile(
+                table_gradient(dtype, OWN_BYTES // 256, "D"), target="cuda", arch=arch, reductions={"*": "privatized"}
+            )
+            (rows,) = [
+                k for name, k in module.forward.binary.kernels.items() if name.endswith("_rows") and k.shared > 8192
+            ]
+            assert rows.shared + OWN_BYTES <= 96 * 1024
+            assert not any(k.spill_stores or k.spill_loads for k in module.forward.binary.kernels.values())

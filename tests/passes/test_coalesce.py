@@ -1,0 +1,172 @@
+"""Neighbouring threads go along the axis that lies together: channels-last images on a GPU."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, knobs, ops
+from gradc.ir.program_text import parse_program
+from gradc.ir.verify import verify_program
+from gradc.passes.program.coalesce import coalesce, stored_as_asked
+
+TRANSPOSED = """program @p {
+  input x: f32[N,64,H]
+  input s: f32[N,64]
+  temp t: f32[N,64,H]
+  output y: f32[N,H,64]
+  kernel @mul_aaaaaa rows(n: N, c: 64) cols(h: H) {
+    %0 = load s[n, c] : f32
+    phase
+    %1 = load x[n, c, h] : f32
+    %2 = mul %1, %0 : f32
+    store t[n, c, h] <- %2 : f32
+  }
+  kernel @transpose_bbbbbb rows(n: N, h: H) cols(c: 64) {
+    phase
+    %0 = load t[n, c, h] : f32
+    store y[n, h, c] <- %0 : f32
+  }
+  return y=y
+}
+"""
+
+
+def columns(program: Any, name: str) -> list[str]:
+    return [a for k in program.kernels if k.name.startswith(name) for a, _ in k.cols]
+
+
+def test_a_result_is_stored_as_it_is_asked_for() -> None:
+    """No kernel that transposes alone; what another reads, or what is an output itself, stays."""
+    program = parse_program(TRANSPOSED)
+    made = stored_as_asked(program)
+    verify_program(made)
+    assert len(made.steps) == 1 and "store y[n, h, c]" in str(made) and "t:" not in str(made)
+    rng = np.random.default_rng(0)
+    given = {
+        "x": rng.standard_normal((3, 64, 5)).astype(np.float32),
+        "s": rng.standard_normal((3, 64)).astype(np.float32),
+    }
+    np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
+    kept = parse_program(TRANSPOSED.replace("temp t", "output t").replace("return y=y", "return y=y, t=t"))
+    assert stored_as_asked(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "axis"),
+    [
+        ("n, h, c", "n, h, c", "c"),
+        ("n, c, h", "n, c, h", "h"),
+        ("n, h, c", "n, c, h", "h"),
+        ("n, c, h", "n, h, c", "h"),
+    ],
+)
+def test_columns_go_where_fewest_bytes_move(x: str, y: str, axis: str) -> None:
+    """Both ways round: as the memory lies; where one of two lies each way, as it was."""
+    shape = {"n, h, c": "N,H,64", "n, c, h": "N,64,H"}
+    text = f"""program @p {{
+  input x: f32[{shape[x]}]
+  output y: f32[{shape[y]}]
+  kernel @exp_aaaaaa rows(n: N, c: 64) cols(h: H) {{
+    phase
+    %0 = load x[{x}] : f32
+    %1 = exp %0 : f32
+    store y[{y}] <- %1 : f32
+  }}
+  return y=y
+}}
+"""
+    program = parse_program(text)
+    made = coalesce(program)
+    verify_program(made)
+    assert columns(made, "exp") == [axis] and (made.kernels[0].name == program.kernels[0].name) == (axis == "h")
+    given = {
+        "x": (
+            np.random.default_rng(0)
+            .standard_normal(tuple({"N": 2, "H": 7, "64": 64}[d] for d in shape[x].split(",")))
+            .astype(np.float32)
+        )
+    }
+    np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
+
+
+ROWS = """program @p {
+  input x: f32[N,H,64]
+  input s: f32[N,64]
+  output y: f32[N]
+  output z: f32[N,H,64]
+  kernel @k_aaaaaa rows(n: N, c: 64) cols(h: H) {
+    %0 = load s[n, c] : f32
+    phase
+    %1 = load x[n, h, c] : f32
+    store z[n, h, c] <- %1 : f32
+    accum y[n] <- VALUE : f32
+  }
+  return y=y, z=z
+}
+"""
+
+
+@pytest.mark.parametrize(("value", "turned"), [("%0", False), ("%1", True)])
+def test_what_happens_once_a_row_is_left_alone(value: str, turned: bool) -> None:
+    """A sum of the rows' own values would count each of them H times."""
+    program = parse_program(
+        ROWS.replace("VALUE", value)
+        .replace("    phase\n", "    phase\n" if turned else "    accum y[n] <- %0 : f32\n    phase\n")
+        .replace("    accum y[n] <- %0 : f32\n  }", "  }")
+    )
+    made = coalesce(program)
+    verify_program(made)
+    assert (columns(made, "k") == ["c"]) == turned
+    rng = np.random.default_rng(0)
+    given = {
+        "x": rng.integers(-9, 9, (2, 5, 64)).astype(np.float32),
+        "s": rng.integers(-9, 9, (2, 64)).astype(np.float32),
+    }
+    np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [("f32", 32), ("f32", 33), ("bf16", 32)])
+def test_grid_sample_of_channels_last(dtype: str, channels: int) -> None:
+    """Forward and both gradients go along channels, nothing is transposed by itself, and all agree with NumPy."""
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid), x=f"{dtype}[2,{channels},7,9]", grid=f"{dtype}[2,5,6,2]"
+    )
+    name = graph.output_names[0]
+    with knobs.SIM_CHECK.set(True):
+        module = gradc.compile(graph, wrt=["x", "grid"], target="cuda-sim", layout={"x": "NHWC", name: "NHWC"})
+        program = module.forward.program, module.backward.program
+        over = [k for p in program for k in p.kernels if channels in (n for _, n in (*k.rows, *k.cols))]
+        assert len(over) >= 3 and all([n for _, n in k.cols] == [channels] for k in over)
+        assert dtype == "bf16" or not any("transpose" in k.name for k in over)
+        rng = np.random.default_rng(0)
+        kind = graph.input("x").dtype.np
+        x, grid = (
+            rng.uniform(-1, 1, (2, channels, 7, 9)).astype(kind),
+            rng.uniform(-1.2, 1.2, (2, 5, 6, 2)).astype(kind),
+        )
+        g = rng.uniform(-1, 1, (2, channels, 5, 6)).astype(kind)
+        plain = gradc.compile(graph, wrt=["x", "grid"], target="numpy")
+        y, residuals = module.forward(x=np.ascontiguousarray(x.transpose(0, 2, 3, 1)), grid=grid)
+        grads = module.backward(residuals, np.ascontiguousarray(g.transpose(0, 2, 3, 1)))
+        wanted, kept = plain.forward(x=x, grid=grid)
+        other = plain.backward(kept, g)
+    unit = 2.0**-8 if dtype == "bf16" else 2.0**-24
+    for got, want in (
+        (np.asarray(y).transpose(0, 3, 1, 2), wanted),
+        (np.asarray(grads["x"]).transpose(0, 3, 1, 2), other["x"]),
+        (grads["grid"], other["grid"]),
+    ):
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        assert np.abs(got - want).max() <= 8 * unit * np.abs(want).max()
+
+
+def test_corners_move_16_bytes_at_a_time() -> None:
+    """The mask of a corner is the row's: its channels are loaded as words, or none of them."""
+    graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid), x="f32[2,128,7,9]", grid="f32[2,5,6,2]")
+    module = gradc.compile(graph, target="cuda-sim", layout={"x": "NHWC", graph.output_names[0]: "NHWC"})
+    assert len(re.findall(r"if \(v\d+\) gradc_get\(x\d+, b", module.forward.source)) == 4

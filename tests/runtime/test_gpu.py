@@ -1,0 +1,529 @@
+"""What stands between gradc and CuPy (gradc/runtime/cuda/gpu.py, cublas.py), where there is no GPU: CuPy's names and
+arities, what is handed to it, its errors as ours.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.codegen.cuda.actions import Part, Product, Strided
+from gradc.codegen.cuda.products import library_of
+from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
+from gradc.runtime.cuda import cublas, gpu
+from gradc.runtime.cuda.device import Span
+
+ROOT = Path(__file__).resolve().parents[2]
+F32 = np.dtype(np.float32)
+TEXT = (
+    'extern "C" __global__ void __launch_bounds__(256) twice(float *x, long long n) { if (threadIdx.x < n)'
+    " x[threadIdx.x] *= 2; }\n"
+)
+
+# -- CuPy's names ------------------------------------------------------------------------------------------------------
+
+ROOTS = {"runtime": "cupy.cuda.runtime", "driver": "cupy.cuda.driver", "cupy": "cupy", "_cupy": "cupy"}
+
+
+def chain(node: ast.expr) -> str:
+    """``self.runtime.getDevice`` -> ``cupy.cuda.runtime.getDevice``; "" if it is nothing of CuPy's."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute | ast.Call):
+        if isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+        else:
+            if not isinstance(node.func, ast.Name):
+                return ""  # of what a call gave
+            node = node.func
+    if not isinstance(node, ast.Name):
+        return ""
+    names = names if node.id == "self" else [node.id, *names]
+    return ".".join((ROOTS[names[0]], *names[1:])) if len(names) > 1 and names[0] in ROOTS else ""
+
+
+def uses() -> Iterator[tuple[str, int | None]]:
+    """Every name of CuPy's that we use, and with how many arguments it is called."""
+    for file in ("gpu.py", "cublas.py"):
+        tree = ast.parse((ROOT / "gradc" / "runtime" / "cuda" / file).read_text())
+        calls = {
+            node.func: len(node.args) + len(node.keywords) for node in ast.walk(tree) if isinstance(node, ast.Call)
+        }
+        calls |= {
+            node.args[1]: len(node.args) - 2
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_asked"
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and (name := chain(node)):
+                yield name, calls.get(node)
+
+
+def test_cupy_has_every_name_that_is_used() -> None:
+    found = set(uses())
+    assert len(found) > 30, "the walk finds what gpu.py uses"
+    cupy = pytest.importorskip("cupy")
+    for name, count in found:
+        value: Any = cupy
+        for part in name.split(".")[1:]:
+            if part == "ExternalStream" and hasattr(cupy.cuda.Stream, "from_external"):
+                break  # CuPy 13's
+            assert hasattr(value, part), f"CuPy {cupy.__version__} has no {name}"
+            value = getattr(value, part)
+        signature = re.match(r"[\w.]+\((.*)\)", (getattr(value, "__doc__", None) or "").split("\n")[0])
+        if (
+            count is not None
+            and signature
+            and name.startswith(("cupy.cuda.runtime.", "cupy.cuda.driver."))
+            and not isinstance(value, type)
+        ):
+            parameters = [p for p in signature[1].split(",") if p.strip()]
+            assert sum("=" not in p for p in parameters) <= count <= len(parameters), (
+                f"{name}({signature[1]}) is called with {count} arguments"
+            )
+
+
+def test_cupys_arrays_are_described() -> None:
+    cupy = pytest.importorskip("cupy")
+    import ml_dtypes
+
+    from gradc.runtime.cuda.on_device import describe
+
+    memory = cupy.cuda.UnownedMemory(4096, 96, None, 0)  # an address that nobody follows: no GPU is needed
+    for dtype in (np.float32, ml_dtypes.bfloat16) if int(cupy.__version__.split(".")[0]) >= 14 else (np.float32,):
+        array = cupy.ndarray((4, 6), dtype, cupy.cuda.MemoryPointer(memory, 0))
+        found = describe(array)
+        assert found is not None and found.native is array and found.number == 0
+        assert (found.shape, found.dtype, found.ctypes.data, found.flags.c_contiguous) == (
+            (4, 6),
+            np.dtype(dtype),
+            4096,
+            True,
+        )
+        turned = describe(array.T)
+        assert turned is not None and turned.strides == (found.itemsize, 6 * found.itemsize)
+
+
+# -- without a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(gpu.count() > 0, reason="there is a GPU")
+def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = gradc.trace(lambda x: ops.exp(x), x="f32[N]")
+    module = gradc.compile(graph, target="cuda")
+    assert module.options.arch == "sm_90" and "__global__" in module.source()
+    with pytest.raises(NoDevice, match=r"no GPU: .* target='cuda-sim' runs the same kernels"):
+        module(x=np.zeros(3, np.float32))
+    assert isinstance(module.forward.can_implement(x=np.zeros(3, np.float32)), NoDevice)
+    monkeypatch.delenv("GRADC_TARGET", raising=False)
+    assert gradc.compile(graph).target == "cpu"
+    monkeypatch.setenv("GRADC_TARGET", "numpy")
+    assert gradc.compile(graph).target == "numpy"
+
+
+def test_the_target_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: Any) -> None:
+    monkeypatch.delenv("GRADC_TARGET", raising=False)
+    monkeypatch.setattr(gpu, "usable", lambda: True)
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"))
+    assert (module.target, module.options.arch, module.options.errors) == ("cuda", "sm_90", "async")
+
+
+# -- a CuPy that writes down what it is asked --------------------------------------------------------------------------
+
+
+class CudaError(RuntimeError):
+    def __init__(self, status: int):
+        self.status = status
+        super().__init__(f"status {status}")
+
+
+class Recorder:
+    """A module of CuPy's: each function notes its arguments, and gives or raises what the test says."""
+
+    def __init__(self, log: list[Any], answers: dict[str, Any]):
+        self.__dict__.update(
+            _log=log,
+            _answers=answers,
+            CUDARuntimeError=CudaError,
+            memcpyDefault=4,
+            memcpyDeviceToHost=2,
+            streamCaptureModeThreadLocal=1,
+        )
+        self.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*args: Any) -> Any:
+            if name == "launchKernel":  # the parameters live as long as the call
+                pointers = (ctypes.c_void_p * 2).from_address(args[9])
+                args = (*args[:9], [ctypes.c_int64.from_address(p).value for p in pointers], args[10])
+            self._log.append((name, *args))
+            answer = self._answers.get(name, 0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return asked
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    log: list[Any] = []
+    about = {
+        "name": b"H100",
+        "major": 9,
+        "minor": 0,
+        "multiProcessorCount": 132,
+        "l2CacheSize": 50 << 20,
+        "sharedMemPerBlockOptin": 227 << 10,
+        "totalGlobalMem": 80 << 30,
+        "memoryClockRate": 2_619_000,
+        "memoryBusWidth": 5120,
+    }
+    answers: dict[str, Any] = {
+        "getDeviceProperties": about,
+        "driverGetVersion": 12040,
+        "runtimeGetVersion": 12090,
+        "moduleLoadData": 70,
+        "moduleGetFunction": 71,
+        "memGetInfo": (100, 200),
+    }
+    recorder = Recorder(log, answers)
+    stream = SimpleNamespace(ptr=5)
+    cuda = SimpleNamespace(
+        runtime=recorder,
+        driver=recorder,
+        get_current_stream=lambda: stream,
+        alloc=lambda n: SimpleNamespace(ptr=4096),
+        Stream=lambda non_blocking: SimpleNamespace(ptr=9),
+        alloc_pinned_memory=lambda n: bytearray(n),
+        Event=lambda disable_timing: SimpleNamespace(ptr=33),
+    )
+    cupy = SimpleNamespace(
+        cuda=cuda, get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 11), __version__="14"
+    )
+    monkeypatch.setattr(gpu, "_cupy", lambda: cupy)
+    monkeypatch.setattr(gpu, "count", lambda: 1)
+    gpu._description.cache_clear()
+    yield SimpleNamespace(log=log, answers=answers, cupy=cupy)
+    gpu._description.cache_clear()
+
+
+def calls(fake: Any, name: str) -> list[Any]:
+    return [entry[1:] for entry in fake.log if entry[0] == name]
+
+
+def test_the_description(fake: Any) -> None:
+    found = gpu.current_device()
+    assert (found.name, found.arch, found.sms, found.driver) == ("H100", "sm_90", 132, (12, 4))
+    assert found.bandwidth == 2 * 2_619_000 * 1000 * 5120 // 8
+
+
+def test_a_launch(fake: Any) -> None:
+    device = gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90")
+    device.launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
+    assert calls(fake, "moduleLoadData") == [(b"binary",)] and calls(fake, "moduleGetFunction") == [(70, "twice")]
+    assert calls(fake, "launchKernel") == [(71, 3, 1, 1, 256, 1, 1, 0, 5, [4096, 10], 0)]
+    assert not calls(fake, "streamSynchronize")
+    device.launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0], stream=8, shared=100 << 10)
+    assert calls(fake, "funcSetAttribute") == [(71, 8, 100 << 10)] and calls(fake, "launchKernel")[-1][7:9] == (
+        100 << 10,
+        8,
+    )
+    assert len(calls(fake, "moduleLoadData")) == 1, "loaded once"
+    with pytest.raises(DeviceError, match="no function 'thrice'; there are twice"):
+        device.launch("thrice", 1, 1, [], [])
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "error", "match"),
+    [
+        ("launchKernel", 1, DeviceError, r"twice \(3 blocks of 256 threads\): status 1"),
+        ("streamSynchronize", 700, DeviceError, "twice .*status 700"),
+        ("launchKernel", 2, OutOfMemory, "twice .*status 2"),
+        ("launchKernel", 901, CaptureError, "twice"),
+        ("moduleLoadData", 209, DriverTooOld, r"a binary for sm_90 on H100 \(sm_90, driver of CUDA 12.4\): status 209"),
+        ("moduleLoadData", 2, OutOfMemory, "a binary for sm_90"),
+        ("getDevice", 35, DriverTooOld, "this CuPy is of CUDA 12090"),
+        ("getDevice", 100, NoDevice, "asking for the current device"),
+    ],
+)
+def test_errors(fake: Any, where: str, status: int, error: type[Exception], match: str) -> None:
+    fake.answers[where] = CudaError(status)
+    with pytest.raises(error, match=match):
+        gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=True).launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
+
+
+def test_another_device_or_architecture(fake: Any) -> None:
+    device = gpu.Gpu(TEXT, cubin=b"binary", arch="sm_100")
+    with pytest.raises(
+        DeviceError, match=r"compiled for sm_100, and device 0 \(H100\) is sm_90; compile\(..., arch='sm_90'\)"
+    ):
+        device.load()
+    fake.answers["getDevice"] = 2
+    with pytest.raises(DeviceError, match="loaded on device 0, and the current one is device 2"):
+        device.memory(16)
+    about = gpu.current_device()
+    assert [gpu.fits(arch, about) for arch in ("sm_90", "sm_90a", "sm_80", "sm_91", "sm_100f")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_an_nvrtc_newer_than_the_driver(fake: Any) -> None:
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    fake.answers["driverGetVersion"] = 11080
+    with pytest.raises(
+        DriverTooOld, match=r"the driver of H100 is of CUDA 11\.8, and what NVRTC 12\.\d makes needs one of 12\.0"
+    ):
+        gpu.Gpu(TEXT).load()
+
+
+def test_a_text_that_does_not_compile(fake: Any) -> None:
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    with pytest.raises(CompilerError) as caught:
+        gpu.Gpu(TEXT.replace("*= 2", "*= two")).load()
+    assert "two" in caught.value.log and "    1  extern" in caught.value.source
+
+
+def test_memory_and_copies(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = gpu.Gpu()
+    assert device.memory(10).address == 4096 and device.free() == 111
+    device.copy(1, 2, 3, 4)
+    device.fill(1, 255, 3, 4)
+    assert calls(fake, "memcpyAsync") == [(1, 2, 3, 4, 4)] and calls(fake, "memsetAsync") == [(1, 255, 3, 4)]
+    assert device.pinned(16).flags.writeable
+    device.read(Span(4096, 3, F32), 7)
+    assert calls(fake, "streamSynchronize") == [(7,)] and calls(fake, "memcpy")[0][1:] == (4096, 12, 2)
+    monkeypatch.setattr(fake.cupy.cuda, "alloc", lambda n: (_ for _ in ()).throw(MemoryError("no room")))
+    with pytest.raises(OutOfMemory, match="10 bytes on H100: no room"):
+        device.memory(10)
+
+
+def test_events_streams_and_captures(fake: Any) -> None:
+    device = gpu.Gpu()
+    event, later = device.event(), device.event()
+    event.record(3)
+    fake.answers.update(eventQuery=600, eventElapsedTime=2.5, streamEndCapture=80, graphInstantiate=81)
+    assert not event.done() and later.since(event) == 0.0025
+    fake.answers["eventQuery"] = 0
+    assert event.done()
+    fake.answers["eventQuery"] = 700
+    with pytest.raises(DeviceError, match="asked of the device before"):
+        event.done()
+    device.follow(6, 7)
+    assert calls(fake, "eventRecord") == [(33, 3), (33, 7)] and calls(fake, "streamWaitEvent") == [(6, 33)]
+    device.capture(device.stream())
+    graph = device.captured(9)
+    graph.replay(4)
+    assert (
+        calls(fake, "streamBeginCapture") == [(9, 1)]
+        and calls(fake, "graphLaunch") == [(81, 4)]
+        and calls(fake, "graphDestroy") == [(80,)]
+    )
+    del graph
+    assert calls(fake, "graphExecDestroy") == [(81,)]
+    fake.answers["streamEndCapture"] = CudaError(901)
+    assert device.captured(9, keep=False) is None
+    with pytest.raises(CaptureError, match="ending a capture"):
+        device.captured(9)
+
+
+# -- cuBLAS ------------------------------------------------------------------------------------------------------------
+
+
+def product(
+    a: tuple[tuple[int, ...], tuple[int, ...]], b: tuple[tuple[int, ...], tuple[int, ...]], dtype: Any = F32
+) -> Product:
+    """A product of operands with shapes and strides."""
+    batch, m, n = a[0][:-2], a[0][-2], b[0][-1]
+    shape = (*batch, m, n)
+    strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    part = Part("x", 0, 1 << 20, np.dtype(dtype))
+    return Product(Strided(part, *a), Strided(part, *b), Strided(part, shape, strides), 0)
+
+
+def column_major(memory: np.ndarray, rows: int, columns: int, leading: int, transposed: bool) -> np.ndarray:
+    """What cuBLAS sees at the start of memory: op(X), rows x columns."""
+    held = (columns, rows) if transposed else (rows, columns)
+    seen = np.lib.stride_tricks.as_strided(memory, held, (memory.itemsize, leading * memory.itemsize))
+    return seen.T if transposed else seen
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        ((5, 7), (7, 1)),
+        ((5, 7), (1, 5)),
+        ((5, 7), (20, 1)),
+        ((5, 7), (1, 9)),
+        ((1, 7), (3, 1)),
+        ((5, 1), (1, 1)),
+        ((1, 1), (8, 8)),
+    ],
+)
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("n", [1, 4])
+def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cuBLAS of NumPy's computes what it is asked, column-major, and it is our product."""
+    k = a[0][1]
+    b = ((k, n), (1, k)) if b_transposed else ((k, n), (n, 1))
+    asked = product(a, b)
+    library = library_of(asked)
+    assert library is not None
+    memory = [np.random.default_rng(i).standard_normal(400).astype(np.float32) for i in range(2)] + [
+        np.zeros(400, np.float32)
+    ]
+    seen: dict[str, Any] = {}
+
+    def gemm(
+        handle: Any,
+        op_x: int,
+        op_y: int,
+        m: int,
+        n: int,
+        k: int,
+        alpha: Any,
+        x: int,
+        xt: int,
+        ldx: int,
+        sx: int,
+        y: int,
+        yt: int,
+        ldy: int,
+        sy: int,
+        beta: Any,
+        out: int,
+        ot: int,
+        ldo: int,
+        so: int,
+        batch: int,
+        compute: int,
+        algorithm: int,
+    ) -> int:
+        seen.update(types=(xt, yt, ot, compute), batch=batch)
+        left, right = (
+            column_major(memory[i], r, c, ld, bool(op))
+            for i, r, c, ld, op in ((x, m, k, ldx, op_x), (y, k, n, ldy, op_y))
+        )
+        assert ldx >= (k if op_x else m) and ldy >= (n if op_y else k) and ldo >= m, "as cuBLAS requires"
+        column_major(memory[out], m, n, ldo, False)[...] = left @ right
+        return 0
+
+    blas = SimpleNamespace(
+        cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=gemm
+    )
+    monkeypatch.setattr(cublas, "_library", lambda: blas)
+    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
+    cublas.multiply(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)), 0)
+    x, y = (
+        np.lib.stride_tricks.as_strided(m, o.shape, [s * 4 for s in o.strides])
+        for m, o in zip(memory, (asked.a, asked.b), strict=False)
+    )
+    wanted = x @ y
+    assert np.allclose(memory[2][: wanted.size].reshape(wanted.shape), wanted, atol=1e-5)
+    assert seen == {"types": (0, 0, 0, 68), "batch": 1}
+
+
+def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    blas = SimpleNamespace(
+        cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=lambda *a: 15
+    )
+    monkeypatch.setattr(cublas, "_library", lambda: blas)
+    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
+    library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1))))
+    with pytest.raises(
+        DeviceError, match=r"cuBLAS refused a product \(1 x 5 x 2 x 7 in float32\): status 15, not supported"
+    ):
+        cublas.multiply(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)), 0)
+
+
+def test_what_the_library_takes() -> None:
+    """Both strides not 1, rows that overlap or repeat, and batches that do not step alike are ours."""
+    plain = ((7, 4), (4, 1))
+    assert library_of(product(((5, 7), (14, 2)), plain)) is None
+    assert library_of(product(((5, 7), (1, 1)), plain)) is None
+    assert library_of(product(((5, 7), (0, 1)), plain)) is None
+    batched = library_of(product(((6, 5, 7), (35, 7, 1)), ((6, 7, 4), (0, 4, 1))))
+    assert batched is not None and (batched.batch, batched.a.step, batched.b.step) == (6, 35, 0)
+    merged = library_of(product(((2, 3, 5, 7), (105, 35, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1))))
+    assert merged is not None and merged.batch == 6
+    assert library_of(product(((2, 3, 5, 7), (35, 70, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1)))) is None
+
+
+# -- a whole call ------------------------------------------------------------------------------------------------------
+
+
+class Array:
+    """As CuPy's, at an address that nobody follows."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memory: Any):
+        self.shape, self.dtype, self.data, self.device = shape, np.dtype(dtype), memory, SimpleNamespace(id=0)
+        self.strides = tuple(int(np.prod(shape[i + 1 :])) * self.dtype.itemsize for i in range(len(shape)))
+
+
+Array.__module__ = "cupy"
+
+
+@pytest.mark.parametrize("stream", [None, 8])
+def test_a_whole_call(fake: Any, stream: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and an accumulation through the real Gpu: what CuPy is asked, in order; nothing waits."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+
+    class Along(SimpleNamespace):
+        entered: list[int] = []
+
+        def __enter__(self) -> None:
+            self.entered.append(self.ptr)
+            monkeypatch.setattr(fake.cupy.cuda, "get_current_stream", lambda: self)
+
+        def __exit__(self, *_: Any) -> None:
+            monkeypatch.setattr(fake.cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=5))
+
+    addresses = iter(range(1 << 30, 1 << 40, 1 << 20))
+    fake.cupy.ndarray, fake.cupy.cuda.alloc = Array, lambda n: SimpleNamespace(ptr=next(addresses))
+    fake.cupy.cuda.Stream = SimpleNamespace(
+        null=Along(ptr=0), from_external=lambda s: Along(ptr=s.__cuda_stream__()[1])
+    )
+    fake.cupy.cuda.alloc_pinned_memory = lambda n: bytearray(b"\xff" * n)
+    fake.answers["memGetInfo"] = (1 << 40, 1 << 40)
+    module = gradc.compile(
+        gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]"), wrt=["w"], target="cuda", arch="sm_90"
+    )
+    new = lambda shape, dtype: Array(shape, dtype, fake.cupy.cuda.alloc(0))
+    inputs = {"t": new((64,), np.int64), "w": new((10, 32), np.float32)}
+    y, residuals = module.forward(**inputs, stream=stream)
+    assert isinstance(y, Array) and y.shape == (64, 32) and y.data.ptr >= 1 << 30
+    total = new((10, 32), np.float32)
+    assert (
+        module.backward(residuals, new((64, 32), np.float32), out={"w": total}, accumulate=True, stream=stream)["w"]
+        is total
+    )
+    used = 5 if stream is None else stream
+    names = [entry[0] for entry in fake.log]
+    launches = calls(fake, "launchKernel")
+    assert len(launches) >= 3 and {launch[8] for launch in launches} == {used}
+    assert {entry[-1] for entry in fake.log if entry[0] in ("memsetAsync", "memcpyAsync", "eventRecord")} == {used}
+    assert (
+        names.index("memsetAsync")
+        < names.index("launchKernel")
+        < names.index("memcpyAsync")
+        < names.index("eventRecord")
+    )
+    assert "streamSynchronize" not in names and "deviceSynchronize" not in names and "memcpy" not in names
+    assert launches[-1][9][0] == total.data.ptr, "the addition is the last"
+    assert (stream is None) == (not Along.entered) and set(Along.entered) <= {8}
+    module.synchronize()
+    assert "eventSynchronize" in [entry[0] for entry in fake.log]

@@ -1,0 +1,361 @@
+"""gradc calibrate: from times to constants, and to the file that compile reads."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import cli, knobs, ops
+from gradc.calibration import choose as calibration
+from gradc.calibration import measure as calibrate
+from gradc.calibration.measure import Sample, fitted
+from gradc.errors import DeviceError, InvalidProblem, Unsupported
+from gradc.passes.reductions.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
+from gradc.passes.reductions.strategies import passes
+from gradc.runtime.cuda.device import Span
+from gradc.runtime.simulator.device import Simulator
+
+H100 = gpu_of("sm_90")
+GIVEN = {
+    "bandwidth": 2.5e12,
+    "coalesced": 4e11,
+    "scattered": 7e10,
+    "resident": 3.3e12,
+    "hot": 6e-9,
+    "launch": 1.9e-6,
+    "sort_base": 9e-6,
+    "sort_pass": 6e-6,
+    "sort_rate": 5e10,
+}
+RATES = {"bandwidth": "bandwidth", "coalesced": "coalesced", "scattered": "scattered", "moved": "resident"}
+
+
+def synthetic(noise: float = 0.0, faster_vectors: float = 1.2) -> list[Sample]:
+    """The times of a device with these constants, as the model has them, each with 3 us of its own."""
+    scale, rng = calibrate.Scale(), np.random.default_rng(0)
+    amounts = {
+        "bandwidth": [2 * n * H100.l2 for n in scale.copied],
+        "coalesced": scale.adds,
+        "scattered": scale.lines,
+        "moved": scale.moved,
+    }
+    found = [Sample(what, n, 3e-6 + n / GIVEN[RATES[what]]) for what, all_ in amounts.items() for n in all_]
+    found += [Sample("vectors", n, 3e-6 + n / (GIVEN["resident"] * faster_vectors)) for n in scale.moved]
+    found += [Sample("hot", n, 3e-6 + n * GIVEN["hot"]) for n in scale.hits] + [
+        Sample("launch", n, 3e-6 + n * GIVEN["launch"]) for n in scale.launches
+    ]
+    for keys in calibrate.KEYS:
+        p = passes(keys)
+        found += [
+            Sample("sort", n, GIVEN["sort_base"] + p * max(GIVEN["sort_pass"], n / GIVEN["sort_rate"]), p)
+            for n in scale.rows
+        ]
+    return [Sample(s.what, s.amount, s.seconds * (1 + noise * rng.uniform(-1, 1)), s.passes) for s in found]
+
+
+def test_constants_come_back() -> None:
+    assert fitted(synthetic(), H100) == pytest.approx(GIVEN, rel=1e-6)
+
+
+def test_noise_moves_them_little() -> None:
+    found = fitted(synthetic(noise=0.01), H100)
+    for name, wanted in GIVEN.items():
+        assert found[name] == pytest.approx(wanted, rel=0.25 if name == "sort_base" else 0.08), name
+
+
+def test_the_slower_of_two_ways_within_l2_counts() -> None:
+    """The model moves vectors and partial results at one rate."""
+    assert fitted(synthetic(faster_vectors=0.5), H100)["resident"] == pytest.approx(GIVEN["resident"] / 2)
+    without = [s for s in synthetic() if s.what != "vectors"]  # before sm_90 there are none
+    assert fitted(without, H100)["resident"] == pytest.approx(GIVEN["resident"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda s: Sample(s.what, s.amount, 1e-3, s.passes) if s.what == "bandwidth" else s,
+            "bandwidth: more work does not take longer",
+        ),
+        (
+            lambda s: Sample(s.what, s.amount, s.seconds * 3) if s.what == "coalesced" and s.amount == 1 << 26 else s,
+            "coalesced: a time lies",
+        ),
+        (lambda s: Sample(s.what, s.amount, 0.0) if s.what == "hot" else s, "hot: times of two amounts"),
+        (
+            lambda s: Sample(s.what, s.amount, math.nan) if s.what == "scattered" else s,
+            "scattered: times of two amounts",
+        ),
+        (
+            lambda s: Sample(s.what, s.amount, s.seconds * 1000) if s.what == "launch" else s,
+            "launch was measured as 0.0019, and H100 is listed with 2.5e-06",
+        ),
+        (
+            lambda s: Sample(s.what, s.amount, s.seconds / 1000, s.passes) if s.what == "bandwidth" else s,
+            "shared or throttled",
+        ),
+    ],
+)
+def test_times_that_no_device_has(change, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        fitted([change(s) for s in synthetic()], H100)
+
+
+def test_one_amount_is_no_line() -> None:
+    with pytest.raises(DeviceError, match="two amounts"):
+        fitted([s for s in synthetic() if s.what != "hot" or s.amount == 1 << 14], H100)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's configuration directory of its own, and nothing said about calibration."""
+    monkeypatch.setattr(calibration, "user_directory", lambda kind: str(tmp_path))
+    monkeypatch.delenv("GRADC_CALIBRATION")
+    return tmp_path
+
+
+def scattered(**options):
+    graph = gradc.trace(lambda i, u: ops.scatter_add(i, u, size=200_000), i="i64[65536]", u="f32[65536,64]")
+    return gradc.compile(graph, **{"target": "cuda", "determinism": "none", **options})
+
+
+SLOW_SORT = calibration_text(H100, {"sort_base": 0.5})
+FAST_SORT = calibration_text(
+    H100, {"sort_base": 0.0, "sort_pass": 1e-9, "sort_rate": 1e15, "coalesced": 1e9, "resident": 1e9, "scattered": 1e8}
+)
+
+
+def test_the_users_own_file_decides_for_cuda(home: Path) -> None:
+    path = calibration.calibration_file(H100)
+    assert path == home / "calibration" / "h100.json"
+    before = str(scattered().forward.program)
+    path.parent.mkdir()
+    path.write_text(SLOW_SORT)
+    slow = scattered()
+    path.write_text(FAST_SORT)
+    fast = scattered()
+    assert "strategy(y: segmented)" in str(fast.forward.program) and "segmented" not in str(slow.forward.program)
+    assert str(scattered(calibration="none").forward.program) == before
+    assert str(scattered(target="cuda-sim").forward.program) == str(
+        scattered(target="cuda-sim", calibration="none").forward.program
+    )
+    assert fast.options.calibration == FAST_SORT  # what it was chosen by, which is part of every key
+    assert "segmented is the fastest" in fast.explain()
+
+
+def test_a_file_that_is_named_goes_before(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.json").write_text(SLOW_SORT)
+    (tmp_path / "fast.json").write_text(FAST_SORT)
+    with knobs.CALIBRATION.set(str(tmp_path / "slow.json")):
+        assert "segmented" not in str(scattered().forward.program)
+        assert "segmented" in str(scattered(calibration=tmp_path / "fast.json").forward.program)
+        assert calibration.calibration_file(H100) == tmp_path / "slow.json"
+    assert "segmented" in str(scattered(calibration=str(tmp_path / "fast.json"), target="cuda-sim").forward.program)
+
+
+def test_wrong_files(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblem, match="cannot be read"):
+        scattered(calibration=tmp_path / "none.json")
+    with pytest.raises(InvalidProblem, match="the calibration is of 'H100', not of A100"):
+        (tmp_path / "h100.json").write_text(SLOW_SORT)
+        scattered(calibration=tmp_path / "h100.json", arch="sm_80")
+    with pytest.raises(InvalidProblem, match="not the JSON"):
+        (tmp_path / "torn.json").write_text(SLOW_SORT[:40])
+        scattered(calibration=tmp_path / "torn.json")
+    with pytest.raises(InvalidProblem, match="calibration=3: a path"):
+        scattered(calibration=3)
+    with pytest.raises(InvalidProblem, match="is for a GPU, not for the target 'cpu'"):
+        scattered(calibration="none", target="cpu", determinism="run")
+
+
+def test_what_stands_for_a_device_in_hand() -> None:
+    assert listed_device("NVIDIA H200", "sm_90").name == "H200"
+    assert listed_device("NVIDIA H100 80GB HBM3", "sm_90").name == "H100"
+    assert listed_device("NVIDIA L40S", "sm_89").name == "L4"  # the first of its arch
+    assert listed_device("NVIDIA H100 PCIe in another generation", "sm_80").name == "A100"
+    with pytest.raises(Unsupported, match="neither a device 'Quadro' nor the architecture sm_35"):
+        listed_device("Quadro", "sm_35")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_compile_finds(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = importlib.import_module("gradc.cli.calibrate")  # the name in gradc.cli is the command
+
+    def measured(said):
+        said("bandwidth 1 in 2 us")
+        return H100, calibration_text(H100, fitted(synthetic(), H100))
+
+    monkeypatch.setattr(command, "measured", measured)
+    assert cli.main(["calibrate", "-v"]) == 0
+    path = home / "calibration" / "h100.json"
+    said = capsys.readouterr().out
+    assert f"wrote {path}" in said and "bandwidth 1 in 2 us" in said and "listed: 3e+12 (measured)" in said
+    constants = json.loads(path.read_text())["constants"]
+    assert constants == pytest.approx(GIVEN, rel=1e-6)
+    assert gpu_of("sm_90", scattered().options.calibration).bandwidth == pytest.approx(GIVEN["bandwidth"])
+    assert cli.main(["calibrate", "--out", str(home / "own.json")]) == 0
+    assert (home / "own.json").read_text() == path.read_text() and sorted(p.name for p in home.iterdir()) == [
+        "calibration",
+        "own.json",
+    ]
+
+
+def test_a_measurement_that_cannot_be_writes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = importlib.import_module("gradc.cli.calibrate")  # the name in gradc.cli is the command
+
+    def measured(said):
+        raise DeviceError("hot: more work does not take longer")
+
+    monkeypatch.setattr(command, "measured", measured)
+    assert cli.main(["calibrate"]) == 2
+    assert "DeviceError: hot" in capsys.readouterr().err and not list(home.iterdir())
+
+
+def test_calibrated_constants_are_said_to_be() -> None:
+    device = calibrated_by(H100, calibration_text(H100, GIVEN))
+    assert isinstance(device, Gpu) and device.sources["hot"] == "calibrated" and device.sources["shared"] == "published"
+    assert device_for("sm_90") == H100
+
+
+# -- the kernels, on the simulator -------------------------------------------------------------------------------------
+
+TINY = calibrate.Scale(
+    launches=(2, 4, 8),
+    copied=(2, 3, 4),
+    adds=(512, 1024, 2048),
+    lines=(256, 512, 1024),
+    moved=(1 << 13, 1 << 14, 1 << 15),
+    hits=(8, 16, 32),
+    rows=(4100, 9000, 18000),
+)
+SMALL = replace(H100, sms=2, l2=1 << 13, sort_pass=1e-7)
+QUICK = {**GIVEN, "sort_pass": 1e-7}
+"""A pass over that many rows takes longer than its least."""
+
+
+class Timed(calibrate.Bench):
+    """Runs everything on the simulator in its checking mode; the clock is the model's."""
+
+    def __init__(self):
+        super().__init__(Simulator(calibrate.text(), check=True))
+        self.launched: list[tuple[str, list]] = []
+
+    def launch(self, function, blocks, threads, args, written):
+        self.launched.append((function, list(args)))
+        super().launch(function, blocks, threads, args, written)
+
+    def seconds(self, work, before=None):
+        if before is not None:
+            before()
+        self.launched.clear()
+        work()
+        return 3e-6 + sum(self.cost(*each) for each in self.launched)
+
+    def cost(self, function: str, args: list) -> float:
+        name = function.removeprefix("gradc_calibrate_")
+        if name == "copy":  # of 16 bytes each
+            return 32 * args[2] * args[3] / GIVEN["bandwidth" if 16 * args[2] > SMALL.l2 else "resident"]
+        rates = {
+            "coalesced": args[-1] / GIVEN["coalesced"],
+            "scattered": args[-1] / GIVEN["scattered"],
+            "vectors": args[-1] * 16 / GIVEN["resident"],
+            "hot": args[-1] * GIVEN["hot"],
+            "nothing": GIVEN["launch"],
+        }
+        if name in rates:
+            return rates[name]
+        if name == "gradc_sort_move":  # a pass; base is the rest
+            return max(QUICK["sort_pass"], args[5] / QUICK["sort_rate"])
+        return 0.0
+
+
+def test_every_kernel_runs_clean_and_the_whole_way_gives_the_constants() -> None:
+    bench = Timed()
+    found = fitted(list(calibrate.measure(bench, SMALL, TINY)), SMALL)
+    assert found == pytest.approx({**QUICK, "sort_base": 3e-6}, rel=1e-5)
+
+
+def test_kernels_do_what_they_are_timed_for() -> None:
+    device = Simulator(calibrate.text(), check=True)
+
+    def run(function: str, *args, written=(0,), blocks=3):
+        spans = []
+        for a in args:
+            if isinstance(a, np.ndarray):
+                memory = device.memory(a.nbytes)
+                device.upload(memory.address, a)
+                spans.append((Span(memory.address, a.size, a.dtype), memory))
+            else:
+                spans.append((a, None))
+        device.launch(
+            f"gradc_calibrate_{function}", blocks, 32 if function == "spin" else 256, [s for s, _ in spans], written
+        )
+        return [device.read(s) for s, memory in spans if memory is not None]
+
+    (table,) = run("coalesced", np.zeros(64, np.float32), 64, 6400)
+    assert (table == 100).all()
+    (table,) = run("scattered", np.zeros(4096, np.float32), 4096, 10_000)
+    assert table.sum() == 10_000 and np.unique(np.nonzero(table)[0] // 32).size == 128, "every line is reached"
+    (table,) = run("vectors", np.zeros(256, np.float32), 256, 640)
+    assert (table == 10).all()
+    (row,) = run("hot", np.zeros(128, np.float32), 37)
+    assert (row == 37).all()
+    source, target = run("copy", np.arange(4000, dtype=np.uint32), np.zeros(4000, np.uint32), 1000, 2, written=(1,))
+    assert np.array_equal(source, target)
+    _, word = run("read", np.arange(4000, dtype=np.uint32), np.full(1, 9, np.uint32), 1000, written=(1,))
+    assert word[0] == 9
+    x = 1
+    for _ in range(1000):
+        x = (x * 1664525 + 1013904223) % 2**32
+    assert run("spin", np.zeros(1, np.uint32), 1000, blocks=1)[0][0] == x
+
+
+def test_the_clock_of_a_device() -> None:
+    """Real events, if only the simulator's: a median of several, after one that is not counted; memory goes back."""
+    bench = calibrate.Bench(Simulator(calibrate.text()))
+    table, turns = bench.memory(1 << 16, np.float32), []
+
+    def adds(count: int) -> float:
+        return bench.seconds(
+            lambda: bench.launch("gradc_calibrate_coalesced", 4, 256, [table, 1 << 16, count], (0,)),
+            lambda: turns.append(count),
+        )
+
+    assert adds(1 << 12) > 0 and adds(1 << 17) > 0
+    assert turns == [1 << 12] * (calibrate.REPEATS + 1) + [1 << 17] * (calibrate.REPEATS + 1)
+    bench.release()
+    assert len(bench._kept) == 1
+
+
+def test_kernels_of_every_architecture_do_not_spill() -> None:
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    from gradc.runtime.cuda.nvrtc import compile_cuda
+
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        made = compile_cuda(calibrate.text(), arch=arch, spills="error")
+        assert ("red.relaxed.gpu.global.add.v4.f32" in made.ptx) == (arch != "sm_80")
+
+
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    from gradc.runtime.cuda import gpu
+
+    if gpu.count():
+        pytest.skip("there is one here")
+    assert cli.main(["calibrate"]) == 2
+    assert "NoDevice" in capsys.readouterr().err

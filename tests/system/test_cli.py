@@ -1,0 +1,486 @@
+"""The gradc command: what it prints, its exit codes, and that a mistake is one message and never a traceback."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc.cli import main
+from gradc.cli.progress import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = """
+import gradc
+from gradc import ops
+from gradc.ir.op import Expr, Primitive, Sample
+
+WIDTH = 8
+
+def plain(x, w):
+    h = x @ w
+    soft = ops.softmax(h)
+    return (soft * soft).sum()
+
+def nested(params, x):
+    return (x @ params["w"] + params["b"]).sum()
+
+def build():
+    return gradc.trace(lambda x: x * 2, x="f32[3]")
+
+@gradc.graph
+def bag(tokens: "i64[N]", q: "i8[V,8]", scale: "f32[V,1]", w: "f32[8]"):
+    table = ops.dequantize(q, scale, block=(1, WIDTH))
+    rows = ops.embedding(tokens, table)
+    hidden = ops.gelu(rows)
+    return (hidden * w).sum()
+
+def broken(x):
+    return x @ undefined_name
+
+wrong = Primitive(
+    "cli_test_wrong",
+    infer=lambda x: x,
+    reference=lambda x: x * x,
+    lower=Expr("{0} * {0}"),
+    vjp=lambda g, y, x: (g * x,),
+    samples=(),
+)
+
+def wrongly(x):
+    return wrong(x)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    from gradc.ir.node import REGISTRY
+
+    REGISTRY.pop("cli_test_wrong", None)
+
+
+@pytest.fixture
+def gradc_command(folder: Path, capsys: pytest.CaptureFixture[str]):
+    def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+        got = main(list(arguments))
+        out, err = capsys.readouterr()
+        assert got == code, f"gradc {' '.join(arguments)} -> {got}\n{out}\n{err}"
+        return out, err
+
+    return run
+
+
+PLAIN = ("model.py:plain", "--type", "x=f32[N,4]", "--type", "w=f32[4,3]")
+
+# -- MODEL -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_a_function_a_graph_a_file_or_a_folder(gradc_command, folder: Path):
+    assert "graph @bag<N,V>" in gradc_command("dump", "model.py:bag")[0]
+    assert "graph @bag<N,V>" in gradc_command("dump", "model.py")[0], "the one graph of the file"
+    assert "graph @plain<N>" in gradc_command("dump", *PLAIN)[0]
+    assert (
+        "%params.w: f32[4,3]"
+        in gradc_command(
+            "dump",
+            "model.py:nested",
+            "--type",
+            "params.w=f32[4,3]",
+            "--type",
+            "params.b=f32[3]",
+            "--type",
+            "x=f32[N,4]",
+        )[0]
+    )
+    assert "%x: f32[3]" in gradc_command("dump", "model.py:build")[0], (
+        "a function without parameters that makes a graph"
+    )
+    graph = gradc.trace(lambda x: x * x, x="f32[N]", name="square")
+    graph.save(folder / "square.gir")
+    assert "graph @square<N>" in gradc_command("dump", "square.gir")[0]
+    gradc_command("compile", "square.gir", "--wrt", "x", "--save-module", "saved")
+    assert "wrt x" in gradc_command("explain", "saved")[0]
+    assert "d.x" in gradc_command("run", "saved", "--grad")[0]
+
+
+MISTAKES = [
+    (["dump", "nowhere.gir"], "there is no file or folder 'nowhere.gir'"),
+    (["dump", "nowhere.py:f"], "there is no file 'nowhere.py'"),
+    (["dump", "model.py:nope"], "model.py has no 'nope'; it has bag, plain, nested, build, broken, wrongly"),
+    (["dump", "model.py:WIDTH"], "model.py:WIDTH is int, not a graph or a function"),
+    (["dump", "model.py:plain"], "takes x, w; give their types: --type x=f32[N,4]"),
+    (["dump", "model.py:plain", "--type", "x=f32[N,4]"], "--type w=... is missing"),
+    (["dump", *PLAIN, "--type", "z=f32[3]"], "has no parameter 'z'; it takes x, w"),
+    (["dump", "model.py:plain", "--type", "x=q32[N]", "--type", "w=f32[4,3]"], "q32"),
+    (["dump", "model.py:plain", "--type", "x"], "'x' is not NAME=TYPE"),
+    (["dump", "model.py:plain", "--type", "x=f32[N,4]", "--type", "w=f32[5,3]"], "inner sizes differ: 4 and 5"),
+    (
+        ["dump", "model.py:broken", "--type", "x=f32[4]"],
+        "model.py:broken raised NameError at model.py:27: name 'undefined_name' is not defined",
+    ),
+    (["dump", "model.py:bag", "--wrt", "tokens"], "NotDifferentiable: "),
+    (["dump", "model.py:bag", "--wrt", "nothing"], "wrt names 'nothing'; the inputs of bag are tokens, q, scale, w"),
+    (["dump", "model.py:bag", "--after", "sinkdequant"], "there is no pass 'sinkdequant'; did you mean sink_dequant?"),
+    (["dump", "model.py:bag", "--follow", "hiden"], "no value is called 'hiden'; did you mean hidden?"),
+    (["dump", "model.py:bag", "--all", "--after", "joint"], "one at a time"),
+    (["run", "model.py:bag", "--dims", "Q=4"], "--dims Q: bag has the dims N, V"),
+    (["run", "model.py:bag", "--dims", "N=-4"], "N=-4: a size is an integer, 0 or more"),
+    (["run", "model.py:bag", "--dims", "N=4,N=5"], "N is given twice"),
+    (["run", "model.py:bag", "--input", "w=model.py"], "'model.py' holds no arrays: neither .npy nor .npz"),
+    (["run", "model.py:bag", "--input", "w=absent.npy"], "'absent.npy' holds no arrays: No such file"),
+    (["run", "model.py:bag", "--input", "b=b.npy"], "bag has no input 'b'; it has tokens, q, scale, w"),
+    (["run", "model.py:bag", "--input", "w=b.npy"], "w is f32[8]"),
+    (["run", "model.py:bag", "--input", "tokens=tokens.npy", "--dims", "V=4"], "IndexOutOfRange: "),
+    (["compile", "model.py:bag", "--emit", "ir"], "--emit and -o belong together"),
+    (["compile", "model.py:bag", "--emit", "exe", "-o", "out"], "--emit exe: there are ir, c, explain"),
+    (["compile", "model.py:bag", "--numerics", "sloppy"], "'sloppy' is not one of 'real', 'strict'"),
+    (
+        ["compile", "model.py:bag", "--memory-budget", "much"],
+        "'much': bytes (4096, 64MB) or a fraction from 0.0 to 1.0",
+    ),
+    (
+        ["compile", *PLAIN, "--wrt", "w", "--memory-budget", "1B", "--dims", "N=4"],
+        "memory_budget=1 bytes, and 48 are the fewest",
+    ),
+    (["compile", "model.py:bag", "-o", "model.py", "--emit", "ir"], "is a file"),
+    (["extract", "model.py:bag", "nokernel", "-o", "out"], "there is no kernel 'nokernel'"),
+    (["frobnicate"], "No such command 'frobnicate'"),
+    (["dump", "garbage.gir"], "IRFormatError: line 2, column 16: there is no op 'frob'"),
+    (["dump", "."], "holds no module of gradc"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a[:4]) for a, _ in MISTAKES])
+def test_a_mistake_is_one_message(arguments: list[str], message: str, gradc_command, folder: Path):
+    np.save(folder / "b.npy", np.zeros(3, np.float32))
+    np.save(folder / "tokens.npy", np.array([1, 9], np.int64))
+    (folder / "garbage.gir").write_text("graph @g(%x: f32[3]) {\n  %0: f32[3] = frob %x\n  return y=%0\n}\n")
+    _, err = gradc_command(*arguments, code=2)
+    assert message in err and err.startswith("error: ") and err.count("error: ") == 1, err
+    assert "Traceback" not in err
+
+
+def test_notes_of_an_error_are_shown(gradc_command, folder: Path):
+    (folder / "garbage.gir").write_text("graph @g(%x: f32[3]) {\n  %0: f32[3] = frob %x\n  return y=%0\n}\n")
+    assert "^^^^" in gradc_command("dump", "garbage.gir", code=2)[1]
+
+
+def test_a_bug_of_ours_is_called_one(gradc_command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gradc.passes.manager.Pipeline.run", lambda *a, **k: 1 / 0)
+    monkeypatch.setenv("GRADC_CACHE", "0")
+    err = gradc_command("dump", "model.py:bag", code=3)[1]
+    assert "Traceback" in err and "This is a bug of gradc" in err and "GRADC_DUMP" in err
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def test_help_shows_examples(gradc_command):
+    top = gradc_command("--help")[0]
+    for command in ("compile", "dump", "run", "explain", "check", "extract", "demo", "doctor"):
+        assert f"  {command}" in top
+        assert f"  gradc {command}" in gradc_command(command, "--help")[0]
+    assert "Exit codes: 0 fine, 1 a check failed, 2 a mistake" in top
+    assert gradc.__version__ in gradc_command("--version")[0]
+
+
+def test_compile_writes_what_is_asked(gradc_command, folder: Path):
+    out = gradc_command("compile", "model.py:bag", "--wrt", "scale,w", "--emit", "ir,c,explain", "-o", "out")[0]
+    assert "module bag on cpu" in out and "compiled in" in out
+    names = {p.relative_to(folder / "out").as_posix() for p in (folder / "out").rglob("*") if p.is_file()}
+    assert {"00-forward.gir", "02-joint.gir", "forward.c", "backward.c", "explain.txt"} <= names
+    assert any(n.startswith("kernels/") for n in names)
+    assert gradc.load(folder / "out" / "00-forward.gir").input_names == ("tokens", "q", "scale", "w")
+    gradc_command("compile", "model.py:bag", "--emit", "c", "-o", "only")
+    assert not list((folder / "only").glob("*.gir"))
+
+
+def test_options_reach_the_compiler(gradc_command):
+    fused = gradc_command("compile", *PLAIN, "--wrt", "w")[0]
+    alone = gradc_command("compile", *PLAIN, "--wrt", "w", "--no-fuse")[0]
+    assert len(alone.splitlines()) > len(fused.splitlines())
+    assert "on numpy" in gradc_command("compile", *PLAIN, "--target", "numpy")[0]
+    assert "r.soft" in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all")[0]
+    assert (
+        "r.soft"
+        in gradc_command("explain", *PLAIN, "--wrt", "w", "--save", "all", "--memory-budget", "1KB", "--dims", "N=4")[0]
+    )
+    assert "measured" in gradc_command("explain", *PLAIN, "--dims", "N=4", "--timed", "1")[0]
+    assert (
+        "f32[V,8]"
+        in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy")[0]
+    )
+
+
+def test_dump(gradc_command):
+    out = gradc_command("dump", "model.py:bag", "--wrt", "scale")[0]
+    assert "joint " in out and "unchanged" in out
+    joint = gradc_command("dump", "model.py:bag", "--wrt", "scale", "--after", "joint")[0]
+    assert joint.startswith("graph @bag_joint<") and gradc.parse(joint).output_names == ("y", "d.scale")
+    every = gradc_command("dump", "model.py:bag", "--wrt", "scale", "--all")[0]
+    assert every.count("# ---- ") == len(out.split("\n\n")[0].splitlines())
+
+
+def test_diff_shows_only_what_changed(gradc_command):
+    lines = gradc_command("dump", *PLAIN, "--wrt", "w", "--diff", "decompose")[0].splitlines()
+    assert lines[0] == "--- before decompose" and lines[1] == "+++ after decompose"
+    assert any(line.startswith("-") and "softmax" in line for line in lines)
+    assert any(line.startswith("+") and "mul" in line and "# soft" in line for line in lines), (
+        "what took its place keeps its name"
+    )
+    kept = [line for line in lines[2:] if line.startswith(" ")]
+    assert any("matmul" in line for line in kept), "a value that both have is one line"
+    assert not any(line[1:].strip().startswith("%0:") for line in lines if line[0] in "+-")
+    assert "changed nothing" in gradc_command("dump", *PLAIN, "--diff", "upcast")[0]
+    assert "starts anew" in gradc_command("dump", *PLAIN, "--diff", "forward.schedule")[0]
+    choice = gradc_command("dump", *PLAIN, "--diff", "forward.choose_reduction")[0]
+    assert "+" in choice and "strategy(y: privatized)" in choice
+
+
+def test_follow_a_value(gradc_command):
+    out = gradc_command("dump", "model.py:bag", "--wrt", "scale", "--follow", "hidden")[0]
+    assert "forward:\n  %2: f32[N,8] = gelu %1" in out
+    after = out.split("decompose:\n")[1].splitlines()[0]
+    assert "= mul " in after and "# hidden" in after
+    followed = gradc_command("dump", *PLAIN, "--wrt", "w", "--follow", "h")[0]
+    assert "backward.schedule:" in followed and "temp h: f32[N,3]" in followed.split("forward.schedule:")[1]
+    output = gradc_command("dump", *PLAIN, "--wrt", "w", "--follow", "w")[0]
+    assert "-> d.w" in output and "output d.w: f32[4,3]" in output
+    table = gradc_command("dump", "model.py:bag", "--wrt", "scale", "--follow", "table")[0]
+    assert "(rewritten here: --diff push_gathers shows how)" in table
+
+
+def test_run(gradc_command, folder: Path):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((6, 4)).astype("f4"), rng.standard_normal((4, 3)).astype("f4")
+    np.save(folder / "x.npy", x)
+    np.savez(folder / "both.npz", x=x, w=w)
+    out = gradc_command(
+        "run", *PLAIN, "--input", "x=x.npy", "--input", "w=both.npz", "--grad", "--wrt", "w", "--out", "y.npz"
+    )[0]
+    assert "at N=6" in out and "d.w  float32[4,3]  min " in out and "random" not in out
+    soft = np.exp(x @ w) / np.exp(x @ w).sum(1, keepdims=True)
+    with np.load(folder / "y.npz") as stored:
+        assert set(stored.files) == {"y", "d.w"}
+        np.testing.assert_allclose(stored["y"], (soft**2).sum(), rtol=1e-5)
+    for inputs in (["both.npz"], ["x=both.npz:x", "w=both.npz:w"]):
+        given = [word for text in inputs for word in ("--input", text)]
+        assert gradc_command("run", *PLAIN, *given)[0].splitlines()[1].split() == out.splitlines()[1].split()
+    one, two, three = (gradc_command("run", "model.py:bag", "--dims", "N=64,V=10", "--seed", s)[0] for s in "001")
+    assert "random (seed 0): tokens, q, scale, w" in one
+    assert one.splitlines()[1] == two.splitlines()[1] != three.splitlines()[1]
+    assert "d.scale" in gradc_command("run", "model.py:bag", "--grad")[0], "every float input"
+
+
+def test_bfloat16_files(gradc_command, folder: Path):
+    import ml_dtypes
+
+    gradc_command("run", "model.py:plain", "--type", "x=bf16[N,4]", "--type", "w=bf16[4,3]", "--grad", "--out", "a.npz")
+    with np.load(folder / "a.npz") as stored:
+        assert stored["d.w"].dtype == np.uint16
+        np.savez(folder / "w.npz", w=stored["d.w"])
+        want = stored["d.w"].view(ml_dtypes.bfloat16)
+    gradc.trace(lambda w: w * 1, w="bf16[4,3]").save(folder / "id.gir")
+    gradc_command("run", "id.gir", "--input", "w.npz", "--out", "b.npz")
+    with np.load(folder / "b.npz") as stored:
+        assert np.array_equal(stored["y"].view(ml_dtypes.bfloat16), want)
+
+
+def test_explain(gradc_command):
+    out = gradc_command("explain", "model.py:bag", "--wrt", "scale", "--dims", "N=100,V=7")[0]
+    assert "N=100" in out and "V=7" in out and "residuals:" in out and "passes:" in out
+
+
+def test_check_says_yes_and_no(gradc_command):
+    out = gradc_command("check", "model.py:bag", "--dims", "N=5")[0]
+    assert "at N=5" in out and "7 of 7 hold" in out and "cpu kernels, f64" in out
+    assert "kernels" not in gradc_command("check", "model.py:bag", "--no-kernels", "--wrt", "w")[0]
+    out = gradc_command("check", "model.py:wrongly", "--type", "x=f32[N]", "--no-kernels", code=1)[0]
+    assert "FAILED" in out and "differences say" in out
+
+
+def test_extract_gives_files_that_check_themselves(gradc_command, folder: Path):
+    out = gradc_command(
+        "extract", "model.py:bag", "--wrt", "scale", "sum_scatter_add_mul", "-o", "one", "--dims", "N=300,V=90"
+    )[0]
+    assert "N=300, V=90" in out
+    script = [sys.executable, str(folder / "one" / "check.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        script, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0 and "ok" in done.stdout and "GB/s" in done.stdout, done.stderr
+    source = folder / "one" / "kernel.c"
+    edited = source.read_text().replace(" * v", " + v", 1)
+    assert edited != source.read_text()
+    source.write_text(edited)
+    done = subprocess.run(
+        script, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 1 and "WRONG" in done.stdout, "the C in the folder is what runs"
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def test_doctor(gradc_command):
+    out = gradc_command("doctor")[0]
+    for what in ("Python", "numpy", "C compiler", "threads", "vectors", "NVRTC", "CuPy", "GPU", "cache"):
+        assert f"  {what} " in out, out
+    assert "healthy" in out and out.rstrip().endswith("nothing is broken")
+
+
+def test_doctor_works_without_anything(folder: Path):
+    environment = {k: v for k, v in os.environ.items() if k not in ("CC", "GRADC_CACHE_DIR")}
+    environment |= {"PATH": str(folder), "HOME": str(folder), "PYTHONPATH": str(ROOT), "GRADC_CACHE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gradc", "doctor"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    assert "turned off by GRADC_CACHE" in done.stdout and "GPU" in done.stdout
+    import importlib.util
+
+    if importlib.util.find_spec("ziglang") is None:
+        assert "no C compiler" in done.stdout and done.returncode == 0, done.stdout
+
+
+def test_doctor_finds_what_is_broken(folder: Path):
+    (folder / "cache").write_text("a file")
+    (folder / "badcc").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "badcc").chmod(0o755)
+    environment = {
+        **os.environ,
+        "CC": str(folder / "badcc"),
+        "GRADC_CACHE_DIR": str(folder / "cache"),
+        "GRADC_VERIFY": "perhaps",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "gradc", "doctor"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("broken: ") and all(w in last for w in ("C compiler", "cache", "GRADC_VERIFY")), done.stdout
+
+
+# -- a process of its own ----------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_stops_is_no_error(folder: Path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"{sys.executable} -m gradc dump model.py:bag --wrt scale --all | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0 and not done.stderr and done.stdout.count("\n") == 1
+
+
+def test_progress_only_where_wanted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gradc.cli.progress.PATIENCE", 0.02)
+    monkeypatch.setattr("gradc.cli.progress.PERIOD", 0.02)
+    monkeypatch.setattr("gradc.cli.progress.time", SimpleNamespace(monotonic=lambda: 7.0))
+    said = io.StringIO()  # pytest's capture may lose what is written while it is read
+    monkeypatch.setattr("sys.stderr", said)
+    for wanted in (None, False):
+        with Progress("compiling", wanted) as progress:
+            assert not progress._thread.is_alive()
+    assert said.getvalue() == ""
+    with Progress("compiling", True) as progress:
+        while said.getvalue().count("\n") < 1:
+            time.sleep(0.001)
+        progress.say("checking")
+        while said.getvalue().count("\n") < 2:
+            time.sleep(0.001)
+    assert said.getvalue() == "compiling ... 0 s\nchecking ... 0 s\n"
+    monkeypatch.setattr("gradc.cli.progress.PATIENCE", 1e6)
+    with Progress("quick", True):
+        pass
+    assert said.getvalue().count("\n") == 2
+
+
+def test_the_command_does_not_wait_for_input(folder: Path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "gradc"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+        check=False,
+    )
+    assert "Usage: gradc" in done.stdout + done.stderr
+
+
+# -- opt ---------------------------------------------------------------------------------------------------------------
+
+
+def test_opt_repeats_what_compile_did(gradc_command, folder: Path):
+    """Pass after pass over the dumps of a compilation gives the next dump."""
+    gradc_command("compile", "model.py:bag", "--wrt", "scale", "--emit", "ir", "-o", "stages")
+    files = {f.stem.split("-", 1)[1]: f for f in sorted((folder / "stages").glob("*.gir"))}
+    names = list(files)
+    for before, name in itertools.pairwise(names):
+        if name not in (
+            "push_gathers",
+            "decompose",
+            "upcast",
+            "simplify",
+            "fold",
+            "sink_dequant",
+            "propagate_reshapes",
+        ):
+            continue
+        out = gradc_command("opt", f"stages/{files[before].name}", "-p", name)[0]
+        assert gradc.parse(out) == gradc.parse(files[name].read_text()), name
+    gradc_command(
+        "opt",
+        f"stages/{files['forward'].name}",
+        "-p",
+        "differentiate,decompose,simplify",
+        "--wrt",
+        "scale",
+        "-o",
+        "joint.gir",
+    )
+    out = gradc_command("opt", "joint.gir", "-p", "schedule,choose_reduction,plan_buffers", "--all")[0]
+    assert "# after schedule" in out and "slot 0" in out.split("# after plan_buffers")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-p", "polish"), "there is no pass 'polish'; passes over a graph: differentiate"),
+        (("-p", "plan_buffers"), "plan_buffers is no pass over a graph"),
+        (("-p", "differentiate"), "differentiate needs --wrt"),
+        (("-p", "schedule"), "decompose comes before it"),
+        (("-p", "decompose,schedule,decompose"), "decompose is no pass over a program"),
+        ((), "Missing option"),
+    ],
+)
+def test_opt_says_what_is_wrong(gradc_command, folder: Path, arguments: tuple[str, ...], message: str):
+    gradc_command("compile", "model.py:bag", "--wrt", "scale", "--emit", "ir", "-o", "stages")
+    (first,) = (folder / "stages").glob("*-forward.gir")
+    assert message in gradc_command("opt", f"stages/{first.name}", *arguments, code=2)[1]

@@ -1,0 +1,65 @@
+"""Each script in examples/ runs from start to end, as a reader would run it, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LINES = {
+    "00_tour": [
+        r"graph @model<N>\(%x: f32\[N,8\]",
+        r"=+ after joint: \d+ nodes =+",
+        r"return y=%\d+, d\.w=%\d+, d\.b=%\d+",
+        r"=+ after forward\.schedule: \d+ kernels and library calls =+",
+        r"#pragma omp simd",
+        r"  loss \d\.\d+, residuals Residuals\(",
+        r"7 of 7 hold",
+    ],
+    "01_quantized_embedding": [
+        r"dense f32\[V,D\] buffers, strict numerics: \w+: f32\[V,D\]",
+        r"dense f32\[V,D\] buffers, by default:      none",
+        r"worst relative error of d\.scale against the formula in NumPy \(f64\): \d\.\de-0[78]",
+        r"backward: gradc [\d.]+ ms",
+    ],
+    "02_custom_op": [
+        r"%1: f32\[N,D\] = shift %0 \{axis=1, by=1\}",
+        r"the scale is applied to: f32\[N,D\] before, f32\[N\] after",
+        r"\w+_rows\(const void \*args, i64 task\)",
+        r"d\.scale  worst relative error against NumPy: \d\.\de-0[78]",
+        r"7 of 7 hold",
+    ],
+    "03_one_kernel": [
+        r"kernel @\w+ rows\(i0: N\) cols\(i1: 256\)",
+        r"run twice: the same bits",
+        r"timed: \d+ us for [\d.]+ MB, [\d.]+ GB/s",
+    ],
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path, tmp_path: Path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in LINES[path.stem]:
+        assert re.search(line, done.stdout), f"no line like {line!r} in\n{done.stdout}"
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_every_example_has_its_lines():
+    assert {path.stem for path in EXAMPLES} == LINES.keys()
