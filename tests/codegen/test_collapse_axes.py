@@ -7,7 +7,7 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.codegen.cpu.collapse_axes import SHORT, collapse_axes
+from gradc.codegen.cpu.collapse_axes import SHORT_COLUMNS, collapse_axes
 from gradc.ir.node import call
 from gradc.ir.types import DTYPES
 
@@ -34,7 +34,7 @@ JOINED = {
     "inside an axis": (lambda x: ops.pad(x, ((0, 0), (0, 0), (0, 1)))[:, :, :28] + x, "f32[7,9,28]", 1, "i1: 252"),
 }
 APART = {
-    "long columns": (lambda x: ops.exp(x), f"f32[N,{SHORT}]"),
+    "long columns": (lambda x: ops.exp(x), f"f32[N,{SHORT_COLUMNS}]"),
     "columns of unknown length": (lambda x: ops.exp(x), "f32[N,D]"),
     "a sum along a row": (lambda x: ops.sum(ops.exp(x), axis=1), "f32[N,28]"),
     "the same in every row": (lambda x: x + x[0], "f32[N,28]"),
