@@ -7,7 +7,6 @@ compiled.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.render import Source, render_program
@@ -33,8 +32,8 @@ from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.plan_buffers import plan_buffers
 from .passes.reductions.choose_reduction import choose_reduction
-from .passes.reductions.devices import gpu_of
-from .passes.reductions.strategies import ON_GPU
+from .passes.reductions.devices import CPU, Device, gpu_of
+from .passes.reductions.strategies import ON_GPU, ON_HOST
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
@@ -154,16 +153,22 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     program = pipeline.keep(
         f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, host=target in ("cpu", "numpy"))
     )
-    cost_model: dict[str, Any] = {}
+    device: Device = CPU
+    strategies = ON_HOST
     if target.startswith("cuda"):
-        device = gpu_of(options.device or options.arch, options.calibration)
-        cost_model = {"device": device, "available": ON_GPU}
+        device, strategies = gpu_of(options.device or options.arch, options.calibration), ON_GPU
         program = pipeline.keep(f"{name}.lanes", program, lambda: lanes(program))
         program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
     program = pipeline.keep(
         f"{name}.choose_reduction",
         program,
-        lambda: choose_reduction(program, force=options.reductions, **cost_model, determinism=options.determinism),
+        lambda: choose_reduction(
+            program,
+            force=options.reductions,
+            device=device,
+            determinism=options.determinism,
+            available=strategies,
+        ),
     )
     return pipeline.keep(f"{name}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 

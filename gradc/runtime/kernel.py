@@ -184,19 +184,18 @@ class KernelHandle:
         do not go together.
         """
         with held_off:
-            from ..passes.reductions.devices import gpu_of
+            from ..passes.reductions.devices import CPU, gpu_of
 
-        gpu = self.owner.target.startswith("cuda")
-        cost: dict[str, Any] = (
-            {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *ON_HOST)}
-            if gpu
-            else {}
+        on_gpu = self.owner.target.startswith("cuda")
+        device, available = (
+            (gpu_of(self.owner.arch), (strategy, *self.kernel.strategies.values())) if on_gpu else (CPU, ())
         )
         program = self.executable.program
         if self.kernel.strategies.get(buffer) == strategy:
             return self
+        force = {**self.kernel.strategies, buffer: strategy}
         *_, step = choose_reduction(
-            program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **cost
+            program, force=force, device=device, determinism="none", available=(*available, *ON_HOST)
         ).steps
         return (
             KernelHandle(step, self.owner)
