@@ -1,7 +1,16 @@
 """The compiler on one page: :func:`compile_graph` and its stages, in order, from a graph to a loaded module.
 
-A module that comes from the cache (:mod:`gradc.api`) needs none of this, so that nothing here is imported before one is
-compiled.
+=======================  ==============================================================================
+:func:`run_passes`       Graph -> forward and backward Graph (:func:`lower`) -> Program (:func:`kernels`)
+:class:`.Module`         verifies that no access of a Program leaves its array
+:func:`render`           Program -> C or CUDA
+:func:`compile_sources`  C -> machine code; CUDA is compiled by NVRTC at its first launch
+:func:`load`             machine code -> this process
+:func:`.parts_of`        module -> bytes, for the cache
+=======================  ==============================================================================
+
+:mod:`gradc.api` looks in the cache before.  A module that comes from there needs none of this, so that nothing here is
+imported before one is compiled.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Executable)
 
 CAPTURED = ("forward", "backward", "both", "value_and_grad")
-"""What a CUDA graph can hold."""
+"""The calls that can be captured as a CUDA graph."""
 
 
 class Forward(Executable):
@@ -72,7 +72,7 @@ class Forward(Executable):
         )
 
     def kept(self, inputs: Arguments, results: Arguments, dims: Mapping[str, int]) -> Residuals:
-        """What backward reads of a call."""
+        """The residuals of a call: what backward reads of it."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
@@ -179,7 +179,7 @@ class Backward(Executable):
     def inputs_of(
         self, residuals: Residuals, cotangents: Sequence[Any], named: Arguments, stream: Any = None
     ) -> Results:
-        """What the program reads, by name: residuals, and cotangents in order or by name."""
+        """The program's inputs: residuals, and cotangents in order or by name."""
         if residuals.module is not self.module and not residuals.module.equals(self.module):
             theirs, mine = residuals.module.options.given(), self.module.options.given()
             options = ", ".join(
@@ -230,11 +230,11 @@ class Code:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a module came to be, for what is only done on demand.
+    """What a module computes on demand.
 
-    :param stages: runs every pass again.
+    :param stages: runs every pass again, for a module that came from the cache.
     :param joint: the program of value and gradients together.
-    :param save: writes the module into a folder.
+    :param save: writes the module into a file.
     :param variant: the same module for inputs whose axes lie in another order.
     """
 
@@ -362,11 +362,11 @@ class Module(Shared):
         return given
 
     def variant(self, inputs: Arguments, dims: Any) -> tuple[Module | None, Orders]:
-        """For inputs whose axes lie in another order (channels last) the module that reads them as they lie, compiled
-        when that order is first met.
+        """The module for inputs whose axes are in another order in memory (channels last), which reads them without a
+        copy; compiled when that order is first seen.
 
-        None where there is none: all lie in order, the call is wrong, there are too many orders, or the module cannot
-        be made for one.
+        None where all inputs are in row-major order, the call is wrong, there are too many orders, or the module cannot
+        be compiled for one.
         """
         if all(unordered(value) is None for value in inputs.values()):
             return None, {}
@@ -610,8 +610,8 @@ class Module(Shared):
         return self.forward.sku(**dims)
 
     def synchronize(self) -> None:
-        """Wait for everything asked for, and raise the first error of it (``errors="async"``); the CPU never leaves
-        anything waiting.
+        """Wait until all submitted calls have finished, and raise their first error (``errors="async"``); on the CPU
+        every call has finished when it returns.
         """
         for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
             executable.synchronize()

@@ -58,7 +58,7 @@ class Kernels(dict[str, "KernelHandle"]):
         raise KeyError(self.lacking(name))
 
     def lacking(self, name: str) -> str:
-        """Why there is no kernel of that name, and which there are."""
+        """The message for a name that is no kernel's, with the known names."""
         if any(name in (call, call.rsplit("_", 1)[0]) for call in self.calls):
             return f"{name!r} is computed by a library: it has no kernel; the kernels are {', '.join(self) or 'none'}"
         close = difflib.get_close_matches(name, self, 1)
@@ -119,7 +119,7 @@ class KernelHandle:
         return self.owner.sibling(replace(program, steps=(*checks, self.kernel)))
 
     def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
-        """What the owner's error says of such a check: the op and the user's name of the positions."""
+        """The op and the user's name of the positions, as in the error of the owner's own check."""
         program = self.owner.program
         for kernel in program.kernels:
             for other, size in checked_buffers(kernel, {b.name: b.type for b in program.buffers}):
