@@ -23,7 +23,7 @@ from ..passes.schedule.residual import Residual
 from ..process.forks import cached_property, held_off
 from ..runtime.cuda.pending import AsyncErrors
 from ..runtime.executable import Executable, Precision
-from ..runtime.host.arrays import Arguments, Results
+from ..runtime.host.arrays import AnyArray, Arguments, Results
 from ..runtime.host.tensors import detached
 from ..runtime.kernel import Kernels
 from ..runtime.located import unordered
@@ -109,40 +109,11 @@ class Backward(Executable):
             )
         variant = self.module.variant_of(residuals)
         if variant is not None:
-            read = {
-                **residuals.arrays,
-                **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None},
-                **{n: v for n, v in named.items() if v is not None},
-            }
-            targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
-            gradients = variant.backward(
-                residuals,
-                *cotangents,
-                out=targets.given,
-                accumulate=targets.accumulate,
-                stream=stream,
-                workspace=workspace,
-                dims=dims,
-                **named,
-            )
-            return Gradients(
-                targets.finish(undo_layout(gradients, residuals.orders), self.backend, stream), self.module.structure
-            )
+            return self._by_variant(variant, residuals, cotangents, named, out, accumulate, stream, workspace, dims)
         inputs = self.inputs_of(residuals, cotangents, named, stream)
         gradient_names = self.module.joint_names[1]
         if isinstance(out, Mapping):
-            unknown = out.keys() - gradient_names.keys()
-            if unknown:
-                raise InvalidProblem(
-                    f"out= names {min(map(str, unknown))!r}; there are gradients of {', '.join(gradient_names)}"
-                )
-            rows = out.keys() & set(self.module.options.sparse)
-            if rows:
-                raise Unsupported(
-                    f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits;"
-                    " SparseRows.add_to adds them to yours"
-                )
-            out = {gradient_names[n]: a for n, a in out.items()}
+            out = self._by_output(out)
         adding = {accumulate} if isinstance(accumulate, str) else accumulate
         if isinstance(adding, Collection):
             adding = {gradient_names.get(n, n) for n in adding}
@@ -160,6 +131,58 @@ class Backward(Executable):
             raise
         shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
         return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
+
+    def _by_variant(
+        self,
+        variant: Module,
+        residuals: Residuals,
+        cotangents: Sequence[AnyArray],
+        named: Arguments,
+        out: Arguments | None,
+        accumulate: bool | Collection[str],
+        stream: Any,
+        workspace: Any,
+        dims: Mapping[str, int] | None,
+    ) -> Gradients:
+        """The gradients of a variant, with the axes of this module's graph."""
+        read = {
+            **residuals.arrays,
+            **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None},
+            **{n: v for n, v in named.items() if v is not None},
+        }
+        targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
+        gradients = variant.backward(
+            residuals,
+            *cotangents,
+            out=targets.given,
+            accumulate=targets.accumulate,
+            stream=stream,
+            workspace=workspace,
+            dims=dims,
+            **named,
+        )
+        in_order = undo_layout(gradients, residuals.orders)
+        return Gradients(targets.finish(in_order, self.backend, stream), self.module.structure)
+
+    def _by_output(self, out: Arguments) -> Arguments:
+        """``out=`` by the program's names of gradients.
+
+        :raises InvalidProblem: a name that no gradient has.
+        :raises Unsupported: a gradient that comes as rows.
+        """
+        gradient_names = self.module.joint_names[1]
+        unknown = out.keys() - gradient_names.keys()
+        if unknown:
+            raise InvalidProblem(
+                f"out= names {min(map(str, unknown))!r}; there are gradients of {', '.join(gradient_names)}"
+            )
+        rows = out.keys() & set(self.module.options.sparse)
+        if rows:
+            raise Unsupported(
+                f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits;"
+                " SparseRows.add_to adds them to yours"
+            )
+        return {gradient_names[n]: a for n, a in out.items()}
 
     def _check_cotangents(self, residuals: Residuals, inputs: Arguments) -> None:
         """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
