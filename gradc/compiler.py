@@ -1,13 +1,21 @@
 """The compiler on one page: :func:`compile_graph` and its stages, in order, from a graph to a loaded module.
 
-A module that comes from the cache (:mod:`gradc.api`) needs none of this, so that nothing here is imported before one is
-compiled.
+=======================  ==============================================================================
+:func:`run_passes`       Graph -> forward and backward Graph (:func:`lower`) -> Program (:func:`kernels`)
+:class:`.Module`         verifies that no access of a Program leaves its array
+:func:`render`           Program -> C or CUDA
+:func:`compile_sources`  C -> machine code; CUDA is compiled by NVRTC at its first launch
+:func:`load`             machine code -> this process
+:func:`.parts_of`        module -> bytes, for the cache
+=======================  ==============================================================================
+
+:mod:`gradc.api` looks in the cache before.  A module that comes from there needs none of this, so that nothing here is
+imported before one is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.program import Source, render_program
@@ -33,8 +41,8 @@ from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.plan_buffers import plan_buffers
 from .passes.reductions.choose_reduction import choose_reduction
-from .passes.reductions.devices import gpu_of
-from .passes.reductions.strategies import ON_GPU
+from .passes.reductions.devices import CPU, Device, gpu_of
+from .passes.reductions.strategies import ON_GPU, ON_HOST
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
@@ -154,16 +162,22 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     program = pipeline.keep(
         f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, host=target in ("cpu", "numpy"))
     )
-    cost_model: dict[str, Any] = {}
+    device: Device = CPU
+    strategies = ON_HOST
     if target.startswith("cuda"):
-        device = gpu_of(options.device or options.arch, options.calibration)
-        cost_model = {"device": device, "available": ON_GPU}
+        device, strategies = gpu_of(options.device or options.arch, options.calibration), ON_GPU
         program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))
         program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
     program = pipeline.keep(
         f"{name}.choose_reduction",
         program,
-        lambda: choose_reduction(program, force=options.reductions, **cost_model, determinism=options.determinism),
+        lambda: choose_reduction(
+            program,
+            force=options.reductions,
+            device=device,
+            determinism=options.determinism,
+            available=strategies,
+        ),
     )
     return pipeline.keep(f"{name}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 

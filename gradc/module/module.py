@@ -23,7 +23,7 @@ from ..passes.schedule.residual import Residual
 from ..process.forks import cached_property, held_off
 from ..runtime.cuda.pending import AsyncErrors
 from ..runtime.executable import Executable, Precision
-from ..runtime.host.arrays import Arguments, Results
+from ..runtime.host.arrays import AnyArray, Arguments, Results
 from ..runtime.host.tensors import detached
 from ..runtime.kernel import Kernels
 from ..runtime.located import unordered
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Executable)
 
 CAPTURED = ("forward", "backward", "both", "value_and_grad")
-"""What a CUDA graph can hold."""
+"""The calls that can be captured as a CUDA graph."""
 
 
 class Forward(Executable):
@@ -72,7 +72,7 @@ class Forward(Executable):
         )
 
     def kept(self, inputs: Arguments, results: Arguments, dims: Mapping[str, int]) -> Residuals:
-        """What backward reads of a call."""
+        """The residuals of a call: what backward reads of it."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
@@ -109,40 +109,11 @@ class Backward(Executable):
             )
         variant = self.module.variant_of(residuals)
         if variant is not None:
-            read = {
-                **residuals.arrays,
-                **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None},
-                **{n: v for n, v in named.items() if v is not None},
-            }
-            targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
-            gradients = variant.backward(
-                residuals,
-                *cotangents,
-                out=targets.given,
-                accumulate=targets.accumulate,
-                stream=stream,
-                workspace=workspace,
-                dims=dims,
-                **named,
-            )
-            return Gradients(
-                targets.finish(undo_layout(gradients, residuals.orders), self.backend, stream), self.module.structure
-            )
+            return self._by_variant(variant, residuals, cotangents, named, out, accumulate, stream, workspace, dims)
         inputs = self.inputs_of(residuals, cotangents, named, stream)
         gradient_names = self.module.joint_names[1]
         if isinstance(out, Mapping):
-            unknown = out.keys() - gradient_names.keys()
-            if unknown:
-                raise InvalidProblem(
-                    f"out= names {min(map(str, unknown))!r}; there are gradients of {', '.join(gradient_names)}"
-                )
-            rows = out.keys() & set(self.module.options.sparse)
-            if rows:
-                raise Unsupported(
-                    f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits;"
-                    " SparseRows.add_to adds them to yours"
-                )
-            out = {gradient_names[n]: a for n, a in out.items()}
+            out = self._by_output(out)
         adding = {accumulate} if isinstance(accumulate, str) else accumulate
         if isinstance(adding, Collection):
             adding = {gradient_names.get(n, n) for n in adding}
@@ -160,6 +131,58 @@ class Backward(Executable):
             raise
         shapes = self.module.shapes_of_sparse({**residuals.dims, **own})
         return Gradients(assembled(results, gradient_names, shapes, shapes), self.module.structure)
+
+    def _by_variant(
+        self,
+        variant: Module,
+        residuals: Residuals,
+        cotangents: Sequence[AnyArray],
+        named: Arguments,
+        out: Arguments | None,
+        accumulate: bool | Collection[str],
+        stream: Any,
+        workspace: Any,
+        dims: Mapping[str, int] | None,
+    ) -> Gradients:
+        """The gradients of a variant, with the axes of this module's graph."""
+        read = {
+            **residuals.arrays,
+            **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None},
+            **{n: v for n, v in named.items() if v is not None},
+        }
+        targets = Targets(self, read, residuals, out, accumulate, self.module.joint_names[1])
+        gradients = variant.backward(
+            residuals,
+            *cotangents,
+            out=targets.given,
+            accumulate=targets.accumulate,
+            stream=stream,
+            workspace=workspace,
+            dims=dims,
+            **named,
+        )
+        in_order = undo_layout(gradients, residuals.orders)
+        return Gradients(targets.finish(in_order, self.backend, stream), self.module.structure)
+
+    def _by_output(self, out: Arguments) -> Arguments:
+        """``out=`` by the program's names of gradients.
+
+        :raises InvalidProblem: a name that no gradient has.
+        :raises Unsupported: a gradient that comes as rows.
+        """
+        gradient_names = self.module.joint_names[1]
+        unknown = out.keys() - gradient_names.keys()
+        if unknown:
+            raise InvalidProblem(
+                f"out= names {min(map(str, unknown))!r}; there are gradients of {', '.join(gradient_names)}"
+            )
+        rows = out.keys() & set(self.module.options.sparse)
+        if rows:
+            raise Unsupported(
+                f"out= for the sparse gradient of {min(rows)!r}: it has as many rows as the call hits;"
+                " SparseRows.add_to adds them to yours"
+            )
+        return {gradient_names[n]: a for n, a in out.items()}
 
     def _check_cotangents(self, residuals: Residuals, inputs: Arguments) -> None:
         """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
@@ -179,7 +202,7 @@ class Backward(Executable):
     def inputs_of(
         self, residuals: Residuals, cotangents: Sequence[Any], named: Arguments, stream: Any = None
     ) -> Results:
-        """What the program reads, by name: residuals, and cotangents in order or by name."""
+        """The program's inputs: residuals, and cotangents in order or by name."""
         if residuals.module is not self.module and not residuals.module.equals(self.module):
             theirs, mine = residuals.module.options.given(), self.module.options.given()
             options = ", ".join(
@@ -230,11 +253,11 @@ class Code:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a module came to be, for what is only done on demand.
+    """What a module computes on demand.
 
-    :param stages: runs every pass again.
+    :param stages: runs every pass again, for a module that came from the cache.
     :param joint: the program of value and gradients together.
-    :param save: writes the module into a folder.
+    :param save: writes the module into a file.
     :param variant: the same module for inputs whose axes lie in another order.
     """
 
@@ -362,11 +385,11 @@ class Module(Shared):
         return given
 
     def variant(self, inputs: Arguments, dims: Any) -> tuple[Module | None, Orders]:
-        """For inputs whose axes lie in another order (channels last) the module that reads them as they lie, compiled
-        when that order is first met.
+        """The module for inputs whose axes are in another order in memory (channels last), which reads them without a
+        copy; compiled when that order is first seen.
 
-        None where there is none: all lie in order, the call is wrong, there are too many orders, or the module cannot
-        be made for one.
+        None where all inputs are in row-major order, the call is wrong, there are too many orders, or the module cannot
+        be compiled for one.
         """
         if all(unordered(value) is None for value in inputs.values()):
             return None, {}
@@ -610,8 +633,8 @@ class Module(Shared):
         return self.forward.sku(**dims)
 
     def synchronize(self) -> None:
-        """Wait for everything asked for, and raise the first error of it (``errors="async"``); the CPU never leaves
-        anything waiting.
+        """Wait until all submitted calls have finished, and raise their first error (``errors="async"``); on the CPU
+        every call has finished when it returns.
         """
         for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
             executable.synchronize()

@@ -1,4 +1,4 @@
-"""A module as one file: what stands in it, and what is checked before anything of it is used.
+"""A module as one file: its format, and what is checked before any part is used.
 
 The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module``: ``module`` (JSON: wrt, target, options, the
 machine that its machine code is for), ``graph`` (text) with the arrays bound to its inputs, ``residuals`` (JSON), the
@@ -42,9 +42,10 @@ _FILE = "module.gradc"
 
 @dataclass(frozen=True)
 class SavedModule:
-    """What a file says, its own types checked; whether the parts fit together is :func:`check_module`'s.
+    """The contents of a file, each of the right type; :func:`check_module` checks whether the parts fit together.
 
-    :param machine: what the machine code is for.  :param parts: residuals, programs, machine code, by name.
+    :param machine: identity of the machine that the machine code is for.
+    :param parts: residuals, programs, machine code, by name.
     """
 
     graph: Graph
@@ -145,9 +146,10 @@ def refusing(source: str) -> Iterator[None]:
 
 
 def read_module(file: Path) -> SavedModule:
-    """What a file says.
+    """The contents of a file.
 
-    :raises FileError: it cannot be read.  :raises InvalidProblem: it holds no module.
+    :raises FileError: it cannot be read.
+    :raises InvalidProblem: it holds no module.
     """
     try:
         with refusing(str(file)):

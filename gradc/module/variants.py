@@ -1,5 +1,5 @@
-"""Variants: arrays whose axes lie in another order than the graph's are read where they lie, by a module compiled for
-that order.
+"""Variants: arrays whose axes are in another order in memory than in the graph are read without a copy, by a module
+compiled for that order.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from .residuals import Orders, Residuals
 
 Array = np.ndarray[Any, Any]
 WORTH = 1 << 20
-"""Bytes from which on a variant's compilation is worth what it saves: below, the array is copied."""
+"""Bytes: smaller arrays are copied rather than that a variant is compiled."""
 MOST = 8
-"""Variants of one module; what comes in yet another order is copied."""
+"""Variants of one module; an array in yet another order is copied."""
 
 
 def order_of(array: Array) -> tuple[int, ...] | None:
-    """The axes from slowest to fastest if that is another order than the array's own, and nothing lies between; else
-    None.
-    """
+    """The axes from slowest to fastest in memory, if the array is dense and that order is not its own; else None."""
     if array.flags.c_contiguous or array.ndim < 2:
         return None
     strides = array.strides
@@ -42,7 +40,8 @@ def order_of(array: Array) -> tuple[int, ...] | None:
 
 
 def orders_of(inputs: Arguments, types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
-    """The inputs that lie in an order of their own, and it; none where the call is wrong: the module says how.
+    """The orders of the inputs whose axes are in another order in memory; none where the call is wrong: the module
+    raises the error.
 
     :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
     """
@@ -64,12 +63,12 @@ def orders_of(inputs: Arguments, types: Mapping[str, Type], dims: Mapping[str, i
 
 
 def apply_layout(inputs: Arguments, orders: Orders) -> Results:
-    """The same arrays, those with an order as the variant names their axes."""
+    """Arrays with an order are permuted to the axes of the variant's graph."""
     return {name: permuted(value, orders[name]) if name in orders else value for name, value in inputs.items()}
 
 
 def undo_layout(gradients: Arguments, orders: Orders) -> Results:
-    """Gradients with the graph's axes again; they lie in memory as their inputs do."""
+    """Gradients permuted back to the axes of the graph; their order in memory is that of their inputs."""
     return {
         name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value
         for name, value in gradients.items()
@@ -77,10 +76,11 @@ def undo_layout(gradients: Arguments, orders: Orders) -> Results:
 
 
 class Targets:
-    """The caller's ``out=`` for a variant's backward: what lies in the input's order is written by the kernels, the
-    rest after them.
+    """The caller's ``out=`` for a variant's backward: arrays in the variant's order are written by the kernels, the
+    others are copied into afterwards.
 
-    :param backward: of the module that was called.  :param read: arrays that the call reads, by name.
+    :param backward: of the module that was called.
+    :param read: arrays that the call reads, by name.
     :ivar given: the variant's ``out=``.
     :ivar later: arrays in the graph's order, by the input whose gradient they get.
     """
@@ -96,7 +96,7 @@ class Targets:
     ):
         self.given, self.later, self.accumulate, self.adding = out, {}, accumulate, set[str]()
         if not isinstance(out, Mapping) or not out.keys() <= names.keys():
-            return  # the variant says what is wrong
+            return  # the variant raises the error
         arrays = {name: located(value) for name, value in out.items()}
         self.later = {
             name: out[name]
@@ -118,7 +118,7 @@ class Targets:
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
     def finish(self, gradients: Results, backend: Backend, stream: Any = None) -> Results:
-        """The gradients, with the caller's arrays where he gave some."""
+        """The gradients, those of ``out=`` in the caller's arrays."""
         library_stream = backend.stream(None, gradients.values())  # the one of the library of a GPU's arrays
         call_stream = library_stream if stream is None else backend.stream(stream, gradients.values())
         if self.later and call_stream != library_stream and isinstance(backend, DeviceArrays):

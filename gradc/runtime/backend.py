@@ -1,4 +1,4 @@
-"""What an Executable runs on, behind one interface: where the arrays of a call lie, the loaded code, and a call of it.
+"""What an Executable runs on, behind one interface: the memory of its arrays, the loaded code, the launch of a call.
 
 :mod:`.host.backend` has the backends of the targets ``cpu`` and ``numpy``, :mod:`.cuda.backend` those of ``cuda`` and
 ``cuda-sim``.
@@ -40,7 +40,7 @@ class BoundCall:
     :param add_to: the arrays of ``accumulate=``, which results are added to.
     :param stream: the device's; 0 on the host.
     :param noncontiguous: inputs that were copied into row-major order.
-    :param plan: what :meth:`Backend.plan` says of ``dims``.
+    :param plan: :meth:`Backend.plan` of ``dims``.
     """
 
     arrays: dict[str, Array]
@@ -55,7 +55,7 @@ class BoundCall:
 
 
 Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]
-"""The same call of other arrays, checked: inputs by name, sizes by symbol, a stream."""
+"""Checks the arguments of a call: inputs by name, sizes by symbol, a stream."""
 
 
 class Backend(ABC):
@@ -94,12 +94,12 @@ class Backend(ABC):
 
     @abstractmethod
     def _load(self) -> Any:
-        """The loaded code, out of the payload or compiled now."""
+        """Load the payload, or compile the program and load that."""
 
     def load(self, source: Any, payload: bytes | None) -> None:
-        """Take what the compiler made of the program already, so that the first use has nothing to do.
+        """Load what the compiler has rendered and compiled already, so that the first use compiles nothing.
 
-        :param source: what was rendered: a :class:`gradc.codegen.cpu.program.Source` or a
+        :param source: the rendered text: a :class:`gradc.codegen.cpu.program.Source` or a
             :class:`.cuda.programs.CudaSource`.
         :param payload: its machine code; None where a device compiles it at its first launch.
         """
@@ -120,7 +120,7 @@ class Backend(ABC):
         raise Unsupported(f"a binary for CUDA from the target {self.target!r}; target='cuda' has one")
 
     def portable(self, dims: Mapping[str, int]) -> bytes:
-        """The machine code, as another machine may run it.
+        """The machine code in a form that another machine of the same architecture can run.
 
         :param dims: sizes that are known beforehand.
         """
@@ -134,32 +134,32 @@ class Backend(ABC):
 
     @abstractmethod
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
-        """An argument as an array, and what it was.
+        """An argument as an array, and the library it came from.
 
         :param name: its name in errors.
-        :param constants: ids of arrays of the host that a device takes, too.
+        :param constants: ids of host arrays that are accepted on a device, too.
         :raises DeviceError, InvalidProblem: it lies elsewhere, or is no array.
         """
 
     @abstractmethod
     def kind(self, kinds: Sequence[Kind]) -> Kind:
-        """What the results of a call are, by what its arguments were."""
+        """The library whose arrays the results are, given those of the arguments."""
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> Array:
-        """A new array for a result of a kind."""
+        """An uninitialised array for a result of this kind."""
 
     @abstractmethod
     def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
-        """A new array that no caller sees."""
+        """An uninitialised array for internal use."""
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
-        """A new array of zeros that no caller sees."""
+        """An array of zeros for internal use."""
 
     @abstractmethod
     def to_device(self, array: Array, stream: int) -> Array:
-        """An array of the host (a number, a default) where this backend's arrays lie."""
+        """A copy of a host array (a number, a default) in this backend's memory; on the host the array itself."""
 
     @abstractmethod
     def contiguous(self, array: Array, stream: int) -> Array:
@@ -167,7 +167,7 @@ class Backend(ABC):
 
     @abstractmethod
     def result(self, array: Array, kind: Kind) -> Any:
-        """The caller's object for a result."""
+        """A result as an object of the caller's library."""
 
     @abstractmethod
     def donates(self, array: Array, kind: Kind) -> bool:
@@ -175,16 +175,16 @@ class Backend(ABC):
 
     @abstractmethod
     def left(self) -> Limit:
-        """Bytes that can still be had."""
+        """Bytes that can still be allocated."""
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def plan(self, dims: Mapping[str, int]) -> Any:
-        """What these sizes decide of a call, kept for the next: offsets, and ``workspace`` in bytes."""
+        """What a call of these sizes needs, cached: offsets, and ``workspace`` in bytes."""
 
     def thread_bytes(self, plan: Any) -> int:
-        """Bytes that the threads of the CPU keep for such calls, all together."""
+        """Bytes that all threads of the CPU together keep from call to call."""
         return 0
 
     def buffers(self, call: BoundCall) -> dict[str, Array]:
@@ -193,11 +193,11 @@ class Backend(ABC):
 
     @abstractmethod
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
-        """Run a call: its outputs are filled, and added to where that was asked for.
+        """Run a call: write its outputs, and add them to the arrays of ``accumulate=``.
 
-        :param rebind: checks the call's arguments again, for an error that is raised later.
+        :param rebind: checks the call's arguments again, where its error is described after it has returned.
         :param only: one step alone, on the CPU.
-        :return: a check that is still to be looked at, or None.
+        :return: the check of an asynchronous call, to be evaluated later; None if there is none.
         :raises IndexOutOfRange: a data-dependent index.
         """
 
@@ -209,4 +209,4 @@ class Backend(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for everything that was asked of a device."""
+        """Wait until all submitted work has finished."""

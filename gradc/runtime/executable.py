@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sizes:
-    """What its sizes decide of a call, worked out once for each shape of its inputs.
+    """What the sizes of a call determine, computed once per set of input shapes.
 
     :param shapes: of the outputs.
     :param nbytes: of the outputs.
-    :param plan: :meth:`.Backend.plan`; None until it is asked for.
+    :param plan: :meth:`.Backend.plan`; None until the first call of these sizes is checked.
     """
 
     dims: dict[str, int]
@@ -121,7 +121,7 @@ class Executable(Shared):
         return GpuBackend(self.program, payload, arch=self.arch, errors=self.errors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle: what it is made of, its machine code left out."""
+        """Pickled without its machine code."""
         made = functools.partial(
             Executable,
             defaults=self.defaults,
@@ -144,7 +144,9 @@ class Executable(Shared):
         return self.backend.native
 
     def portable(self) -> bytes:
-        """The machine code, as another machine may run it; for a GPU the text alone where there is no NVRTC."""
+        """The machine code in a form that another machine of the same architecture can run; for a GPU the text alone
+        where there is no NVRTC.
+        """
         return self.backend.portable(self.fixed_dims)
 
     @property
@@ -208,7 +210,7 @@ class Executable(Shared):
         return BoundCall(arrays, results, sizes.dims, kind, dict(inputs), add_to, at, tuple(noncontiguous), sizes.plan)
 
     def _read_inputs(self, inputs: Arguments, stream: int) -> tuple[dict[str, Array], list[Kind]]:
-        """The inputs as arrays of their dtypes, and what they were."""
+        """The inputs as arrays of their declared dtypes, and the libraries they came from."""
         extra = inputs.keys() - self.inputs.keys()
         if extra:
             raise InvalidProblem(f"{self.program.name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
@@ -231,7 +233,7 @@ class Executable(Shared):
 
     @cached_property
     def _constants(self) -> set[int]:
-        """The arrays of the host that even a GPU's module takes."""
+        """The ids of host arrays that are accepted on a GPU, too: the defaults."""
         return {id(array) for array in self.defaults.values()}
 
     def _given_outputs(self, out: Any, stream: int) -> dict[str, Array]:
@@ -251,7 +253,7 @@ class Executable(Shared):
         return {key: self.backend.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
-        """The outputs that are added to."""
+        """The names of the outputs that are accumulated."""
         if isinstance(accumulate, bool):
             if accumulate and not out:
                 raise InvalidProblem("accumulate=True adds to the arrays of out=, and there are none")
@@ -265,8 +267,8 @@ class Executable(Shared):
         return set(names)
 
     def _donor(self, key: str, inputs: Arguments, arrays: Mapping[str, Array], kind: Kind) -> str:
-        """The donated input whose memory an output takes in this call: no default's, and none that another input looks
-        at too.
+        """The donated input whose memory an output takes in this call: not a default, and not memory that another input
+        overlaps.
         """
         donor = self.donated.get(self.output_buffers[key], "")
         if (
@@ -392,7 +394,7 @@ class Executable(Shared):
         return None
 
     def _workspace(self, workspace: Any, call: BoundCall) -> Array | None:
-        """The memory of ``workspace=``, checked."""
+        """``workspace=`` as an array of bytes, checked."""
         if workspace is None:
             return None
         array, _ = self.backend.read(workspace, call.stream, "the workspace")
@@ -468,7 +470,7 @@ class Executable(Shared):
     __call__ = run
 
     def launch(self, call: BoundCall, workspace: Array | None = None, only: int = -1) -> None:
-        """Run a bound call; outputs are filled, and added where that was asked for.
+        """Run a bound call: write its outputs, and add them to the arrays of ``accumulate=``.
 
         :param only: one step alone, on the CPU.
         """
@@ -532,7 +534,7 @@ class Executable(Shared):
         return float(np.median(times[1:]))
 
     def synchronize(self) -> None:
-        """Wait for the calls that were asked for, and raise the first error of theirs."""
+        """Wait until all submitted calls have finished, and raise their first error."""
         self.pending.wait()
         self.backend.synchronize()
 

@@ -58,7 +58,7 @@ class Kernels(dict[str, "KernelHandle"]):
         raise KeyError(self.lacking(name))
 
     def lacking(self, name: str) -> str:
-        """Why there is no kernel of that name, and which there are."""
+        """The message for a name that is no kernel's, with the known names."""
         if any(name in (call, call.rsplit("_", 1)[0]) for call in self.calls):
             return f"{name!r} is computed by a library: it has no kernel; the kernels are {', '.join(self) or 'none'}"
         close = difflib.get_close_matches(name, self, 1)
@@ -119,7 +119,7 @@ class KernelHandle:
         return self.owner.sibling(replace(program, steps=(*checks, self.kernel)))
 
     def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
-        """What the owner's error says of such a check: the op and the user's name of the positions."""
+        """The op and the user's name of the positions, as in the error of the owner's own check."""
         program = self.owner.program
         for kernel in program.kernels:
             for other, size in checked_buffers(kernel, {b.name: b.type for b in program.buffers}):
@@ -184,19 +184,18 @@ class KernelHandle:
         do not go together.
         """
         with held_off:
-            from ..passes.reductions.devices import gpu_of
+            from ..passes.reductions.devices import CPU, gpu_of
 
-        gpu = self.owner.target.startswith("cuda")
-        cost: dict[str, Any] = (
-            {"device": gpu_of(self.owner.arch), "available": (strategy, *self.kernel.strategies.values(), *ON_HOST)}
-            if gpu
-            else {}
+        on_gpu = self.owner.target.startswith("cuda")
+        device, available = (
+            (gpu_of(self.owner.arch), (strategy, *self.kernel.strategies.values())) if on_gpu else (CPU, ())
         )
         program = self.executable.program
         if self.kernel.strategies.get(buffer) == strategy:
             return self
+        force = {**self.kernel.strategies, buffer: strategy}
         *_, step = choose_reduction(
-            program, force={**self.kernel.strategies, buffer: strategy}, determinism="none", **cost
+            program, force=force, device=device, determinism="none", available=(*available, *ON_HOST)
         ).steps
         return (
             KernelHandle(step, self.owner)

@@ -12,7 +12,7 @@ from .host.arrays import Array, to_numpy
 
 
 def located(x: Any) -> Array:
-    """Where an array lies and how, on the host or on a GPU: a NumPy array that may not be read."""
+    """The memory of an array, on the host or on a GPU, as a NumPy array whose elements must not be read."""
     with held_off:
         from .cuda.on_device import describe
 
@@ -21,8 +21,8 @@ def located(x: Any) -> Array:
 
 
 def unordered(x: Any) -> Array | None:
-    """The array of what does not lie in row-major order; None of what does, and of what is no array here.  The common
-    case costs next to nothing.
+    """The memory of an array that is not in row-major order; None for one that is, and for what is no array.  The
+    common case is fast.
     """
     if isinstance(x, np.ndarray):
         return None if x.flags.c_contiguous or type(x) is not np.ndarray else x

@@ -1,4 +1,4 @@
-"""What calls do not change."""
+"""Objects that are shared rather than copied."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Any, Self
 
 
 class Shared:
-    """A copy of it, deep or not, is itself: it holds machine code and what is looked up, nothing that belongs to one
-    owner.
-    """
+    """Its copy, shallow or deep, is the object itself: it holds machine code and caches, no state of one owner."""
 
     def __copy__(self) -> Self:
         return self

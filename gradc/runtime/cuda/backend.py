@@ -1,6 +1,6 @@
 """The targets of CUDA text: ``cuda``, a GPU, and ``cuda-sim``, the simulator on the host.
 
-A call is asked for along a stream; its bad indices are raised now or later.
+A call is submitted to a stream; an index out of range is raised when it returns (``errors="sync"``) or later.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class CudaBackend(Backend):
-    """A program's CUDA text on a device."""
+    """A program's CUDA text on a device, real or simulated."""
 
     @abstractmethod
     def _load(self) -> CudaProgram:
-        """The program for its device, of which nothing is asked yet."""
+        """The program for its device; nothing is submitted yet."""
 
     @property
     @plain()
@@ -75,7 +75,7 @@ class CudaBackend(Backend):
 
     @property
     def waits(self) -> bool:
-        """Whether a call waits for its own errors."""
+        """Whether a call waits, to raise its own errors."""
         return True
 
     def start(self, call: BoundCall, workspace: Array | None, only: int = -1) -> Submission:
@@ -99,8 +99,8 @@ class CudaBackend(Backend):
             raise
 
     def _recall(self, call: BoundCall, rebind: Rebind) -> Callable[[], Arrays | None]:
-        """The call's arrays, with results of their own, for as long as the caller keeps what he gave; they are not kept
-        alive for it.
+        """The call's arrays with new memory for results, to run it again for the description of its error; None once
+        the caller has dropped an argument: arguments are not kept alive for this.
         """
         given = {name: _weak(value) for name, value in call.given.items()}
         outputs = {a.ctypes.data for a in call.outputs.values()}
@@ -121,7 +121,7 @@ class CudaBackend(Backend):
 
 
 def _weak(value: Any) -> Callable[[], Any]:
-    """What gives a value as long as somebody else has it; a number, always."""
+    """A weak reference to a caller's array; a strong one to a number."""
     if isinstance(value, bool | int | float | np.generic) or (
         isinstance(value, np.ndarray) and not isinstance(value, DeviceArray)
     ):

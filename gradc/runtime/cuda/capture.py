@@ -1,4 +1,4 @@
-"""Calls as a CUDA graph: written down once with fixed arrays, asked for again as one."""
+"""Calls captured as a CUDA graph over fixed arrays, and replayed as one launch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .programs import Submission
 
 @dataclass
 class Step:
-    """A call of a capture, run once already.
+    """A call in a capture; it has run once before the capture.
 
     :param results: its outputs by name, written again by each replay.
-    :param started: where its flag lies.
+    :param started: its last submission, which has its error flag.
     """
 
     backend: GpuBackend
@@ -29,12 +29,12 @@ class Step:
     results: Results
     started: Submission
 
-    def ask(self) -> Submission:
+    def submit(self) -> Submission:
         return self.backend.start(self.call, self.workspace)
 
 
 class Capture:
-    """What was captured.
+    """A captured CUDA graph.
 
     :ivar outputs: arrays by name; each replay writes them.
     """
@@ -44,15 +44,15 @@ class Capture:
         self._backend = steps[0].backend
 
     def replay(self, stream: Any = None) -> None:
-        """Ask for all of it again, on the arrays as they are by then; nothing is waited for.
+        """Launch the graph on the current contents of the arrays; returns without waiting.
 
         :param stream: None: the current one of the library that the inputs are of.
         """
         self.graph.replay(self._backend.stream(stream, self.steps[0].call.given.values()))
 
     def check(self) -> None:
-        """Wait for the device, and raise what the last replay found wrong: a replay itself only keeps outputs from
-        being written.
+        """Wait for the device, and raise the error of the last replay: a replay itself only keeps outputs from being
+        written.
 
         :raises IndexOutOfRange: a data-dependent index.
         """
@@ -82,7 +82,9 @@ def stream_for(backend: Backend, given: Any, values: Iterable[Any]) -> int:
 
 
 def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Arguments) -> Step:
-    """Run a call once, in memory that stays: its errors come now, and its first launches load what a capture could not.
+    """Run a call once in memory that stays allocated: its errors are raised now, and its first launches load code,
+    which is not allowed during a capture.
+
 
     :param given: the caller's arrays for outputs, by name.
     :raises CaptureError: an input would have to be made contiguous in each replay.
@@ -105,13 +107,13 @@ def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Argu
 
 
 def capture(steps: Sequence[Step], stream: int, outputs: Arguments) -> Capture:
-    """Write the steps down, one after another."""
+    """Capture the steps, in order."""
     device = steps[0].backend.native.device
     device.synchronize(stream)
     device.capture(stream)
     try:
         for each in steps:
-            each.started = each.ask()
+            each.started = each.submit()
     except BaseException:
         device.captured(stream, keep=False)
         raise

@@ -55,7 +55,7 @@ class Span:
 
 
 class Memory(Protocol):
-    """Bytes of the device, given back when this object dies and what was asked for on its stream is done."""
+    """Bytes of the device, freed when this object dies and the work submitted to its stream is done."""
 
     @property
     def address(self) -> int: ...
@@ -64,32 +64,32 @@ class Memory(Protocol):
 
 
 class Event(Protocol):
-    """A moment of a stream."""
+    """A CUDA event."""
 
     def record(self, stream: int | None = None) -> None:
-        """It comes when what was asked of the stream until now is done."""
+        """Record it: it completes when the work submitted to the stream so far is done."""
 
     def done(self) -> bool:
-        """Whether it has come; never waits."""
+        """Whether it has completed; never waits."""
 
     def wait(self) -> None:
         """Wait for it."""
 
     def since(self, start: Any) -> float:
-        """Seconds from another event; both have come and are timed."""
+        """Seconds since another event; both have completed and are timed."""
 
 
 class Graph(Protocol):
-    """What was captured."""
+    """A captured CUDA graph."""
 
     def replay(self, stream: int | None = None) -> None:
-        """Ask for all of it again."""
+        """Launch it."""
 
 
 class Device(Protocol):
     """A machine, and one CUDA text on it, compiled and loaded at its first launch (there may be none: ``""``).
 
-    What is asked for is done later, in order along a stream; only ``synchronize``, ``Event.wait`` and ``read`` wait.
+    Work is asynchronous and in order along a stream; only ``synchronize``, ``Event.wait`` and ``read`` wait.
     """
 
     @property
@@ -105,7 +105,7 @@ class Device(Protocol):
         """A new array of the device's own library (CuPy), for use along a stream; ``.data.ptr`` is its address."""
 
     def load(self) -> None:
-        """Make everything ready that the first launch would: not all of it may happen while a stream is captured."""
+        """Load the code now rather than at the first launch: loading is not allowed while a stream is captured."""
 
     def launch(
         self,
@@ -120,7 +120,8 @@ class Device(Protocol):
     ) -> None:
         """Start a function.
 
-        :param args: each a Span or an integer of 64 bits.  :param written: places of the Spans that may be written.
+        :param args: each a Span or an integer of 64 bits.
+        :param written: positions in ``args`` of the Spans that may be written.
         :param shared: bytes of dynamic shared memory.
         :param wide: the function of the text compiled for offsets of 64 bits, at its first such launch.
         :raises DeviceError: it was not started; the function is named.
@@ -136,7 +137,7 @@ class Device(Protocol):
         """Host memory (u8) that the device can write while the host goes on."""
 
     def free(self) -> int:
-        """Bytes that ``memory`` could still give, about."""
+        """About how many bytes ``memory`` can still allocate."""
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         """Copy between any two addresses, of the device or of pinned host memory."""
@@ -160,22 +161,22 @@ class Device(Protocol):
         """The one on which arrays of its own library are made."""
 
     def follow(self, stream: int, other: int) -> None:
-        """What is asked of ``stream`` from now on waits for what was asked of ``other``."""
+        """Work submitted to ``stream`` from now on waits for the work submitted to ``other`` so far."""
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream, or for everything.
 
-        :raises DeviceError: something that was asked for failed.
+        :raises DeviceError: submitted work failed.
         """
 
     def event(self, timed: bool = True) -> Any:
         """A new :class:`Event`."""
 
     def capturing(self, stream: int) -> bool:
-        """Whether what is asked of the stream is written down instead of done."""
+        """Whether the stream is being captured."""
 
     def capture(self, stream: int) -> None:
-        """Write down from now on."""
+        """Begin to capture the stream."""
 
     def captured(self, stream: int, keep: bool = True) -> Any:
         """End the capture: a :class:`Graph`; ``keep=False`` throws it away after an error, and gives None."""

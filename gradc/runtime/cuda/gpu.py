@@ -1,4 +1,4 @@
-"""A GPU through CuPy, by addresses alone: the one module that imports cupy, and only once a device is asked for.
+"""A GPU through CuPy, by addresses alone: the one module that imports cupy, and only once a device is needed.
 
 >>> from gradc.runtime.cuda import gpu
 >>> gpu.count() and gpu.current_device().arch           # 0 without a driver: cupy is not imported then
@@ -148,7 +148,7 @@ def fits(arch: str, device: Description) -> bool:
     return number == own if variant == "a" else number // 10 == own // 10 and number <= own
 
 
-# -- what it is asked for ----------------------------------------------------------------------------------------------
+# -- memory and launches -----------------------------------------------------------------------------------------------
 
 
 class _Memory:

@@ -43,10 +43,10 @@ _KEPT_BYTES = 1 << 16
 
 
 class DeviceArray(np.ndarray):  # type: ignore[type-arg]
-    """An array whose memory is a device's: reading an element here would end the process.
+    """An array in device memory: reading an element on the host would end the process.
 
-    :ivar native: the object of the caller's library that it is.
-    :ivar number: of the device, where that library says it.
+    :ivar native: the object of the caller's library that has this memory.
+    :ivar number: the device's, where that library tells it.
     """
 
     native: Any = None
@@ -62,7 +62,7 @@ class DeviceArray(np.ndarray):  # type: ignore[type-arg]
 
 
 class _Bytes:
-    """Memory as NumPy wants it described; what it belongs to lives as long."""
+    """Memory with an array interface; keeps its owner alive."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ def _torch() -> Any:
 
 
 def describe(x: Any) -> DeviceArray | None:
-    """An array on a GPU as it lies there; None of anything else.  Nothing is waited for."""
+    """A view of an array on a GPU; None for anything else.  Never waits."""
     if isinstance(x, DeviceArray):
         return x
     if is_tensor(x):
@@ -245,7 +245,7 @@ def pointer_of(stream: Any) -> int:
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What the libraries call it: a narrow value is a byte."""
+    """The dtype in which the libraries store it: a value of less than 8 bits takes a byte."""
     narrow = NARROW.get(dtype)
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""Calls that were asked of a device and whose flag of bad indices is still to be looked at."""
+"""Submitted calls whose error flag (indices out of range) has not been read yet."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Array = np.ndarray[Any, Any]
 
 
 class DeferredCheck:
-    """One call's flag, on its way to pinned memory.
+    """One call's error flag, being copied to pinned memory.
 
-    :param words: the flag's once ``event`` has come.
-    :param settle: gives the error that words mean, or None; the words are free afterwards.
+    :param words: the flag, valid once ``event`` has completed.
+    :param settle: decodes the words into an error or None; the words may be reused afterwards.
     """
 
     def __init__(self, words: Array, event: Event, settle: Callable[[Array], Exception | None]):
@@ -28,40 +28,40 @@ class DeferredCheck:
 
 
 class AsyncErrors:
-    """The watches of a module's calls, oldest first."""
+    """The pending checks of a module's calls, oldest first."""
 
     def __init__(self) -> None:
-        self._watches: list[DeferredCheck] = []
+        self._checks: list[DeferredCheck] = []
         self._lock = lock()
 
-    def add(self, watch: DeferredCheck) -> None:
+    def add(self, check: DeferredCheck) -> None:
         with self._lock:
-            self._watches.append(watch)
+            self._checks.append(check)
 
     def check(self) -> None:
         """Raise the error of an earlier call that has ended; never waits."""
-        while self._watches:
+        while self._checks:
             with self._lock:
-                watch = next((w for w in self._watches if w.event.done()), None)
-                if watch is None:
+                finished = next((each for each in self._checks if each.event.done()), None)
+                if finished is None:
                     return
-                self._watches.remove(watch)
-            _raise(watch)
+                self._checks.remove(finished)
+            _raise(finished)
 
     def wait(self) -> None:
         """Wait for every call; raise the error of the first that has one, and leave those after it for the next
         time.
         """
-        while self._watches:
+        while self._checks:
             with self._lock:
-                if not self._watches:
+                if not self._checks:
                     return
-                first = self._watches.pop(0)
+                first = self._checks.pop(0)
             first.event.wait()
             _raise(first)
 
 
-def _raise(watch: DeferredCheck) -> None:
-    error = watch.settle()
+def _raise(check: DeferredCheck) -> None:
+    error = check.settle()
     if error is not None:
         raise error

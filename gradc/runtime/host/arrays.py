@@ -59,7 +59,7 @@ def overlap(a: Array, b: Array) -> bool:
 
 
 class _Lease:
-    """What the arrays over a block have as their base: when it dies, the block goes back."""
+    """The base of all arrays over a block: when it dies, the block returns to the pool."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_block", "_pool", "_requested")
 
@@ -97,8 +97,8 @@ class OutputPool:
         self._at_work = 0
 
     def _alone(self, work: Callable[[], T], otherwise: T) -> T:
-        """What ``work`` gives, under the lock; ``otherwise`` where this very thread is at such work: the handler of a
-        signal came in between, or a collection.
+        """The result of ``work``, under the lock; ``otherwise`` where this thread holds the lock already: a signal
+        handler or a garbage collection interrupted it.
         """
         with self._lock:
             me = threading.get_ident()
@@ -113,7 +113,7 @@ class OutputPool:
 
     @property
     def retained(self) -> int:
-        """Bytes kept that no array uses."""
+        """Bytes of free blocks."""
         return self._alone(lambda: self._retained, 0)
 
     def reset_peak(self) -> int:
@@ -164,7 +164,7 @@ class OutputPool:
         return None
 
     def trim(self, limit: int = 0) -> None:
-        """Give all but ``limit`` bytes of what is kept back to the system."""
+        """Return all free blocks but ``limit`` bytes to the system."""
         self._alone(lambda: self._shrink(limit), None)
 
     def _allocate(self, size: int, requested: int) -> Array:
