@@ -24,10 +24,11 @@ from typing import Any
 from gradc import files, ops
 from gradc.errors import GradcError
 from gradc.ir.graph import input_node
-from gradc.ir.node import Node, topological
+from gradc.ir.node import Node
 from gradc.ir.op import Composite, Library, Op, Primitive, Sample, describe
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
+from gradc.ir.walk import topological
 from gradc.passes.reductions.strategies import STRATEGIES
 
 FILE = "docs/ops.md"

@@ -7,16 +7,16 @@ differentiated again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
-from .ir.graph import Graph, input_node, parts_of
-from .ir.node import Node, Note, topological
+from .ir.graph import Graph, input_node, open_composites, parts_of
+from .ir.node import Node, Note
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.scan import suffixed
 from .ir.types import F32, F64, DType
+from .ir.walk import reachable, topological
 from .ops.rules import converted, full
 
 
@@ -40,7 +40,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
     if len(set(wrt)) != len(wrt):
         raise InvalidProblem(f"wrt names an input twice: {', '.join(wrt)}")
     with assuming(graph.assumptions):
-        opened = open_composites(graph)
+        opened = open_composites(graph, lambda op: op.vjp is None)
         notes = dict(opened.notes)
         outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
         cotangent_names, gradient_names = joint_names(graph, wrt)
@@ -53,7 +53,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         for name, node in outputs:
             contributions.setdefault(node, []).append(cotangents[name])
         wanted = {opened.input(name) for name in wrt}
-        needed = _reaching(opened, wanted)
+        needed = set(reachable(wanted, opened.users.__getitem__))  # what depends on a wanted input
         gradients = _sweep([node for _, node in outputs], contributions, needed, notes)
         results = [(gradient_names[name], _result(opened, name, gradients, unused)) for name in wrt]
     return Graph(
@@ -82,46 +82,6 @@ def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
             new[name] = f"d.{new[name]}"
         known.add(new[name])
     return new
-
-
-def open_composites(graph: Graph) -> Graph:
-    """The graph with the composites that have no vjp of their own opened; the others stay whole."""
-
-    opened = [n for n in graph.nodes if isinstance(n.op, Composite) and n.op.vjp is None]
-    named = {n: graph.composite(n) or n.op.name for n in opened}
-    notes = {**graph.notes, **{n: replace(graph.notes.get(n, Note()), composite=name) for n, name in named.items()}}
-
-    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        if isinstance(node.op, Composite) and node.op.vjp is None:
-            with parts_of(named[node], notes):
-                return deep(node.op.decompose(*operands, **node.attrs))
-        return None
-
-    def deep(root: Node) -> Node:
-        new: dict[Node, Node] = {}
-        for node in topological([root]):
-            operands = tuple(new[o] for o in node.operands)
-            opened = rule(node, operands)
-            new[node] = (
-                opened
-                if opened is not None
-                else node
-                if operands == node.operands
-                else node.op.apply(operands, node.attrs)
-            )
-        return new[root]
-
-    rewritten = replace(graph, notes=notes).rewrite(rule)
-    return replace(rewritten, notes={**notes, **rewritten.notes})
-
-
-def _reaching(graph: Graph, wanted: set[Node]) -> set[Node]:
-    """The nodes that depend on a wanted input."""
-    reached = set(wanted)
-    for node in graph.nodes:
-        if any(o in reached for o in node.operands):
-            reached.add(node)
-    return reached
 
 
 def tangent_dtype(node: Node, contributions: Sequence[Node]) -> DType:

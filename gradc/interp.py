@@ -18,10 +18,11 @@ from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
 from .ir.kernel import Call, Kernel, Program, Select, taken
-from .ir.node import REGISTRY, Node, topological
+from .ir.node import REGISTRY, Node
 from .ir.op import Composite
 from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
 from .ir.types import DTYPES, DType, Type, read
+from .ir.walk import postorder, topological
 from .ops.bags import count_not_above
 from .ops.indexing import check_positions
 from .ops.pointwise import convert
@@ -165,7 +166,7 @@ def evaluate_graph(
             )
     precise = precision == "f64"
     values: dict[Node, Array] = {}
-    opened: dict[Node, Node] = {}
+    meant: dict[Node, Node] = {}
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
@@ -174,41 +175,24 @@ def evaluate_graph(
             arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else read(arrays[name], node.dtype)
         )
 
-    def value_of(root: Node) -> None:
-        pending = [root]
-        while pending:  # composites may hold composites: no recursion on depth
-            node = pending[-1]
-            if node in values:
-                pending.pop()
-                continue
-            lacking = [o for o in node.operands if o not in values]
-            if lacking:
-                pending.extend(lacking)
-            elif isinstance(node.op, Composite):
-                if node not in opened:
-                    opened[node] = node.op.decompose(*node.operands, **node.attrs)
-                if opened[node] in values:
-                    values[node] = values[opened[node]]
-                else:
-                    pending.append(opened[node])
-            else:
-                try:
-                    values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
-                except IndexOutOfRange as error:
-                    source = next(
-                        (
-                            graph.input_name(n)
-                            for k in node.op.indices
-                            for n in topological([node.operands[k]])
-                            if n.op.name == "input"
-                        ),
-                        error.input,
-                    )
-                    raise IndexOutOfRange(error.op, source, error.position, error.value, error.bound) from None
+    def sources(node: Node) -> tuple[Node, ...]:
+        if not isinstance(node.op, Composite):
+            return node.operands
+        if node not in meant:
+            meant[node] = node.op.decompose(*node.operands, **node.attrs)
+        return (meant[node],)
 
     with assuming(graph.assumptions):
-        for node in topological(n for _, n in graph.outputs):
-            value_of(node)
+        for node in postorder(topological(n for _, n in graph.outputs), values, sources):
+            if node in meant:
+                values[node] = values[meant[node]]
+                continue
+            try:
+                values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
+            except IndexOutOfRange as error:
+                behind = (n for k in node.op.indices for n in topological([node.operands[k]]))
+                source = next((graph.input_name(n) for n in behind if n.op.name == "input"), error.input)
+                raise IndexOutOfRange(error.op, source, error.position, error.value, error.bound) from None
     return values
 
 

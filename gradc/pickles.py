@@ -16,9 +16,10 @@ import numpy as np
 from . import ops
 from .errors import InvalidProblem
 from .ir.graph import Graph
-from .ir.node import Node, Note, topological
+from .ir.node import Node, Note
 from .ir.op import Composite, Library, Op, Primitive
 from .ir.text import parse
+from .ir.walk import topological
 from .process.ieee import plain
 
 

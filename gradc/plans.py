@@ -29,10 +29,11 @@ from .autodiff import differentiate, joint_names
 from .errors import GradcError, InvalidProblem
 from .ir.dims import Size, substitute
 from .ir.graph import Graph, input_node, rebuild
-from .ir.node import Node, topological
+from .ir.node import Node
 from .ir.size_text import parse_size
 from .ir.types import Type
 from .ir.types import dtype as dtype_of
+from .ir.walk import topological
 from .ops.blocks import Blocks, canonical_block
 from .passes.program.precision import Precision
 from .process.forks import lock

@@ -20,10 +20,11 @@ from . import ops, pickles
 from .errors import TypeRuleError
 from .ir.dims import Assumption, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
-from .ir.node import Node, Note, listening, topological
+from .ir.node import Node, Note, listening
 from .ir.operands import CAPTURE
 from .ir.size_text import parse_assumption
 from .ir.types import Type, parse_type, typeof
+from .ir.walk import topological
 
 pickles.register()
 _PACKAGE = os.path.join(

@@ -20,7 +20,8 @@ from ..autodiff import differentiate
 from ..inspect.explain import dump_module, reduction_table
 from ..ir.dims import assuming
 from ..ir.graph import Graph
-from ..ir.node import Node, topological
+from ..ir.node import Node
+from ..ir.walk import topological
 from ..module.module import Module
 from ..passes.graph.decompose import decompose
 from ..passes.graph.fold import fold

@@ -14,9 +14,11 @@ from ..errors import TypeRuleError
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
-from .node import REGISTRY, Node, Note, listening, make, topological
+from .node import REGISTRY, Node, Note, listening, make
+from .op import Composite
 from .scan import LONGEST_NAME, format_attributes, format_note, is_long
 from .types import Type
+from .walk import operands, postorder, topological
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -55,18 +57,9 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
     """Every node the roots need, on top of the replacements that ``new`` already holds (and behind which nothing is
     visited); fills and returns ``new``.
     """
-    pending = list(roots)[::-1]
-    while pending:
-        node = pending[-1]
-        if node in new:
-            pending.pop()
-            continue
-        lacking = [o for o in node.operands if o not in new]
-        if lacking:
-            pending.extend(reversed(lacking))
-        else:
-            operands = tuple(new[o] for o in node.operands)
-            new[node] = node if operands == node.operands else again(node, operands)
+    for node in postorder(roots, new, operands):
+        rebuilt = tuple(new[o] for o in node.operands)
+        new[node] = node if rebuilt == node.operands else again(node, rebuilt)
     return new
 
 
@@ -195,14 +188,18 @@ class Graph:
                 users[operand][node] = None
         return {n: tuple(u) for n, u in users.items()}
 
-    def rewrite(self, rule: Callable[[Node, tuple[Node, ...]], Node | None]) -> Graph:
+    def rewrite(
+        self, rule: Callable[[Node, tuple[Node, ...]], Node | None], new: dict[Node, Node] | None = None
+    ) -> Graph:
         """The graph with every node replaced by ``rule(node, new operands)`` (None: the same op on the new operands),
         bottom up.
 
         Notes follow the nodes.
+
+        :param new: is filled with what each node has become, for a rule that looks further than at its operands.
         """
         notes = dict(self.notes)
-        new: dict[Node, Node] = {}
+        new = {} if new is None else new
         with assuming(self.assumptions):
             for node in self.nodes:
                 operands = tuple(new[o] for o in node.operands)
@@ -262,3 +259,33 @@ class Graph:
         (:func:`gradc.ir.graph_file.save_graph`).
         """
         save_graph(path, str(self), self.bound_arrays)
+
+
+def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op: True) -> Graph:
+    """The graph with composites, also those inside others, replaced by the ops they mean.
+
+    :param opens: whether one is replaced.
+    """
+    new: dict[Node, Node] = {}
+    meant: dict[Node, Node] = {}
+    notes = dict(graph.notes)
+
+    def sources(node: Node) -> tuple[Node, ...]:
+        if node not in meant and isinstance(node.op, Composite) and opens(node.op):
+            if not all(o in new for o in node.operands):
+                return node.operands
+            inner = tuple(new[o] for o in node.operands)
+            new.update((o, o) for o in inner if o not in new)  # they are opened already
+            note = notes.get(node, Note())
+            notes[node] = note = replace(note, composite=note.composite or node.op.name)
+            with parts_of(note.composite, notes):
+                meant[node] = node.op.decompose(*inner, **node.attrs)
+        return (meant[node],) if node in meant else node.operands
+
+    with assuming(graph.assumptions):
+        for node in postorder(graph.nodes, new, sources):
+            rebuilt = tuple(new[o] for o in node.operands)
+            new[node] = (
+                new[meant[node]] if node in meant else node if rebuilt == node.operands else again(node, rebuilt)
+            )
+    return replace(graph, notes=notes).renamed(new)

@@ -22,6 +22,7 @@ from .node import Note
 from .scan import format_note, format_value
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
+from .walk import backward_slice
 
 KINDS = ("input", "output", "temp", "const")
 """The kinds of buffers."""
@@ -99,11 +100,9 @@ class Kernel:
                 for i, s in enumerate(self.body)
                 if self.phases[i] == p and self.is_column(s) and (s.op in REDUCTIONS or s.op in EFFECTS)
             ]
-            needed = {u for s in roots for u in s.uses}
-            for s in reversed(self.body):
-                if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS:
-                    needed.update(s.uses)
-            body = [s for s in self.body if s.name in needed and self.is_column(s) and s.op not in REDUCTIONS]
+            body = backward_slice(
+                self.body, (u for s in roots for u in s.uses), lambda s: self.is_column(s) and s.op not in REDUCTIONS
+            )
             out.append(Phase(tuple(row), tuple(body), tuple(roots)))
         return tuple(out)
 

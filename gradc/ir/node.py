@@ -322,19 +322,3 @@ def make(op: Any, operands: Iterable[Node], attrs: Mapping[str, Any], type: Type
     if listener is not None:
         listener(node)
     return node
-
-
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """Every node the roots need, operands before users, in a reproducible order."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(tuple(roots))]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)
-    return order

@@ -17,6 +17,7 @@ from .dims import Dim, Size, floordiv, known_nonnegative, maximum
 from .kernel import Kernel
 from .statement import MASKED, Index, Stmt
 from .types import F64, I64, DType, Type
+from .walk import reachable
 
 EXACT = 2**53
 """Whole numbers to here are exact in f64."""
@@ -128,16 +129,12 @@ class KernelRanges:
 
     def conditions(self, mask: str) -> frozenset[str]:
         """The statements that are true where a mask is."""
-        found, pending = set(), [mask] if mask else []
-        while pending:
-            name = pending.pop()
-            if name in found:
-                continue
-            found.add(name)
+
+        def parts(name: str) -> tuple[str, ...]:
             s = self.k.stmts[name]
-            if s.op == "bitwise_and":
-                pending += s.args
-        return frozenset(found)
+            return s.args if s.op == "bitwise_and" else ()
+
+        return frozenset(reachable([mask] if mask else [], parts))
 
     def tested(self, value: str, true: frozenset[str]) -> Range:
         """What the conditions say of a value by name: ``ge``, ``le``, ``gt``, ``lt`` with a number or a size."""

@@ -21,10 +21,11 @@ from ..autodiff import differentiate
 from ..errors import InvalidProblem, TypeRuleError, Unsupported
 from ..ir.dims import assuming
 from ..ir.graph import Graph, input_node
-from ..ir.node import Node, make, topological
+from ..ir.node import Node, make
 from ..ir.op import Composite
 from ..ir.pattern import Var, match, op
 from ..ir.types import F64, DType, Type
+from ..ir.walk import topological
 from ..module.module import Module
 from ..process.forks import cached_property
 from .samples import sample

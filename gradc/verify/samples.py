@@ -13,9 +13,10 @@ from .. import interp
 from ..errors import GradcError, InvalidProblem
 from ..ir.dims import Dim, assuming, evaluate, symbols
 from ..ir.graph import Graph
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.op import Composite
 from ..ir.types import DType
+from ..ir.walk import topological
 from ..ops.pointwise import convert
 
 Array = np.ndarray[Any, Any]

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gradc import interp
-from gradc.ir.graph import Graph
+from gradc.ir.graph import Graph, open_composites
 from gradc.ir.node import Node
-from gradc.verify.exact.evaluate import opened
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
@@ -34,7 +33,7 @@ class Expected:
     """A graph's meaning on some inputs, and how well each output can be known."""
 
     def __init__(self, graph: Graph, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int]):
-        plain = opened(graph)
+        plain = open_composites(graph)
         own = interp.evaluate_graph(plain, arrays, dims)
         wide = interp.evaluate_graph(plain, arrays, dims, "f64")
         exact: dict[Node, bool] = {}

@@ -25,11 +25,10 @@ import torch_oracles
 from torch_oracles import DTYPE, to_torch
 
 from gradc.ir.dims import Dim, evaluate
-from gradc.ir.graph import Graph
+from gradc.ir.graph import Graph, open_composites
 from gradc.ir.node import REGISTRY, Node
 from gradc.ir.op import Expr, Primitive
 from gradc.ir.types import DType
-from gradc.verify.exact.evaluate import opened
 
 torch.set_num_threads(1)
 
@@ -213,7 +212,7 @@ class Meaning:
         plain = all(n.op.surrogate is None for n in graph.nodes) and any(
             n.dtype.has_tangent and n.dtype.name != "f64" for n in graph.nodes
         )
-        self.noisy = opened(graph) if plain else graph
+        self.noisy = open_composites(graph) if plain else graph
 
     def _forward(self, noise: torch.Generator | None) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         graph = self.graph if noise is None else self.noisy

@@ -13,10 +13,11 @@ from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import IndexOutOfRange, NotDifferentiable, TypeRuleError
 from gradc.ir.graph import Graph, input_node
-from gradc.ir.node import Node, topological
+from gradc.ir.node import Node
 from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import parse_type
+from gradc.ir.walk import topological
 from gradc.trace import trace
 
 torch = pytest.importorskip("torch")

@@ -14,10 +14,11 @@ from gradc.autodiff import differentiate
 from gradc.errors import NotDifferentiable, TypeRuleError
 from gradc.ir.dims import symbol
 from gradc.ir.graph import Graph, again, input_node
-from gradc.ir.node import Node, topological
+from gradc.ir.node import Node
 from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import DTYPES, F64, parse_type
+from gradc.ir.walk import topological
 from gradc.trace import trace
 
 torch = pytest.importorskip("torch")

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from ...ir.dims import Size, known_nonnegative
 from ...ir.graph import Graph, again
-from ...ir.node import Node, Note, call, topological
+from ...ir.node import Node, Note, call
 from ...ir.op import Alias, Checked, Composite, Expr, Movement
 from ...ir.ranges import constant, inside, of_type
+from ...ir.walk import topological
 from ..manager import graph_pass
 
 

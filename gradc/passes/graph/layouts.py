@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...errors import InvalidProblem
-from ...ir.graph import Graph, again, input_node
+from ...ir.graph import Graph, input_node, rebuild
 from ...ir.node import Node, call
 from ..manager import graph_pass
 
@@ -51,10 +51,7 @@ def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]], results: 
             given = input_node(name, node.type.with_shape(*(node.shape[a] for a in order)))
             new[node] = call("transpose", given, axes=tuple(order.index(a) for a in range(node.rank)))
         inputs.append(given)
-    for node in graph.nodes:
-        if node not in new:
-            operands = tuple(new[o] for o in node.operands)
-            new[node] = node if operands == node.operands else again(node, operands)
+    rebuild(graph.nodes, new)
     outputs = []
     for name, node in graph.outputs:
         if results and name in layout:

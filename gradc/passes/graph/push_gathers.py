@@ -17,11 +17,12 @@ import numpy as np
 
 from ...interp import apply
 from ...ir.dims import Size, known_nonnegative, product
-from ...ir.graph import Graph, again
-from ...ir.node import Node, call, topological
+from ...ir.graph import Graph
+from ...ir.node import Node, call
 from ...ir.op import Composite, Expr, Lookup
 from ...ir.pattern import Var, match, op, splat
 from ...ir.types import DTYPES
+from ...ir.walk import depends_on_inputs, postorder
 from ...ops.indexing import in_range, row_share, unpadded
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
@@ -50,13 +51,7 @@ def push_gathers(graph: Graph, *, numerics: str = "real") -> Graph:
     if not taken:
         return graph
     new: dict[Node, Node] = {}
-    for node in graph.nodes:
-        operands = tuple(new[o] for o in node.operands)
-        if node in taken:
-            new[node] = taken[node].rewritten(new)
-        else:
-            new[node] = node if operands == node.operands else again(node, operands)
-    return graph.renamed(new)
+    return graph.rewrite(lambda node, operands: taken[node].rewritten(new) if node in taken else None, new)
 
 
 def as_gather(node: Node) -> Node | None:
@@ -128,7 +123,7 @@ class Taken:
             return gathered(node, axis)
 
         def stays(node: Node) -> Node:
-            if note and _depends(node):
+            if note and depends_on_inputs(node):
                 self.fixed[node] = None
             return fixed(node)
 
@@ -213,11 +208,6 @@ class Taken:
         return unpadded(indices, self.read.attrs["padding_idx"])
 
 
-def _depends(node: Node) -> bool:
-    """Whether an input decides the value."""
-    return any(not n.operands and n.op.name == "input" for n in topological([node]))
-
-
 def _pays(table: Node, uses: Sequence[Taken]) -> bool:
     leaves = {leaf for use in uses for leaf, _ in use.leaves}
     if sum(nbytes(leaf) for leaf in leaves) < nbytes(table):
@@ -232,24 +222,26 @@ def at_zero(root: Node, leaves: set[Node]) -> np.generic | np.ndarray[tuple[int,
     """The value of ``root``, the same at every element, where each of ``leaves`` is 0; None if that is not so or not
     known.
     """
-    inner: dict[Node, Node] = {}  # composites opened
+    meant: dict[Node, Node] = {}
     values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {
         n: np.zeros(()).astype(n.dtype.np) for n in leaves
     }
-    pending = [root]
-    while pending:
-        node = pending[-1]
+
+    def sources(node: Node) -> tuple[Node, ...]:
+        if splat(node) is not None:
+            return ()
+        if not isinstance(node.op, Composite):
+            return node.operands
+        if node not in meant:
+            meant[node] = node.op.decompose(*node.operands, **node.attrs)
+        return (meant[node],)
+
+    for node in postorder([root], values, sources):
         constant = splat(node)
-        if node in values:
-            pending.pop()
-        elif constant is not None:
+        if constant is not None:
             values[node] = np.asarray(constant).astype(node.dtype.np)
-        elif isinstance(node.op, Composite) and node not in inner:
-            inner[node] = node.op.decompose(*node.operands, **node.attrs)
-        elif lacking := [n for n in ((inner[node],) if node in inner else node.operands) if n not in values]:
-            pending += lacking
-        elif node in inner:
-            values[node] = values[inner[node]]
+        elif node in meant:
+            values[node] = values[meant[node]]
         else:
             values[node] = _scalar(node, [values[o] for o in node.operands])
     return values[root]

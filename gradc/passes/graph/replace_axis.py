@@ -7,13 +7,14 @@ operands that were gathered along the axis what a gather of its result would rea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ...errors import TypeRuleError
 from ...ir.dims import Size, evaluate, product
 from ...ir.node import Node
 from ...ir.op import Alias, AxisReplacement, Composite, Expr, Lookup, Movement, Primitive
 from ...ir.pattern import Var, match, op, splat
+from ...ir.walk import operands, postorder, reachable
 from ...ops.rules import reshaped
 from ..reductions.cost import nominal
 
@@ -41,11 +42,14 @@ def computes(node: Node) -> bool:
         return isinstance(node.op.lower, Expr)
     if not isinstance(node.op, Composite) or node.op.replace_axis is not None:
         return isinstance(node.op, Composite)
-    inner = node.op.decompose(*node.operands, **node.attrs)
-    return all(
-        n in node.operands or splat(n) is not None or (n.shape == node.shape and computes(n))
-        for n in _within(inner, node.operands)
+
+    def given(inner: Node) -> bool:
+        return inner in node.operands or splat(inner) is not None
+
+    inside = reachable(
+        [node.op.decompose(*node.operands, **node.attrs)], lambda inner: () if given(inner) else inner.operands
     )
+    return all(given(inner) or (inner.shape == node.shape and computes(inner)) for inner in inside)
 
 
 def moves(node: Node) -> bool:
@@ -55,20 +59,6 @@ def moves(node: Node) -> bool:
         and isinstance(node.op.lower, Movement | Alias | Lookup)
         and node.op.replace_axis is not None
     )
-
-
-def _within(root: Node, stop: Sequence[Node]) -> list[Node]:
-    """The nodes between ``stop`` and ``root``; what is the same everywhere counts as one."""
-    found: dict[Node, None] = {}
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        if node in found or node in stop:
-            continue
-        found[node] = None
-        if splat(node) is None:
-            pending.extend(node.operands)
-    return list(found)
 
 
 def plan(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
@@ -98,32 +88,34 @@ def replace_axis(
     :param done: what was made in calls that differ in the root alone.
     """
     done = {} if done is None else done
-    pending = [(root, axis)]
-    while pending:
-        key = pending[-1]
-        if key in done:
-            pending.pop()
-            continue
+    plans: dict[tuple[Node, int], AxisReplacement | None] = {}
+
+    def sources(key: tuple[Node, int]) -> list[tuple[Node, int]]:
         node, at = key
-        how = plan(node, at, sizes) if opens(node) else None
-        if how is None:
-            done[key] = leaf(node, at)
-            continue
-        lacking = [
-            (o, a) for o, a in zip(node.operands, how[0], strict=True) if isinstance(a, int) and (o, a) not in done
-        ]
-        if lacking:
-            pending += reversed(lacking)
+        if key not in plans:
+            plans[key] = plan(node, at, sizes) if opens(node) else None
+        planned = plans[key]
+        return [] if planned is None else replaced_alike(node, planned)
+
+    for key in postorder([(root, axis)], done, sources):
+        node, planned = key[0], plans[key]
+        if planned is None:
+            done[key] = leaf(*key)
             continue
         operands = [
             done[o, a] if isinstance(a, int) else reshaped(fixed(o), a)
-            for o, a in zip(node.operands, how[0], strict=True)
+            for o, a in zip(node.operands, planned[0], strict=True)
         ]
-        made = node.op.apply(operands, how[1])
+        made = node.op.apply(operands, planned[1])
         done[key] = (
             operands[0] if any(match(p, node, {}) for p in RESHAPES) and made.shape == operands[0].shape else made
         )
     return done[root, axis]
+
+
+def replaced_alike(node: Node, planned: AxisReplacement) -> list[tuple[Node, int]]:
+    """The operands that vary along the axis, and the axis of each that is replaced."""
+    return [(o, a) for o, a in zip(node.operands, planned[0], strict=True) if isinstance(a, int)]
 
 
 # -- along which axes a value varies -----------------------------------------------------------------------------------
@@ -136,22 +128,9 @@ class VaryingAxes:
         self.known: dict[Node, frozenset[int]] = {}
 
     def of(self, node: Node) -> frozenset[int]:
-        if node not in self.known:
-            for inner in self._unknown(node):
-                self.known[inner] = self._axes(inner)
+        for inner in postorder([node], self.known, operands):
+            self.known[inner] = self._axes(inner)
         return self.known[node]
-
-    def _unknown(self, root: Node) -> list[Node]:
-        order: list[Node] = []
-        pending: list[tuple[Node, bool]] = [(root, False)]
-        while pending:
-            node, ready = pending.pop()
-            if ready:
-                order.append(node)
-            elif node not in self.known:
-                pending.append((node, True))
-                pending += [(o, False) for o in node.operands if o not in self.known]
-        return order
 
     def _axes(self, node: Node) -> frozenset[int]:
         real = [a for a, size in enumerate(node.shape) if size != 1]
@@ -163,10 +142,8 @@ class VaryingAxes:
             return frozenset(a for a in real if any(a in self.known[o] for o in node.operands))
         varying = set()
         for axis in real:
-            how = plan(node, axis, (1,))
-            if how is None or any(
-                isinstance(a, int) and a in self.known[o] for o, a in zip(node.operands, how[0], strict=True)
-            ):
+            planned = plan(node, axis, (1,))
+            if planned is None or any(a in self.known[o] for o, a in replaced_alike(node, planned)):
                 varying.add(axis)
         return frozenset(varying)
 

@@ -17,10 +17,11 @@ from ...ir.dims import Size
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.pattern import splat
+from ...ir.walk import postorder
 from ...ops.movement import pad
 from ...ops.rules import full, reshaped
 from ..manager import graph_pass
-from .replace_axis import computes, moves, plan, replace_axis
+from .replace_axis import computes, moves, plan, replace_axis, replaced_alike
 
 LONGEST = 4
 """Elements of an axis that become values."""
@@ -44,6 +45,19 @@ def _taken(node: Node) -> tuple[int, int] | None:
     ):
         return None
     return cut[0], node.attrs["start"][cut[0]]
+
+
+def _puts_together(node: Node, axis: int) -> bool:
+    """Whether an op puts values side by side along an axis of its result."""
+    if node.op.name == "concat":
+        return bool(node.attrs["axis"] == axis)
+    return bool(node.op.name == "pad" and node.attrs["pad_width"][axis] != (0, 0))
+
+
+def _along(key: tuple[Node, int]) -> list[tuple[Node, int]]:
+    """(operand, axis) of the operands that vary along an axis of a value, where one element makes one element."""
+    planned = None if _puts_together(*key) else plan(*key, (1,))
+    return replaced_alike(key[0], planned) if planned is not None else []
 
 
 def _summed(node: Node) -> int | None:
@@ -95,26 +109,8 @@ class _Unrolling:
 
     def stacked(self, node: Node, axis: int) -> bool:
         """Whether a value is made, along the axis, of values that were put side by side."""
-        pending = [(node, axis)]
-        while pending:
-            key = inner, at = pending[-1]
-            if key in self.stacks:
-                pending.pop()
-                continue
-            stack = (inner.op.name == "concat" and inner.attrs["axis"] == at) or (
-                inner.op.name == "pad" and inner.attrs["pad_width"][at] != (0, 0)
-            )
-            how = None if stack else plan(inner, at, (1,))
-            sources = (
-                [(o, a) for o, a in zip(inner.operands, how[0], strict=True) if isinstance(a, int)]
-                if how is not None
-                else []
-            )
-            lacking = [source for source in sources if source not in self.stacks]
-            if lacking:
-                pending += lacking
-            else:
-                self.stacks[key] = stack or any(self.stacks[source] for source in sources)
+        for key in postorder([(node, axis)], self.stacks, _along):
+            self.stacks[key] = _puts_together(*key) or any(self.stacks[source] for source in _along(key))
         return self.stacks[node, axis]
 
     def graph(self) -> Graph:

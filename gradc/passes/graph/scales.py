@@ -290,9 +290,8 @@ def hoist_scales(graph: Graph) -> Graph:
     uses, variation = Uses(graph), VaryingAxes()
     fresh = VaryingAxes()
     new: dict[Node, Node] = {}
-    for node in graph.nodes:
-        operands = tuple(new[o] for o in node.operands)
-        new[node] = node if operands == node.operands else again(node, operands)
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         best: tuple[_Place, _Split] | None = None
         for split in splits(node, variation):
             value = node.operands[split.core]
@@ -301,10 +300,9 @@ def hoist_scales(graph: Graph) -> Graph:
             place = _lowest(value, {a: a for a in split.axes}, uses, node)
             if place.path and place.cost < (best[0].cost if best else count(node)):
                 best = place, split
-        if best is not None:
-            lowered = _hoisted(*best, node, new, fresh)
-            new[node] = new[node] if lowered is None else lowered
-    return graph.renamed(new)
+        return _hoisted(*best, node, new, fresh) if best is not None else None
+
+    return graph.rewrite(rule, new)
 
 
 def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:

@@ -56,11 +56,7 @@ def _sum_without_scatter(graph: Graph) -> Graph:
     """
     uses = Uses(graph)
     new: dict[Node, Node] = {}
-    for node in graph.nodes:
-        operands = tuple(new[o] for o in node.operands)
-        result = _gathered_sum(node, uses, new)
-        new[node] = result if result is not None else node if operands == node.operands else again(node, operands)
-    return graph.renamed(new)
+    return graph.rewrite(lambda node, operands: _gathered_sum(node, uses, new), new)
 
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
@@ -151,11 +147,9 @@ def _reduce_before_scatter(graph: Graph) -> Graph:
     if not chains:
         return graph
     new: dict[Node, Node] = {}
-    for node in graph.nodes:
-        operands = tuple(new[o] for o in node.operands)
-        result = _scattered_last(chains[node], uses, new) if node in chains else None
-        new[node] = result if result is not None else node if operands == node.operands else again(node, operands)
-    return graph.renamed(new)
+    return graph.rewrite(
+        lambda node, operands: _scattered_last(chains[node], uses, new) if node in chains else None, new
+    )
 
 
 def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:

@@ -13,6 +13,7 @@ from ...ir.dims import Dim, Size, evaluate, floordiv, maximum, product
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
+from ...ir.walk import backward_slice
 
 OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
 """Of partial results in a block's own memory: columns of a block, bytes at most (every device has them beside what the
@@ -79,15 +80,7 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
 
 def _reduces(kernel: Kernel, values: Sequence[str]) -> bool:
     """Whether values are made from the result of a pass over the columns."""
-    pending, seen = list(values), set(values)
-    while pending:
-        s = kernel.stmts[pending.pop()]
-        if s.op in REDUCTIONS:
-            return True
-        fresh = [u for u in s.uses if u not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return False
+    return any(s.op in REDUCTIONS for s in backward_slice(kernel.body, values))
 
 
 def exact(combine: Combine, types: Mapping[str, Type]) -> bool:
@@ -268,12 +261,7 @@ def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, S
 
 def _behind(kernel: Kernel, values: Sequence[str]) -> set[str]:
     """Values and what they are made from."""
-    pending, seen = list(values), set(values)
-    while pending:
-        fresh = [u for u in kernel.stmts[pending.pop()].uses if u not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return seen
+    return {s.name for s in backward_slice(kernel.body, values)}
 
 
 def scatter_sizes(s: Scatter[Size]) -> list[Size]:

@@ -18,6 +18,7 @@ from ...ir.node import Node, identity
 from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
+from ...ir.walk import backward_slice
 
 
 class CannotInline(Exception):
@@ -404,15 +405,10 @@ class KernelBuilder:
     def kernel(self, name: str) -> Kernel:
         """The kernel with only the statements its effects need, renumbered."""
         rows, cols = self.domain.axes()
-        live: set[str] = set()
-        kept: list[Stmt] = []
-        for s in reversed(self.body):
-            if not s.name or s.name in live:
-                live.update(s.uses)
-                kept.append(s)
+        live = {s.name for s in backward_slice(self.body, (v for s in self.body if not s.name for v in s.uses))}
         names: dict[str, str] = {}
         body = []
-        for s in reversed(kept):
+        for s in (s for s in self.body if not s.name or s.name in live):
             if s.name:
                 names[s.name] = f"%{len(names)}"
             body.append(

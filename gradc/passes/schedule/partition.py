@@ -20,6 +20,7 @@ from ...ir.graph import Graph, input_node, rebuild
 from ...ir.node import Node, Note
 from ...ir.op import Library, Reduction, Scatter
 from ...ir.scan import LONGEST_NAME, suffixed
+from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import moves
 from ..reductions.cost import nominal
 from .residual import Residual
@@ -58,16 +59,16 @@ def partition(
     """
     floats = sum(joint.output(name).dtype.is_float for name in values)
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
-    early = _needed(joint.output(name) for name in values)
+    early = set(topological(joint.output(name) for name in values))
     # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
     late: set[Node] = set(cotangents)
     for node in joint.nodes:
         if any(o in late for o in node.operands) or (
-            node not in early and node.op.name != "input" and not _constant(node)
+            node not in early and node.op.name != "input" and depends_on_inputs(node)
         ):
             late.add(node)
     gradients = [(name, node) for name, node in joint.outputs if name not in values]
-    needed = _needed(node for _, node in gradients)
+    needed = set(topological(node for _, node in gradients))
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
     boundary |= {n for _, n in gradients if n not in late}
     saved = _cut(joint, boundary, save, dims)
@@ -104,12 +105,6 @@ def partition(
     return Partition(forward, _backward(joint, gradients, residuals, cotangents), tuple(residuals.values()))
 
 
-def _needed(roots: object) -> set[Node]:
-    from ...ir.node import topological
-
-    return set(topological(roots))  # type: ignore[arg-type]
-
-
 def _why(node: Node) -> str:
     kind = (
         "a matrix product"
@@ -136,11 +131,11 @@ def bytes_of(node: Node, dims: Mapping[str, int] | None) -> int:
 
 def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Mapping[str, int] | None) -> set[Node]:
     if save == "all":
-        return _unmoved({n for n in boundary if not _constant(n)}, dims)
+        return _unmoved({n for n in boundary if depends_on_inputs(n)}, dims)
     names = set() if isinstance(save, str) else set(save)
     if isinstance(save, str) and save not in ("min-cut", "none"):
         raise InvalidProblem(f"save={save!r}; there are 'min-cut', 'all', 'none' and a list of names")
-    known = {joint.notes[n].name for n in _needed(boundary) if n in joint.notes}
+    known = {joint.notes[n].name for n in set(topological(boundary)) if n in joint.notes}
     if names - known:
         raise InvalidProblem(f"save names {min(names - known)!r}, which no value of the forward is called")
 
@@ -159,7 +154,7 @@ def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
     """
 
     def source(node: Node) -> Node:
-        while moves(node) and not _constant(node) and bytes_of(node.operands[0], dims) <= bytes_of(node, dims):
+        while moves(node) and depends_on_inputs(node) and bytes_of(node.operands[0], dims) <= bytes_of(node, dims):
             (node,) = node.operands
         return node
 
@@ -172,7 +167,7 @@ def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
             if below in held or below.op.name == "input":
                 kept = (kept - {node}) | {below}
                 break
-    return {node for node in kept if not _constant(node)}
+    return {node for node in kept if depends_on_inputs(node)}
 
 
 def _minimum(
@@ -183,11 +178,11 @@ def _minimum(
     """
     import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
 
-    behind = _needed(boundary)
+    behind = set(topological(boundary))
     network: nx.DiGraph[object] = nx.DiGraph()
     network.add_node("T")
     for order, node in enumerate(joint.nodes):
-        if node not in behind or _constant(node):
+        if node not in behind or not depends_on_inputs(node):
             continue
         inside, outside = ("in", node), ("out", node)
         is_input = node.op.name == "input"
@@ -196,7 +191,7 @@ def _minimum(
         if is_input or once(node):
             network.add_edge("S", inside)  # no capacity: infinite
         for operand in node.operands:
-            if not _constant(operand):
+            if depends_on_inputs(operand):
                 network.add_edge(("out", operand), inside)
         if node in boundary:
             network.add_edge(outside, "T")
@@ -227,7 +222,7 @@ def _within(
     joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]
 ) -> set[Node]:
     """What is saved of ``saved``, and what is saved instead, so that the bytes are within the budget."""
-    behind = _needed(boundary)
+    behind = set(topological(boundary))
     size = {node: bytes_of(node, dims) for node in behind}
     fewest = None
     if isinstance(budget, float):
@@ -292,20 +287,19 @@ def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int])
 
 
 def _again(node: Node, saved: Collection[Node]) -> _Again:
-    computed, read, kept = {node}, set(), set()
-    pending = [node]
-    while pending:
-        for operand in pending.pop().operands:
-            if operand in computed or operand in kept or _constant(operand):
-                continue
-            if operand in saved or operand.op.name == "input":
-                read.add(operand)
-            elif _always_kept(operand):
-                kept.add(operand)
-            else:
-                computed.add(operand)
-                pending.append(operand)
-    return _Again(frozenset(computed), frozenset(read), frozenset(kept))
+    def held(n: Node) -> bool:
+        return n in saved or n.op.name == "input"
+
+    def computes(n: Node) -> bool:
+        return n is node or not (held(n) or _always_kept(n))
+
+    def sources(n: Node) -> list[Node]:
+        return [o for o in n.operands if depends_on_inputs(o)] if computes(n) else []
+
+    behind = frozenset(reachable([node], sources))
+    computed = frozenset(n for n in behind if computes(n))
+    read = frozenset(n for n in behind - computed if held(n))
+    return _Again(computed, read, behind - computed - read)
 
 
 def _work(node: Node, size: Mapping[Node, int]) -> int:
@@ -315,32 +309,11 @@ def _work(node: Node, size: Mapping[Node, int]) -> int:
 
 def _reached(boundary: set[Node], saved: set[Node]) -> set[Node]:
     """Of ``saved`` and the inputs what the boundary is made from."""
-    found: set[Node] = set()
-    pending = list(boundary)
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        if node in saved or node.op.name == "input":
-            found.add(node)
-            continue
-        fresh = [o for o in node.operands if o not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return found
 
+    def held(node: Node) -> bool:
+        return node in saved or node.op.name == "input"
 
-def _constant(node: Node) -> bool:
-    """Whether no input decides it: constants, dims and what is made of them alone."""
-    pending = [node]
-    seen = {node}
-    while pending:
-        at = pending.pop()
-        if at.op.name == "input":
-            return False
-        fresh = [o for o in at.operands if o not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return True
+    return {n for n in reachable(boundary, lambda n: () if held(n) else n.operands) if held(n)}
 
 
 def _backward(
@@ -350,7 +323,7 @@ def _backward(
     new |= {n: n for n in cotangents}
     rebuild((node for _, node in gradients), new)
     outputs = tuple((name, new[node]) for name, node in gradients)
-    reached = _needed(node for _, node in outputs)
+    reached = set(topological(node for _, node in outputs))
     inputs = [new[n] for n in residuals if new[n] in reached]
     inputs += [n for n in joint.inputs if n in cotangents]
     notes = {new[n]: note for n, note in joint.notes.items() if n in new}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ...ir.graph import Graph
 from ...ir.kernel import Buffer, Call, Kernel, Program, Step
-from ...ir.node import Node, Note, topological
+from ...ir.node import Node, Note
 from ...ir.op import Alias, Checked, Expr, Movement
 from ...ir.scan import is_long, suffixed
 from ...ir.statement import Operand
 from ...ir.types import Type
+from ...ir.walk import topological
 from .groups import Group, StridedView, lowering
 from .lower import IterationSpace, KernelBuilder
 from .scheduler import Scheduler

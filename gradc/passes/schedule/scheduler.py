@@ -11,6 +11,7 @@ from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scatter
 from ...ir.statement import Index
+from ...ir.walk import reachable
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
 
@@ -93,7 +94,7 @@ class Scheduler:
         if not isinstance(lower, Expr) or self.shared_index(node):
             return False
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
-        while pending:
+        while pending:  # an operand that an op reads twice counts twice
             at = pending.pop()
             inner = lowering(at)
             if at is not node and (at in self.in_memory or at in self.group_of):
@@ -118,20 +119,17 @@ class Scheduler:
 
     def shared_index(self, node: Node) -> bool:
         """Whether it is a position that more elements are read (or added) at than it has."""
-        pending = [(node, user) for user in self.users[node]]
-        seen = set(pending)
-        while pending:
-            value, user = pending.pop()
-            if (
-                any(user.operands[k] is value for k in user.op.indices)
-                and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize
-            ):
-                return True
-            if isinstance(lowering(user), Movement | Alias) and not user.op.indices:
-                fresh = [pair for further in self.users[user] if (pair := (user, further)) not in seen]
-                seen.update(fresh)
-                pending += fresh
-        return False
+
+        def moved(use: tuple[Node, Node]) -> list[tuple[Node, Node]]:
+            _, user = use
+            moves = isinstance(lowering(user), Movement | Alias) and not user.op.indices
+            return [(user, further) for further in self.users[user]] if moves else []
+
+        return any(
+            any(user.operands[k] is value for k in user.op.indices)
+            and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize
+            for value, user in reachable([(node, user) for user in self.users[node]], moved)
+        )
 
     # -- library calls -------------------------------------------------------------------------------------------------
 
@@ -231,16 +229,8 @@ class Scheduler:
 
     def candidates(self, node: Node) -> list[Group]:
         """Groups that compute what the node reads, the latest first, then groups that load the same."""
-        leaves: dict[Node, None] = {}
-        pending, seen = list(node.operands), set(node.operands)
-        while pending:
-            at = pending.pop()
-            if at in self.in_memory:
-                leaves[at] = None
-                continue
-            fresh = [o for o in at.operands if o not in seen]
-            seen.update(fresh)
-            pending += fresh
+        behind = reachable(node.operands, lambda at: () if at in self.in_memory else at.operands)
+        leaves = [at for at in behind if at in self.in_memory]
         producers = {g.key for leaf in leaves if (g := self.group_of.get(leaf)) is not None}
         size = nbytes(self.source(node))
         sharers = {

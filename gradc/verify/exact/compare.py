@@ -12,10 +12,11 @@ import numpy as np
 
 from ...errors import GradcError, InternalError, InvalidProblem
 from ...ir.dims import evaluate as evaluate_size
-from ...ir.graph import Graph
+from ...ir.graph import Graph, open_composites
 from ...ir.node import Node
 from ...ir.op import Alias
-from .evaluate import evaluate, opened
+from ...ir.walk import reachable
+from .evaluate import evaluate
 from .field import Array
 from .values import ExactArray
 
@@ -37,7 +38,7 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
     bounds = _index_bounds(graph, dims)
     ascending = {
         graph.input_name(v)
-        for n in opened(graph).nodes
+        for n in open_composites(graph).nodes
         for k in n.op.ascending
         if (v := n.operands[k]).op.name == "input"
     }
@@ -65,17 +66,11 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
 def _index_bounds(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     """For each input that reaches an index through ints, the size that it indexes."""
     bounds: dict[str, int] = {}
-    for node in opened(graph).nodes:
+    for node in open_composites(graph).nodes:
         for k, bound in node.op.indices.items():
             size = evaluate_size(bound(node), dims)
-            pending, seen = [node.operands[k]], set[Node]()
-            while pending:
-                value = pending.pop()
-                if value in seen or value.dtype.is_float or value.dtype.kind == "b":
-                    continue
-                seen.add(value)
-                pending += value.operands
-                if value.op.name == "input":
+            for value in reachable([node.operands[k]], lambda n: n.operands if n.dtype.is_integer else ()):
+                if value.op.name == "input" and value.dtype.is_integer:
                     name = graph.input_name(value)
                     bounds[name] = min(size, bounds.get(name, size))
     return bounds
@@ -86,7 +81,7 @@ def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) ->
     given = given or {}
     names = [n for n in dict.fromkeys(n for g in graphs for n in g.dims) if n not in given]
     facts = [fact for g in graphs for fact in g.assumptions]
-    nodes = list(dict.fromkeys(n for g in graphs for n in opened(g).nodes))
+    nodes = list(dict.fromkeys(n for g in graphs for n in open_composites(g).nodes))
     orders = [_SIZES[i % 4 :] + _SIZES[: i % 4] for i in range(len(names))]
     for different, sizes in (
         (d, s) for d in (True, False) for s in itertools.islice(itertools.product(*orders), 10000)

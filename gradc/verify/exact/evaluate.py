@@ -13,9 +13,9 @@ import numpy as np
 from ... import interp
 from ...errors import IndexOutOfRange
 from ...ir.dims import assuming
-from ...ir.graph import Graph, again
+from ...ir.graph import Graph, open_composites
 from ...ir.node import Node
-from ...ir.op import Alias, Checked, Composite, Expr, Movement, Reduction, Scatter
+from ...ir.op import Alias, Checked, Expr, Movement, Reduction, Scatter
 from ...ir.types import DType
 from ...ops.pointwise import convert
 from .field import Array, P, U, joined, last, matmul, mixed, product, total
@@ -33,32 +33,6 @@ from .values import (
     embed,
     holders,
 )
-
-
-def opened(graph: Graph) -> Graph:
-    """The graph with every composite, and those inside, decomposed."""
-    new: dict[Node, Node] = {}
-    with assuming(graph.assumptions):
-        pending = list(reversed(graph.nodes))
-        while pending:
-            node = pending[-1]
-            lacking = [o for o in node.operands if o not in new]
-            if node in new:
-                pending.pop()
-            elif lacking:
-                pending.extend(lacking)
-            else:
-                operands = tuple(new[o] for o in node.operands)
-                if isinstance(node.op, Composite):
-                    inner = node.op.decompose(*operands, **node.attrs)
-                    if inner not in new:
-                        pending.append(inner)
-                        continue
-                    new[node] = new[inner]
-                else:
-                    result = node if operands == node.operands else again(node, operands)
-                    new[node] = new[result] = result
-    return graph.renamed(new)
 
 
 def evaluate(
@@ -84,7 +58,7 @@ class _Evaluation:
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], licence: str, folding: bool):
         self.inputs, self.real, self.folding = inputs, licence == "REAL", folding
-        self.graph = opened(graph)
+        self.graph = open_composites(graph)
         self.dims = interp.bind_dims(
             {graph.input_name(n): n.type for n in graph.inputs}, {n: np.shape(a) for n, a in inputs.items()}, dims
         )
