@@ -200,23 +200,23 @@ GRADC_FN f32 gradc_fixed_value(gradc_fixed sum, int scale) {
 template <class T> struct gradc_sum { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_add(a, b); } };
 template <class T> struct gradc_prod { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_times(a, b); } };
 /* NaN wins */
-template <class T> struct gradc_most { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
-template <class T> struct gradc_least { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
+template <class T> struct gradc_maximum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
+template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
 
-/* The place of an extremum: NaN wins, of equals the first; at < 0 is none. */
-template <class T> struct gradc_place { T value; ix at; };
-template <class T> struct gradc_arg_most {
-  static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
+/* The place of an extremum: NaN wins, of equals the first; index < 0 is none. */
+template <class T> struct gradc_arg_extremum { T value; ix index; };
+template <class T> struct gradc_arg_max {
+  static __device__ __forceinline__ void join(gradc_arg_extremum<T> &a, const gradc_arg_extremum<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value > a.value;
-    if (b.at >= 0 && (a.at < 0 || (same ? b.at < a.at : better))) a = b;
+    if (b.index >= 0 && (a.index < 0 || (same ? b.index < a.index : better))) a = b;
   }
 };
-template <class T> struct gradc_arg_least {
-  static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
+template <class T> struct gradc_arg_min {
+  static __device__ __forceinline__ void join(gradc_arg_extremum<T> &a, const gradc_arg_extremum<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value < a.value;
-    if (b.at >= 0 && (a.at < 0 || (same ? b.at < a.at : better))) a = b;
+    if (b.index >= 0 && (a.index < 0 || (same ? b.index < a.index : better))) a = b;
   }
 };
 
@@ -224,18 +224,18 @@ GRADC_FN u32 gradc_mask(int width) { /* the lanes of this thread's task in its w
   return width >= 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x % 32 / width * width);
 }
 
-template <class T> struct gradc_parts { union { T value; u32 words[(sizeof(T) + 3) / 4]; }; };
+template <class T> struct gradc_words { union { T value; u32 words[(sizeof(T) + 3) / 4]; }; };
 
 #define GRADC_SHUFFLE(name, call)                                                                     \
   template <class T> GRADC_FN T name(T v, u32 mask, int lane) {                                       \
-    gradc_parts<T> from, to;                                                                          \
+    gradc_words<T> from, to;                                                                          \
     from.value = v;                                                                                   \
     _Pragma("unroll") for (int i = 0; i < (int)((sizeof(T) + 3) / 4); i++) to.words[i] = call(mask, from.words[i], lane); \
     return to.value;                                                                                  \
   }
-GRADC_SHUFFLE(gradc_shuffled, __shfl_xor_sync)
-GRADC_SHUFFLE(gradc_raised, __shfl_up_sync)
-GRADC_SHUFFLE(gradc_of_lane, __shfl_sync)
+GRADC_SHUFFLE(gradc_shuffle_xor, __shfl_xor_sync)
+GRADC_SHUFFLE(gradc_shuffle_up, __shfl_up_sync)
+GRADC_SHUFFLE(gradc_broadcast, __shfl_sync)
 #undef GRADC_SHUFFLE
 
 template <int W> GRADC_FN void gradc_sync() {
@@ -248,7 +248,7 @@ template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
   const u32 mask = gradc_mask(W);
 #pragma unroll
   for (int step = (W < 32 ? W : 32) / 2; step > 0; step /= 2) {
-    const T other = gradc_shuffled(v, mask, step);
+    const T other = gradc_shuffle_xor(v, mask, step);
     const bool upper = threadIdx.x & step; /* both add in the same order */
     T first = upper ? other : v;
     F::join(first, upper ? v : other);

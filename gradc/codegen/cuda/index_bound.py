@@ -23,7 +23,7 @@ chunks of a tree.
 """
 
 
-def reaches(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Size, ...]:
+def index_bounds(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Size, ...]:
     """Sizes over the kernel's dims; below LIMIT - HEAD_ROOM all of them, 32 bits hold whatever its text computes for an
     offset.
     """

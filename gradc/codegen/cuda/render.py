@@ -13,8 +13,9 @@ from dataclasses import replace
 from ...ir.kernel import Kernel, Program, alternatives
 from ...ir.types import Type
 from ..text import standalone
+from .kernel import CudaKernel, Stage
 from .products import support
-from .rows import CudaKernel, Stage, Writer
+from .rows import Writer
 from .tasks import STRIP
 
 __all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import IRFormatError
 from ...ir.dims import Dim
 from ...ir.size_text import parse_size
-from .rows import CudaKernel, Stage
+from .kernel import CudaKernel, Stage
 
 
 def packed(text: str, kernels: dict[str, CudaKernel]) -> bytes:
