@@ -22,7 +22,7 @@ from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
 from .actions import FLAG, FLAG_WORDS, U8, U32, U64, WORKSPACE, Action, Launch, Part, Product, Strided
 from .index_bound import HEAD_ROOM, LIMIT
-from .kernel import CudaKernel, Stage
+from .kernel import CudaKernel, Stage, own_dims
 from .products import launches_of, library_of
 from .render import rebind
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
@@ -84,10 +84,6 @@ class Sizes:
     def sort_passes(self) -> int:
         """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
         return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
-
-
-def own_dims(kernel: CudaKernel) -> list[str]:
-    return [f"n{i:02d}" if i > 9 else f"n{i}" for i in range(len(kernel.dims))]
 
 
 def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:

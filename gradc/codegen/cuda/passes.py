@@ -174,13 +174,13 @@ class PassWriter(AccumWriter):
             ctype, join = f"gradc_arg_extremum<{carrier(own)}>", f"gradc_{kind.replace('arg', 'arg_')}<{carrier(own)}>"
             start = f"{ctype} {part} = {{0, -1}};"
             line = f"{join}::join({part}, {ctype}{{{v}, {self.place(self.k.cols)}}});"
-            result = f"const i64 {name} = gradc_max(gradc_reduce<{join}, W>({part}, {shared}).index, 0);"
+            result = f"const i64 {name} = gradc_max(gradc_reduce<{join}, WIDTH>({part}, {shared}).index, 0);"
         elif kind == "sum":
             ctype = "sum_f32" if dtype.is_float and carrier(dtype) == "f32" else carrier(dtype)
             join, final = f"gradc_sum<{ctype}>", carrier(dtype)
             start = f"{ctype} {part}; gradc_clear({part});"
             line = f"{guard}gradc_add({part}, {v});"
-            result = f"const {final} {name} = ({final})gradc_value(gradc_reduce<{join}, W>({part}, {shared}));"
+            result = f"const {final} {name} = ({final})gradc_value(gradc_reduce<{join}, WIDTH>({part}, {shared}));"
         else:
             ctype = carrier(dtype)
             join = f"gradc_{ {'prod': 'prod', 'max': 'maximum', 'min': 'minimum'}[kind] }<{ctype}>"
@@ -188,7 +188,7 @@ class PassWriter(AccumWriter):
             nothing = neutral(kind, numeric) if own.kind != "b" else int(kind == "min")
             start = f"{ctype} {part} = {literal(nothing, own)};"
             line = f"{guard}{join}::join({part}, {v});"
-            result = f"const {ctype} {name} = gradc_reduce<{join}, W>({part}, {shared});"
+            result = f"const {ctype} {name} = gradc_reduce<{join}, WIDTH>({part}, {shared});"
         return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared)
 
     @staticmethod
@@ -251,7 +251,7 @@ class PassWriter(AccumWriter):
         """An accum into the row of the segment: the first value of a segment is stored, others are combined with it."""
         number, leading = self.number[s.buffer], self.parts[s.buffer].leading
         if self.warp_scan:
-            return f"if (valid) x{number} = {value};"
+            return f"if (valid) value{number} = {value};"
         at = index(flatten(s.index[leading:], self.types[s.buffer].shape[leading:]), OFFSETS)
         target = f"a{number}[{at}]"
         joined = self.joined(s, target, value)

@@ -49,11 +49,14 @@ class Function:
 
 
 class Writer(PassWriter):
-    """A kernel's functions."""
+    """A kernel's functions.
 
-    def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
+    :param dims: the names of its dims in its text, in the order in which its functions take them.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: tuple[str, ...]):
         super().__init__(kernel, types)
-        self.dims = kernel.dims(types)
+        self.dims = dims
         self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(kernel.passes))
         fixed = "atomic_fixed" in self.strategy_of.values()
         self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if fixed else ()
@@ -225,15 +228,15 @@ class Writer(PassWriter):
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if self.even_cols else "cols % VEC == 0"
         return [
-            Declaration("W", f"enum {{ W = {width} }}; /* threads of a task */"),
+            Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),
             Declaration("VEC", f"enum {{ VEC = {self.vec} }}; /* neighbouring columns of a thread */"),
             *size_declarations(self.dims, self.k.row_count, self.k.col_count, kept, self.keys),
             *arrays,
             declared("const ix element = ((ix)first_block + (ix)blockIdx.x) * (ix)blockDim.x + (ix)threadIdx.x;"),
-            declared("const ix task = element / W;"),
-            declared("const int lane = (int)(threadIdx.x % W);"),
+            declared("const ix task = element / WIDTH;"),
+            declared("const int lane = (int)(threadIdx.x % WIDTH);"),
             declared(f"const bool even_cols = {even};"),
-            declared("const ix col_step = even_cols ? 1 : W;"),
+            declared("const ix col_step = even_cols ? 1 : WIDTH;"),
             declared("const ix lane_col = even_cols ? lane * VEC : lane;"),
             declared(f"const bool vectorized = even_cols{conditions};"),
             Declaration("shared", "__shared__ __align__(16) char shared[32 * 16];"),

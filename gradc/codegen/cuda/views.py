@@ -160,6 +160,11 @@ class AccumView:
     kept_row: str = ""
     owned: OwnedElements | None = None
 
+    @property
+    def running(self) -> str:
+        """The registers, or the row in memory, that values are being combined in."""
+        return f"a{self.number}"
+
     def empty(self, target: str, ctype: str) -> str:
         """A statement: ``target``, of this type, becomes the neutral element."""
         return f"gradc_clear({target});" if ctype == "sum_f32" else f"{target} = {self.neutral};"
