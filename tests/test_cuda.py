@@ -22,6 +22,7 @@ from benchmarks.resources import ARCHITECTURES
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.render import render_cuda
+from gradc.codegen.identifiers import identifier, identifiers
 from gradc.errors import CompilerMissing, DeviceError, IndexOutOfRange, InvalidProblem, Unsupported
 
 
@@ -345,3 +346,23 @@ def test_user_names_reach_the_text_as_identifiers() -> None:
     source = re.sub(r"\w+", lambda word: words.get(word[0], word[0]), other.source())
     assert source == plain.source() and set(words) <= set(re.findall(r"\w+", other.source()))
     assert render_cuda(plain.forward.program)[0] == plain.forward.source
+
+
+@pytest.mark.parametrize("how", ["segmented", "privatized", "atomic_fixed", "atomic"])
+def test_no_user_s_name_is_a_word_of_the_text(how: str) -> None:
+    """What a kernel declares or calls, a buffer or dim of that name is renamed from."""
+    graph = differentiate(
+        gradc.trace(
+            lambda tokens, weight: ops.layer_norm(ops.embedding(tokens, weight), (weight.shape[1],)),
+            tokens="i64[Rows]",
+            weight="bf16[Keys,Columns]",
+        ),
+        ["weight"],
+    )
+    program = gradc.compile(graph, target="cuda", reductions={"*": how}).forward.program
+    for kernel in render_cuda(program)[1].values():
+        text = re.sub(r"/\*.*?\*/", " ", kernel.text, flags=re.DOTALL)
+        user = {*identifiers(kernel.buffers).values(), *identifiers(kernel.dims).values()}
+        words = {w for w in re.findall(r"(?<![\w.])[A-Za-z_]\w*", text) if not w.startswith(kernel.name)}
+        assert user <= words
+        assert not {w for w in words - user if identifier(w) == w}

@@ -41,8 +41,9 @@ GRADC_FN ix gradc_chunks(ix count, ix each) { return (count + each - 1) / each; 
 GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + 255) & ~(i64)255; }
 
 /* ---- Neighbouring columns -----------------------------------------------------------------------------------------------
- * A thread has N elements of a row: from[near], from[near + step], ..., of which those below `last` are there.  Where they are
- * neighbours (step is 1) and `wide` says that they are aligned and all there or none, they move 16 bytes at a time. */
+ * A thread has N elements of a row: from[col], from[col + col_step], ..., of which those below `end_col` are there.  Where
+ * they are neighbours (col_step is 1) and `vectorized` says that they are aligned and all there or none, they move 16 bytes
+ * at a time. */
 
 GRADC_FN bool gradc_aligned(const void *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }
 
@@ -58,33 +59,33 @@ template <class T, int N> struct gradc_vector { /* N elements as the words that 
   union { word words[COUNT]; T items[N]; };
 };
 
-template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix near, ix step, ix last, bool wide) {
-  if (wide) {
-    if (near >= last) return;
+template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized) {
+    if (col >= end_col) return;
     gradc_vector<T, N> all;
 #pragma unroll
-    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + near))[i];
+    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + col))[i];
 #pragma unroll
     for (int j = 0; j < N; j++) to[j] = all.items[j];
   } else {
 #pragma unroll
     for (int j = 0; j < N; j++)
-      if (near + j * step < last) to[j] = from[near + j * step];
+      if (col + j * col_step < end_col) to[j] = from[col + j * col_step];
   }
 }
 
-template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix near, ix step, ix last, bool wide) {
-  if (wide) {
-    if (near >= last) return;
+template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized) {
+    if (col >= end_col) return;
     gradc_vector<T, N> all;
 #pragma unroll
     for (int j = 0; j < N; j++) all.items[j] = from[j];
 #pragma unroll
-    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) ((typename gradc_vector<T, N>::word *)(to + near))[i] = all.words[i];
+    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) ((typename gradc_vector<T, N>::word *)(to + col))[i] = all.words[i];
   } else {
 #pragma unroll
     for (int j = 0; j < N; j++)
-      if (near + j * step < last) to[near + j * step] = from[j];
+      if (col + j * col_step < end_col) to[col + j * col_step] = from[j];
   }
 }
 
@@ -141,15 +142,15 @@ GRADC_FN void gradc_atomic_add_four(f32 *to, f32 a, f32 b, f32 c, f32 d) {
 }
 
 /* A thread's columns, as gradc_put has them, are added to a row. */
-template <int N> GRADC_FN void gradc_atomic_add_row(f32 *to, const f32 (&from)[N], ix near, ix step, ix last, bool wide) {
-  if (wide) {
-    if (near >= last) return;
+template <int N> GRADC_FN void gradc_atomic_add_row(f32 *to, const f32 (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized) {
+    if (col >= end_col) return;
 #pragma unroll
-    for (int i = 0; i < N; i += 4) gradc_atomic_add_four(to + near + i, from[i], from[i + 1], from[i + 2], from[i + 3]);
+    for (int i = 0; i < N; i += 4) gradc_atomic_add_four(to + col + i, from[i], from[i + 1], from[i + 2], from[i + 3]);
   } else {
 #pragma unroll
     for (int j = 0; j < N; j++)
-      if (near + j * step < last) atomicAdd(&to[near + j * step], from[j]);
+      if (col + j * col_step < end_col) atomicAdd(&to[col + j * col_step], from[j]);
   }
 }
 

@@ -176,8 +176,8 @@ MUTANTS = (
     Mutant(
         "program-h-cuda.get-mask",
         "templates/cuda/program.h",
-        "if (near + j * step < last) to[j] = from[near + j * step];",
-        "to[j] = from[near + j * step];",
+        "if (col + j * col_step < end_col) to[j] = from[col + j * col_step];",
+        "to[j] = from[col + j * col_step];",
         "missing mask: columns behind a row are read",
         ("test_cuda_kernels -k 'alignment or slice'", "test_cuda_kernels"),
     ),

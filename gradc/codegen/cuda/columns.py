@@ -105,8 +105,8 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
     :param sums: accums: what a thread has of each for each of its columns is in registers, too.
     """
     bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
-    found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
-    vec = min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in found.values())) if found else 1
+    accesses = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
+    vec = min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in accesses.values())) if accesses else 1
     weight = max(sum(map(_weight, body)) for body in bodies) + PASS_WEIGHT * (len(bodies) - 1)
     vec = (
         1
@@ -121,11 +121,11 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
 
     def spills() -> bool:
         if isinstance(count, int):
-            return sum(max(vec * a.item // 4, 1) for a in found.values()) + 2 * vec * sums > PACKED_REGISTERS
-        return vec * (sum(max(a.item // 4, 1) for a in found.values()) + 2 * sums) > UNPACKED_REGISTERS
+            return sum(max(vec * a.item // 4, 1) for a in accesses.values()) + 2 * vec * sums > PACKED_REGISTERS
+        return vec * (sum(max(a.item // 4, 1) for a in accesses.values()) + 2 * sums) > UNPACKED_REGISTERS
 
     while vec > 1 and (
-        spills() or not any(a.fits(vec) for a in found.values()) or (isinstance(count, int) and count % vec)
+        spills() or not any(a.fits(vec) for a in accesses.values()) or (isinstance(count, int) and count % vec)
     ):
         vec //= 2
     return vec

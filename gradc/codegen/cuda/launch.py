@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.dims import evaluate
-from ...ir.kernel import Call, Kernel, Program, alternatives, taken
+from ...ir.kernel import Call, Kernel, Operand, Program, alternatives, taken
 from ...passes.program.plan_buffers import slot_sizes
 from ...passes.reductions.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
@@ -220,7 +220,7 @@ class LaunchPlan:
             return self.multiplied(self.product(item, number))
         kernel = self.kernel(item)
         sizes = self.sizes(kernel)
-        found: list[Action] = []
+        actions: list[Action] = []
         for stage in kernel.stages:
             tasks = (
                 sizes.count(stage)
@@ -229,10 +229,10 @@ class LaunchPlan:
             )
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             if tasks > 0:
-                found += self.launches(stage, kernel, item, sizes, tasks, number, own)
+                actions += self.launches(stage, kernel, item, sizes, tasks, number, own)
             if stage.kind == "key":
-                found += self.sort(sizes, self.site(number))
-        return found
+                actions += self.sort(sizes, self.site(number))
+        return actions
 
     def launches(
         self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int
@@ -272,14 +272,14 @@ class LaunchPlan:
         pairs = [(first[0], first[1]), (first[2], first[3])]  # ends in the first
         start = self.space(4 * step, sizes.keys + 2, U32)
         tiles = chunks(sizes.rows, TILE)
-        found: list[Launch] = []
+        launches: list[Launch] = []
         if 0 < sizes.rows <= ONE_BLOCK:
-            found.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
+            launches.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
         elif sizes.rows:
             counts = self.space(self.scratch_size - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
-                found.append(
+                launches.append(
                     Launch(
                         "gradc_sort_count",
                         tiles,
@@ -288,8 +288,8 @@ class LaunchPlan:
                         (1,),
                     )
                 )
-                found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
-                found.append(
+                launches.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
+                launches.append(
                     Launch(
                         "gradc_sort_move",
                         tiles,
@@ -310,7 +310,7 @@ class LaunchPlan:
                         (3, 4),
                     )
                 )
-        found.append(
+        launches.append(
             Launch(
                 "gradc_sort_bounds",
                 chunks(sizes.keys + 2, 256),
@@ -319,7 +319,7 @@ class LaunchPlan:
                 (1,),
             )
         )
-        return found
+        return launches
 
     def kept(self, product: Product) -> bool:
         """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and
@@ -355,7 +355,7 @@ class LaunchPlan:
         (inner,) = [axis for axis in sizes if axis not in order]
         *batch, m, n = order
 
-        def view(operand: Any, axes: Sequence[str]) -> Strided:
+        def view(operand: Operand, axes: Sequence[str]) -> Strided:
             part = self.part(operand.buffer)
             flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
             steps, at = dict(flat.terms), evaluate(flat.const, self.dims)

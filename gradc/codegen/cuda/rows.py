@@ -34,6 +34,23 @@ from .views import (
 from .workspace import axis_declarations, declared, size_declarations, strip_arrays, workspace
 
 FOLDER = "cuda/kernel"
+PURPOSE = {
+    "clear": "The neutral element in a result that atomics combine into",
+    "clear_fixed": "Zeros in sums in fixed point",
+    "key": "The key of each row: the row of the result that it adds to",
+    "scan": "The largest |value| that is added up in fixed point",
+    "strips": "Rows, in strips: a task has a strip of one row's columns",
+    "tiled": "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns",
+    "shared_table": "Rows, a table in shared memory: a block has a chunk of rows x WIDTH columns",
+    "warp_scan": "Rows, a warp segmented scan: each lane of a task has a row",
+    "whole_rows": "Whole rows: a task goes through those of a chunk",
+    "split_rows": "One phase of few long rows: a task has a strip of a row",
+    "fold": "The chunks' partial results, added up",
+    "tree": "Segments of many chunks: carry rows added up in groups of GRADC_TREE",
+    "finish": "Segments of more than one chunk: their carry rows added up",
+    "settle": "Sums in their own type become elements of the result",
+}
+"""What each template's function does, for the comment above it."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,7 @@ class Writer(PassWriter):
         name = f"{self.k.name}_{suffix}"
         view = FunctionView(
             name=name,
+            purpose=PURPOSE[template],
             threads=self.threads,
             min_blocks=max(1, 512 // self.threads),
             buffers=self.parameters,

@@ -102,9 +102,7 @@ class TaskWriter(RowWriter):
         if not self.register_accumulators and not self.tiled and self.width > THREADS:
             self.width = THREADS
         self.prefetch = self.prefetched_rows() if self.tiled else 1
-        self.strips = (
-            alone and not self.shared and all(how == "atomic" for how in self.strategy_of.values()) and self.width > 1
-        )
+        self.strips = alone and not self.shared and set(self.strategy_of.values()) <= {"atomic"} and self.width > 1
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -163,12 +161,12 @@ class TaskWriter(RowWriter):
 
     def lasting(self, s: Stmt) -> bool:
         """Whether it adds to one row of the result while its segment, its kept row or its chunk lasts."""
-        part, how = self.parts[s.buffer], self.strategy_of[s.buffer]
+        part, strategy = self.parts[s.buffer], self.strategy_of[s.buffer]
         if not self.own(s):
             return False
-        if how == "regular":
+        if strategy == "regular":
             return all(i == Index() or i.variable in self.parts[self.k.order].kept for i in s.index[: part.leading])
-        return how == "segmented" or all(i == Index() for i in s.index[: part.leading])
+        return strategy == "segmented" or all(i == Index() for i in s.index[: part.leading])
 
     @property
     def even_cols(self) -> bool:
@@ -182,10 +180,10 @@ class TaskWriter(RowWriter):
     def prefetched_rows(self) -> int:
         """Rows of a tiled kernel whose loads are under way while one is worked on."""
         body = self.k.passes[0].body
-        found = {
+        loads = {
             (a.buffer, a.base): a for s in body if (a := access(self.k, self.types, s)) is not None and a.fits(self.vec)
         }
-        words = sum(map(self.words, found.values())) + len(self.kept_values())
+        words = sum(map(self.words, loads.values())) + len(self.kept_values())
         return 4 if words <= 6 else 2 if words <= 16 else 1
 
     def kept_values(self) -> list[Stmt]:

@@ -361,6 +361,7 @@ class FunctionView:
     """A function's head, for ``function.cu.j2``.
 
     :param name: of the function.
+    :param purpose: what it does.
     :param threads: of a block, at most.
     :param min_blocks: that a multiprocessor is to hold.
     :param buffers: the parameters of the kernel's buffers.
@@ -370,6 +371,7 @@ class FunctionView:
     """
 
     name: str
+    purpose: str
     threads: int
     min_blocks: int
     buffers: tuple[str, ...]

@@ -22,12 +22,12 @@ def declared(line: str) -> Declaration:
 
 def axis_declarations(axes: Sequence[Axis], linear: str) -> list[Declaration]:
     """The axes of a place whose number among all of theirs, row-major, is ``linear``."""
-    found = []
+    declarations = []
     for i, (name, extent) in enumerate(axes):
         below = size(product(n for _, n in axes[i + 1 :]))
         divided = f" / ({below})" if below != "1" else ""
-        found.append(declared(f"const ix {name} = {linear}{divided}{f' % ({size(extent)})' if i else ''};"))
-    return found
+        declarations.append(declared(f"const ix {name} = {linear}{divided}{f' % ({size(extent)})' if i else ''};"))
+    return declarations
 
 
 def size_declarations(
@@ -63,32 +63,32 @@ def workspace(accums: Sequence[AccumView], per_chunk: Sequence[Size], sorts: boo
     :param per_chunk: elements of each accum's partial results.
     :param sorts: whether rows are sorted by key.
     """
-    found = Workspace()
+    arrays = Workspace()
     if sorts:
-        found.array("u32", "sorted_keys", "(i64)rows * 4")
-        found.array("u32", "sorted_rows", "(i64)rows * 4")
-        found.array("u32", "unsorted_keys", "(i64)rows * 4", times=2)  # and their rows, which the sort alone knows
-        found.array("u32", "segment_start", "(i64)(keys + 2) * 4")
+        arrays.array("u32", "sorted_keys", "(i64)rows * 4")
+        arrays.array("u32", "sorted_rows", "(i64)rows * 4")
+        arrays.array("u32", "unsorted_keys", "(i64)rows * 4", times=2)  # and their rows, which the sort alone knows
+        arrays.array("u32", "segment_start", "(i64)(keys + 2) * 4")
     for a, count in zip(accums, per_chunk, strict=True):
         if a.in_workspace:
             bytes_ = f"(i64)(chunks * {_factor(count)}) * (i64)sizeof({a.partial})"
-            found.array(a.partial, f"partial{a.number}", bytes_)
+            arrays.array(a.partial, f"partial{a.number}", bytes_)
     for a in accums:
         if a.strategy == "atomic_fixed":
-            found.array("gradc_fixed", f"fixed{a.number}", f"(i64)({a.size}) * (i64)sizeof(gradc_fixed)")
-            found.array("u32", f"largest{a.number}", "4")
+            arrays.array("gradc_fixed", f"fixed{a.number}", f"(i64)({a.size}) * (i64)sizeof(gradc_fixed)")
+            arrays.array("u32", f"largest{a.number}", "4")
     for a in accums:
         if a.f32_staged:
-            found.array("f32", f"staged{a.number}", f"(i64)({a.size}) * 4")
-    return found.declarations
+            arrays.array("f32", f"staged{a.number}", f"(i64)({a.size}) * 4")
+    return arrays.declarations
 
 
 def strip_arrays(strips: Sequence[tuple[str, str]]) -> list[Declaration]:
     """All of the workspace of split rows: for each reduction, of this type and name, a partial result of each strip."""
-    found = Workspace()
+    arrays = Workspace()
     for ctype, name in strips:
-        found.array(ctype, name, "(i64)rows * strips * 16")
-    return found.declarations
+        arrays.array(ctype, name, "(i64)rows * strips * 16")
+    return arrays.declarations
 
 
 def _factor(value: Size) -> str:
