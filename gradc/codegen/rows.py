@@ -10,8 +10,8 @@ from ..ir.kernel import Kernel, Phase
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..passes.reductions.combine import Combine, combines
-from .expr import Scribe
-from .index import size
+from .expr import Scribe, variable
+from .index import flatten, index, size
 
 UNPOLLED_COLUMNS = 4096
 """Columns of a row that no task need interrupt to find out whether the call is to end."""
@@ -112,3 +112,41 @@ class RowWriter:
     def cached(self, s: Stmt, number: int) -> Stmt | None:
         """What stands for a value that a target keeps beside its buffers from one pass to the next."""
         return None
+
+    # -- what both targets write of a kernel -------------------------------------------------------------------------
+
+    @property
+    def kept_axes(self) -> list[Axis]:
+        """The row axes that stand in the index of a regular accum: each of their rows is a part of the result."""
+        return [a for a in self.k.rows if self.order == "regular" and a[0] in self.parts[self.k.order].kept]
+
+    @property
+    def rest_axes(self) -> list[Axis]:
+        """The other row axes: their rows meet in a part of the result."""
+        kept = self.kept_axes
+        return [a for a in self.k.rows if a not in kept]
+
+    @property
+    def visits_all_rows(self) -> bool:
+        """Whether rows that add to no segment have other effects: they are visited, too."""
+        return not all(s.op == "accum" and self.strategy_of[s.buffer] == "segmented" for s in self.k.body if not s.name)
+
+    def key_count(self, part: Combine) -> Size:
+        """Keys that a row may have: the rows of a result."""
+        return product(self.types[part.buffer].shape[: part.leading])
+
+    def key_statements(self, part: Combine) -> list[str]:
+        """The statements that compute a row's key and its mask."""
+        leading = part.stmt.index[: part.leading]
+        values = [v for i in leading for v, _ in i.terms if v.startswith("%")]
+        return [self.scribe.value(s) for s in self.slice_of([*values, part.stmt.where])]
+
+    def key_expression(self, part: Combine, masked: str, kind: str = "i64") -> str:
+        """A row's key, the row of the result that it adds to, as a C expression; ``masked`` where it adds to none."""
+        at = index(flatten(part.stmt.index[: part.leading], self.types[part.buffer].shape[: part.leading]), kind)
+        return f"{variable(part.stmt.where)} ? {at} : {masked}" if part.stmt.where else at
+
+    def comment(self, heading: Sequence[str]) -> str:
+        """The C comment above a kernel: its heading, then its IR."""
+        lines = [*heading, "", *str(self.k).splitlines()]
+        return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */"])

@@ -77,6 +77,11 @@ def enumerators(name: str) -> dict[str, int]:
     return found
 
 
+def uncommented(text: str) -> str:
+    """A text as a cache should know it: where the user wrote a kernel stands in a comment, and decides no code."""
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
 def widened(text: str) -> str:
     """A CUDA text with offsets of 64 bits."""
     return f"#define GRADC_WIDE\n{text}"

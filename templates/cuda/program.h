@@ -41,8 +41,9 @@ GRADC_FN ix gradc_chunks(ix count, ix each) { return (count + each - 1) / each; 
 GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + 255) & ~(i64)255; }
 
 /* ---- Neighbouring columns -----------------------------------------------------------------------------------------------
- * A thread has N elements of a row: from[near], from[near + step], ..., of which those below `last` are there.  Where they are
- * neighbours (step is 1) and `wide` says that they are aligned and all there or none, they move 16 bytes at a time. */
+ * A thread has N elements of a row: from[col], from[col + col_step], ..., of which those below `end_col` are there.  Where
+ * they are neighbours (col_step is 1) and `vectorized` says that they are aligned and all there or none, they move 16 bytes
+ * at a time. */
 
 GRADC_FN bool gradc_aligned(const void *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }
 
@@ -58,33 +59,33 @@ template <class T, int N> struct gradc_vector { /* N elements as the words that 
   union { word words[COUNT]; T items[N]; };
 };
 
-template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix near, ix step, ix last, bool wide) {
-  if (wide) {
-    if (near >= last) return;
+template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized) {
+    if (col >= end_col) return;
     gradc_vector<T, N> all;
 #pragma unroll
-    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + near))[i];
+    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + col))[i];
 #pragma unroll
     for (int j = 0; j < N; j++) to[j] = all.items[j];
   } else {
 #pragma unroll
     for (int j = 0; j < N; j++)
-      if (near + j * step < last) to[j] = from[near + j * step];
+      if (col + j * col_step < end_col) to[j] = from[col + j * col_step];
   }
 }
 
-template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix near, ix step, ix last, bool wide) {
-  if (wide) {
-    if (near >= last) return;
+template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized) {
+    if (col >= end_col) return;
     gradc_vector<T, N> all;
 #pragma unroll
     for (int j = 0; j < N; j++) all.items[j] = from[j];
 #pragma unroll
-    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) ((typename gradc_vector<T, N>::word *)(to + near))[i] = all.words[i];
+    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) ((typename gradc_vector<T, N>::word *)(to + col))[i] = all.words[i];
   } else {
 #pragma unroll
     for (int j = 0; j < N; j++)
-      if (near + j * step < last) to[near + j * step] = from[j];
+      if (col + j * col_step < end_col) to[col + j * col_step] = from[j];
   }
 }
 
@@ -141,15 +142,15 @@ GRADC_FN void gradc_atomic_add_four(f32 *to, f32 a, f32 b, f32 c, f32 d) {
 }
 
 /* A thread's columns, as gradc_put has them, are added to a row. */
-template <int N> GRADC_FN void gradc_atomic_add_row(f32 *to, const f32 (&from)[N], ix near, ix step, ix last, bool wide) {
-  if (wide) {
-    if (near >= last) return;
+template <int N> GRADC_FN void gradc_atomic_add_row(f32 *to, const f32 (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized) {
+    if (col >= end_col) return;
 #pragma unroll
-    for (int i = 0; i < N; i += 4) gradc_atomic_add_four(to + near + i, from[i], from[i + 1], from[i + 2], from[i + 3]);
+    for (int i = 0; i < N; i += 4) gradc_atomic_add_four(to + col + i, from[i], from[i + 1], from[i + 2], from[i + 3]);
   } else {
 #pragma unroll
     for (int j = 0; j < N; j++)
-      if (near + j * step < last) atomicAdd(&to[near + j * step], from[j]);
+      if (col + j * col_step < end_col) atomicAdd(&to[col + j * col_step], from[j]);
   }
 }
 
@@ -200,23 +201,23 @@ GRADC_FN f32 gradc_fixed_value(gradc_fixed sum, int scale) {
 template <class T> struct gradc_sum { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_add(a, b); } };
 template <class T> struct gradc_prod { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_times(a, b); } };
 /* NaN wins */
-template <class T> struct gradc_most { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
-template <class T> struct gradc_least { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
+template <class T> struct gradc_maximum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
+template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
 
-/* The place of an extremum: NaN wins, of equals the first; at < 0 is none. */
-template <class T> struct gradc_place { T value; ix at; };
-template <class T> struct gradc_arg_most {
-  static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
+/* The place of an extremum: NaN wins, of equals the first; index < 0 is none. */
+template <class T> struct gradc_arg_extremum { T value; ix index; };
+template <class T> struct gradc_arg_max {
+  static __device__ __forceinline__ void join(gradc_arg_extremum<T> &a, const gradc_arg_extremum<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value > a.value;
-    if (b.at >= 0 && (a.at < 0 || (same ? b.at < a.at : better))) a = b;
+    if (b.index >= 0 && (a.index < 0 || (same ? b.index < a.index : better))) a = b;
   }
 };
-template <class T> struct gradc_arg_least {
-  static __device__ __forceinline__ void join(gradc_place<T> &a, const gradc_place<T> &b) {
+template <class T> struct gradc_arg_min {
+  static __device__ __forceinline__ void join(gradc_arg_extremum<T> &a, const gradc_arg_extremum<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value < a.value;
-    if (b.at >= 0 && (a.at < 0 || (same ? b.at < a.at : better))) a = b;
+    if (b.index >= 0 && (a.index < 0 || (same ? b.index < a.index : better))) a = b;
   }
 };
 
@@ -224,18 +225,18 @@ GRADC_FN u32 gradc_mask(int width) { /* the lanes of this thread's task in its w
   return width >= 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x % 32 / width * width);
 }
 
-template <class T> struct gradc_parts { union { T value; u32 words[(sizeof(T) + 3) / 4]; }; };
+template <class T> struct gradc_words { union { T value; u32 words[(sizeof(T) + 3) / 4]; }; };
 
 #define GRADC_SHUFFLE(name, call)                                                                     \
   template <class T> GRADC_FN T name(T v, u32 mask, int lane) {                                       \
-    gradc_parts<T> from, to;                                                                          \
+    gradc_words<T> from, to;                                                                          \
     from.value = v;                                                                                   \
     _Pragma("unroll") for (int i = 0; i < (int)((sizeof(T) + 3) / 4); i++) to.words[i] = call(mask, from.words[i], lane); \
     return to.value;                                                                                  \
   }
-GRADC_SHUFFLE(gradc_shuffled, __shfl_xor_sync)
-GRADC_SHUFFLE(gradc_raised, __shfl_up_sync)
-GRADC_SHUFFLE(gradc_of_lane, __shfl_sync)
+GRADC_SHUFFLE(gradc_shuffle_xor, __shfl_xor_sync)
+GRADC_SHUFFLE(gradc_shuffle_up, __shfl_up_sync)
+GRADC_SHUFFLE(gradc_broadcast, __shfl_sync)
 #undef GRADC_SHUFFLE
 
 template <int W> GRADC_FN void gradc_sync() {
@@ -248,7 +249,7 @@ template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
   const u32 mask = gradc_mask(W);
 #pragma unroll
   for (int step = (W < 32 ? W : 32) / 2; step > 0; step /= 2) {
-    const T other = gradc_shuffled(v, mask, step);
+    const T other = gradc_shuffle_xor(v, mask, step);
     const bool upper = threadIdx.x & step; /* both add in the same order */
     T first = upper ? other : v;
     F::join(first, upper ? v : other);

@@ -22,6 +22,7 @@ from benchmarks.resources import ARCHITECTURES
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.render import render_cuda
+from gradc.codegen.identifiers import identifier, identifiers
 from gradc.errors import CompilerMissing, DeviceError, IndexOutOfRange, InvalidProblem, Unsupported
 
 
@@ -328,14 +329,40 @@ def test_no_nvrtc(tmp_path: Path) -> None:
     assert "__global__" in module.source()
 
 
-def test_user_names_do_not_reach_the_text() -> None:
+def test_user_names_reach_the_text_as_identifiers() -> None:
+    """Equal kernels differ in these alone, and a name that means something in CUDA is another word there."""
     plain = gradc.compile(
-        gradc.trace(lambda a, b: ops.softmax(a * b), a="f32[N,4]", b="f32[4]"), wrt=["a"], target="cuda"
+        gradc.trace(lambda left, right: ops.softmax(left * right), left="f32[Rows,4]", right="f32[4]"),
+        wrt=["left"],
+        target="cuda",
     )
     other = gradc.compile(
-        gradc.trace(lambda zebra, quagga: ops.softmax(zebra * quagga), zebra="f32[Okapi,4]", quagga="f32[4]"),
+        gradc.trace(lambda zebra, float: ops.softmax(zebra * float), zebra="f32[threadIdx,4]", float="f32[4]"),
         wrt=["zebra"],
         target="cuda",
     )
-    assert plain.source() == other.source()
+    assert list(plain.forward.kernels) == list(other.forward.kernels)
+    words = {"zebra": "left", "d_zebra": "d_left", "float_": "right", "threadIdx_": "Rows"}
+    source = re.sub(r"\w+", lambda word: words.get(word[0], word[0]), other.source())
+    assert source == plain.source() and set(words) <= set(re.findall(r"\w+", other.source()))
     assert render_cuda(plain.forward.program)[0] == plain.forward.source
+
+
+@pytest.mark.parametrize("how", ["segmented", "privatized", "atomic_fixed", "atomic"])
+def test_no_user_s_name_is_a_word_of_the_text(how: str) -> None:
+    """What a kernel declares or calls, a buffer or dim of that name is renamed from."""
+    graph = differentiate(
+        gradc.trace(
+            lambda tokens, weight: ops.layer_norm(ops.embedding(tokens, weight), (weight.shape[1],)),
+            tokens="i64[Rows]",
+            weight="bf16[Keys,Columns]",
+        ),
+        ["weight"],
+    )
+    program = gradc.compile(graph, target="cuda", reductions={"*": how}).forward.program
+    for kernel in render_cuda(program)[1].values():
+        text = re.sub(r"/\*.*?\*/", " ", kernel.text, flags=re.DOTALL)
+        user = {*identifiers(kernel.buffers).values(), *identifiers(kernel.dims).values()}
+        words = {w for w in re.findall(r"(?<![\w.])[A-Za-z_]\w*", text) if not w.startswith(kernel.name)}
+        assert user <= words
+        assert not {w for w in words - user if identifier(w) == w}

@@ -134,7 +134,7 @@ def test_the_width_changes_where_the_proof_ends(what: str, dims: Any) -> None:
         found = plan(count + 65535 if "D" in what else count)
         assert found.wide == sorted({a.function for actions in found.actions for a in actions if isinstance(a, Launch)})
     if what == "f32[N]":
-        assert not plan(most).wide and plan(most + 1).wide and plan(most).reach == LIMIT - 1
+        assert not plan(most).wide and plan(most + 1).wide and plan(most).index_bound == LIMIT - 1
     assert "64 bits in" in module.explain(**dims(1 << 32)) and "32 bits: none" in module.explain(**dims(1000))
 
 
@@ -147,7 +147,7 @@ def test_every_stage_of_a_kernel_is_bounded() -> None:
             plan = module.forward.native.bind(dims)
             kernels = [plan.kernel(k) for k in plan.program.kernels if k.accums]
             assert all(
-                sizes_of(k, {own: dims[name] for own, name in zip(launch.own_dims(k), k.dims, strict=True)}).reach
+                sizes_of(k, {own: dims[name] for own, name in zip(launch.own_dims(k), k.dims, strict=True)}).index_bound
                 >= LIMIT
                 for k in kernels
             )

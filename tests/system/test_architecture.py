@@ -185,7 +185,6 @@ def test_functions_are_short():
                 if length > 70:
                     long[f"{_name(path)}.{node.name}"] = length
     known = {
-        "gradc.codegen.cuda.rows.made",
         "gradc.ir.size_text.parse_size",
     }
     assert long.keys() == known, long

@@ -53,6 +53,37 @@ def test_the_c_of_a_kernel(name: str, golden) -> None:
     golden(f"kernels_c/{name}.c", re.sub(r"test_golden\.py:\d+", "test_golden.py:LINE", kernel.source))
 
 
+CUDA_KERNELS = {
+    "map": (lambda x, bias: ops.gelu(x + bias), {"x": "f32[N,D]", "bias": "f32[D]"}, ""),
+    "layer_norm": (
+        lambda x, gamma, beta: ops.layer_norm(x, (1024,), gamma, beta),
+        {"x": "bf16[N,1024]", "gamma": "bf16[1024]", "beta": "bf16[1024]"},
+        "",
+    ),
+    "scatter": (
+        lambda token, dy: ops.scatter_add(token, dy, size=32000),
+        {"token": "i64[N]", "dy": "f32[N,128]"},
+        "segmented",
+    ),
+    "column_sums": (lambda dy: ops.sum(dy, axis=0), {"dy": "f32[N,256]"}, "privatized"),
+}
+"""A mapping each: its function, types, and the strategy of its sums.  The scatter is tiled and sorted, segments are in
+registers; the column sums are partial results of chunks, folded."""
+
+
+@pytest.mark.parametrize("name", CUDA_KERNELS)
+def test_the_cuda_of_a_kernel(golden, name: str) -> None:
+    function, types, strategy = CUDA_KERNELS[name]
+    reductions = {"*": strategy} if strategy else None
+    module = gradc.compile(gradc.trace(function, **types), target="cuda", arch="sm_90", reductions=reductions)
+    (kernel,) = [k for k in module.forward.kernels.values() if not k.name.startswith("check")]
+    first, *functions = kernel.source.split("\n\n")
+    finish = [text for text in functions if re.search(r"_(tree|finish)\(", text)]
+    golden(f"kernels_cuda/{name}.cu", "\n\n".join([first, *(text for text in functions if text not in finish)]))
+    if finish:
+        golden(f"kernels_cuda/{name}_finish.cu", "\n\n".join(finish))
+
+
 def test_explain(golden) -> None:
     golden("model/explain.txt", re.sub(r" +\d+(\.\d+)? (us|ms)\b", r" # \2", str(model().explain(N=4096, V=32000))))
 

@@ -73,10 +73,9 @@ def _rendered(
     kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], above: tuple[str, ...], guarded: bool
 ) -> KernelSource:
     writer = KernelWriter(*collapse_axes(kernel, dict(types)), dims, guarded)
-    lines = [f" * {line}".rstrip() for line in [*above, "", *str(writer.k).splitlines()]]
     k = writer.record()
     parts = [
-        "\n".join(["/*", *lines, " */", render("cpu/kernel/args.c.j2", k=k)]),
+        f"{writer.comment(above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *_sizes(k),
         *_stages(k, writer.mapping),
         _entry(k),

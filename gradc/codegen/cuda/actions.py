@@ -11,8 +11,8 @@ import numpy as np
 
 WORKSPACE, FLAG = ".workspace", ".flag"
 """Roots of memory that no buffer names."""
-WORDS = 3
-"""Of the flag before the first check's: what went wrong, the value, the bound."""
+FLAG_WORDS = 3
+"""Words of the flag before the first check's: what went wrong, the value, the bound."""
 U8, U32, U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
 
 

@@ -23,13 +23,13 @@ from ..index import flatten, index, size, strides
 
 OFFSETS = "ix"
 """The C type of places, 32 or 64 bits wide (:mod:`gradc.codegen.cuda.index_bound`)."""
-MOST = 8
+MAX_COLUMNS = 8
 """Columns that a thread takes at once."""
-BYTES = 16
+ACCESS_BYTES = 16
 """Of the widest access."""
-WORDS, LOOSE_WORDS = 40, 32
-"""Registers for elements on their way: packed, and one by one where a row's length may not allow words."""
-AGAIN = 4
+PACKED_REGISTERS, UNPACKED_REGISTERS = 40, 32
+"""Registers for loaded elements: packed, and one each where a row's length may not allow wide accesses."""
+PASS_WEIGHT = 4
 """Of a further pass in a body's length: its first loads overlap the end of the one before."""
 LONG_BODY = 20
 """Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every
@@ -57,7 +57,7 @@ class Access:
         """What a launch must find to move ``vec`` elements at once."""
         steps = [c for c in (self.base.const, *(c for _, c in self.base.terms)) if not isinstance(c, int)]
         return [
-            f"gradc_aligned({self.buffer}, {min(vec * self.item, BYTES)})",
+            f"gradc_aligned({self.buffer}, {min(vec * self.item, ACCESS_BYTES)})",
             *(f"{size(c)} % {vec} == 0" for c in steps),
         ]
 
@@ -106,15 +106,15 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
     :param sums: accums: what a thread has of each for each of its columns is in registers, too.
     """
     bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
-    found = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
-    vec = min(MOST, max(BYTES // a.item for a in found.values())) if found else 1
-    weight = max(sum(map(_weight, body)) for body in bodies) + AGAIN * (len(bodies) - 1)
+    accesses = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
+    vec = min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in accesses.values())) if accesses else 1
+    weight = max(sum(map(_weight, body)) for body in bodies) + PASS_WEIGHT * (len(bodies) - 1)
     vec = (
         1
         if weight > 4 * LONG_BODY
-        else min(vec, MOST // 4)
+        else min(vec, MAX_COLUMNS // 4)
         if weight > 2 * LONG_BODY
-        else min(vec, MOST // 2)
+        else min(vec, MAX_COLUMNS // 2)
         if weight > LONG_BODY
         else vec
     )
@@ -122,11 +122,11 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int
 
     def spills() -> bool:
         if isinstance(count, int):
-            return sum(max(vec * a.item // 4, 1) for a in found.values()) + 2 * vec * sums > WORDS
-        return vec * (sum(max(a.item // 4, 1) for a in found.values()) + 2 * sums) > LOOSE_WORDS
+            return sum(max(vec * a.item // 4, 1) for a in accesses.values()) + 2 * vec * sums > PACKED_REGISTERS
+        return vec * (sum(max(a.item // 4, 1) for a in accesses.values()) + 2 * sums) > UNPACKED_REGISTERS
 
     while vec > 1 and (
-        spills() or not any(a.fits(vec) for a in found.values()) or (isinstance(count, int) and count % vec)
+        spills() or not any(a.fits(vec) for a in accesses.values()) or (isinstance(count, int) and count % vec)
     ):
         vec //= 2
     return vec

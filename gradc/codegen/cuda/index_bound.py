@@ -24,13 +24,13 @@ chunks of a tree.
 """
 
 
-def reaches(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Size, ...]:
+def index_bounds(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Size, ...]:
     """Sizes over the kernel's dims; below LIMIT - HEAD_ROOM all of them, 32 bits hold whatever its text computes for an
     offset.
     """
-    found = dict.fromkeys(_sizes(kernel, types))
-    numbers = [size for size in found if isinstance(size, int)]
-    return (max(numbers, default=0), *(size for size in found if not isinstance(size, int)))
+    sizes = dict.fromkeys(_sizes(kernel, types))
+    numbers = [size for size in sizes if isinstance(size, int)]
+    return (max(numbers, default=0), *(size for size in sizes if not isinstance(size, int)))
 
 
 def _sizes(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[Size]:

@@ -16,20 +16,21 @@ import numpy as np
 
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Program, alternatives, taken
+from ...ir.statement import Operand
 from ...passes.program.plan_buffers import slot_sizes
 from ...passes.reductions.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
-from .actions import FLAG, U8, U32, U64, WORDS, WORKSPACE, Action, Launch, Part, Product, Strided
+from .actions import FLAG, FLAG_WORDS, U8, U32, U64, WORKSPACE, Action, Launch, Part, Product, Strided
 from .index_bound import HEAD_ROOM, LIMIT
+from .kernel import CudaKernel, Stage, own_dims
 from .products import launches_of, library_of
 from .render import rebind
-from .rows import CudaKernel, Stage
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 
 ALIGN = 256
-MOST_PARTS = 1024
-"""Strips of all rows that are cut up."""
+MOST_STRIPS = 1024
+"""Strips of all rows that are split."""
 MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
 WARP = 32
@@ -54,8 +55,8 @@ class Sizes:
 
     :param chunk: rows (or positions) per task; columns, where rows are cut up.
     :param scratch: bytes.
-    :param parts: strips of each row; 0: it is not cut up.
-    :param reach: no offset that its functions compute is larger, whatever the launch.
+    :param strips_per_row: where rows are split; 0: they are not.
+    :param index_bound: no offset that its functions compute is larger, whatever the launch.
     """
 
     dims: tuple[int, ...]
@@ -64,30 +65,26 @@ class Sizes:
     tasks: int
     keys: int
     scratch: int
-    parts: int = 0
-    reach: int = 0
+    strips_per_row: int = 0
+    index_bound: int = 0
 
     def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
         """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
         grid = blocks * threads
         looped = self.rows + grid // stage.width if stage.kind == "scan" else 0
-        return max(self.reach, grid, looped) >= LIMIT
+        return max(self.index_bound, grid, looped) >= LIMIT
 
     def count(self, stage: Stage) -> int:
         """Tasks of a stage whose number depends on the chunk."""
         if stage.kind in ("part", "last"):
-            return self.rows * (self.parts if stage.kind == "part" else min(self.parts, 1))
+            return self.rows * (self.strips_per_row if stage.kind == "part" else min(self.strips_per_row, 1))
         groups = chunks(self.rows, self.chunk) // TREE
-        return (self.tasks if self.parts == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
+        return (self.tasks if self.strips_per_row == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
 
     @property
     def sort_passes(self) -> int:
         """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
         return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
-
-
-def own_dims(kernel: CudaKernel) -> list[str]:
-    return [f"n{i:02d}" if i > 9 else f"n{i}" for i in range(len(kernel.dims))]
 
 
 def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
@@ -98,7 +95,7 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
     if kernel.keys is not None:
         chunk = min(GPU_SORTED, max(GPU_SHORTEST, chunks(rows * tiles * width, 2 * GPU_WORKERS)))
-        if kernel.lanes:
+        if kernel.warp_scan:
             chunk = min(GPU_SORTED, max(1, chunks(rows, 2 * GPU_WORKERS))) * WARP
     elif kernel.shared:
         chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
@@ -107,33 +104,33 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = max(least, chunks(chunked * tiles * width, GPU_WORKERS), chunks(chunked, GPU_MOST_CHUNKS))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
-    parts = 0
-    if kernel.parts and rows < FEW_ROWS and columns > LONG_ROW:
-        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_PARTS)))
-        parts = chunks(columns, chunk)
-    scratch = len(kernel.parts) * align(16 * rows * parts)
+    strips = 0
+    if kernel.split_rows and rows < FEW_ROWS and columns > LONG_ROW:
+        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))
+        strips = chunks(columns, chunk)
+    scratch = len(kernel.split_rows) * align(16 * rows * strips)
     if kernel.keys is not None:
         scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
     for count, each in kernel.scratch:
         scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
     for count in kernel.fixed:
         scratch += align(16 * evaluate(count, dims)) + align(4)
-    for count in kernel.loose:
+    for count in kernel.f32_staged:
         scratch += align(4 * evaluate(count, dims))
     if kernel.keys is not None:
         scratch += align(counts_bytes(rows))
-    beside = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [
-        evaluate(count, dims) for count in (*kernel.fixed, *kernel.loose)
+    arrays = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [
+        evaluate(count, dims) for count in (*kernel.fixed, *kernel.f32_staged)
     ]
-    ends = (chunked + (2 * TREE + 1) * chunk, columns + 2 * chunk if parts else 0, rows * parts, keys + 2, *beside)
-    reach = max(*ends, reach_of(kernel, dims)) + HEAD_ROOM
-    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, parts, reach)
+    ends = (chunked + (2 * TREE + 1) * chunk, columns + 2 * chunk if strips else 0, rows * strips, keys + 2, *arrays)
+    bound = max(*ends, index_bound_of(kernel, dims)) + HEAD_ROOM
+    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, strips, bound)
 
 
-def reach_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
+def index_bound_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
     """The largest of a kernel's bounds; sizes of 0 count as 1, as :mod:`gradc.codegen.cuda.index_bound` has them."""
     ones = {name: max(value, 1) for name, value in dims.items()}
-    return max(evaluate(bound, ones) for bound in kernel.reaches)
+    return max(evaluate(bound, ones) for bound in kernel.index_bounds)
 
 
 def counts_bytes(rows: int) -> int:
@@ -144,8 +141,8 @@ def counts_bytes(rows: int) -> int:
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
-    :ivar workspace: bytes: the slots of temps, the scratch of the widest kernel (``room``), the flag, the library's own
-        (``library``).
+    :ivar workspace: bytes: the slots of temps, the widest kernel's scratch (``scratch_size`` bytes from
+        ``scratch_start`` on), the flag, the library's own (``library``).
     :ivar checks: the steps that look for bad indices.
     :ivar flag: the words that every kernel looks at: all ones while nothing is wrong.
 
@@ -155,7 +152,7 @@ class LaunchPlan:
     def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
         self.program, self.dims = program, dict(dims)
         self.types = {b.name: b.type for b in program.buffers}
-        self.made = kernels
+        self.kernels = kernels
         self.steps = [taken(step, dims) for step in program.steps]
         self.checks = checks_of(program, kernels)
         starts, total = [], 0
@@ -163,20 +160,25 @@ class LaunchPlan:
             starts.append(total)
             total += align(evaluate(bytes_, dims))
         self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
-        self.scratch = total
-        self.room = max((self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0)
+        self.scratch_start = total
+        self.scratch_size = max(
+            (self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0
+        )
         products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
-        self.room = max([self.room, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
-        self.flag = Part(FLAG, 0, WORDS + len(self.checks), U64)
+        self.scratch_size = max([self.scratch_size, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
+        self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks), U64)
         self.library = Part(
-            WORKSPACE, total + self.room + align(self.flag.nbytes), library if any(map(library_of, products)) else 0, U8
+            WORKSPACE,
+            total + self.scratch_size + align(self.flag.nbytes),
+            library if any(map(library_of, products)) else 0,
+            U8,
         )
         self.workspace = self.library.start + self.library.nbytes
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
 
     def kernel(self, item: Kernel) -> CudaKernel:
         """A step's functions over its own dims: steps of one structure share a name and a text."""
-        return rebind(self.made[item.name], item, self.types)
+        return rebind(self.kernels[item.name], item, self.types)
 
     def sizes(self, kernel: CudaKernel) -> Sizes:
         """A kernel's."""
@@ -195,7 +197,7 @@ class LaunchPlan:
 
     def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part:
         """Scratch memory."""
-        return Part(WORKSPACE, self.scratch + start, count, dtype)
+        return Part(WORKSPACE, self.scratch_start + start, count, dtype)
 
     def site(self, number: int) -> int:
         """How many checks come before a step."""
@@ -207,9 +209,9 @@ class LaunchPlan:
         return sorted({a.function for actions in self.actions for a in actions if isinstance(a, Launch) and a.wide})
 
     @property
-    def reach(self) -> int:
+    def index_bound(self) -> int:
         """The largest bound of an offset in any of its kernels."""
-        return max((self.sizes(self.kernel(s)).reach for s in self.steps if isinstance(s, Kernel)), default=0)
+        return max((self.sizes(self.kernel(s)).index_bound for s in self.steps if isinstance(s, Kernel)), default=0)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class LaunchPlan:
             return self.multiplied(self.product(item, number))
         kernel = self.kernel(item)
         sizes = self.sizes(kernel)
-        found: list[Action] = []
+        actions: list[Action] = []
         for stage in kernel.stages:
             tasks = (
                 sizes.count(stage)
@@ -228,10 +230,10 @@ class LaunchPlan:
             )
             own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
             if tasks > 0:
-                found += self.launches(stage, kernel, item, sizes, tasks, number, own)
+                actions += self.launches(stage, kernel, item, sizes, tasks, number, own)
             if stage.kind == "key":
-                found += self.sort(sizes, self.site(number))
-        return found
+                actions += self.sort(sizes, self.site(number))
+        return actions
 
     def launches(
         self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int
@@ -243,7 +245,7 @@ class LaunchPlan:
         shared: tuple[Part | int, ...] = (
             *args,
             *sizes.dims,
-            self.space(0, self.room, np.dtype(np.uint8)),
+            self.space(0, self.scratch_size, np.dtype(np.uint8)),
             self.flag,
             self.site(number),
             sizes.chunk,
@@ -271,14 +273,14 @@ class LaunchPlan:
         pairs = [(first[0], first[1]), (first[2], first[3])]  # ends in the first
         start = self.space(4 * step, sizes.keys + 2, U32)
         tiles = chunks(sizes.rows, TILE)
-        found: list[Launch] = []
+        launches: list[Launch] = []
         if 0 < sizes.rows <= ONE_BLOCK:
-            found.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
+            launches.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
         elif sizes.rows:
-            counts = self.space(self.room - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
+            counts = self.space(self.scratch_size - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
             for number in range(sizes.sort_passes):
                 (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
-                found.append(
+                launches.append(
                     Launch(
                         "gradc_sort_count",
                         tiles,
@@ -287,8 +289,8 @@ class LaunchPlan:
                         (1,),
                     )
                 )
-                found.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
-                found.append(
+                launches.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
+                launches.append(
                     Launch(
                         "gradc_sort_move",
                         tiles,
@@ -309,7 +311,7 @@ class LaunchPlan:
                         (3, 4),
                     )
                 )
-        found.append(
+        launches.append(
             Launch(
                 "gradc_sort_bounds",
                 chunks(sizes.keys + 2, 256),
@@ -318,7 +320,7 @@ class LaunchPlan:
                 (1,),
             )
         )
-        return found
+        return launches
 
     def kept(self, product: Product) -> bool:
         """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and
@@ -354,7 +356,7 @@ class LaunchPlan:
         (inner,) = [axis for axis in sizes if axis not in order]
         *batch, m, n = order
 
-        def view(operand: Any, axes: Sequence[str]) -> Strided:
+        def view(operand: Operand, axes: Sequence[str]) -> Strided:
             part = self.part(operand.buffer)
             flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
             steps, at = dict(flat.terms), evaluate(flat.const, self.dims)

@@ -64,17 +64,17 @@ def _side(operand: Strided, step: int) -> Side | None:
 
 def merged(product: Product) -> list[Axis]:
     """The axes of the batch, neighbours that step alike as one."""
-    found: list[Axis] = []
+    axes: list[Axis] = []
     for axis in range(len(product.out.shape) - 2):
         count = product.out.shape[axis]
         strides = (product.a.strides[axis], product.b.strides[axis], product.out.strides[axis])
         if count == 1:
             continue
-        if found and all(before == count * step for before, step in zip(found[-1][1], strides, strict=True)):
-            found[-1] = (found[-1][0] * count, strides)
+        if axes and all(before == count * step for before, step in zip(axes[-1][1], strides, strict=True)):
+            axes[-1] = (axes[-1][0] * count, strides)
         else:
-            found.append((count, strides))
-    return found
+            axes.append((count, strides))
+    return axes
 
 
 def launches_of(product: Product, flag: Part) -> list[Launch]:
@@ -86,7 +86,7 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
     *outer, first, second = [(1, (0, 0, 0)), (1, (0, 0, 0)), *merged(product)]
     outer = [axis for axis in outer if axis[0] > 1]
     blocks = -(-m // TILE) * -(-n // TILE) * first[0] * second[0]
-    found = []
+    launches = []
     for at in np.ndindex(*(count for count, _ in outer)):
         from_a, from_b, to = (
             sum(place * strides[i] for place, (_, strides) in zip(at, outer, strict=True)) for i in range(3)
@@ -95,7 +95,7 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
         out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
         sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
         steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
-        found.append(
+        launches.append(
             Launch(
                 f"gradc_matmul_{dtype_of(out.dtype).name}",
                 blocks,
@@ -104,7 +104,7 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
                 (2,),
             )
         )
-    return found
+    return launches
 
 
 def views(product: Product, a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
@@ -149,11 +149,11 @@ def matmul_text(names: Sequence[str]) -> str:
 
 
 def _entry(dtype: DType) -> str:
-    held = stored(dtype)
+    ctype = stored(dtype)
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
     sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
-    declared = f"const {held} *a, const {held} *b, {held} *out, {sizes}, {strides}, const u64 *flag, i64 site"
+    declared = f"const {ctype} *a, const {ctype} *b, {ctype} *out, {sizes}, {strides}, const u64 *flag, i64 site"
     head = f'extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}({declared})'
     return f"""{element(dtype)}{head} {{
   if (gradc_stopped(flag, site)) return;

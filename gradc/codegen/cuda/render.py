@@ -1,23 +1,32 @@
 """Programs as CUDA: one text of kernels, and the launches that run them.
 
-The statements are the ones of every target (:mod:`gradc.codegen.expr`); ``templates/cuda/rows.cu.j2`` owns threads,
-visiting order, partials and flush, and :mod:`gradc.codegen.cuda.rows` says what it needs to know of a kernel.
+The statements are the ones of every target (:mod:`gradc.codegen.expr`); the templates of ``cuda/kernel`` own threads,
+visiting order, partial results and flush, and :mod:`gradc.codegen.cuda.rows` says what they need to know of a kernel.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...ir.dims import symbol
 from ...ir.kernel import Kernel, Program, alternatives
+from ...ir.statement import Axis
 from ...ir.types import Type
+from ..heading import heading
+from ..identifiers import identifiers
 from ..text import standalone
+from .kernel import CudaKernel, Stage, over_dims, own_dims
 from .products import support
-from .rows import CudaKernel, Stage, Writer
+from .rows import Writer
 from .tasks import STRIP
 
 __all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
+
+_OWN_AXIS = re.compile(r"i\d+")
+"""What the compiler calls axes."""
 
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
@@ -38,9 +47,26 @@ def prelude() -> str:
 
 
 def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
-    """One kernel's functions, made from its canonical form: no name of the user's reaches its text."""
-    plain, own = kernel.canonical(types)
-    return rebind(_made(replace(plain, name=kernel.name), tuple(own.items())), kernel, types)
+    """One kernel's functions; of the user's names nothing but identifiers reaches their text."""
+    dims = kernel.dims(types)
+    axes = [a for a, _ in (*kernel.rows, *kernel.cols) if not _OWN_AXIS.fullmatch(a)]
+    # a buffer, a dim and an axis may share a name: blanks tell them apart, and reach no identifier
+    names = identifiers([*kernel.buffers, *(f"{d} " for d in dims), *(f"{a}  " for a in axes)])
+    own_dims = {d: names[f"{d} "] for d in dims}
+    plain, own = kernel.renamed(types, {b: names[b] for b in kernel.buffers}, own_dims)
+    plain = replace(with_axes(plain, {a: names[f"{a}  "] for a in axes}), name=kernel.name)
+    above = heading(plain, own, kernel.note)
+    return rebind(_made(plain, tuple(own.items()), tuple(own_dims.values()), above), kernel, types)
+
+
+def with_axes(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """A kernel with other names of its axes."""
+
+    def renamed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple((names.get(a, a), n) for a, n in axes)
+
+    body = tuple(replace(s, index=tuple(i.renamed(names) for i in s.index)) for s in kernel.body)
+    return replace(kernel, rows=renamed(kernel.rows), cols=renamed(kernel.cols), body=body)
 
 
 def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
@@ -48,9 +74,12 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
     own.
     """
     sites = tuple((s.attr("op"), s.attr("source")) for s in kernel.body if s.op == "check")
-    return replace(made, buffers=kernel.buffers, dims=tuple(kernel.dims(types)), sites=sites)
+    return replace(made, buffers=kernel.buffers, dims=kernel.dims(types), sites=sites)
 
 
 @functools.lru_cache(maxsize=4096)
-def _made(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> CudaKernel:
-    return Writer(kernel, dict(types)).made()
+def _made(
+    kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], above: tuple[str, ...]
+) -> CudaKernel:
+    made = Writer(kernel, dict(types), dims).made(above)
+    return over_dims(made, {name: symbol(own) for name, own in zip(dims, own_dims(made), strict=True)})

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import IRFormatError
 from ...ir.dims import Dim
 from ...ir.size_text import parse_size
-from .rows import CudaKernel, Stage
+from .kernel import CudaKernel, Stage
 
 
 def packed(text: str, kernels: dict[str, CudaKernel]) -> bytes:
@@ -23,12 +23,12 @@ def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
     :raises IRFormatError: these are no such bytes.
     """
     try:
-        found = json.loads(data)
+        content = json.loads(data)
         text, kernels = (
-            found["text"],
+            content["text"],
             {
                 name: CudaKernel(**{key: _value(value) for key, value in record.items()})
-                for name, record in found["kernels"].items()
+                for name, record in content["kernels"].items()
             },
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -40,7 +40,7 @@ def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
     return text, kernels
 
 
-def _record(record: CudaKernel | Stage) -> dict[str, Any]:
+def _record(record: CudaKernel | Stage) -> dict[str, object]:
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
 
 

@@ -38,8 +38,8 @@ def support_text() -> str:
     parts = [standalone("cuda/math.h"), standalone("cuda/program.h"), standalone("cuda/support.cu")]
     entry = f'extern "C" __global__ void __launch_bounds__({THREADS})'
     for name in ADDED:
-        held = stored(DTYPES[name])
-        declared = f"{held} *to, const {held} *from, i64 count, const u64 *flag, i64 site"
+        ctype = stored(DTYPES[name])
+        declared = f"{ctype} *to, const {ctype} *from, i64 count, const u64 *flag, i64 site"
         parts.append(
             f"""{element(DTYPES[name])}{entry} gradc_add_{name}({declared}) {{
   gradc_add_elements<gradc_element_{name}>(to, from, count, flag, site);

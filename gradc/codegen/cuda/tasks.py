@@ -6,16 +6,16 @@ up in which order is decided by shapes alone.  Six mappings:
 - *strips*: nothing is combined in an order.  A task is a strip of one row.
 - *tiled*: every ordered accum adds into columns of its own, and no pass needs a whole row.  A task is a chunk of rows x
   ``width * vec`` columns: the columns of an accum belong to one thread, which keeps their sum in registers as long as
-  the rows go to one place (a segment, or all of a chunk) and has ``ahead`` rows on their way from memory.
-- *shared*: one accum of whole rows into a small table.  A task is a block, which has a chunk of rows x 32 columns; all
-  its warps bring rows into shared memory, and each adds those whose place is its own (modulo the warps) to the block's
-  partial results there: a sum has one owner, which adds in the order of rows, and a place that half of all rows go to
-  is added up in registers while the rows behind it are on their way.
-- *lanes*: rows without columns, in the order of their places.  A task is a warp, a lane has a row, and what goes to one
-  place is added up by a segmented scan of the warp.
-- *parts*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is joined from the
-  strips by those after it.
-- else a task goes through whole rows; sums are in registers where the columns are few enough, else in memory.
+  the rows have one key (a segment, or all of a chunk) and prefetches ``prefetch`` rows.
+- *shared table*: one accum of whole rows into a small table.  A task is a block, which has a chunk of rows x 32
+  columns; all its warps stage rows in shared memory, and each adds those whose key is its own (modulo the warps) to the
+  block's partial results there: a sum has one owner, which adds in the order of rows, and a key that half of all rows
+  have is added up in registers while the rows behind it are loaded.
+- *warp segmented scan*: rows without columns, in the order of their keys.  A task is a warp, a lane has a row, and the
+  rows of a segment are added up by a segmented scan of the warp.
+- *split rows*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is combined
+  from the strips by those after it.
+- else a task goes through *whole rows*; sums are in registers where the columns are few enough, else in memory.
 
 Of a scatter of bf16 rows of 4096 (16384 into 128256) the tiled kernel moves each element of dy once in 16-byte loads
 and writes each element of the result once in 16-byte stores, 0.13 + 1.05 GB beside 12 bytes per position for its index,
@@ -41,9 +41,9 @@ STRIP = 2048
 THREADS = 256
 WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
-WARPS, STAGED = 16, 64
-"""Of a block whose partial results are in shared memory: warps, and rows that they bring at once."""
-HELD = 64
+WARPS, STAGED_ROWS = 16, 64
+"""Of a block whose partial results are in shared memory: warps, and rows that they stage at once."""
+ACCUMULATOR_REGISTERS = 64
 """Registers for the sums of a thread."""
 NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
@@ -61,9 +61,10 @@ class TaskWriter(RowWriter):
     :ivar ordered: the accums that add in an order.
     :ivar width: threads of a task.
     :ivar vec: columns of a thread at once.
-    :ivar strips, tiled, shared, lanes: the mapping, if it is one of these.
-    :ivar held: whether sums are in registers; :ivar turns: of so many rounds of columns.
-    :ivar ahead: rows of a tiled kernel whose loads are under way while one is worked on.
+    :ivar strips, tiled, shared, warp_scan: the mapping, if it is one of these.
+    :ivar register_accumulators: whether sums are in registers.
+    :ivar iterations: of a task's threads over the columns of a row, if sums are in registers.
+    :ivar prefetch: rows of a tiled kernel whose loads are under way together.
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
@@ -90,21 +91,19 @@ class TaskWriter(RowWriter):
         )
         self.tiled &= not self.shared
         self.vec = 1 if self.shared else columns_at_once(kernel, types, len(kernel.accums))
-        self.lanes = (
+        self.warp_scan = (
             not kernel.cols
             and self.order == "segmented"
             and all(self.strategy_of[s.buffer] == "segmented" for s in self.ordered)
         )
-        self.width = 32 if self.lanes or self.shared else self.threads_per_task()
+        self.width = 32 if self.warp_scan or self.shared else self.threads_per_task()
         self.tiled &= self.width > 1
-        self.turns = 1 if self.tiled else 0 if self.shared else self.whole_turns()
-        self.held = self.turns > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
-        if not self.held and not self.tiled and self.width > THREADS:
+        self.iterations = 1 if self.tiled else 0 if self.shared else self.row_iterations()
+        self.register_accumulators = self.iterations > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
+        if not self.register_accumulators and not self.tiled and self.width > THREADS:
             self.width = THREADS
-        self.ahead = self.rows_ahead() if self.tiled else 1
-        self.strips = (
-            alone and not self.shared and all(how == "atomic" for how in self.strategy_of.values()) and self.width > 1
-        )
+        self.prefetch = self.prefetched_rows() if self.tiled else 1
+        self.strips = alone and not self.shared and set(self.strategy_of.values()) <= {"atomic"} and self.width > 1
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -124,15 +123,15 @@ class TaskWriter(RowWriter):
             width *= 2
         return width
 
-    def whole_turns(self) -> int:
+    def row_iterations(self) -> int:
         """How often the threads of a task go round the columns of a whole row, if they can keep a sum for each;
         else 0.
         """
         count = self.k.col_count
         if not isinstance(count, int) or not self.ordered or self.width == 1:
             return 0
-        turns = -(-count // (self.width * self.vec))
-        return turns if 2 * turns * self.vec * len(self.ordered) <= HELD else 0
+        iterations = -(-count // (self.width * self.vec))
+        return iterations if 2 * iterations * self.vec * len(self.ordered) <= ACCUMULATOR_REGISTERS else 0
 
     @property
     def threads(self) -> int:
@@ -163,29 +162,29 @@ class TaskWriter(RowWriter):
 
     def lasting(self, s: Stmt) -> bool:
         """Whether it adds to one row of the result while its segment, its kept row or its chunk lasts."""
-        part, how = self.parts[s.buffer], self.strategy_of[s.buffer]
+        part, strategy = self.parts[s.buffer], self.strategy_of[s.buffer]
         if not self.own(s):
             return False
-        if how == "regular":
+        if strategy == "regular":
             return all(i == Index() or i.variable in self.parts[self.k.order].kept for i in s.index[: part.leading])
-        return how == "segmented" or all(i == Index() for i in s.index[: part.leading])
+        return strategy == "segmented" or all(i == Index() for i in s.index[: part.leading])
 
     @property
-    def exact(self) -> bool:
+    def even_cols(self) -> bool:
         """Whether a thread's columns are neighbours and all there or none, whatever the sizes."""
         return self.vec == 1 or (isinstance(self.k.col_count, int) and self.k.col_count % self.vec == 0)
 
     def words(self, a: Access) -> int:
         """Registers for a thread's elements: packed, if nothing can force them to come one by one."""
-        return max(self.vec * a.item // 4, 1) if self.exact else self.vec * max(a.item // 4, 1)
+        return max(self.vec * a.item // 4, 1) if self.even_cols else self.vec * max(a.item // 4, 1)
 
-    def rows_ahead(self) -> int:
+    def prefetched_rows(self) -> int:
         """Rows of a tiled kernel whose loads are under way while one is worked on."""
         body = self.k.passes[0].body
-        found = {
+        loads = {
             (a.buffer, a.base): a for s in body if (a := access(self.k, self.types, s)) is not None and a.fits(self.vec)
         }
-        words = sum(map(self.words, found.values())) + len(self.kept_values())
+        words = sum(map(self.words, loads.values())) + len(self.kept_values())
         return 4 if words <= 6 else 2 if words <= 16 else 1
 
     def kept_values(self) -> list[Stmt]:
@@ -196,12 +195,12 @@ class TaskWriter(RowWriter):
             u
             for s in (*row.body, *row.roots)
             if s not in vectors
-            for u in (s.args if s in self.ordered and self.held else s.uses)
+            for u in (s.args if s in self.ordered and self.register_accumulators else s.uses)
         }
         used |= {s.where for s in self.ordered if self.strategy_of[s.buffer] != "segmented"}
         return [s for s in row.row if s.name in used and s.op not in ("const", "size")]
 
-    def splits(self) -> bool:
+    def can_split_rows(self) -> bool:
         """Whether there may be few rows, and long ones, that are added up and nothing else: each pass is a function
         then, over strips of them.
         """

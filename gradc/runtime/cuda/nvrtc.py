@@ -314,7 +314,7 @@ def compile_cuda(
     ]
     options += [f"--maxrregcount={max_registers}"] if max_registers else []
     options += ["--generate-line-info"] if line_info else []
-    key = digest("cuda", VERSION, nvrtc.identity, *options, "\0", source)
+    key = digest("cuda", VERSION, nvrtc.identity, *options, "\0", uncommented(source))
     cache = default_cache()
     payload = cache.get(key)
     made = _unpack(payload, arch) if payload is not None else None

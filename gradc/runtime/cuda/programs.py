@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...codegen.cuda.actions import FLAG, WORDS, WORKSPACE, Action, Launch, Part
+from ...codegen.cuda.actions import FLAG, FLAG_WORDS, WORKSPACE, Action, Launch, Part
 from ...codegen.cuda.index_bound import LIMIT
 from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.render import CudaKernel, render_cuda
@@ -146,10 +146,10 @@ class CudaProgram:
         """How wide the offsets of its functions are for these dims, and why."""
         plan = self.bind(dims)
         if not plan.wide:
-            return f"offsets have 32 bits: none of its kernels counts beyond {plan.reach}"
+            return f"offsets have 32 bits: none of its kernels counts beyond {plan.index_bound}"
         return (
-            f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.reach, LIMIT)}; 32 in the"
-            " others"
+            f"offsets have 64 bits in {', '.join(plan.wide)}, which may count to {max(plan.index_bound, LIMIT)}; 32 in"
+            " the others"
         )
 
     def sites_json(self) -> str:
@@ -207,7 +207,7 @@ class CudaProgram:
         held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
         base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
         roots = {name: int(a.ctypes.data) for name, a in arrays.items()}
-        roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch + plan.room}
+        roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch_start + plan.scratch_size}
         started = Submission(plan, roots, stream, held)
         device.begin(self._fresh(arrays, base, plan), stream)
         device.fill(started.flag.address, 255, started.flag.nbytes, stream)
@@ -322,10 +322,10 @@ class CudaProgram:
 
         :param ready: the call in the state before a step, or None if that is gone.
         """
-        if not (words[WORDS:] != FINE).any():
+        if not (words[FLAG_WORDS:] != FINE).any():
             return None
-        site = int(np.argmax(words[WORDS:] != FINE))
-        number, position = plan.checks[site], int(words[WORDS + site])
+        site = int(np.argmax(words[FLAG_WORDS:] != FINE))
+        number, position = plan.checks[site], int(words[FLAG_WORDS + site])
         item = plan.steps[number]
         assert isinstance(item, Kernel)
         check = next(s for s in item.body if s.op == "check")
@@ -333,7 +333,7 @@ class CudaProgram:
         started = ready(number)
         if started is not None:
             self.act(plan.actions_of(number, item, position + 1), started)
-            code, value, bound = self.device.read(started.flag, started.stream)[:WORDS].view(np.int64).tolist()
+            code, value, bound = self.device.read(started.flag, started.stream)[:FLAG_WORDS].view(np.int64).tolist()
             if code == 1:
                 return IndexOutOfRange(op, source, position, value, bound)
             if code == 3:

@@ -1,0 +1,98 @@
+"""What a launch must know of a kernel's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...ir.dims import Dim, Size, substitute
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One function of a kernel.
+
+    :param name: the function.
+    :param kind: ``clear``, ``scan``, ``key``, ``rows``, ``part``, ``last``, ``fold``, ``tree``, ``finish`` or
+        ``settle``.
+    :param tasks: how many tasks, of ``width`` threads each; None for the rows, whose number depends on the chunk.
+    :param width: threads of a task.
+    """
+
+    name: str
+    kind: str
+    tasks: Size | None
+    width: int
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """A kernel's functions and what a launch must know of its sizes, over dims n0, n1... in the order of the kernel's.
+
+    :param name: of the kernel.
+    :param text: its functions.
+    :param buffers: the step's buffers, in the order of the functions' parameters.
+    :param dims: the step's dims, in their order.
+    :param stages: the functions in the order of their launches.
+    :param threads: of a block.
+    :param rows: of the iteration space.
+    :param columns: of a row.
+    :param chunked: what a chunk is cut from: rows, or the kept rows of a regular order.
+    :param by_chunk: whether a task goes through several of them.
+    :param tile: columns of a task that does not go through whole rows; 0: it does.
+    :param warp_scan: whether each thread of a task has a row of its own.
+    :param private: elements of the partial results of one chunk.
+    :param keys: keys of the sort; None without one.
+    :param scratch: (elements per chunk, bytes of one) of the partial results, in order.
+    :param fixed: elements of each sum in integers.
+    :param f32_staged: elements of each f32 sum of a 16-bit result that is added up in memory.
+    :param split_rows: rows of each reduction, if rows may be cut up: a partial result per strip.
+    :param strips: whether a row's columns are cut into tasks, too.
+    :param checks: whether it looks for bad indices.
+    :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
+    :param index_bounds: sizes that bound what its text computes for offsets, but for what a launch adds.
+    :param sites: the op and the index of each check.
+    """
+
+    name: str
+    text: str
+    buffers: tuple[str, ...]
+    dims: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    threads: int
+    rows: Size
+    columns: Size
+    chunked: Size
+    by_chunk: bool
+    tile: int
+    warp_scan: bool
+    private: Size
+    keys: Size | None
+    scratch: tuple[tuple[Size, int], ...]
+    fixed: tuple[Size, ...]
+    f32_staged: tuple[Size, ...]
+    split_rows: tuple[Size, ...]
+    strips: bool
+    checks: bool
+    shared: int
+    index_bounds: tuple[Size, ...]
+    sites: tuple[tuple[str, str], ...]
+
+
+def own_dims(kernel: CudaKernel) -> list[str]:
+    """The names that a kernel's sizes have for its dims."""
+    return [f"n{i:02d}" if i > 9 else f"n{i}" for i in range(len(kernel.dims))]
+
+
+def over_dims(made: CudaKernel, names: Mapping[str, Size]) -> CudaKernel:
+    """The same kernel, its sizes over dims of other names."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, Dim):
+            return substitute(value, names)
+        if isinstance(value, Stage):
+            return replace(value, tasks=renamed(value.tasks))
+        return tuple(map(renamed, value)) if isinstance(value, tuple) else value
+
+    return replace(made, **{f.name: renamed(getattr(made, f.name)) for f in fields(made)})

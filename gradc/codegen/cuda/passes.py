@@ -1,0 +1,269 @@
+"""A kernel's phases as statements of a GPU's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...ir.kernel import Kernel, Phase
+from ...ir.statement import REDUCTIONS, Axis, Index, Stmt, neutral
+from ...ir.types import F32, DType, Type
+from ..declarations import used
+from ..expr import carrier, loaded, to_memory, variable
+from ..index import flatten, index, literal
+from ..phases import phase_comment
+from .accums import AccumWriter
+from .columns import OFFSETS, Access, access, linear
+from .views import PassView, Reduction, VectorAccess
+from .workspace import axis_declarations, declared
+
+
+@dataclass
+class _Walk:
+    """What a walk over the columns is made of while its statements are written.
+
+    :ivar body: statements of a column.
+    :ivar reductions: what it reduces.
+    :ivar gets: loads before them.
+    :ivar puts: stores behind them.
+    """
+
+    body: list[str] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+    gets: dict[str, VectorAccess] = field(default_factory=dict)
+    puts: dict[str, VectorAccess] = field(default_factory=dict)
+
+
+class PassWriter(AccumWriter):
+    """A kernel's phases.
+
+    :ivar scanning: whether nothing is written, and only the largest |value| of what will be added is looked for.
+    :ivar moved: what moves through arrays of a thread's columns, by the array's name.
+    :ivar views: what templates are given of each accum, by its buffer.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
+        super().__init__(kernel, types)
+        self.scanning = False
+        self.accesses: dict[tuple[str, Index, str], str] = {}
+        self.moved: dict[str, Access] = {}
+        self.views = {s.buffer: self.accum(s) for s in kernel.accums}
+
+    # -- a phase -------------------------------------------------------------------------------------------------------
+
+    def one_pass(self, p: Phase, number: int, scan: bool = False) -> PassView:
+        """:param scan: nothing is written; only the largest of what will be added is found."""
+        self.scanning = scan
+        walk = _Walk()
+        for s in self.reloaded(p, 0 if scan else number):
+            walk.body.append(self.taken(s, walk))
+        for s in p.roots:
+            self.root(s, walk)
+        values = [self.scribe.value(s) for s in p.row if s.name]
+        effects = [line for s in p.row if not s.name for line in self.effect(s, once=True)]
+        row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s, once=True))]
+        return PassView(
+            comment=phase_comment(self.k, p, number),
+            row=tuple(row),
+            values=tuple(values),
+            effects=tuple(effects),
+            body=tuple(self.column(walk.body)),
+            columns=bool(p.roots),
+            reductions=tuple(walk.reductions),
+            gets=tuple(walk.gets.values()),
+            puts=tuple(walk.puts.values()),
+        )
+
+    def column(self, body: Sequence[str]) -> list[str]:
+        """The statements of a column behind its number and its axes."""
+        guard = [] if self.even_cols else ["if (c >= end_col) continue;"]
+        number = declared("const ix c = col + j * col_step;")
+        lines = used([number, *axis_declarations(self.k.cols, "c")], "\n".join([*guard, *body]))
+        first = lines[:1] if lines[:1] == [number.line] else []
+        return [*first, *guard, *lines[len(first) :], *body]
+
+    def root(self, s: Stmt, walk: _Walk) -> None:
+        """What a walk over the columns is for: a reduction or an effect."""
+        if s.op in REDUCTIONS:
+            reduction = self.reduction(REDUCTIONS[s.op], s.args[0], variable(s.name), s.dtype)
+        elif s.op == "accum" and not self.in_columns(s) and self.width > 1 and not self.warp_scan:
+            reduction = self.added_up(s)
+        else:
+            self.column_effect(s, walk)
+            return
+        walk.body += reduction.lines
+        walk.reductions.append(reduction)
+
+    def column_effect(self, s: Stmt, walk: _Walk) -> None:
+        """A store, accum or check of each column, or of a thread's columns at once."""
+        if not self.scanning and (target := self.vector_add(s)) is not None:
+            name = f"z{self.number[s.buffer]}"
+            self.moved[name] = target
+            guard = f"if ({variable(s.where)}) " if s.where else ""
+            walk.puts[name] = VectorAccess(name, target.ctype, target.at, guard, "gradc_atomic_add_row")
+            walk.body.append(f"{name}[j] = {variable(s.args[0])};")
+        elif not self.scanning and s.dtype is not None and (moved := self.vector(s)) is not None:
+            name, row = moved
+            walk.puts[name] = VectorAccess(name, row.ctype, row.at, function="gradc_put")
+            walk.body.append(f"{name}[j] = {to_memory(s.dtype, variable(s.args[0]))};")
+        else:
+            walk.body += self.effect(s)
+
+    # -- a thread's columns at once ------------------------------------------------------------------------------------
+
+    def vector(self, s: Stmt) -> tuple[str, Access] | None:
+        """The array that a linear access moves a thread's columns through, if they move together."""
+        if self.vec == 1 and self.prefetch == 1:
+            return None
+        row = access(self.k, self.types, s, masked=not self.tiled)
+        if row is None or not row.fits(self.vec):
+            return None
+        key = (row.buffer, row.base, s.op + s.where)
+        name = self.accesses.setdefault(key, f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
+        self.moved[name] = row
+        return name, row
+
+    def vector_add(self, s: Stmt) -> Access | None:
+        """The row of f32 that an atomic accum adds a thread's neighbouring columns to: with words of 16 bytes where the
+        hardware has them.
+        """
+        if (
+            s.op != "accum"
+            or self.strategy_of[s.buffer] != "atomic"
+            or s.combine != "sum"
+            or self.sums(s) is not F32
+            or self.vec % 4
+            or not self.in_columns(s)
+        ):
+            return None
+        base = linear(self.k, self.types, s)
+        if base is None or (s.where and self.k.levels[s.where] & {a for a, _ in self.k.cols}):
+            return None
+        row = Access(self.sum_array(s), "f32", 4, base)
+        return row if row.fits(self.vec) else None
+
+    def taken(self, s: Stmt, walk: _Walk) -> str:
+        """A value's line; a linear load reads what has been fetched."""
+        moved = self.vector(s) if s.op == "load" else None
+        if moved is None or s.dtype is None:
+            return self.scribe.value(s)
+        name, row = moved
+        walk.gets[name] = VectorAccess(name, row.ctype, row.at, f"if ({variable(s.where)}) " if s.where else "")
+        element = f"{name}[u][j]" if self.tiled and not self.scanning else f"{name}[j]"
+        read = loaded(s.dtype, element)
+        read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
+        return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
+
+    # -- reductions ----------------------------------------------------------------------------------------------------
+
+    def added_up(self, s: Stmt) -> Reduction:
+        """An accum of all columns to one element: they are added up first."""
+        number = self.number[s.buffer]
+        name = f"b_a{number}"
+        reduction = self.reduction(s.combine, s.args[0], name, self.types[s.buffer].dtype, s.where, f"t_a{number}")
+        effect = self.effect(replace(s, where=""), name, once=True)
+        return replace(reduction, result="\n".join([reduction.result, *effect]))
+
+    def reduction(
+        self, kind: str, value: str, name: str, dtype: DType | None, where: str = "", part: str = ""
+    ) -> Reduction:
+        """Each thread's part, then all of a task's, as ``name``."""
+        assert dtype is not None
+        own, v, part = self.scribe.values[value], variable(value), part or f"t_{name}"
+        guard, shared = f"if ({variable(where)}) " if where else "", "shared" if self.width > 32 else "0"
+        if kind in ("argmax", "argmin"):
+            ctype, join = f"gradc_arg_extremum<{carrier(own)}>", f"gradc_{kind.replace('arg', 'arg_')}<{carrier(own)}>"
+            start = f"{ctype} {part} = {{0, -1}};"
+            line = f"{join}::join({part}, {ctype}{{{v}, {self.place(self.k.cols)}}});"
+            result = f"const i64 {name} = gradc_max(gradc_reduce<{join}, WIDTH>({part}, {shared}).index, 0);"
+        elif kind == "sum":
+            ctype = "sum_f32" if dtype.is_float and carrier(dtype) == "f32" else carrier(dtype)
+            join, final = f"gradc_sum<{ctype}>", carrier(dtype)
+            start = f"{ctype} {part}; gradc_clear({part});"
+            line = f"{guard}gradc_add({part}, {v});"
+            result = f"const {final} {name} = ({final})gradc_value(gradc_reduce<{join}, WIDTH>({part}, {shared}));"
+        else:
+            ctype = carrier(dtype)
+            join = f"gradc_{ {'prod': 'prod', 'max': 'maximum', 'min': 'minimum'}[kind] }<{ctype}>"
+            numeric = own if own.is_float or own.is_integer else dtype
+            nothing = neutral(kind, numeric) if own.kind != "b" else int(kind == "min")
+            start = f"{ctype} {part} = {literal(nothing, own)};"
+            line = f"{guard}{join}::join({part}, {v});"
+            result = f"const {ctype} {name} = gradc_reduce<{join}, WIDTH>({part}, {shared});"
+        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared)
+
+    @staticmethod
+    def place(axes: Iterable[Axis], level: frozenset[str] | None = None) -> str:
+        """The number of a place among all of the axes', where those that are not in ``level`` are at their first."""
+        axes = [*axes]
+        entries = [Index.of(a) if level is None or a in level else Index() for a, _ in axes]
+        return index(flatten(entries, [n for _, n in axes]), OFFSETS) if axes else "0"
+
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def effect(self, s: Stmt, value: str = "", once: bool = False) -> list[str]:
+        """A store, accum or check; once: by one thread of the task."""
+        value = value or variable(s.args[0])
+        if self.scanning and not (s.op == "accum" and self.strategy_of[s.buffer] == "atomic_fixed"):
+            return []
+        alone = "if (lane == 0) " if once and self.width > 1 and not self.warp_scan else ""
+        if s.op == "check":
+            return self.check(s, value, alone)
+        if s.op == "store":
+            assert s.dtype is not None
+            return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
+        return [self.accumulate(s, value, alone)]
+
+    def check(self, s: Stmt, value: str, alone: str) -> list[str]:
+        """Reports an index that is out of range, or below the one before it."""
+        # along the axes that it does not depend on the value repeats: the first is meant
+        at = self.place((*self.k.rows, *self.k.cols), self.k.stmt_level(s))
+        bound = self.scribe.size(s.attr("bound"))
+        low = [variable(v) for v in s.args[1:]]
+        below = [f"{alone}if ({value} < {v}) gradc_report(flag, site, aux, 3, {at}, {value}, {v});" for v in low]
+        above = f"{alone}if ((u64){value} >= (u64){bound}) gradc_report(flag, site, aux, 1, {at}, {value}, {bound});"
+        return [*below, above]
+
+    def accumulate(self, s: Stmt, value: str, alone: str) -> str:
+        """An accum of one value, where its sum is on its way."""
+        strategy, number = self.strategy_of[s.buffer], self.number[s.buffer]
+        guard = alone + (f"if ({variable(s.where)}) " if s.where else "")
+        if self.register_accumulators and s in self.ordered:
+            guard = "if (valid) " if strategy == "segmented" else guard
+            return guard + self.joined(s, f"a{number}[t][j]", value)
+        if strategy == "segmented":
+            return self.into_segment(s, value, alone)
+        shape, wide = self.types[s.buffer].shape, self.wide_accumulator(s)
+        axes = self.free(s) if wide else list(range(len(shape)))
+        at = index(flatten([s.index[axis] for axis in axes], [shape[axis] for axis in axes]), OFFSETS)
+        if wide or strategy == "privatized":
+            return guard + self.joined(s, f"p{number}[{at}]", value)
+        if strategy == "atomic_fixed" and self.scanning:
+            found, most = f"gradc_magnitude({value})", f"maximum{number}"
+            return f"{guard}{most} = {found} > {most} ? {found} : {most};"
+        if strategy == "atomic_fixed":
+            return f"{guard}gradc_fixed_add(&fixed{number}[{at}], {value}, scale{number});"
+        element = f"{self.sum_array(s)}[{at}]"
+        if strategy == "atomic":
+            return f"{guard}gradc_atomic_{'add' if s.combine == 'sum' else s.combine}(&{element}, {value});"
+        return guard + self.joined(s, element, value)
+
+    def into_segment(self, s: Stmt, value: str, alone: str) -> str:
+        """An accum into the row of the segment: the first value of a segment is stored, others are combined with it."""
+        number, leading = self.number[s.buffer], self.parts[s.buffer].leading
+        if self.warp_scan:
+            return f"if (valid) value{number} = {value};"
+        at = index(flatten(s.index[leading:], self.types[s.buffer].shape[leading:]), OFFSETS)
+        target = f"a{number}[{at}]"
+        joined = self.joined(s, target, value)
+        if s.combine == "sum":
+            return f"{alone}if (valid) {{ if (first_in_segment) {target} = 0; {joined} }}"
+        return f"{alone}if (valid) {{ if (first_in_segment) {target} = {value}; else {joined} }}"
+
+    def sum_array(self, s: Stmt) -> str:
+        """The array that atomics add to: the result, or its f32 staging."""
+        return f"staged{self.number[s.buffer]}" if self.f32_staged(s) else s.buffer
+
+    def joined(self, s: Stmt, target: str, value: str) -> str:
+        """``target`` combined with a value, as a statement."""
+        return self.views[s.buffer].join(target, value)

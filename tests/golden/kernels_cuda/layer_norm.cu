@@ -1,0 +1,156 @@
+/*
+ * layer_norm_211e48: test_golden.py:59
+ * reads x bf16[N,1024], gamma bf16[1024], beta bf16[1024]
+ * writes y bf16[N,1024]
+ * moves 4096*N+4096 bytes, computes 12293*N operations
+ *
+ * kernel @layer_norm_211e48 rows(i0: N) cols(i1: 1024) {
+ *   phase
+ *   %0 = load x[i0, i1] : bf16
+ *   %1 = cast %0 {dtype=f32} : f32
+ *   %2 = sum_cols %1 : f32
+ *   %3 = const {value=0x1p+10} : f32
+ *   %4 = div %2, %3 : f32
+ *   phase
+ *   %5 = sub %1, %4 : f32
+ *   %6 = sum_cols %5 : f32
+ *   %7 = div %6, %3 : f32
+ *   phase
+ *   %8 = sub %5, %7 : f32
+ *   %9 = mul %8, %8 : f32
+ *   %10 = sum_cols %9 : f32
+ *   %11 = div %10, %3 : f32
+ *   %12 = const {value=0x1.4f8b58p-17} : f32
+ *   %13 = add %11, %12 : f32
+ *   %14 = rsqrt %13 : f32
+ *   phase
+ *   %15 = mul %8, %14 : f32
+ *   %16 = load gamma[i1] : bf16
+ *   %17 = cast %16 {dtype=f32} : f32
+ *   %18 = mul %15, %17 : f32
+ *   %19 = load beta[i1] : bf16
+ *   %20 = cast %19 {dtype=f32} : f32
+ *   %21 = add %18, %20 : f32
+ *   %22 = cast %21 {dtype=bf16} : bf16
+ *   store y[i0, i1] <- %22 : bf16
+ * }
+ */
+/* Whole rows: a task goes through those of a chunk. */
+extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
+  const u16 *const x,
+  const u16 *__restrict__ const gamma,
+  const u16 *__restrict__ const beta,
+  u16 *const y,
+  const i64 dim0, char *const workspace, u64 *const flag, const i64 site, const i64 chunk_length, const i64 aux, const i64 first_block) {
+  if (aux <= 0 && gradc_stopped(flag, site)) return;
+  enum { WIDTH = 256 }; /* threads of a task */
+  enum { VEC = 4 }; /* neighbouring columns of a thread */
+  const ix N = (ix)dim0;
+  const ix chunk = (ix)chunk_length;
+  const ix rows = N;
+  const ix cols = 1024;
+  const ix chunks = gradc_chunks(rows, chunk);
+  const ix element = ((ix)first_block + (ix)blockIdx.x) * (ix)blockDim.x + (ix)threadIdx.x;
+  const ix task = element / WIDTH;
+  const int lane = (int)(threadIdx.x % WIDTH);
+  const bool even_cols = true;
+  const ix col_step = even_cols ? 1 : WIDTH;
+  const ix lane_col = even_cols ? lane * VEC : lane;
+  const bool vectorized = even_cols && gradc_aligned(x, 8) && gradc_aligned(gamma, 8) && gradc_aligned(beta, 8) && gradc_aligned(y, 8);
+  __shared__ __align__(16) char shared[32 * 16];
+  const ix chunk_index = task;
+  const ix first_col = 0;
+  const ix end_col = cols;
+  if (task >= chunks) return;
+  gradc_sync<WIDTH>();
+  const ix from = chunk_index * chunk, until = gradc_min(from + chunk, rows);
+  for (ix p = from; p < until; p++) {
+    const ix r = p;
+    const ix i0 = r;
+    /* phase 1: sum of x over the columns */
+    const f32 v3 = 1024.0f;
+    const f32 v12 = 1e-05f;
+    sum_f32 t_v2; gradc_clear(t_v2);
+    #pragma unroll 1
+    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
+      if (col >= end_col) continue;
+      u16 x0[VEC];
+      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      #pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        const f32 v0 = bf16_load(x0[j]);
+        const f32 v1 = (f32)v0;
+        gradc_add(t_v2, v1);
+      }
+    }
+    const f32 v2 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(t_v2, shared));
+    /* phase 2: sum of sub over the columns */
+    const f32 v4 = v2 / v3;
+    sum_f32 t_v6; gradc_clear(t_v6);
+    #pragma unroll 1
+    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
+      if (col >= end_col) continue;
+      u16 x0[VEC];
+      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      #pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        const f32 v0 = bf16_load(x0[j]);
+        const f32 v1 = (f32)v0;
+        const f32 v5 = v1 - v4;
+        gradc_add(t_v6, v5);
+      }
+    }
+    const f32 v6 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(t_v6, shared));
+    /* phase 3: sum of squares over the columns */
+    const f32 v7 = v6 / v3;
+    sum_f32 t_v10; gradc_clear(t_v10);
+    #pragma unroll 1
+    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
+      if (col >= end_col) continue;
+      u16 x0[VEC];
+      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      #pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        const f32 v0 = bf16_load(x0[j]);
+        const f32 v1 = (f32)v0;
+        const f32 v5 = v1 - v4;
+        const f32 v8 = v5 - v7;
+        const f32 v9 = v8 * v8;
+        gradc_add(t_v10, v9);
+      }
+    }
+    const f32 v10 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(t_v10, shared));
+    /* phase 4: store y */
+    const f32 v11 = v10 / v3;
+    const f32 v13 = v11 + v12;
+    const f32 v14 = rsqrt_f32(v13);
+    #pragma unroll 1
+    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
+      if (col >= end_col) continue;
+      u16 x0[VEC];
+      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      u16 x1[VEC];
+      gradc_get(x1, gamma, col, col_step, end_col, vectorized);
+      u16 x2[VEC];
+      gradc_get(x2, beta, col, col_step, end_col, vectorized);
+      u16 y3[VEC];
+      #pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        const f32 v0 = bf16_load(x0[j]);
+        const f32 v1 = (f32)v0;
+        const f32 v5 = v1 - v4;
+        const f32 v8 = v5 - v7;
+        const f32 v15 = v8 * v14;
+        const f32 v16 = bf16_load(x1[j]);
+        const f32 v17 = (f32)v16;
+        const f32 v18 = v15 * v17;
+        const f32 v19 = bf16_load(x2[j]);
+        const f32 v20 = (f32)v19;
+        const f32 v21 = v18 + v20;
+        const f32 v22 = bf16_round((f32)v21);
+        y3[j] = bf16_store(v22);
+      }
+      gradc_put(y + i0 * 1024, y3, col, col_step, end_col, vectorized);
+    }
+  }
+}
