@@ -93,11 +93,11 @@ def of_type(dtype: DType | None) -> Range:
     return Range.of(*(dtype.range if dtype.is_integer else (0, 1)))
 
 
-def fits(found: Range, dtype: DType) -> bool:
+def fits(range_: Range, dtype: DType) -> bool:
     """Whether integers of the type hold it; no array has so many elements that sums of sizes exceed 64 bits."""
     if dtype.bits < 64 or dtype.kind == "u":
-        return found.within(of_type(dtype))
-    return any(map(_countable, found.lows)) and any(map(_countable, found.highs))
+        return range_.within(of_type(dtype))
+    return any(map(_countable, range_.lows)) and any(map(_countable, range_.highs))
 
 
 def _countable(bound: Size) -> bool:
@@ -138,18 +138,18 @@ class KernelRanges:
 
     def tested(self, value: str, true: frozenset[str]) -> Range:
         """What the conditions say of a value by name: ``ge``, ``le``, ``gt``, ``lt`` with a number or a size."""
-        found = Range()
+        range_ = Range()
         for s in map(self.k.stmts.__getitem__, true):
             if s.op in ("ge", "le", "gt", "lt") and s.args[0] == value:
                 bound = self.number(s.args[1])
                 if bound is not None:
                     whole = not self._dtype(value).is_float  # x < 4 of a float leaves 3.5
-                    found &= (
+                    range_ &= (
                         Range((bound + (s.op == "gt" and whole),))
                         if s.op in ("ge", "gt")
                         else Range((), (bound - (s.op == "lt" and whole),))
                     )
-        return found
+        return range_
 
     def number(self, value: str) -> Size | None:
         """The whole number or the size that a value is."""
@@ -202,24 +202,24 @@ class KernelRanges:
         return self._memo[key]
 
     def _dtype(self, name: str) -> DType:
-        found = self.k.stmts[name].dtype
-        assert found is not None
-        return found
+        dtype = self.k.stmts[name].dtype
+        assert dtype is not None
+        return dtype
 
     def _computed(self, s: Stmt, true: frozenset[str]) -> Range:
         """By what a statement does; integers that could wrap are any of their type."""
         rule = getattr(self, f"_of_{s.op}", None)
         if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
             return Range()
-        found: Range = rule(s, true)
+        range_: Range = rule(s, true)
         may_wrap = s.op in ("add", "sub", "mul", "cast", "index") and s.dtype is not None and not s.dtype.is_float
-        return Range() if may_wrap and not fits(found, self._dtype(s.name)) else found
+        return Range() if may_wrap and not fits(range_, self._dtype(s.name)) else range_
 
     def _of_load(self, s: Stmt, true: frozenset[str]) -> Range:
-        found = self.known(s.buffer)
+        range_ = self.known(s.buffer)
         if s.where and not self.conditions(s.where) <= true:
-            found |= self._number(s, dict(s.attrs).get("other", 0))
-        return found
+            range_ |= self._number(s, dict(s.attrs).get("other", 0))
+        return range_
 
     def _of_const(self, s: Stmt, true: frozenset[str]) -> Range:
         return self._number(s, s.attr("value"))
@@ -255,12 +255,12 @@ class KernelRanges:
 
     def _of_cast(self, s: Stmt, true: frozenset[str]) -> Range:
         """Truncation stays between whole bounds, rounding between those that the type has."""
-        found, dtype = self.value(s.args[0], true), self._dtype(s.name)
+        range_, dtype = self.value(s.args[0], true), self._dtype(s.name)
         if not dtype.is_float:
-            return found
+            return range_
         lows, highs = (
             tuple(b for b in bounds if (dtype is F64 if isinstance(b, Dim) else exact(b, dtype) is not None))
-            for bounds in (found.lows, found.highs)
+            for bounds in (range_.lows, range_.highs)
         )
         return Range(lows, highs) if lows and highs else Range()  # beyond them there may be NaN
 

@@ -31,8 +31,8 @@ def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
     tokens.append(("end", "", column + end))
     here = 0
 
-    def fail(what: str) -> IRFormatError:
-        return IRFormatError(f"{what} in the size {text[:60]!r}", line, tokens[here][2])
+    def fail(problem: str) -> IRFormatError:
+        return IRFormatError(f"{problem} in the size {text[:60]!r}", line, tokens[here][2])
 
     def take(expected: str) -> None:
         nonlocal here
@@ -105,7 +105,7 @@ def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
 def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
     """Read ``N >= 1`` or ``N == 4*M``."""
     for relation in (">=", "=="):
-        left, found, right = text.partition(relation)
-        if found:
+        left, separator, right = text.partition(relation)
+        if separator:
             return Assumption(parse_size(left, line, column), relation, parse_size(right, line, column + len(left) + 2))
     raise IRFormatError(f"an assumption reads 'N >= 1' or 'N == 4*M', not {text[:60]!r}", line, column)

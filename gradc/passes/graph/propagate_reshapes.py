@@ -68,10 +68,10 @@ class _Joined:
         """The op on its operands, made before the reshapes that join their axes where that is possible."""
         whole: Node = primitive.apply(operands, attrs)
         for k, operand in enumerate(operands):
-            found = self.of(operand)
-            if found is None:
+            joined = self.of(operand)
+            if joined is None:
                 continue
-            inner, axis, sizes = found
+            inner, axis, sizes = joined
             if isinstance(primitive.lower, Reduction) and axis in (
                 gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()
             ):
@@ -88,11 +88,11 @@ class _Joined:
             if not computes(whole) and not isinstance(primitive.lower, Reduction):
                 continue
             for result in range(whole.rank):
-                how = plan(whole, result, sizes)
-                if how is None or how[0][k] != axis:
+                replacement = plan(whole, result, sizes)
+                if replacement is None or replacement[0][k] != axis:
                     continue
-                split = tuple(self.split(o, at, sizes) for o, at in zip(operands, how[0], strict=True))
-                return self.joined(self.build(primitive, split, how[1]), result, sizes, whole.shape)
+                split = tuple(self.split(o, at, sizes) for o, at in zip(operands, replacement[0], strict=True))
+                return self.joined(self.build(primitive, split, replacement[1]), result, sizes, whole.shape)
         return whole
 
     def joined(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
@@ -107,9 +107,9 @@ class _Joined:
         """
         if not isinstance(at, int):
             return call("reshape", node, at)
-        found = self.of(node)
-        if found is not None and found[1:] == (at, sizes):
-            return found[0]
+        joined = self.of(node)
+        if joined is not None and joined[1:] == (at, sizes):
+            return joined[0]
         if isinstance(node.op, Primitive) and isinstance(node.op.lower, Expr) and node.operands and depth < DEEPEST:
             inner: Node = node.op.apply(tuple(self.split(o, at, sizes, depth + 1) for o in node.operands), node.attrs)
             self.known[node] = (inner, at, sizes)

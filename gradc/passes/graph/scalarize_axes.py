@@ -90,14 +90,14 @@ class _Unrolling:
 
     def in_pieces(self) -> set[Node]:
         """The values of which nobody reads more than elements of short axes."""
-        found: set[Node] = set()
+        pieces: set[Node] = set()
         outputs = {n for _, n in self.before.outputs}
         for node in reversed(self.before.nodes):
             if node not in outputs and all(
-                _taken(u) or u in found or self.reduces(u) for u in self.before.users.get(node, ())
+                _taken(u) or u in pieces or self.reduces(u) for u in self.before.users.get(node, ())
             ):
-                found.add(node)
-        return {n for n in found if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
+                pieces.add(node)
+        return {n for n in pieces if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
 
     def reduces(self, node: Node) -> bool:
         return _summed(node) is not None or any(self.stacked(node, a) for a in self.kept(node))

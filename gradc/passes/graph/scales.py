@@ -103,9 +103,9 @@ def splits(node: Node, variation: VaryingAxes) -> list[_Split]:
         return [_Split("neg", 0, None, frozenset())]
     ways = [("mul", 0, 1), ("mul", 1, 0)] if match(MUL, node, {}) else [("div", 0, 1)] if match(DIV, node, {}) else []
     real = {a for a, size in enumerate(node.shape) if size != 1}
-    found = [_Split(kind, core, scale, variation.of(node.operands[scale])) for kind, core, scale in ways]
+    candidates = [_Split(kind, core, scale, variation.of(node.operands[scale])) for kind, core, scale in ways]
     return sorted(
-        (s for s in found if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes)
+        (s for s in candidates if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes)
     )
 
 
@@ -201,13 +201,13 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
     _, places, _ = user.op.axes(user)
     names = {a: places[operand][at].variable for a, at in axes.items()}
     for other, place in enumerate(places):
-        found = [i.variable for i in place]
+        variables = [i.variable for i in place]
         if (
             other != operand
             and homogeneous(user, other) is not None
-            and all(n is not None and n in found for n in names.values())
+            and all(n is not None and n in variables for n in names.values())
         ):
-            return _Step({a: found.index(n) for a, n in names.items()}, other)
+            return _Step({a: variables.index(n) for a, n in names.items()}, other)
     return None
 
 

@@ -82,14 +82,14 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
 
 
 def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
-    found: dict[str, Node] = {}
+    factors: dict[str, Node] = {}
     if (
-        not match(op("sum", MUL), root, found)
+        not match(op("sum", MUL), root, factors)
         or not uses.single(root.operands[0])
         or root.dtype is not root.operands[0].dtype
     ):
         return None  # a sum in a wider integer: the scatter wraps before it
-    for scatter, other in ((found["x"], found["y"]), (found["y"], found["x"])):
+    for scatter, other in ((factors["x"], factors["y"]), (factors["y"], factors["x"])):
         lower = getattr(scatter.op, "lower", None)
         if (
             not isinstance(lower, Scatter)
@@ -180,14 +180,14 @@ def _scatters_below(root: Node) -> list[_Chain]:
         or root.op.replace_axis is None
     ):
         return []
-    found, visits = [], 0
+    chains, visits = [], 0
     pending: list[tuple[Node, ...]] = [(root,)]
     while pending and visits < MOST:
         path, visits = pending.pop(), visits + 1
         node = path[-1]
         if match(SCATTER, node, {}) and node is not root:
             chain = _chain(path)
-            found += [chain] if chain is not None else []
+            chains += [chain] if chain is not None else []
         elif len(path) < DEEPEST:
             inner = [
                 o
@@ -195,7 +195,7 @@ def _scatters_below(root: Node) -> list[_Chain]:
                 if node.operands.count(o) == 1 and homogeneous(node, k) is not None
             ]
             pending += [(*path, o) for o in reversed(inner)]
-    return found
+    return chains
 
 
 def _chain(path: tuple[Node, ...]) -> _Chain | None:
@@ -268,11 +268,11 @@ def _scale_after_scatter(graph: Graph) -> Graph:
         if not match(SCATTER, node, {}):
             return None
         indices, updates = operands
-        found: dict[str, Node] = {}
-        if not match(MUL, updates, found) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
+        factors: dict[str, Node] = {}
+        if not match(MUL, updates, factors) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
             return None
         axis = node.attrs["axis"]
-        for scale, rest in ((found["y"], found["x"]), (found["x"], found["y"])):
+        for scale, rest in ((factors["y"], factors["x"]), (factors["x"], factors["y"])):
             if not variation.of(scale) <= set(range(axis, axis + indices.rank)):
                 continue
             source = scale

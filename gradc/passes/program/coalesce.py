@@ -93,11 +93,11 @@ def _order_read(program: Program, temp: Buffer) -> tuple[int, ...] | None:
 def stored_as_asked(program: Program) -> Program:
     """store t[n, c, h] <- v;  store y[n, h, c] <- t[n, c, h]  ->  store y[n, h, c] <- v;  so with accum"""
     for number, step in enumerate(program.steps):
-        found = _transposing(step, program) if isinstance(step, Kernel) else None
-        made = _only_maker(program, number, *found[:2]) if found is not None else None
-        if found is None or made is None:
+        transposed = _transposing(step, program) if isinstance(step, Kernel) else None
+        made = _only_maker(program, number, *transposed[:2]) if transposed is not None else None
+        if transposed is None or made is None:
             continue
-        source, target, order = found
+        source, target, order = transposed
         maker = program.steps[made]
         assert isinstance(maker, Kernel)
         body = tuple(

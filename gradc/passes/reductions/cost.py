@@ -101,7 +101,7 @@ def _host_scatter(
     kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None
 ) -> HostScatter:
     type_ = types[combine.buffer]
-    others = [b for b, how in kernel.strategy if how == "privatized" and b != combine.buffer]
+    others = [b for b, strategy in kernel.strategy if STRATEGIES[strategy].partials and b != combine.buffer]
     shapes = [types[b].shape for b in (combine.buffer, *others)]
     bound = nominal([s for _, s in (*kernel.rows, *kernel.cols)] + [n for shape in shapes for n in shape], dims)
     rows, cols, out = (evaluate(size, bound) for size in (kernel.row_count, kernel.col_count, product(type_.shape)))
@@ -152,18 +152,18 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
     types = {b.name: b.type for b in program.buffers}
     for step in program.steps:
         kernel = taken(step, dims)
-        if not isinstance(kernel, Kernel) or kernel.strategies.get(kernel.order) != "segmented":
+        if not isinstance(kernel, Kernel) or kernel.row_order != "by key":
             continue
         part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
-        for what, size in (
+        for counted, size in (
             ("rows", kernel.row_count),
             ("rows of its result", product(types[kernel.order].shape[: part.leading])),
         ):
             count = evaluate(size, dims)
             if count > MOST_SORTED:
                 raise Unsupported(
-                    f"{kernel.name}: a segmented sum over {count} {what}; it counts to {MOST_SORTED}, reductions={{'*':"
-                    " 'privatized'} further"
+                    f"{kernel.name}: a segmented sum over {count} {counted}; it counts to {MOST_SORTED},"
+                    " reductions={'*': 'privatized'} further"
                 )
 
 

@@ -179,9 +179,9 @@ class StridedView:
         if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
             return StridedOperand(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
         if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides
-            found = lower.at(index, node, self)
-            if found is not None:
-                return found  # type: ignore[no-any-return]
+            value = lower.at(index, node, self)
+            if value is not None:
+                return value  # type: ignore[no-any-return]
         if not self.memory.host:
             raise CannotInline(node, "a library reads its own dtype")
         if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):

@@ -281,9 +281,9 @@ class KernelBuilder:
         return self.body[int(value[1:])]
 
     def _dtype(self, value: str) -> DType:
-        found = self._stmt(value).dtype
-        assert found is not None
-        return found
+        dtype = self._stmt(value).dtype
+        assert dtype is not None
+        return dtype
 
     # -- pulling -------------------------------------------------------------------------------------------------------
 
