@@ -197,7 +197,6 @@ def test_functions_are_short():
                     long[f"{_name(path)}.{node.name}"] = length
     known = {
         "gradc.codegen.cuda.rows.made",
-        "gradc.ir.size_text.parse_size",
         "gradc.cli.model.with_model",
         "gradc.codegen.cpu.render._call_entry",
         "gradc.codegen.cpu.render.reduction",
