@@ -172,7 +172,7 @@ class KernelRanges:
             s = self.k.stmts[name]
             if s.op == "in_bounds":
                 test = Range.of(s.attr("lo"), s.attr("hi") - 1)
-                for factor, rest in apart(index, s.index[0]):
+                for factor, rest in multiples(index, s.index[0]):
                     total = (test * factor + self.index(rest, true - {name})) & total
                 for whole, size in self.undivided(index):
                     if same_place(s.index[0], whole):
@@ -308,8 +308,8 @@ class KernelRanges:
                     yield s, axis, self.index(index, true), size
 
 
-def apart(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
-    """(factor, rest) with index = factor * tested + rest, where a variable is gone from the rest."""
+def multiples(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
+    """Each (factor, rest) with index = factor * tested + rest that eliminates a variable from the rest."""
     steps = dict(index.terms)
     for factor in dict.fromkeys(steps[v] * c for v, c in tested.terms if v in steps and c in (1, -1)):
         yield factor, index + tested * (factor * -1)

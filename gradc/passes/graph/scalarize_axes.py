@@ -108,7 +108,7 @@ class _Unrolling:
             yield from (a for a, size in enumerate(node.shape) if _short(size))
 
     def stacked(self, node: Node, axis: int) -> bool:
-        """Whether a value is made, along the axis, of values that were put side by side."""
+        """Whether elements along the axis come from values that a concat or a pad has put together."""
         for key in postorder([(node, axis)], self.stacks, _along):
             self.stacks[key] = _puts_together(*key) or any(self.stacks[source] for source in _along(key))
         return self.stacks[node, axis]

@@ -1,4 +1,4 @@
-"""coalesce: on a GPU neighbouring threads go along the axis in which what a kernel moves lies together."""
+"""coalesce: neighbouring threads of a GPU access neighbouring elements of memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ...ir.types import Type
 from ..reductions.cost import nominal
 
 LEAST = 16
-"""Elements of an axis that threads may go along."""
+"""Fewest elements of an axis that threads may run along."""
 SECTOR = 32
-"""Bytes of memory that an element by itself costs."""
+"""Bytes of a memory transaction: what one element that is not adjacent to others costs."""
 GAIN = 0.75
-"""Share of the bytes below which another axis is taken."""
+"""Another axis is chosen if it moves less than this share of the bytes."""
 
 
 def coalesce(program: Program) -> Program:
-    """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after results are stored as they
-    are asked for.
+    """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after buffers have been laid out
+    as they are read and as the outputs require.
     """
     program = stored_as_asked(stored_as_read(program))
     types = {b.name: b.type for b in program.buffers}

@@ -1,7 +1,7 @@
 """choose_reduction: every combine across rows gets a strategy.
 
-What each strategy is stands in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; that is taken
-only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
+The strategies are described in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; ``atomic`` is
+chosen only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
 
 The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are
 kept and predicates pick at the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare
@@ -37,7 +37,7 @@ def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
     try:
         enough, many = SORTED_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // SORTED_ROW + 1
         least = MOST_PARTIALS * floordiv(rows, many) + enough
-    except TypeRuleError:  # of sizes with more parts than a size may have nothing is said
+    except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, "privatized"),)
     if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
         return ((None, "segmented"),)
@@ -206,7 +206,9 @@ def _with(
     types: Mapping[str, Type],
     instead: Callable[[Combine], str] = lambda part: "privatized",
 ) -> Kernel:
-    """At most one visiting order: a second accum that wants another one goes without."""
+    """The kernel with its strategies.  It visits its rows in one order at most: an accum that needs another order gets
+    a strategy without one.
+    """
     order: Combine | None = None
     final: dict[str, str] = {}
     for part in sorted(parts, key=lambda p: not STRATEGIES[picks[p.buffer]].visits):
@@ -223,7 +225,7 @@ def _with(
 
 
 def _visited(part: Combine, strategy: str) -> object:
-    """What the rows are visited in the order of."""
+    """What determines the order of the rows: equal values mean the same order."""
     return part.key if STRATEGIES[strategy].visits == "by key" else part.kept
 
 

@@ -1,7 +1,7 @@
-"""What each way to combine across rows costs: predicted bytes and time, from shapes alone; and the bytes that kernels
-and programs must move.
+"""The predicted bytes and time of each strategy for combining across rows, from shapes alone; and the bytes that
+kernels and programs must move.
 
-The ways and their formulas are in :mod:`strategies`, the machines in :mod:`devices`.
+The strategies and their formulas are in :mod:`strategies`, the machines in :mod:`devices`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Estimate:
 
 
 def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> list[str]:
-    """The strategies that are right for an accum on a device."""
+    """The strategies that are correct for an accum on a device."""
     dtype, whole = types[combine.buffer].dtype, exact(combine, types)
     return [
         name
@@ -62,7 +62,7 @@ def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> l
 
 
 def deterministic(strategy: str, combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether a way gives the same bits in every run."""
+    """Whether a strategy gives the same bits in every run."""
     return STRATEGIES[strategy].deterministic or exact(combine, types)
 
 

@@ -1,9 +1,9 @@
-"""The ways to combine values of many rows into one result, one record each: where it is right, in which order rows are
-visited, what it costs.
+"""The strategies for combining values of many rows into one result, one record each: where it is correct, what it
+costs, whether it is deterministic.
 
 The choice, the cost model, ``explain``, the precision of an executable, the verifier and the documentation read
-:data:`STRATEGIES`; a way more is a record here and its part of a template.  What a way costs on a CPU are bytes moved
-at the device's bandwidth, what it costs on a GPU:
+:data:`STRATEGIES`; a new strategy is its name in :mod:`gradc.ir.kernel`, a record here and its part of a template.
+The cost on a CPU is bytes moved at the device's bandwidth; the cost on a GPU:
 
 N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a
 copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a result's element, [c] = 1 where c holds;
@@ -46,7 +46,7 @@ from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostS
 from .devices import CPU, Cpu, Gpu
 
 COLUMNS = 4
-"""Of a thread."""
+"""Columns of a thread."""
 HIT = 17e-9
 """Seconds per row that one warp adds to what it has in registers: an estimate."""
 ROW = 0.25e-6
@@ -58,11 +58,11 @@ Cost = tuple[int, float]
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way.
+    """One strategy.
 
     :param text: for the documentation.
-    :param right: (combine, dtype of the result) -> whether it computes the same as any other; :param exact: whether
-        integers are meant that atomics combine to the same bits in any order.
+    :param right: (combine, dtype of the result, exact) -> whether it is correct; ``exact``: the values are integers
+        that atomics combine to the same bits in any order.
     :param deterministic: floats have the same bits in every run.
     :param partials: each task has a partial result of its own.
     :param loses_digits: values that are small beside the largest lose digits.
@@ -82,7 +82,7 @@ class Strategy:
 
     @property
     def visits(self) -> RowOrder:
-        """What decides in which order a kernel visits its rows; said by the kernel language."""
+        """What decides in which order a kernel visits its rows: part of the kernel language."""
         return ROW_ORDERS[self.name]
 
 
@@ -202,18 +202,18 @@ def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     if s.own:
-        apart, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
-        rate = device.resident if apart // 2 <= device.room else device.bandwidth
+        scratch, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
+        rate = device.resident if scratch // 2 <= device.room else device.bandwidth
         return (
-            streamed + apart,
-            max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + apart / rate + 2 * device.launch,
+            streamed + scratch,
+            max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + scratch / rate + 2 * device.launch,
         )
     parts, streamed = partials(s) * s.out * s.pair, floor(s)
-    apart = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
+    scratch = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
     return (
-        streamed + apart,
-        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + apart / rate + 2 * device.launch,
+        streamed + scratch,
+        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + scratch / rate + 2 * device.launch,
     )
 
 
@@ -295,6 +295,6 @@ ATOMIC = Strategy(
 STRATEGIES: dict[str, Strategy] = {s.name: s for s in (SEGMENTED, REGULAR, PRIVATIZED, ATOMIC_FIXED, ATOMIC)}
 """All, in the order in which equals are picked."""
 ON_HOST = tuple(s.name for s in reversed(STRATEGIES.values()) if s.host)
-"""Those of the CPU, and what is available where nothing is said."""
+"""Strategies with a kernel for CPUs."""
 ON_GPU = (*ON_HOST, *(s.name for s in reversed(STRATEGIES.values()) if not s.host))
-"""Those of CUDA."""
+"""Strategies with a CUDA kernel."""

@@ -32,7 +32,8 @@ def alike(a: Sequence[Size], b: Sequence[Size]) -> bool:
 class Group:
     """Nodes that share one kernel.
 
-    :ivar walked: of each scatter of single elements the axes that it shows; without a column it would run once per row.
+    :ivar walked: the axes in the index of each scatter of single elements; one without a column axis would be added
+        once per row.
     """
 
     def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
@@ -45,7 +46,7 @@ class Group:
 
     @property
     def alone(self) -> bool:
-        """Whether it is a step of one node, which nothing joins."""
+        """Whether it is a step of one node, to which no other may be added."""
         return not {"library", "check"}.isdisjoint(self.placed.values())
 
     @property
