@@ -1,4 +1,4 @@
-"""Which accesses of a program through data are known to stay inside their buffers."""
+"""Which data-dependent accesses of a program are known to stay inside their buffers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Elements:
         return self.ranges.get(self.roots[buffer], Range())
 
     def memory(self, buffer: str) -> str | int:
-        """What buffers share where to write one changes another: the bytes of one of them, or a slot."""
+        """What identifies the memory of a buffer: the buffer that owns its bytes, or a slot."""
         root = self.program.buffer[self.roots[buffer][0]]
         return root.slot if root.slot >= 0 else root.name
 
@@ -42,9 +42,7 @@ class Elements:
         )
 
     def after(self, step: Step) -> None:
-        """Learn from a step: elements that were checked, and what was stored; what it may have overwritten is
-        forgotten.
-        """
+        """Update the known ranges after a step: elements that it checked or stored; what it may overwrite is unknown again."""
         changed = {self.memory(b) for b in step.writes}
         left = {key: range_ for memory in changed for key, range_ in self.stored(step, memory)}
         self.ranges = {key: range_ for key, range_ in self.ranges.items() if self.memory(key[0]) not in changed} | left
@@ -54,7 +52,7 @@ class Elements:
                     self.ranges[self.roots[buffer]] = self.known(buffer) & inside(bound)
 
     def stored(self, step: Step, memory: str | int) -> Iterator[tuple[tuple[str, str], Range]]:
-        """What a step leaves in memory to which it only stores integers of one type, whichever of its kernels runs."""
+        """The range of what a step stores to memory, if that is only integers of one type, whichever of its kernels runs."""
         keys: set[tuple[str, str]] = set()
         values: list[Range] = []
         whole = True
@@ -77,8 +75,8 @@ class Elements:
 
 
 def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) -> bool:
-    """Whether a statement gets to every element of a buffer: by an axis of its own along each axis there, for certain
-    along none of size 0 besides.
+    """Whether a statement visits every element of a buffer: each index entry is an axis of its own, and no further axis
+    may have size 0.
     """
     axes = dict((*kernel.rows, *kernel.cols))
     named = [(i.variable, size) for i, size in zip(index, type.shape, strict=True) if size != 1]
@@ -111,7 +109,7 @@ def checked_buffers(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[tuple
 
 
 def by_data(index: Index) -> bool:
-    """Whether values have a say in a place."""
+    """Whether an index depends on data."""
     return any(v.startswith("%") for v, _ in index.terms)
 
 
@@ -146,7 +144,7 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
 
 
 def assumed(kernel: Kernel, program: Program) -> list[tuple[str, Size]]:
-    """What a kernel takes for granted of its buffers, (buffer, size): all elements are in [0, size).  To be checked
+    """What a kernel assumes of its buffers, (buffer, size): all elements are in [0, size).  To be checked
     where it runs alone.
     """
     elements, pairs = Elements(program), dict[tuple[str, Size], None]()

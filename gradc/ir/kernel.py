@@ -2,7 +2,7 @@
 
 A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every
 access is an affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``;
-its index says what it is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``,
+its index decides what that is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``,
 a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends on (its level) and how
 many passes over the columns must have ended before it (its phase) are derived here, never stored.
 
@@ -177,9 +177,9 @@ class Kernel:
     def renamed(
         self, types: Mapping[str, Type], buffers: Mapping[str, str], dims: Mapping[str, str]
     ) -> tuple[Kernel, dict[str, Type]]:
-        """The same kernel over buffers and dims of other names, and their types; nothing else of the user's is in it.
+        """The same kernel over buffers and dims of other names, and their types; it holds no other name of the user's.
 
-        :param types: of the buffers, by their names of now.
+        :param types: of the buffers, by their present names.
         """
         symbols_ = {name: symbol(other) for name, other in dims.items()}
         plain = self.substitute(symbols_)

@@ -1,4 +1,4 @@
-"""What integers of a kernel can be: between sizes, from what is known of buffers, from types, and from masks.
+"""Ranges of a kernel's integers, with sizes as bounds: from what is known of buffers, from types, and from masks.
 
 This is how the verifier of programs knows that no access through data leaves its buffer: a position is in range because
 the elements of the buffer that it was loaded from have been checked, because it was computed so (an argmax, a clamp),
@@ -39,11 +39,11 @@ class Range:
         return cls((low,), (high,))
 
     def __and__(self, other: Range) -> Range:
-        """What is in both."""
+        """The intersection."""
         return Range(_tightest((*self.lows, *other.lows), 1), _tightest((*self.highs, *other.highs), -1))
 
     def __or__(self, other: Range) -> Range:
-        """What is in either: the bounds of each that hold for the other."""
+        """The union: the bounds of each that hold for the other."""
         lows = [a for a, b in _both_ways(self.lows, other.lows) if known_nonnegative(b - a)]
         highs = [a for a, b in _both_ways(self.highs, other.highs) if known_nonnegative(a - b)]
         return Range(_tightest(lows, 1), _tightest(highs, -1))
@@ -63,11 +63,11 @@ class Range:
         return -(self * (factor * -1)) if known_nonnegative(factor * -1) else Range()
 
     def each(self, rising: Callable[[Size], Size]) -> Range:
-        """Of a function that never falls."""
+        """The range of a monotone function's values."""
         return Range(tuple(map(rising, self.lows)), tuple(map(rising, self.highs)))
 
     def within(self, outer: Range) -> bool:
-        """Whether it certainly lies in the other."""
+        """Whether it is certainly a subset of the other."""
         below = all(any(known_nonnegative(a - b) for a in self.lows) for b in outer.lows)
         return below and all(any(known_nonnegative(b - a) for a in self.highs) for b in outer.highs)
 
@@ -87,14 +87,14 @@ def _both_ways(a: tuple[Size, ...], b: tuple[Size, ...]) -> Iterator[tuple[Size,
 
 
 def of_type(dtype: DType | None) -> Range:
-    """What a type's bits leave."""
+    """The range of a type."""
     if dtype is None or dtype.is_float:
         return Range()
     return Range.of(*(dtype.range if dtype.is_integer else (0, 1)))
 
 
 def fits(range_: Range, dtype: DType) -> bool:
-    """Whether integers of the type hold it; no array has so many elements that sums of sizes exceed 64 bits."""
+    """Whether integers of the type hold it; sums of sizes of arrays never exceed 64 bits."""
     if dtype.bits < 64 or dtype.kind == "u":
         return range_.within(of_type(dtype))
     return any(map(_countable, range_.lows)) and any(map(_countable, range_.highs))
@@ -110,7 +110,7 @@ def _countable(bound: Size) -> bool:
 
 
 def inside(size: Size) -> Range:
-    """The positions of an axis."""
+    """The range of the indices of an axis."""
     return Range.of(0, size - 1)
 
 
@@ -207,7 +207,7 @@ class KernelRanges:
         return dtype
 
     def _computed(self, s: Stmt, true: frozenset[str]) -> Range:
-        """By what a statement does; integers that could wrap are any of their type."""
+        """The range that follows from a statement's operands; integers that could wrap may be any of their type."""
         rule = getattr(self, f"_of_{s.op}", None)
         if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
             return Range()
@@ -316,7 +316,7 @@ def multiples(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
 
 
 def same_place(a: Index, b: Index) -> bool:
-    """Whether two indices are one, in whatever order their terms stand."""
+    """Whether two indices are equal, in whatever order of terms."""
     return a.const == b.const and dict(a.terms) == dict(b.terms)
 
 

@@ -97,14 +97,14 @@ class _MergedAxes:
         return whole
 
     def merged(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
-        """``inner`` with its axes joined, which is remembered."""
+        """``inner`` with its axes merged; recorded in ``known``."""
         node: Node = call("reshape", inner, shape)
         self.known[node] = (inner, axis, sizes)
         return node
 
     def split(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
-        """An operand with its axis ``at`` in several: as it was before it was joined, or computed again so from
-        operands that are split.
+        """An operand with its axis ``at`` split into ``sizes``: the value before the merge, or the same op on operands that
+        are split.
         """
         if not isinstance(at, int):
             return call("reshape", node, at)

@@ -48,14 +48,14 @@ def _taken(node: Node) -> tuple[int, int] | None:
 
 
 def _puts_together(node: Node, axis: int) -> bool:
-    """Whether an op puts values side by side along an axis of its result."""
+    """Whether an op concatenates or pads along an axis of its result."""
     if node.op.name == "concat":
         return bool(node.attrs["axis"] == axis)
     return bool(node.op.name == "pad" and node.attrs["pad_width"][axis] != (0, 0))
 
 
 def _along(key: tuple[Node, int]) -> list[tuple[Node, int]]:
-    """(operand, axis) of the operands that vary along an axis of a value, where one element makes one element."""
+    """(operand, axis) of the operands that vary along an axis of a value, if it works elementwise along it."""
     planned = None if _puts_together(*key) else plan(*key, (1,))
     return replaced_alike(key[0], planned) if planned is not None else []
 
@@ -89,7 +89,7 @@ class _Unrolling:
         self.pieces = self.in_pieces()
 
     def in_pieces(self) -> set[Node]:
-        """The values of which nobody reads more than elements of short axes."""
+        """The values of which only single elements of short axes are read."""
         pieces: set[Node] = set()
         outputs = {n for _, n in self.before.outputs}
         for node in reversed(self.before.nodes):
@@ -156,7 +156,7 @@ class _Unrolling:
         return node if node.shape[axis] == 1 else self.element(node, axis, k)
 
     def part(self, node: Node, axis: int, k: int) -> Node:
-        """Element k of what is not opened."""
+        """Element k of a value that is not rewritten."""
         if node.op.name == "concat" and node.attrs["axis"] == axis:
             sizes = [x.shape[axis] for x in node.operands]
             if all(isinstance(n, int) for n in sizes):

@@ -1,4 +1,4 @@
-"""simplify: algebra that needs no knowledge of the model."""
+"""simplify: algebraic identities of single ops."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _through(bound: Mapping[str, Node]) -> Node:
 
 
 def _keeps_values(bound: Mapping[str, Node]) -> bool:
-    """Whether the cast in the middle decides nothing.  An integer on its way through a float to an integer saturates,
+    """Whether the cast in the middle changes no value.  An integer cast to a float and back to an integer saturates,
     where a direct cast would wrap.
     """
     source, middle, outer = bound["x"].dtype, bound["inner"].dtype, bound["outer"].dtype
@@ -139,9 +139,7 @@ def _unit_sum(node: Node) -> Node | None:
 
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
-    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library writes it that way
-    round at once
-    """
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library can write it transposed"""
     pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
 
     def rewrite(old: Node, new: Node) -> Node | None:

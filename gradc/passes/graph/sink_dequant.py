@@ -1,8 +1,7 @@
 """sink_dequant: scales move to where they cost least, and sums move into scatters.
 
-(b) a sum over columns of something times a scatter happens before the scatter, so that no gradient of the table's size
-is made;
-    a sum over the scattered axes needs no scatter at all;
+(b) a sum over columns of something times a scatter is computed before the scatter, so that no gradient of the table's
+size is made; a sum over the scattered axes needs no scatter at all;
 (c) a scale per row of a scatter's result is read inside the scatter's load, or taken out of it, whichever moves fewer
 bytes; (d) a scale passes every op that is linear in its operand, along axes on which it is constant
 (:mod:`gradc.passes.graph.scales`).
@@ -60,7 +59,7 @@ def _sum_without_scatter(graph: Graph) -> Graph:
 
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
-    """Masks of the updates that are inside, each to be spread to the updates' shape; None where that is not known."""
+    """Masks of the updates whose index is in range, each to be broadcast to the updates' shape; None where unknown."""
     oob, updates = scatter.attrs.get("oob", "skip"), scatter.operands[scatter.op.lower.updates]
     positions = {k: bound(scatter) for k, bound in scatter.op.indices.items()}
     if oob == "error":
@@ -153,7 +152,7 @@ def _reduce_before_scatter(graph: Graph) -> Graph:
 
 
 def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:
-    """One chain per reduction; those of which every value is gone once all of them are rewritten."""
+    """One chain per reduction: those whose values all become dead once all of them are rewritten."""
     while True:
         gone = {
             (node, user)
@@ -251,7 +250,7 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
 
 
 def _stored(node: Node) -> Node:
-    """Where the value is read from, if it is only moved and converted."""
+    """The value behind ops that only move or convert."""
     while moves(node) or match(CAST, node, {}):
         (node,) = node.operands
     return node

@@ -1,4 +1,4 @@
-"""Analysis of combines across rows: the form of an accum's index, and the sizes that the cost of a strategy depends on."""
+"""Analysis of combines across rows: the form of an accum's index, and the sizes that a strategy's cost depends on."""
 
 from __future__ import annotations
 
