@@ -1,4 +1,4 @@
-"""differentiate: a graph and what it is wanted with respect to -> the joint graph of values and gradients.
+"""differentiate: a graph and the inputs whose gradients are wanted -> the joint graph of values and gradients.
 
 Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimised like any program and can be
 differentiated again.
@@ -138,7 +138,7 @@ def _sweep(
 
 
 def _vjp(node: Node, total: Node) -> tuple[Any, ...]:
-    """What a node hands on to its operands."""
+    """The contributions of a node to the gradients of its operands."""
     assert node.op.vjp is not None
     try:
         return tuple(node.op.vjp(total, node, *node.operands, **node.attrs))
@@ -172,7 +172,7 @@ def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str
 
 
 def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
-    """The op nearest to the outputs, on the way from ``node``, behind which derivatives still flow."""
+    """Of the ops that depend on ``node``, the one that stops derivatives nearest to the outputs."""
     reached, last = {node}, node
     for user in graph.nodes:
         if any(o in reached for o in user.operands):

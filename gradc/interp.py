@@ -32,12 +32,12 @@ from .process.ieee import plain
 Array = np.ndarray[Any, Any]
 
 
-def sizes_given(dims: Any, what: str = "dims") -> dict[str, int]:
+def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
     """Sizes as a caller wrote them, by symbol; InvalidProblem where one is no size."""
     if dims is None:
         return {}
     if not isinstance(dims, Mapping):
-        raise InvalidProblem(f"{what}={dims!r}: it maps names of dims to sizes")
+        raise InvalidProblem(f"{argument}={dims!r}: it maps names of dims to sizes")
     sizes = {}
     for name, value in dims.items():
         try:
@@ -45,16 +45,16 @@ def sizes_given(dims: Any, what: str = "dims") -> dict[str, int]:
         except TypeError:
             sizes[name] = -1
         if not 0 <= sizes[name] <= LARGEST:
-            raise InvalidProblem(f"{what}: {name}={value!r} is no size (an integer from 0)")
+            raise InvalidProblem(f"{argument}: {name}={value!r} is no size (an integer from 0)")
     return sizes
 
 
 def by_name(
-    what: str, names: Collection[str], inputs: Any, extra: Sequence[Any], more: Mapping[str, Any]
+    callee: str, names: Collection[str], inputs: Any, extra: Sequence[Any], more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The inputs of a call: those of a mapping, and those given as keywords.
 
-    :param what: who is called.
+    :param callee: who is called.
     :param names: of its inputs.
     :param extra: what else was given without a name: nothing may be.
     :raises InvalidProblem: something has no name, or one that is no text.
@@ -65,12 +65,12 @@ def by_name(
         given = ", ".join(type(x).__name__ for x in ((inputs, *extra) if inputs is not None or extra else ()))
         example = ", ".join(f"{name}=..." if name.isidentifier() else f"**{{{name!r}: ...}}" for name in names)
         raise InvalidProblem(
-            f"{what} takes its inputs by name, {what}({example}), or as one dict of them; it was given {given} without"
-            " names"
+            f"{callee} takes its inputs by name, {callee}({example}), or as one dict of them; it was given {given}"
+            " without names"
         )
-    strange = [name for name in inputs or () if not isinstance(name, str)]
-    if strange:
-        raise InvalidProblem(f"inputs are given by name, and {str(strange[0])[:60]!r} is a {type(strange[0]).__name__}")
+    unnamed = [name for name in inputs or () if not isinstance(name, str)]
+    if unnamed:
+        raise InvalidProblem(f"inputs are given by name, and {str(unnamed[0])[:60]!r} is a {type(unnamed[0]).__name__}")
     return {**(inputs or {}), **more}
 
 

@@ -198,13 +198,13 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
 
 def _implied(outputs: Iterable[Node], facts: Sequence[Assumption]) -> list[Assumption]:
     """What the ops take for granted of the dims (a padding row that exists), beyond what is known."""
-    found: list[Assumption] = []
+    implied: list[Assumption] = []
     for node in topological(outputs):
         for fact in node.op.implies(node) if node.op.implies is not None else ():
-            with assuming([*facts, *found]):
+            with assuming([*facts, *implied]):
                 if not known_nonnegative(fact.left - fact.right):
-                    found.append(fact)
-    return found
+                    implied.append(fact)
+    return implied
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Which accesses of a program through data are known to stay inside their buffers."""
+"""Which data-dependent accesses of a program are known to stay inside their buffers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Elements:
         return self.ranges.get(self.roots[buffer], Range())
 
     def memory(self, buffer: str) -> str | int:
-        """What buffers share where to write one changes another: the bytes of one of them, or a slot."""
+        """What identifies the memory of a buffer: the buffer that owns its bytes, or a slot."""
         root = self.program.buffer[self.roots[buffer][0]]
         return root.slot if root.slot >= 0 else root.name
 
@@ -42,21 +42,19 @@ class Elements:
         )
 
     def after(self, step: Step) -> None:
-        """Learn from a step: elements that were checked, and what was stored; what it may have overwritten is
-        forgotten.
-        """
+        """Update the known ranges after a step: elements that it checked or stored; what it may overwrite is unknown again."""
         changed = {self.memory(b) for b in step.writes}
-        left = {key: found for memory in changed for key, found in self.stored(step, memory)}
-        self.ranges = {key: found for key, found in self.ranges.items() if self.memory(key[0]) not in changed} | left
+        left = {key: range_ for memory in changed for key, range_ in self.stored(step, memory)}
+        self.ranges = {key: range_ for key, range_ in self.ranges.items() if self.memory(key[0]) not in changed} | left
         if isinstance(step, Kernel):  # not one of several
             for buffer, bound in checked_buffers(step, self.types):
                 if self.memory(buffer) not in changed:
                     self.ranges[self.roots[buffer]] = self.known(buffer) & inside(bound)
 
     def stored(self, step: Step, memory: str | int) -> Iterator[tuple[tuple[str, str], Range]]:
-        """What a step leaves in memory to which it only stores integers of one type, whichever of its kernels runs."""
+        """The range of what a step stores to memory, if that is only integers of one type, whichever of its kernels runs."""
         keys: set[tuple[str, str]] = set()
-        found: list[Range] = []
+        values: list[Range] = []
         whole = True
         for kernel in alternatives(step):
             writes = (
@@ -69,16 +67,16 @@ class Elements:
             assert isinstance(kernel, Kernel)
             ranges = self.kernel(kernel)
             keys |= {self.roots[s.buffer] for s in writes}
-            found += [ranges.value(s.args[0], frozenset()) for s in writes]
+            values += [ranges.value(s.args[0], frozenset()) for s in writes]
             whole &= any(everywhere(kernel, s, s.index, self.types[s.buffer]) for s in writes)
         if len(keys) == 1:
             (key,) = keys
-            yield key, functools.reduce(Range.__or__, found if whole else [*found, self.ranges.get(key, Range())])
+            yield key, functools.reduce(Range.__or__, values if whole else [*values, self.ranges.get(key, Range())])
 
 
 def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) -> bool:
-    """Whether a statement gets to every element of a buffer: by an axis of its own along each axis there, for certain
-    along none of size 0 besides.
+    """Whether a statement visits every element of a buffer: each index entry is an axis of its own, and no further axis
+    may have size 0.
     """
     axes = dict((*kernel.rows, *kernel.cols))
     named = [(i.variable, size) for i, size in zip(index, type.shape, strict=True) if size != 1]
@@ -111,7 +109,7 @@ def checked_buffers(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[tuple
 
 
 def by_data(index: Index) -> bool:
-    """Whether values have a say in a place."""
+    """Whether an index depends on data."""
     return any(v.startswith("%") for v, _ in index.terms)
 
 
@@ -119,8 +117,8 @@ def unsafe_accesses(kernel: Kernel, elements: Elements) -> Iterator[tuple[Stmt, 
     """The accesses that are not known to stay in their buffer: (statement, axis, the axis' size)."""
     inner = [Assumption(size, ">=", 1) for _, size in kernel.rows if not isinstance(size, int)]  # no row, no access
     with assuming(inner):
-        for s, axis, found, size in elements.kernel(kernel).accesses():
-            if not found.within(inside(size)):
+        for s, axis, place, size in elements.kernel(kernel).accesses():
+            if not place.within(inside(size)):
                 yield s, axis, size
 
 
@@ -137,24 +135,24 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
             if any(sizes[v] == 0 for v in run):
                 continue
             for axis, (index, size) in enumerate(zip(operand.index, types[operand.buffer].shape, strict=True)):
-                found = Range.of(index.const, index.const)
+                place = Range.of(index.const, index.const)
                 for v, factor in index.terms:
                     last = floordiv(sizes[v] - 1, dict(operand.per).get(v, 1))
-                    found += Range.of(0, last) * factor
-                if not found.within(inside(size)):
+                    place += Range.of(0, last) * factor
+                if not place.within(inside(size)):
                     yield operand, axis, size
 
 
 def assumed(kernel: Kernel, program: Program) -> list[tuple[str, Size]]:
-    """What a kernel takes for granted of its buffers, (buffer, size): all elements are in [0, size).  To be checked
+    """What a kernel assumes of its buffers, (buffer, size): all elements are in [0, size).  To be checked
     where it runs alone.
     """
-    elements, found = Elements(program), dict[tuple[str, Size], None]()
+    elements, pairs = Elements(program), dict[tuple[str, Size], None]()
     with assuming(program.assumptions):
         for s, axis, size in unsafe_accesses(kernel, elements):
             for buffer in sources(kernel, s.index[axis]):
-                found[buffer, size] = None
-    return list(found)
+                pairs[buffer, size] = None
+    return list(pairs)
 
 
 def check_of(buffer: str, type: Type, bound: Size, op: str, source: str) -> Kernel:

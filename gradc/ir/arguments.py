@@ -50,8 +50,8 @@ def lifted(
     try:
         bound = signature.bind(*positional, **keywords)
     except TypeError as error:
-        strange = next((name for name in keywords if name not in signature.parameters), None)
-        raise TypeRuleError(f"{op}{signature_text(signature)}: {error}{meant(strange, signature.parameters)}") from None
+        unknown = next((name for name in keywords if name not in signature.parameters), None)
+        raise TypeRuleError(f"{op}{signature_text(signature)}: {error}{meant(unknown, signature.parameters)}") from None
     values = {
         p.name: bound.arguments[p.name]
         for p in signature.parameters.values()

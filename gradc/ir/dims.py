@@ -272,10 +272,10 @@ def product(sizes: Iterable[Size]) -> Size:
 
 def total(sizes: Iterable[Size]) -> Size:
     """The sum of some sizes."""
-    found: Size = 0
+    result: Size = 0
     for size in sizes:
-        found = found + size
-    return found
+        result = result + size
+    return result
 
 
 # -- facts ------------------------------------------------------------------------------------------------------------
@@ -369,18 +369,18 @@ def same(a: Size, b: Size) -> bool:
 
 def symbols(size: Size) -> frozenset[str]:
     """The names a size depends on."""
-    found: set[str] = set()
+    names: set[str] = set()
     pending: list[Size] = [size]
     while pending:
         for monomial, _ in _terms(pending.pop()):
             for atom, _ in monomial:
                 if isinstance(atom, str):
-                    found.add(atom)
+                    names.add(atom)
                 else:
                     pending += (
                         [atom.numerator, atom.denominator] if isinstance(atom, FloorDiv) else [atom.left, atom.right]
                     )
-    return frozenset(found)
+    return frozenset(names)
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:
@@ -418,11 +418,11 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     return value
 
 
-def check_count(shape: Iterable[Size], what: str = "a shape") -> None:
+def check_count(shape: Iterable[Size], subject: str = "a shape") -> None:
     """Reject negative constants and element counts that 63 bits cannot hold."""
     sizes = tuple(shape)
     for size in sizes:
         if isinstance(size, int) and size < 0:
-            raise TypeRuleError(f"{what} has a negative size: {size}")
+            raise TypeRuleError(f"{subject} has a negative size: {size}")
     if math.prod(s for s in sizes if isinstance(s, int) and s > 0) > LARGEST:
-        raise TypeRuleError(f"{what} has more than 2^63 elements: {'x'.join(map(str, sizes))}")
+        raise TypeRuleError(f"{subject} has more than 2^63 elements: {'x'.join(map(str, sizes))}")

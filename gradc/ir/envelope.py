@@ -48,8 +48,8 @@ class Envelope:
 
 def kind_of(start: bytes) -> str:
     """The kind of the envelope that begins with these bytes, or ""."""
-    found = re.match(rb"gradc-([a-z]{1,12}) [0-9]", start[:_LINE])
-    return found[1].decode() if found and found[1] != b"ir" else ""
+    matched = re.match(rb"gradc-([a-z]{1,12}) [0-9]", start[:_LINE])
+    return matched[1].decode() if matched and matched[1] != b"ir" else ""
 
 
 def sealed(
@@ -84,19 +84,19 @@ def sealed_bytes(
     return b"".join(sealed(kind, version, parts, arrays))
 
 
-def unsealed(data: bytes | memoryview, kind: str, version: int, what: str = "this") -> Envelope:
+def unsealed(data: bytes | memoryview, kind: str, version: int, source: str = "this") -> Envelope:
     """The contents of an envelope.
 
-    :param what: is named in errors.
+    :param source: is named in errors.
     :raises IRFormatError: it is none, of another kind or format, cut off, damaged, or says what cannot be.
     """
     view = memoryview(data)
-    table, body, digest, start = _head(bytes(view[:_LINE]), len(view), kind, version, what)
-    found = hashlib.sha256(start)
-    found.update(view[_LINE:])
-    if found.hexdigest() != digest:
-        raise IRFormatError(f"{what} is damaged: its bytes have another SHA-256 than its first line says")
-    return _contents(view[_LINE : _LINE + table], view[_LINE + table :], body, what)
+    table, body, digest, start = _head(bytes(view[:_LINE]), len(view), kind, version, source)
+    hashed = hashlib.sha256(start)
+    hashed.update(view[_LINE:])
+    if hashed.hexdigest() != digest:
+        raise IRFormatError(f"{source} is damaged: its bytes have another SHA-256 than its first line says")
+    return _contents(view[_LINE : _LINE + table], view[_LINE + table :], body, source)
 
 
 def load(path: Any, kind: str, version: int) -> Envelope:
@@ -110,58 +110,58 @@ def load(path: Any, kind: str, version: int) -> Envelope:
         return load_opened(file, about.st_size, kind, version, str(path))
 
 
-def load_opened(file: BinaryIO, size: int, kind: str, version: int, what: str) -> Envelope:
+def load_opened(file: BinaryIO, size: int, kind: str, version: int, source: str) -> Envelope:
     """:func:`load` of an open file of so many bytes."""
     line = file.read(_LINE)
-    _head(line, size, kind, version, what)  # before anything is allocated by its size
+    _head(line, size, kind, version, source)  # before anything is allocated by its size
     try:
         data = line + file.read(size - len(line))
     except MemoryError:
-        raise OutOfMemory(f"{what} has {size} bytes: there is no memory for as many") from None
-    return unsealed(data, kind, version, what)
+        raise OutOfMemory(f"{source} has {size} bytes: there is no memory for as many") from None
+    return unsealed(data, kind, version, source)
 
 
-def _head(line: bytes, size: int, kind: str, version: int, what: str) -> tuple[int, int, str, bytes]:
+def _head(line: bytes, size: int, kind: str, version: int, source: str) -> tuple[int, int, str, bytes]:
     """Sizes of table and body, the digest, and what of the line is digested."""
-    found = _HEAD.fullmatch(line)
-    if not found or found[1] == b"ir":
-        raise IRFormatError(f"{what} is no {kind} of gradc: it does not begin with the line of one")
-    if found[1].decode() != kind:
-        raise IRFormatError(f"{what} holds a {found[1].decode()} of gradc, not a {kind}")
-    if int(found[2]) != version:
-        raise IRFormatError(f"{what} has the format {int(found[2])} of a {kind}; this gradc reads {version}")
-    table, body = int(found[3]), int(found[4])
+    matched = _HEAD.fullmatch(line)
+    if not matched or matched[1] == b"ir":
+        raise IRFormatError(f"{source} is no {kind} of gradc: it does not begin with the line of one")
+    if matched[1].decode() != kind:
+        raise IRFormatError(f"{source} holds a {matched[1].decode()} of gradc, not a {kind}")
+    if int(matched[2]) != version:
+        raise IRFormatError(f"{source} has the format {int(matched[2])} of a {kind}; this gradc reads {version}")
+    table, body = int(matched[3]), int(matched[4])
     if table > _LONGEST_TABLE or _LINE + table + body != size:
-        raise IRFormatError(f"{what} has {size} bytes, its first line says {_LINE + table + body}")
-    return table, body, found[5].decode(), line[: found.start(5)]
+        raise IRFormatError(f"{source} has {size} bytes, its first line says {_LINE + table + body}")
+    return table, body, matched[5].decode(), line[: matched.start(5)]
 
 
-def _contents(table: memoryview, body: memoryview, size: int, what: str) -> Envelope:
+def _contents(table: memoryview, body: memoryview, size: int, source: str) -> Envelope:
     parts: dict[str, bytes] = {}
     arrays: dict[str, Array] = {}
     at = 0
-    for name, count, *typed in _entries(table, what):
+    for name, count, *typed in _entries(table, source):
         if name in (arrays if typed else parts):
-            raise IRFormatError(f"{what} holds {name[:60]!r} twice")
+            raise IRFormatError(f"{source} holds {name[:60]!r} twice")
         if count > size - at:
-            raise IRFormatError(f"{what}: the part {name[:60]!r} of {count} bytes begins at {at} of {size}")
+            raise IRFormatError(f"{source}: the part {name[:60]!r} of {count} bytes begins at {at} of {size}")
         if typed:
-            arrays[name] = _array(body[at : at + count], typed[0], typed[1], f"{what}: the array {name[:60]!r}")
+            arrays[name] = _array(body[at : at + count], typed[0], typed[1], f"{source}: the array {name[:60]!r}")
         else:
             parts[name] = bytes(body[at : at + count])
         at += count + -count % _ALIGN
     if at != size:
-        raise IRFormatError(f"{what}: its parts take {at} bytes, its first line says {size}")
+        raise IRFormatError(f"{source}: its parts take {at} bytes, its first line says {size}")
     return Envelope(parts, arrays)
 
 
-def _entries(table: memoryview, what: str) -> Iterator[list[Any]]:
+def _entries(table: memoryview, source: str) -> Iterator[list[Any]]:
     try:
         entries = json.loads(bytes(table).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise IRFormatError(f"{what}: its table is no JSON: {error}") from None
+        raise IRFormatError(f"{source}: its table is no JSON: {error}") from None
     if not isinstance(entries, list):
-        raise IRFormatError(f"{what}: its table is no list")
+        raise IRFormatError(f"{source}: its table is no list")
     for entry in entries:
         right = isinstance(entry, list) and len(entry) in (2, 4) and isinstance(entry[0], str) and _is_size(entry[1])
         if right and len(entry) == 4:
@@ -173,7 +173,7 @@ def _entries(table: memoryview, what: str) -> Iterator[list[Any]]:
                 and all(map(_is_size, entry[3]))
             )
         if not right:
-            raise IRFormatError(f"{what}: {str(entry)[:80]} is no line of a table")
+            raise IRFormatError(f"{source}: {str(entry)[:80]} is no line of a table")
         yield entry
 
 
@@ -181,16 +181,16 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _array(data: memoryview, name: str, shape: list[int], what: str) -> Array:
+def _array(data: memoryview, name: str, shape: list[int], subject: str) -> Array:
     kind = DTYPES[name]
     if math.prod(shape) * kind.itemsize != len(data):
-        raise IRFormatError(f"{what} is {name}[{','.join(map(str, shape))}] in {len(data)} bytes")
+        raise IRFormatError(f"{subject} is {name}[{','.join(map(str, shape))}] in {len(data)} bytes")
     if kind.kind == "b" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
-        raise IRFormatError(f"{what} is bool, and a byte of it is neither 0 nor 1")
+        raise IRFormatError(f"{subject} is bool, and a byte of it is neither 0 nor 1")
     try:
         array = np.frombuffer(data, kind.np).reshape(shape)
     except ValueError as error:  # no elements, and axes whose product NumPy cannot count
-        raise IRFormatError(f"{what} has a shape that no array has: {error}") from None
+        raise IRFormatError(f"{subject} has a shape that no array has: {error}") from None
     if sys.byteorder == "big":
         array = array.byteswap()
     array.flags.writeable = False

@@ -105,10 +105,10 @@ class Graph:
     def __post_init__(self) -> None:
         check_name(self.name)
         names = [self.input_name(n) for n in self.inputs]
-        for what, listed in (("input", names), ("output", [n for n, _ in self.outputs])):
+        for kind, listed in (("input", names), ("output", [n for n, _ in self.outputs])):
             twice = {n for n in listed if listed.count(n) > 1} if len(set(listed)) < len(listed) else set()
             if twice:
-                raise TypeRuleError(f"graph {self.name}: the {what} {min(twice)!r} is named twice")
+                raise TypeRuleError(f"graph {self.name}: the {kind} {min(twice)!r} is named twice")
         for output, _ in self.outputs:
             check_name(output)
         known = set(self.inputs)
@@ -169,15 +169,15 @@ class Graph:
     @cached_property
     def dims(self) -> tuple[str, ...]:
         """The symbols, in order of first appearance."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for node in self.nodes:
             for size in node.shape:
-                found.update(dict.fromkeys(sorted(symbols(size))))
+                names.update(dict.fromkeys(sorted(symbols(size))))
             for value in node.attrs.values():
                 for size in value if isinstance(value, tuple) else (value,):
                     if not isinstance(size, str | float | type(None)) and hasattr(size, "terms"):
-                        found.update(dict.fromkeys(sorted(symbols(size))))
-        return tuple(found)
+                        names.update(dict.fromkeys(sorted(symbols(size))))
+        return tuple(names)
 
     @cached_property
     def users(self) -> Mapping[Node, tuple[Node, ...]]:

@@ -2,7 +2,7 @@
 
 A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every
 access is an affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``;
-its index says what it is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``,
+its index decides what that is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes ``[b, d]``,
 a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends on (its level) and how
 many passes over the columns must have ended before it (its phase) are derived here, never stored.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
@@ -26,9 +26,18 @@ from .walk import backward_slice
 
 KINDS = ("input", "output", "temp", "const")
 """The kinds of buffers."""
-STRATEGIES = {"segmented": "by key", "regular": "by owner", "privatized": "", "atomic_fixed": "", "atomic": ""}
-"""How an accum may be done, and what decides in which order its kernel visits its rows; the rest of what is known of
-each is in :mod:`gradc.passes.reductions.strategies`."""
+RowOrder = Literal["", "by key", "by owner"]
+"""What decides in which order a kernel visits its rows: nothing, a sort by the index of an accum, or which row of a
+result they belong to."""
+STRATEGIES: dict[str, RowOrder] = {
+    "segmented": "by key",
+    "regular": "by owner",
+    "privatized": "",
+    "atomic_fixed": "",
+    "atomic": "",
+}
+"""How an accum may be done, and the order of rows that it needs; what else is known of each is in its record in
+:mod:`gradc.passes.reductions.strategies`."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +138,25 @@ class Kernel:
     @property
     def symbols(self) -> tuple[str, ...]:
         """The dims its text needs, sorted."""
-        found: set[str] = set()
+        names: set[str] = set()
         for _, size in (*self.rows, *self.cols):
-            found |= symbols(size)
+            names |= symbols(size)
         for s in self.body:
             for i in s.index:
-                found |= symbols(i.const).union(*(symbols(c) for _, c in i.terms))
+                names |= symbols(i.const).union(*(symbols(c) for _, c in i.terms))
             for _, value in s.attrs:
                 if hasattr(value, "terms"):
-                    found |= symbols(value)
-        return tuple(sorted(found))
+                    names |= symbols(value)
+        return tuple(sorted(names))
 
     @property
     def strategies(self) -> Mapping[str, str]:
         return dict(self.strategy)
+
+    @property
+    def row_order(self) -> RowOrder:
+        """What decides in which order the rows are visited."""
+        return STRATEGIES.get(self.strategies.get(self.order, ""), "")
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
@@ -157,15 +171,15 @@ class Kernel:
         plain = [
             str(size) for size in sizes if str(size) in symbols(size)
         ]  # a size of several has them in the order of their names
-        found = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
-        return tuple(dict.fromkeys(found))
+        names = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
+        return tuple(dict.fromkeys(names))
 
     def renamed(
         self, types: Mapping[str, Type], buffers: Mapping[str, str], dims: Mapping[str, str]
     ) -> tuple[Kernel, dict[str, Type]]:
-        """The same kernel over buffers and dims of other names, and their types; nothing else of the user's is in it.
+        """The same kernel over buffers and dims of other names, and their types; it holds no other name of the user's.
 
-        :param types: of the buffers, by their names of now.
+        :param types: of the buffers, by their present names.
         """
         symbols_ = {name: symbol(other) for name, other in dims.items()}
         plain = self.substitute(symbols_)
@@ -173,7 +187,7 @@ class Kernel:
         for s in plain.body:
             attrs = tuple((k, "" if k == "source" else v) for k, v in s.attrs)
             body.append(replace(s, buffer=buffers.get(s.buffer, ""), attrs=attrs))
-        strategy = tuple((buffers[b], how) for b, how in self.strategy)
+        strategy = tuple((buffers[b], name) for b, name in self.strategy)
         plain = replace(plain, body=tuple(body), order=buffers.get(self.order, ""), strategy=strategy, note=Note())
         return plain, {buffers[b]: types[b].substitute(symbols_) for b in self.buffers}
 
@@ -221,18 +235,18 @@ class Kernel:
 
     def _first_of_passes(self) -> set[int]:
         """Positions of the statements that open a pass over the columns."""
-        found: set[int] = set()
+        positions: set[int] = set()
         if not self.cols:
-            return found
+            return positions
         try:
             opened = -1
             for position, s in enumerate(self.body):
                 if self.is_column(s) and self.phases[position] > opened:
                     opened = self.phases[position]
-                    found.add(position)
+                    positions.add(position)
         except KeyError:  # a value that is not defined: still to be printed, for the error that says so
             pass
-        return found
+        return positions
 
 
 @dataclass(frozen=True)
@@ -381,17 +395,17 @@ class Program:
 
     @cached_property
     def dims(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for b in self.buffers:
             for size in b.type.shape:
-                found.update(dict.fromkeys(sorted(symbols(size))))
+                names.update(dict.fromkeys(sorted(symbols(size))))
         for k in self.kernels:
-            found.update(dict.fromkeys(k.symbols))
+            names.update(dict.fromkeys(k.symbols))
         for step in self.steps:
             if isinstance(step, Call):
                 for _, size in step.axes:
-                    found.update(dict.fromkeys(sorted(symbols(size))))
-        return tuple(found)
+                    names.update(dict.fromkeys(sorted(symbols(size))))
+        return tuple(names)
 
     def __str__(self) -> str:
         lines = [f"program @{self.name} {{"]

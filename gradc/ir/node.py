@@ -159,10 +159,9 @@ class Node:
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Node:
         name = NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__)
         if method != "__call__" or options or name not in REGISTRY:
-            what = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise TypeRuleError(
-                f"numpy.{what}{f'({next(iter(options))}=)' if options else ''} cannot be traced; gradc.ops has what can"
-            )
+            called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            option = f"({next(iter(options))}=)" if options else ""
+            raise TypeRuleError(f"numpy.{called}{option} cannot be traced; gradc.ops has what can")
         return call(name, *operands)
 
     def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Node:

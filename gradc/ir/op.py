@@ -484,8 +484,8 @@ def _node_types(operands: Iterable[Any]) -> list[Type]:
 
 def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRuleError:
     """The error with the op and its operand types in front, unless an op is named there."""
-    said, found = str(error), re.match(r"(\w+)[(:]", str(error))
-    if (found and (found[1] == name or found[1] in REGISTRY)) or said.startswith(f"{name} "):
+    said, matched = str(error), re.match(r"(\w+)[(:]", str(error))
+    if (matched and (matched[1] == name or matched[1] in REGISTRY)) or said.startswith(f"{name} "):
         return error
     return type(error)(f"{name}({', '.join(map(str, types))}): {said}")
 

@@ -84,10 +84,10 @@ class Rule:
     when: Callable[[Mapping[str, Node]], bool] | None = None
 
     def __call__(self, node: Node) -> Node | None:
-        found: dict[str, Node] = {}
-        if not match(self.left, node, found) or (self.when is not None and not self.when(found)):
+        bound: dict[str, Node] = {}
+        if not match(self.left, node, bound) or (self.when is not None and not self.when(bound)):
             return None
-        return build(self.right, found) if isinstance(self.right, Pattern) else self.right(found)
+        return build(self.right, bound) if isinstance(self.right, Pattern) else self.right(bound)
 
 
 def splat(node: Node) -> Any:
@@ -106,29 +106,29 @@ def _same_number(a: Any, b: float) -> bool:
     )
 
 
-def match(pattern: Pattern, node: Node, found: dict[str, Node]) -> bool:
+def match(pattern: Pattern, node: Node, bound: dict[str, Node]) -> bool:
     """Whether ``node`` is an instance of ``pattern``; variables are filled in."""
     if isinstance(pattern, Var):
         if pattern.when is not None and not pattern.when(node):
             return False
-        return found.setdefault(pattern.name, node) is node
+        return bound.setdefault(pattern.name, node) is node
     if isinstance(pattern, Number):
         return _same_number(splat(node), pattern.value)
     assert isinstance(pattern, Apply)
     if node.op.name != pattern.op or len(node.operands) != len(pattern.operands):
         return False
     if pattern.bind:
-        found[pattern.bind] = node
-    return all(match(p, o, found) for p, o in zip(pattern.operands, node.operands, strict=True))
+        bound[pattern.bind] = node
+    return all(match(p, o, bound) for p, o in zip(pattern.operands, node.operands, strict=True))
 
 
-def build(pattern: Pattern, found: Mapping[str, Node]) -> Node:
+def build(pattern: Pattern, bound: Mapping[str, Node]) -> Node:
     if isinstance(pattern, Var):
-        return found[pattern.name]
+        return bound[pattern.name]
     if isinstance(pattern, Number):
         raise TypeError("a rule's result needs a node to take dtype and shape from")
     assert isinstance(pattern, Apply)
-    return call(pattern.op, *(p.value if isinstance(p, Number) else build(p, found) for p in pattern.operands))
+    return call(pattern.op, *(p.value if isinstance(p, Number) else build(p, bound) for p in pattern.operands))
 
 
 def apply_rules(rules: Sequence[Rule], node: Node) -> Node:

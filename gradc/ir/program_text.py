@@ -315,9 +315,9 @@ def _stmt(reader: Reader, axes: Mapping[str, Size]) -> Stmt:
 def _where(reader: Reader) -> bool:
     """Whether the word here is the keyword and not a buffer's name."""
     start = reader.at
-    found = reader.maybe("where") and not reader.at_end() and reader.line[reader.at] != "["
+    keyword = reader.maybe("where") and not reader.at_end() and reader.line[reader.at] != "["
     reader.at = start
-    return found
+    return keyword
 
 
 def _access(reader: Reader, axes: Mapping[str, Size]) -> Operand:
@@ -328,16 +328,16 @@ def _access(reader: Reader, axes: Mapping[str, Size]) -> Operand:
 
 
 def _indices(reader: Reader, axes: Mapping[str, Size], stop: str) -> tuple[Index, ...]:
-    found: list[Index] = []
+    indices: list[Index] = []
     if stop and reader.maybe(stop):
         return ()
     while True:
-        found.append(_index(reader, axes))
+        indices.append(_index(reader, axes))
         if not reader.maybe(","):
             break
     if stop:
         reader.expect(stop)
-    return tuple(found)
+    return tuple(indices)
 
 
 def _index(reader: Reader, axes: Mapping[str, Size]) -> Index:

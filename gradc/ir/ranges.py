@@ -1,4 +1,4 @@
-"""What integers of a kernel can be: between sizes, from what is known of buffers, from types, and from masks.
+"""Ranges of a kernel's integers, with sizes as bounds: from what is known of buffers, from types, and from masks.
 
 This is how the verifier of programs knows that no access through data leaves its buffer: a position is in range because
 the elements of the buffer that it was loaded from have been checked, because it was computed so (an argmax, a clamp),
@@ -39,11 +39,11 @@ class Range:
         return cls((low,), (high,))
 
     def __and__(self, other: Range) -> Range:
-        """What is in both."""
+        """The intersection."""
         return Range(_tightest((*self.lows, *other.lows), 1), _tightest((*self.highs, *other.highs), -1))
 
     def __or__(self, other: Range) -> Range:
-        """What is in either: the bounds of each that hold for the other."""
+        """The union: the bounds of each that hold for the other."""
         lows = [a for a, b in _both_ways(self.lows, other.lows) if known_nonnegative(b - a)]
         highs = [a for a, b in _both_ways(self.highs, other.highs) if known_nonnegative(a - b)]
         return Range(_tightest(lows, 1), _tightest(highs, -1))
@@ -63,11 +63,11 @@ class Range:
         return -(self * (factor * -1)) if known_nonnegative(factor * -1) else Range()
 
     def each(self, rising: Callable[[Size], Size]) -> Range:
-        """Of a function that never falls."""
+        """The range of a monotone function's values."""
         return Range(tuple(map(rising, self.lows)), tuple(map(rising, self.highs)))
 
     def within(self, outer: Range) -> bool:
-        """Whether it certainly lies in the other."""
+        """Whether it is certainly a subset of the other."""
         below = all(any(known_nonnegative(a - b) for a in self.lows) for b in outer.lows)
         return below and all(any(known_nonnegative(b - a) for a in self.highs) for b in outer.highs)
 
@@ -87,17 +87,17 @@ def _both_ways(a: tuple[Size, ...], b: tuple[Size, ...]) -> Iterator[tuple[Size,
 
 
 def of_type(dtype: DType | None) -> Range:
-    """What a type's bits leave."""
+    """The range of a type."""
     if dtype is None or dtype.is_float:
         return Range()
     return Range.of(*(dtype.range if dtype.is_integer else (0, 1)))
 
 
-def fits(found: Range, dtype: DType) -> bool:
-    """Whether integers of the type hold it; no array has so many elements that sums of sizes exceed 64 bits."""
+def fits(range_: Range, dtype: DType) -> bool:
+    """Whether integers of the type hold it; sums of sizes of arrays never exceed 64 bits."""
     if dtype.bits < 64 or dtype.kind == "u":
-        return found.within(of_type(dtype))
-    return any(map(_countable, found.lows)) and any(map(_countable, found.highs))
+        return range_.within(of_type(dtype))
+    return any(map(_countable, range_.lows)) and any(map(_countable, range_.highs))
 
 
 def _countable(bound: Size) -> bool:
@@ -110,7 +110,7 @@ def _countable(bound: Size) -> bool:
 
 
 def inside(size: Size) -> Range:
-    """The positions of an axis."""
+    """The range of the indices of an axis."""
     return Range.of(0, size - 1)
 
 
@@ -138,18 +138,18 @@ class KernelRanges:
 
     def tested(self, value: str, true: frozenset[str]) -> Range:
         """What the conditions say of a value by name: ``ge``, ``le``, ``gt``, ``lt`` with a number or a size."""
-        found = Range()
+        range_ = Range()
         for s in map(self.k.stmts.__getitem__, true):
             if s.op in ("ge", "le", "gt", "lt") and s.args[0] == value:
                 bound = self.number(s.args[1])
                 if bound is not None:
                     whole = not self._dtype(value).is_float  # x < 4 of a float leaves 3.5
-                    found &= (
+                    range_ &= (
                         Range((bound + (s.op == "gt" and whole),))
                         if s.op in ("ge", "gt")
                         else Range((), (bound - (s.op == "lt" and whole),))
                     )
-        return found
+        return range_
 
     def number(self, value: str) -> Size | None:
         """The whole number or the size that a value is."""
@@ -172,7 +172,7 @@ class KernelRanges:
             s = self.k.stmts[name]
             if s.op == "in_bounds":
                 test = Range.of(s.attr("lo"), s.attr("hi") - 1)
-                for factor, rest in apart(index, s.index[0]):
+                for factor, rest in multiples(index, s.index[0]):
                     total = (test * factor + self.index(rest, true - {name})) & total
                 for whole, size in self.undivided(index):
                     if same_place(s.index[0], whole):
@@ -202,24 +202,24 @@ class KernelRanges:
         return self._memo[key]
 
     def _dtype(self, name: str) -> DType:
-        found = self.k.stmts[name].dtype
-        assert found is not None
-        return found
+        dtype = self.k.stmts[name].dtype
+        assert dtype is not None
+        return dtype
 
     def _computed(self, s: Stmt, true: frozenset[str]) -> Range:
-        """By what a statement does; integers that could wrap are any of their type."""
+        """The range that follows from a statement's operands; integers that could wrap may be any of their type."""
         rule = getattr(self, f"_of_{s.op}", None)
         if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
             return Range()
-        found: Range = rule(s, true)
+        range_: Range = rule(s, true)
         may_wrap = s.op in ("add", "sub", "mul", "cast", "index") and s.dtype is not None and not s.dtype.is_float
-        return Range() if may_wrap and not fits(found, self._dtype(s.name)) else found
+        return Range() if may_wrap and not fits(range_, self._dtype(s.name)) else range_
 
     def _of_load(self, s: Stmt, true: frozenset[str]) -> Range:
-        found = self.known(s.buffer)
+        range_ = self.known(s.buffer)
         if s.where and not self.conditions(s.where) <= true:
-            found |= self._number(s, dict(s.attrs).get("other", 0))
-        return found
+            range_ |= self._number(s, dict(s.attrs).get("other", 0))
+        return range_
 
     def _of_const(self, s: Stmt, true: frozenset[str]) -> Range:
         return self._number(s, s.attr("value"))
@@ -255,12 +255,12 @@ class KernelRanges:
 
     def _of_cast(self, s: Stmt, true: frozenset[str]) -> Range:
         """Truncation stays between whole bounds, rounding between those that the type has."""
-        found, dtype = self.value(s.args[0], true), self._dtype(s.name)
+        range_, dtype = self.value(s.args[0], true), self._dtype(s.name)
         if not dtype.is_float:
-            return found
+            return range_
         lows, highs = (
             tuple(b for b in bounds if (dtype is F64 if isinstance(b, Dim) else exact(b, dtype) is not None))
-            for bounds in (found.lows, found.highs)
+            for bounds in (range_.lows, range_.highs)
         )
         return Range(lows, highs) if lows and highs else Range()  # beyond them there may be NaN
 
@@ -308,15 +308,15 @@ class KernelRanges:
                     yield s, axis, self.index(index, true), size
 
 
-def apart(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
-    """(factor, rest) with index = factor * tested + rest, where a variable is gone from the rest."""
+def multiples(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
+    """Each (factor, rest) with index = factor * tested + rest that eliminates a variable from the rest."""
     steps = dict(index.terms)
     for factor in dict.fromkeys(steps[v] * c for v, c in tested.terms if v in steps and c in (1, -1)):
         yield factor, index + tested * (factor * -1)
 
 
 def same_place(a: Index, b: Index) -> bool:
-    """Whether two indices are one, in whatever order their terms stand."""
+    """Whether two indices are equal, in whatever order of terms."""
     return a.const == b.const and dict(a.terms) == dict(b.terms)
 
 

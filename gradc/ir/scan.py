@@ -158,20 +158,20 @@ class Reader:
                 raise self.fail(f"a line of {len(self.line)} characters: {LONGEST_LINE} is the most", 0, 1)
             self.end, self.comment = len(self.line), ""
             if "#" in self.line:
-                for found in _STRING_OR_COMMENT.finditer(self.line):
-                    if found[0] == "#":
-                        self.end, self.comment = found.start(), self.line[found.end() :].strip()
+                for matched in _STRING_OR_COMMENT.finditer(self.line):
+                    if matched[0] == "#":
+                        self.end, self.comment = matched.start(), self.line[matched.end() :].strip()
                         break
             self._skip()
             if self.at < self.end and not self.line.startswith("//", self.at):
                 return True
         return False
 
-    def demand(self, what: str) -> None:
+    def demand(self, wanted: str) -> None:
         """Go to the next line, which must exist."""
         if not self.advance():
             self.at = self.end
-            raise self.fail(f"the text ends before {what}", max(0, self.end - 1), self.end)
+            raise self.fail(f"the text ends before {wanted}", max(0, self.end - 1), self.end)
 
     def _skip(self) -> None:
         self.at = _SPACE.match(self.line, self.at).end()  # type: ignore[union-attr]
@@ -193,8 +193,8 @@ class Reader:
         return error
 
     def _word_end(self, start: int) -> int:
-        found = re.compile(r"[\w.%@]+", re.ASCII).match(self.line, start, self.end or len(self.line))
-        return found.end() if found else start + 1
+        word = re.compile(r"[\w.%@]+", re.ASCII).match(self.line, start, self.end or len(self.line))
+        return word.end() if word else start + 1
 
     def found(self) -> str:
         """What stands here, for a message."""
@@ -222,20 +222,20 @@ class Reader:
         if not self.maybe(literal):
             raise self.fail(f"expected {literal!r}, found {self.found()}")
 
-    def take(self, pattern: re.Pattern[str], what: str) -> str:
+    def take(self, pattern: re.Pattern[str], wanted: str) -> str:
         """The text here that matches."""
         self._skip()
         match = pattern.match(self.line, self.at, self.end)
         if not match:
-            raise self.fail(f"expected {what}, found {self.found()}")
+            raise self.fail(f"expected {wanted}, found {self.found()}")
         self.at = match.end()
         return match[0]
 
-    def name(self, what: str) -> str:
-        word = self.take(WORD, what)
+    def name(self, wanted: str) -> str:
+        word = self.take(WORD, wanted)
         if is_long(word):
             raise self.fail(
-                f"{what} of {len(word)} characters: {LONGEST_NAME} is the most", self.at - len(word), self.at
+                f"{wanted} of {len(word)} characters: {LONGEST_NAME} is the most", self.at - len(word), self.at
             )
         return word
 
@@ -302,18 +302,18 @@ class Reader:
 
     def assumptions(self) -> tuple[Assumption, ...]:
         """The ``assume(...)`` lines from the current one on; leaves the reader on the first line that is none."""
-        found: list[Assumption] = []
+        facts: list[Assumption] = []
         while self.maybe("assume"):
             self.expect("(")
             start = self.at
             text = self._until()
-            found.append(self.assumption(text, start))
+            facts.append(self.assumption(text, start))
             self.expect(")")
             self.finish()
-            if len(found) > MOST_ASSUMPTIONS:
+            if len(facts) > MOST_ASSUMPTIONS:
                 raise self.fail(f"more than {MOST_ASSUMPTIONS} assumptions", 0, self.end)
             self.demand("the closing '}'")
-        return tuple(found)
+        return tuple(facts)
 
     def value(self, depth: int = 0) -> Any:
         """An attribute's value."""
@@ -349,21 +349,21 @@ class Reader:
 
     def attributes(self) -> dict[str, tuple[Any, int, int]]:
         """``{a=1, b=none}``: name -> (value, start, end); empty when no brace stands here."""
-        found: dict[str, tuple[Any, int, int]] = {}
+        attributes: dict[str, tuple[Any, int, int]] = {}
         if not self.maybe("{"):
-            return found
+            return attributes
         while not self.maybe("}"):
-            if found:
+            if attributes:
                 self.expect(",")
             self._skip()
             start = self.at
             name = self.name("an attribute's name")
-            if name in found:
+            if name in attributes:
                 raise self.fail(f"the attribute {name} is given twice", start, self.at)
             self.expect("=")
             value = self.value()
-            found[name] = (value, start, self.at)
-        return found
+            attributes[name] = (value, start, self.at)
+        return attributes
 
     def note(self) -> Note:
         """The comment of this line as a note: ``scope/name  file:line``, either part alone too."""

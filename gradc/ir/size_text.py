@@ -17,95 +17,106 @@ from .dims import DEEPEST, LARGEST, Assumption, Size, ceildiv, floordiv, maximum
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[-+*(),]))", re.ASCII)
 
 
+_FUNCTIONS = {"max": maximum, "min": minimum, "ceildiv": ceildiv}
+_MOST_TOKENS = 400
+
+
 def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
     """Read one size; IRFormatError says where it goes wrong."""
-    tokens: list[tuple[str, str, int]] = []
-    position, end = 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if not match:
-            raise IRFormatError(f"unexpected {text[position : position + 20]!r} in a size", line, column + position)
-        kind = "int" if match[1] else "name" if match[2] else "op"
-        tokens.append((kind, match[1] or match[2] or match[3], column + match.start(match.lastindex or 0)))
-        position = match.end()
-    tokens.append(("end", "", column + end))
-    here = 0
+    parser = _Parser(text, line, column)
+    if len(parser.tokens) > _MOST_TOKENS:
+        raise parser.fail("too long")
+    try:
+        value = parser.sum(0)
+    except TypeRuleError as error:
+        raise IRFormatError(str(error), line, column) from None
+    kind, word, _ = parser.token
+    if kind != "end":
+        raise parser.fail(f"unexpected {word[:60]!r}")
+    return value
 
-    def fail(what: str) -> IRFormatError:
-        return IRFormatError(f"{what} in the size {text[:60]!r}", line, tokens[here][2])
 
-    def take(expected: str) -> None:
-        nonlocal here
-        if tokens[here][1] != expected:
-            raise fail(f"expected {expected!r}")
-        here += 1
+class _Parser:
+    """Recursive descent over the tokens of one size, a method per rule of the grammar."""
 
-    def atom(depth: int) -> Size:
-        nonlocal here
-        kind, word, _ = tokens[here]
+    def __init__(self, text: str, line: int, column: int):
+        self.text, self.line = text, line
+        self.tokens: list[tuple[str, str, int]] = []
+        """(kind, text, column)"""
+        self.at = 0
+        position, end = 0, len(text.rstrip())
+        while position < end:
+            match = _TOKEN.match(text, position)
+            if not match:
+                raise IRFormatError(f"unexpected {text[position : position + 20]!r} in a size", line, column + position)
+            kind = "int" if match[1] else "name" if match[2] else "op"
+            start = match.start(match.lastindex or 0)
+            self.tokens.append((kind, match[1] or match[2] or match[3], column + start))
+            position = match.end()
+        self.tokens.append(("end", "", column + end))
+
+    @property
+    def token(self) -> tuple[str, str, int]:
+        return self.tokens[self.at]
+
+    def fail(self, problem: str) -> IRFormatError:
+        return IRFormatError(f"{problem} in the size {self.text[:60]!r}", self.line, self.token[2])
+
+    def take(self, expected: str) -> None:
+        if self.token[1] != expected:
+            raise self.fail(f"expected {expected!r}")
+        self.at += 1
+
+    def atom(self, depth: int) -> Size:
+        kind, word, _ = self.token
         if depth > DEEPEST:
-            raise fail("nesting too deep")
-        here += 1
+            raise self.fail("nesting too deep")
         if kind == "int":
             if len(word) > 19 or int(word) > LARGEST:
-                here -= 1
-                raise fail("a number beyond 2^63")
+                raise self.fail("a number beyond 2^63")
+            self.at += 1
             return int(word)
+        if word not in ("-", "(") and kind != "name":
+            raise self.fail("expected a number, a name or '('")
+        self.at += 1
         if word == "-":
-            return -atom(depth + 1)
+            return -self.atom(depth + 1)
         if word == "(":
-            inside = total(depth + 1)
-            take(")")
-            return inside
-        if kind == "name" and tokens[here][1] == "(":
-            functions = {"max": maximum, "min": minimum, "ceildiv": ceildiv}
-            if word not in functions:
-                raise fail(f"unknown function {word[:60]!r}")
-            take("(")
-            left = total(depth + 1)
-            take(",")
-            right = total(depth + 1)
-            take(")")
-            return functions[word](left, right)
-        if kind == "name":
-            return symbol(word)
-        here -= 1
-        raise fail("expected a number, a name or '('")
+            inner = self.sum(depth + 1)
+            self.take(")")
+            return inner
+        return self.call(word, depth) if self.token[1] == "(" else symbol(word)
 
-    def term(depth: int) -> Size:
-        nonlocal here
-        value = atom(depth)
-        while tokens[here][1] in ("*", "//"):
-            operator = tokens[here][1]
-            here += 1
-            right = atom(depth)
+    def call(self, function: str, depth: int) -> Size:
+        if function not in _FUNCTIONS:
+            raise self.fail(f"unknown function {function[:60]!r}")
+        self.take("(")
+        left = self.sum(depth + 1)
+        self.take(",")
+        right = self.sum(depth + 1)
+        self.take(")")
+        return _FUNCTIONS[function](left, right)
+
+    def product(self, depth: int) -> Size:
+        value = self.atom(depth)
+        while (operator := self.token[1]) in ("*", "//"):
+            self.at += 1
+            right = self.atom(depth)
             value = value * right if operator == "*" else floordiv(value, right)
         return value
 
-    def total(depth: int) -> Size:
-        nonlocal here
-        value = term(depth)
-        while tokens[here][1] in ("+", "-"):
-            sign = 1 if tokens[here][1] == "+" else -1
-            here += 1
-            value = value + sign * term(depth)
+    def sum(self, depth: int) -> Size:
+        value = self.product(depth)
+        while (operator := self.token[1]) in ("+", "-"):
+            self.at += 1
+            value = value + (1 if operator == "+" else -1) * self.product(depth)
         return value
-
-    if len(tokens) > 400:
-        raise fail("too long")
-    try:
-        value = total(0)
-    except TypeRuleError as error:
-        raise IRFormatError(str(error), line, column) from None
-    if tokens[here][0] != "end":
-        raise fail(f"unexpected {tokens[here][1][:60]!r}")
-    return value
 
 
 def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
     """Read ``N >= 1`` or ``N == 4*M``."""
     for relation in (">=", "=="):
-        left, found, right = text.partition(relation)
-        if found:
+        left, separator, right = text.partition(relation)
+        if separator:
             return Assumption(parse_size(left, line, column), relation, parse_size(right, line, column + len(left) + 2))
     raise IRFormatError(f"an assumption reads 'N >= 1' or 'N == 4*M', not {text[:60]!r}", line, column)

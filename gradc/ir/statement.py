@@ -74,7 +74,7 @@ MASKED = ("load", "accum")
 BARE = ("index", "in_bounds")
 """Statements that are about an index and no buffer."""
 COMBINES = ("sum", "prod", "max", "min")
-"""How an ``accum`` combines; ``sum`` goes without saying."""
+"""How an ``accum`` combines; ``sum`` is the default."""
 
 
 def neutral(combine: str, dtype: DType) -> int | float:

@@ -163,17 +163,17 @@ def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, 
     if not op.required <= len(operands) <= most:
         wanted = f"{op.required}" if op.required == most else f"{op.required} to {most}"
         raise reader.fail(f"{op_name} takes {wanted} operands, got {len(operands)}", start, reader.at)
-    found = reader.attributes()
+    given = reader.attributes()
     reader.finish()
-    for attribute, (_, a, b) in found.items():
+    for attribute, (_, a, b) in given.items():
         if attribute not in op.parameters:
             raise reader.fail(
                 f"{op_name} has no attribute {attribute!r}; it has {', '.join(op.parameters) or 'none'}", a, b
             )
     for attribute, parameter in op.parameters.items():
-        if attribute not in found and parameter.default is inspect.Parameter.empty:
+        if attribute not in given and parameter.default is inspect.Parameter.empty:
             raise reader.fail(f"{op_name}: the attribute {attribute} is missing", start, end)
-    attrs = {attribute: item[0] for attribute, item in found.items()}
+    attrs = {attribute: item[0] for attribute, item in given.items()}
     types = [o.type for o in operands]
     try:
         with assuming(assumptions):
@@ -248,8 +248,8 @@ def load(path: Any) -> Graph:
     with files.opened(path) as (file, about):
         if kind_of(file.read(128)):
             file.seek(0)
-            found = load_opened(file, about.st_size, "graph", GRAPH_FORMAT, path.name)
-            return graph_of_file(found.parts.get("graph", b""), found.arrays, path.name)
+            envelope = load_opened(file, about.st_size, "graph", GRAPH_FORMAT, path.name)
+            return graph_of_file(envelope.parts.get("graph", b""), envelope.arrays, path.name)
     text = _read_text(path)
     beside = path.with_name(path.name + ".npz")
     if NO_ARRAYS in text[:200].splitlines()[1:2] or not beside.exists():
@@ -272,23 +272,23 @@ def _read_text(path: Path) -> str:
         raise IRFormatError(str(error)) from None
 
 
-def graph_of_file(text: bytes, arrays: Mapping[str, np.ndarray[Any, Any]], what: str) -> Graph:
+def graph_of_file(text: bytes, arrays: Mapping[str, np.ndarray[Any, Any]], source: str) -> Graph:
     """The graph of a text, with arrays whose types are those of its inputs.
 
-    :param what: is named in errors.
+    :param source: is named in errors.
     """
     graph = parse(text.decode("latin-1"))
     bound = {}
     for name, array in arrays.items():
         if name not in graph.input_names:
-            raise IRFormatError(f"{what} holds an array {name[:60]!r}, but the graph has no such input")
+            raise IRFormatError(f"{source} holds an array {name[:60]!r}, but the graph has no such input")
         type_ = graph.input(name).type
         if len(array.shape) != type_.rank or any(
             isinstance(want, int) and want != got for want, got in zip(type_.shape, array.shape, strict=True)
         ):
-            raise IRFormatError(f"{what}: the array {name} has the shape {list(array.shape)}, the input is {type_}")
+            raise IRFormatError(f"{source}: the array {name} has the shape {list(array.shape)}, the input is {type_}")
         try:
-            bound[name] = npz.as_dtype(array, type_.dtype.np, f"{what}: the array {name} of the input {type_}")
+            bound[name] = npz.as_dtype(array, type_.dtype.np, f"{source}: the array {name} of the input {type_}")
         except InvalidProblem as error:
             raise IRFormatError(str(error)) from None
     return Graph(graph.name, graph.inputs, graph.outputs, graph.assumptions, graph.notes, bound)

@@ -131,16 +131,16 @@ _BY_NUMPY = {d.np: d for d in DTYPES.values()}
 BOOL, I32, I64, F32, F64 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32", "f64"))
 
 
-def dtype(what: Any) -> DType:
+def dtype(given: Any) -> DType:
     """The element type named by ``"f32"``, a NumPy dtype, or one of ours."""
-    if isinstance(what, DType):
-        return what
-    if isinstance(what, str) and what in DTYPES:
-        return DTYPES[what]
+    if isinstance(given, DType):
+        return given
+    if isinstance(given, str) and given in DTYPES:
+        return DTYPES[given]
     try:
-        return _BY_NUMPY[np.dtype(what)]
+        return _BY_NUMPY[np.dtype(given)]
     except (KeyError, TypeError, ValueError):  # a text with half a surrogate is no name for NumPy
-        raise TypeRuleError(f"{str(what)[:60]!r} is not a dtype; there are {' '.join(DTYPES)}") from None
+        raise TypeRuleError(f"{str(given)[:60]!r} is not a dtype; there are {' '.join(DTYPES)}") from None
 
 
 def read(array: Any, dtype: DType) -> np.ndarray[Any, Any]:
@@ -278,9 +278,9 @@ def typeof(value: Any) -> Type:
         raise TypeRuleError(f"a {type(value).__qualname__} says that its shape is {list(shape)}")
     name = {"float8_e5m2": "float8_e5m2", "float4_e2m1fn_x2": "uint8"}.get(name, name)
     try:
-        found = dtype(getattr(ml_dtypes, name, name))
+        element = dtype(getattr(ml_dtypes, name, name))
     except TypeRuleError:
         raise TypeRuleError(
             f"an array of {value.dtype} is nothing gradc has a type for; there are {' '.join(DTYPES)}"
         ) from None
-    return Type(found, shape)
+    return Type(element, shape)

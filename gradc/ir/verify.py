@@ -70,8 +70,8 @@ def _verify_node(node: Node, names: Mapping[Node, str], known: set[Node]) -> Non
         )
     if canonical.keys() != node.attrs.keys():
         wrong = min(canonical.keys() ^ node.attrs.keys())
-        what = "is missing" if wrong in canonical else "is none of its attributes"
-        raise _pointing(TypeRuleError(f"{head}: {wrong} {what}"), line, op.name, at)
+        problem = "is missing" if wrong in canonical else "is none of its attributes"
+        raise _pointing(TypeRuleError(f"{head}: {wrong} {problem}"), line, op.name, at)
     for name, value in canonical.items():
         if not same_attribute(node.attrs[name], value):
             message = f"{head}: {name}={node.attrs[name]!r} is not canonical, it should be {value!r}"
@@ -172,8 +172,8 @@ def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int
         return
     at = {b: program.buffer[b].type.substitute(dims) for b in kernel.buffers}
     ranges = KernelRanges(kernel.substitute(dims), at, lambda buffer: Range())
-    for s, axis, found, size in ranges.accesses():
-        if not by_data(s.index[axis]) and not found.within(inside(size)):
+    for s, axis, place, size in ranges.accesses():
+        if not by_data(s.index[axis]) and not place.within(inside(size)):
             _outside(kernel, s, axis, size, f"{s.index[axis]} is not inside")
 
 
@@ -302,14 +302,14 @@ class _StepCheck:
         raise _pointing(TypeRuleError(f"{kind} {self.step.name}: {message}"), self.line, part, start)
 
     def axes(self, axes: Iterable[Axis]) -> dict[str, DType]:
-        found: dict[str, DType] = {}
+        dtypes: dict[str, DType] = {}
         for name, size in axes:
-            if name in found:
+            if name in dtypes:
                 self.wrong(f"the axis {name} is named twice", f"{name}:")
             if isinstance(size, int) and size < 0:
                 self.wrong(f"the axis {name} has the size {size}", f"{name}:")
-            found[name] = I64
-        return found
+            dtypes[name] = I64
+        return dtypes
 
     def access(self, operand: Operand, known: Mapping[str, DType]) -> Buffer:
         """The buffer an access names; its index has the buffer's rank and reads known axes and integer values."""
@@ -327,12 +327,12 @@ class _StepCheck:
     def indices(self, index: tuple[Index, ...], known: Mapping[str, DType]) -> None:
         for variable in (v for part in index for v, _ in part.terms):
             if variable not in known:
-                what = (
+                problem = (
                     f"{variable} is used before its definition"
                     if variable.startswith("%")
                     else f"there is no axis {variable}"
                 )
-                self.wrong(what, variable)
+                self.wrong(problem, variable)
             if not known[variable].is_integer:
                 self.wrong(f"{variable} is an index, but {known[variable]} is no integer", variable)
 

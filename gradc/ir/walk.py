@@ -69,9 +69,9 @@ def backward_slice(
     :param within: whether a statement belongs to the slice; behind one that does not nothing does for its sake.
     """
     needed = set(values)
-    found = []
+    kept = []
     for s in reversed(statements):
         if s.name in needed and within(s):
             needed.update(s.uses)
-            found.append(s)
-    return found[::-1]
+            kept.append(s)
+    return kept[::-1]

@@ -18,15 +18,15 @@ def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[ran
     groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(before) or j < len(after):
-        found = None
+        lengths = None
         for total in range(1, len(before) + len(after) - i - j + 1):
             for di in range(max(0, total - len(after) + j), min(total, len(before) - i) + 1):
                 if same(product(before[i : i + di]), product(after[j : j + total - di])):
-                    found = (di, total - di)
+                    lengths = (di, total - di)
                     break
-            if found:
+            if lengths:
                 break
-        if found is None:  # sizes of 0 were matched too soon: what is left belongs to the runs before
+        if lengths is None:  # sizes of 0 were matched too soon: what is left belongs to the runs before
             old, new = range(i, len(before)), range(j, len(after))
             while not same(product(before[a] for a in old), product(after[a] for a in new)):
                 if not groups:
@@ -34,8 +34,8 @@ def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[ran
                 left, right = groups.pop()
                 old, new = range(left.start, old.stop), range(right.start, new.stop)
             return [*groups, (old, new)]
-        groups.append((range(i, i + found[0]), range(j, j + found[1])))
-        i, j = i + found[0], j + found[1]
+        groups.append((range(i, i + lengths[0]), range(j, j + lengths[1])))
+        i, j = i + lengths[0], j + lengths[1]
     return groups
 
 

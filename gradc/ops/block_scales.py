@@ -117,8 +117,8 @@ def _replace_axis_of_nf4(node: Node, axis: int, sizes: tuple[Size, ...]) -> Axis
     own = node.attrs["axis"]
     if axis == own:  # two values to a byte
         return None
-    found = replace_axis_of_blocks(node, axis, sizes)
-    return found and (found[0], {**found[1], "axis": own if own < axis else own + len(sizes) - 1})
+    replacement = replace_axis_of_blocks(node, axis, sizes)
+    return replacement and (replacement[0], {**replacement[1], "axis": own if own < axis else own + len(sizes) - 1})
 
 
 dequantize_nf4 = Composite(

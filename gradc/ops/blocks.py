@@ -113,8 +113,8 @@ class Blocks:
     def largest(self, x: Node) -> Node:
         """The largest of each block, with the shape of a parameter; of values >= 0, and 0 of none."""
         axes = broadcast_axes(self.parameter, self.view)
-        found = amax.plain(x, axis=axes, empty="infinite") if axes else x
-        return reshaped(call("maximum", found, 0.0), self.counts)
+        extreme = amax.plain(x, axis=axes, empty="infinite") if axes else x
+        return reshaped(call("maximum", extreme, 0.0), self.counts)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

@@ -61,10 +61,10 @@ def comparison(x: Type, y: Type) -> Type:
     return alike(x, y).with_dtype(BOOL)
 
 
-def canonical_axis(axis: int, rank: int, what: str = "axis") -> int:
+def canonical_axis(axis: int, rank: int, argument: str = "axis") -> int:
     """An axis as a number from 0; negative counts from the end."""
     if not -rank <= axis < rank:
-        raise TypeRuleError(f"{what}={axis} of a rank {rank} operand: {-rank} to {rank - 1} exist")
+        raise TypeRuleError(f"{argument}={axis} of a rank {rank} operand: {-rank} to {rank - 1} exist")
     return axis % rank
 
 

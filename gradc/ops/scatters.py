@@ -54,16 +54,16 @@ def _others(zero: Node, zeros: Node, rest: Node, x: Node) -> Node:
 def _prod_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str) -> tuple[Any, Node]:
     # du_j = g at its index times the product of the others there: with no zero y/u_j, with one zero the product of the
     # rest at it, else 0
-    how: dict[str, Any] = {"axis": axis, "size": size, "oob": oob}
+    attrs: dict[str, Any] = {"axis": axis, "size": size, "oob": oob}
     x, g = converted(updates, g.dtype.compute), converted(g, g.dtype.compute)
     zero = eq(x, zeros_like(x))
-    rest = scatter_prod.plain(indices, where(zero, full(1, x), x), **how)
-    zeros = scatter_add_along_axis.plain(indices, converted(zero, I32), **how)
+    rest = scatter_prod.plain(indices, where(zero, full(1, x), x), **attrs)
+    zeros = scatter_add_along_axis.plain(indices, converted(zero, I32), **attrs)
     back, left, missing = (take_along_axis.plain(v, indices, axis=axis, oob=oob) for v in (g, rest, zeros))
     return DISCRETE, converted(back * _others(zero, missing, left, x), updates.dtype)
 
 
-def _scatter(name: str, combine: str, vjp: Any, what: str) -> Primitive:
+def _scatter(name: str, combine: str, vjp: Any, result: str) -> Primitive:
     return Primitive(
         name,
         infer=_put,
@@ -84,7 +84,7 @@ def _scatter(name: str, combine: str, vjp: Any, what: str) -> Primitive:
             BadSample(("i64[4]", "bool[4]"), {"axis": 0, "size": 5}, match="no arithmetic"),
         ),
         doc=(
-            f"{what} of the updates at each index along an axis of the given size; where there is none,"
+            f"{result} of the updates at each index along an axis of the given size; where there is none,"
             f" {neutral_text(combine)}"
         ),
     )
@@ -113,11 +113,11 @@ def _scatter_reduce(
     if not input.rank == _indices(index).rank == src.rank:
         raise TypeRuleError(f"input, index and src have ranks {input.rank}, {index.rank} and {src.rank}")
     for a, (n, m, s) in enumerate(zip(index.shape, input.shape, src.shape, strict=True)):
-        for what, size in (("src", s), ("input", m)):
-            if not (same(n, size) or known_nonnegative(size - n) or (what == "input" and a == dim)):
+        for operand, size in (("src", s), ("input", m)):
+            if not (same(n, size) or known_nonnegative(size - n) or (operand == "input" and a == dim)):
                 raise TypeRuleError(
-                    f"the index has {n} on axis {a} and {what} {size}: it must not have more; assume(...) can state it"
-                    " of symbols"
+                    f"the index has {n} on axis {a} and {operand} {size}: it must not have more; assume(...) can"
+                    " state it of symbols"
                 )
     return input, {"dim": dim, "reduce": reduce, "include_self": include_self, "oob": oob}
 
@@ -152,8 +152,8 @@ class _Reduction:
 
     def scatter(self, op: Primitive, updates: Node) -> Node:
         combine = op.lower.combine
-        found = op.plain(self.index, updates, axis=self.dim, size=self.size, oob=self.oob)
-        return self.grow(found, self.input.shape, neutral(combine, updates.dtype))
+        scattered = op.plain(self.index, updates, axis=self.dim, size=self.size, oob=self.oob)
+        return self.grow(scattered, self.input.shape, neutral(combine, updates.dtype))
 
     def take(self, x: Node) -> Node:
         """The element of x that each index names."""
@@ -184,15 +184,15 @@ class _Reduction:
         op: Primitive = {"amax": scatter_amax, "amin": scatter_amin, "prod": scatter_prod}.get(
             self.reduce, scatter_add_along_axis
         )
-        found = self.scatter(op, self.src)
+        reduced = self.scatter(op, self.src)
         if self.include_self:
             join: Any = {"amax": maximum, "amin": minimum, "prod": lambda a, b: a * b}.get(
                 self.reduce, lambda a, b: a + b
             )
-            found = join(self.input, found)
+            reduced = join(self.input, reduced)
         if self.reduce == "mean":
-            found = found / self.terms
-        return found if self.include_self else where(self.hit, found, self.input)
+            reduced = reduced / self.terms
+        return reduced if self.include_self else where(self.hit, reduced, self.input)
 
     def gradients(self, g: Node) -> tuple[Node, Node]:
         """Of input and of src."""
@@ -220,8 +220,8 @@ class _Reduction:
 def _scatter_reduce_value(
     input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str
 ) -> Node:
-    found = _Reduction(input, index, src, dim, reduce, include_self, oob).value()
-    return reshaped(converted(found, input.dtype), input.shape)
+    reduced = _Reduction(input, index, src, dim, reduce, include_self, oob).value()
+    return reshaped(converted(reduced, input.dtype), input.shape)
 
 
 def _scatter_reduce_vjp(

@@ -188,8 +188,8 @@ MUTANTS = (
     Mutant(
         "ranges.wrap",
         "gradc/ir/ranges.py",
-        "return Range() if may_wrap and not fits(found, self._dtype(s.name)) else found",
-        "return found",
+        "return Range() if may_wrap and not fits(range_, self._dtype(s.name)) else range_",
+        "return range_",
         "integers that wrap keep the range of those that do not",
         ("test_ranges", "test_verify", "test_accesses"),
     ),
@@ -204,8 +204,8 @@ MUTANTS = (
     Mutant(
         "accesses.overwritten",
         "gradc/ir/accesses.py",
-        "for key, found in self.ranges.items() if self.memory(key[0]) not in changed} | left",
-        "for key, found in self.ranges.items()} | left",
+        "for key, range_ in self.ranges.items() if self.memory(key[0]) not in changed} | left",
+        "for key, range_ in self.ranges.items()} | left",
         "a check outlives the elements that it looked at",
         ("test_unsafe_programs", "test_verify", "test_accesses"),
     ),
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "choose-reduction.order",
         "gradc/passes/reductions/choose_reduction.py",
-        "                how = instead(part)\n        final",
+        "                chosen = instead(part)\n        final",
         "                pass\n        final",
         "two orders in which one kernel's rows are visited",
         (

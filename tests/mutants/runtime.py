@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant(
         "envelope.digest",
         "gradc/ir/envelope.py",
-        "if found.hexdigest() != digest:",
+        "if hashed.hexdigest() != digest:",
         "if len(digest) != 64:",
         "a damaged file is taken",
         ("test_files", "test_fuzz -k containers"),

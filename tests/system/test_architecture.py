@@ -173,7 +173,7 @@ def test_files_import_in_no_circles():
 
 
 def test_functions_are_short():
-    """About 60 lines at most, their docstring not counted; what is longer is known, and to be cut."""
+    """About 60 lines at most, their docstring not counted."""
     long = {}
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -184,10 +184,7 @@ def test_functions_are_short():
                 length = node.end_lineno - (first.end_lineno or 0 if text else node.lineno - 1)
                 if length > 70:
                     long[f"{_name(path)}.{node.name}"] = length
-    known = {
-        "gradc.ir.size_text.parse_size",
-    }
-    assert long.keys() == known, long
+    assert not long, long
 
 
 def test_importing_gradc_is_cheap():

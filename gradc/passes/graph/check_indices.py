@@ -1,6 +1,6 @@
-"""check_indices: what is read through data is read through positions that have been checked.
+"""check_indices: data-dependent indices are checked before anything is read through them.
 
-The check is a value of the graph, so no kernel that reads through the positions can come before it: it depends on it.
+The check is a value of the graph and the read depends on it, so no kernel that reads through the indices runs earlier.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..manager import graph_pass
 
 
 def name_readers(graph: Graph) -> Graph:
-    """The user's graph with a note on all positions: the op that takes them, which an error names, whatever passes make
-    of that op.
+    """The user's graph with a note on every index operand: the op that reads it, which an error names even after passes
+    have replaced that op.
     """
     notes = dict(graph.notes)
     for node in graph.nodes:
@@ -33,8 +33,8 @@ def name_readers(graph: Graph) -> Graph:
 def check_indices(graph: Graph) -> Graph:
     """gather(x, i) {oob="error"}  ->  gather(x, check_index(i) {bound})
 
-    What only moves or widens positions is applied to those that have been checked, so that each is checked once, in
-    memory; positions that are computed get memory of their own.
+    Ops that only move or widen indices are applied after the check, so that each index is checked once, in memory;
+    computed indices get a buffer of their own.
     """
     checks: dict[tuple[Node, Size, bool], Node] = {}
 
@@ -66,7 +66,7 @@ def check_indices(graph: Graph) -> Graph:
 
 
 def certain(index: Node, bound: Size) -> bool:
-    """Whether each of the positions is in [0, bound) by what they are."""
+    """Whether all indices are known to be in [0, bound) from how they are computed."""
     if index.op.name == "constant" and constant(tuple(index.attrs["value"]), index.dtype).within(inside(bound)):
         return True
     if of_type(index.dtype).within(inside(bound)) or (
@@ -77,7 +77,7 @@ def certain(index: Node, bound: Size) -> bool:
 
 
 def keeps_elements(node: Node) -> bool:
-    """Whether its elements are those of its operand, all of them, moved, repeated or widened."""
+    """Whether the result's elements are exactly those of the operand, moved, repeated or widened."""
     lower = getattr(node.op, "lower", None)
     if len(node.operands) != 1 or isinstance(lower, Checked):
         return False

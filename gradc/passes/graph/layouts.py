@@ -1,4 +1,4 @@
-"""layouts: inputs and outputs whose axes lie in another order than the graph names them."""
+"""layouts: inputs and outputs whose axes are stored in another order than the graph's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int, ...]:
     """For each axis in memory the axis of the graph: ``"NHWC"`` or ``(0, 2, 3, 1)``.
 
-    :raises InvalidProblem: that is no order of the axes.
+    :raises InvalidProblem: it is not a permutation of the axes.
     """
     order = tuple(ORDERS.get(rank, "").find(letter) for letter in layout) if isinstance(layout, str) else tuple(layout)
     if sorted(order) != list(range(rank)):

@@ -1,4 +1,5 @@
-"""propagate_reshapes: what follows a reshape that joins axes works on the axes as they were.
+"""propagate_reshapes: computations on the result of a reshape that merges axes are done before it, on the unmerged
+axes.
 
 A loop over ``[V, 4, 32]`` reads ``[V, 128]`` at ``32*g + i``; a loop over ``[V, 128]`` would need ``d // 32`` to read
 ``[V, 4, 32]``, so the value would go through memory.  Blocks of a quantized tensor (a scale per group of 32) are such
@@ -30,12 +31,12 @@ def propagate_reshapes(graph: Graph, *, numerics: str = "real") -> Graph:
     """
     if numerics == "strict":
         return graph
-    joined = _Joined()
-    return graph.rewrite(joined.rule)
+    merged = _MergedAxes()
+    return graph.rewrite(merged.rule)
 
 
-class _Joined:
-    """The values that are a reshape of something with one axis in several: value -> (the something, axis, sizes)."""
+class _MergedAxes:
+    """Values with an axis that a reshape has merged: value -> (the value before, the axis, the sizes it is made of)."""
 
     def __init__(self) -> None:
         self.known: dict[Node, tuple[Node, int, tuple[Size, ...]] | None] = {}
@@ -50,7 +51,7 @@ class _Joined:
             return None
         (x,) = node.operands
         if not isinstance(x.op, Primitive) or not isinstance(x.op.lower, Expr) or not x.operands:
-            return None  # it stands in memory, where a reshape costs nothing
+            return None  # x has a buffer, of which a reshape is a view
         groups = [(old, new) for old, new in axis_groups(x.shape, node.shape) if sum(x.shape[a] != 1 for a in old) > 1]
         if not groups or any(sum(node.shape[a] != 1 for a in new) != 1 for _, new in groups):
             return None
@@ -65,13 +66,13 @@ class _Joined:
         return self.build(node.op, operands, node.attrs)
 
     def build(self, primitive: Primitive, operands: tuple[Node, ...], attrs: Mapping[str, Any]) -> Node:
-        """The op on its operands, made before the reshapes that join their axes where that is possible."""
+        """The op on its operands, applied before the reshapes that merge their axes where that is possible."""
         whole: Node = primitive.apply(operands, attrs)
         for k, operand in enumerate(operands):
-            found = self.of(operand)
-            if found is None:
+            merged = self.of(operand)
+            if merged is None:
                 continue
-            inner, axis, sizes = found
+            inner, axis, sizes = merged
             if isinstance(primitive.lower, Reduction) and axis in (
                 gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()
             ):
@@ -82,34 +83,34 @@ class _Joined:
             if k == 0 and match(GATHER, whole, {}) and attrs["axis"] != axis:
                 to = whole.op.multilinear(whole)[0][axis]
                 at = attrs["axis"] if attrs["axis"] < axis else attrs["axis"] + len(sizes) - 1
-                return self.joined(
+                return self.merged(
                     self.build(primitive, (inner, operands[1]), {**attrs, "axis": at}), to, sizes, whole.shape
                 )
             if not computes(whole) and not isinstance(primitive.lower, Reduction):
                 continue
             for result in range(whole.rank):
-                how = plan(whole, result, sizes)
-                if how is None or how[0][k] != axis:
+                replacement = plan(whole, result, sizes)
+                if replacement is None or replacement[0][k] != axis:
                     continue
-                split = tuple(self.split(o, at, sizes) for o, at in zip(operands, how[0], strict=True))
-                return self.joined(self.build(primitive, split, how[1]), result, sizes, whole.shape)
+                split = tuple(self.split(o, at, sizes) for o, at in zip(operands, replacement[0], strict=True))
+                return self.merged(self.build(primitive, split, replacement[1]), result, sizes, whole.shape)
         return whole
 
-    def joined(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
-        """``inner`` with its axes joined, which is remembered."""
+    def merged(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
+        """``inner`` with its axes merged; recorded in ``known``."""
         node: Node = call("reshape", inner, shape)
         self.known[node] = (inner, axis, sizes)
         return node
 
     def split(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
-        """An operand with its axis ``at`` in several: as it was before it was joined, or computed again so from
-        operands that are split.
+        """An operand with its axis ``at`` split into ``sizes``: the value before the merge, or the same op on operands that
+        are split.
         """
         if not isinstance(at, int):
             return call("reshape", node, at)
-        found = self.of(node)
-        if found is not None and found[1:] == (at, sizes):
-            return found[0]
+        merged = self.of(node)
+        if merged is not None and merged[1:] == (at, sizes):
+            return merged[0]
         if isinstance(node.op, Primitive) and isinstance(node.op.lower, Expr) and node.operands and depth < DEEPEST:
             inner: Node = node.op.apply(tuple(self.split(o, at, sizes, depth + 1) for o in node.operands), node.attrs)
             self.known[node] = (inner, at, sizes)

@@ -55,15 +55,15 @@ def push_gathers(graph: Graph, *, numerics: str = "real") -> Graph:
 
 
 def as_gather(node: Node) -> Node | None:
-    """The node as a gather: itself, or the gather that a composite without a gradient of its own means."""
+    """The node as a gather: itself, or the gather that a composite without a vjp decomposes into."""
     if isinstance(node.op, Composite) and node.op.vjp is None and node.op.indices:
         node = node.op.decompose(*node.operands, **node.attrs)
     return node if match(GATHER, node, {}) else None
 
 
 def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node]) -> set[Node]:
-    """The values that are made element by element and have no other use, direct or through such values, than as the
-    table of a gather.
+    """The values that are computed elementwise and whose only use, directly or through such values, is as the table of
+    a gather.
     """
     outputs = {node for _, node in graph.outputs}
     inside: set[Node] = set()
@@ -148,7 +148,7 @@ class Taken:
 
     @property
     def possible(self) -> bool:
-        """Something is gathered, something is computed; and what is not gathered can be given the gradient it had."""
+        """Whether something is gathered and something computed, and the operands that are not gathered keep their gradient."""
         return (
             bool(self.leaves)
             and self.works

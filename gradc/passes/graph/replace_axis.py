@@ -1,7 +1,7 @@
-"""An expression with one axis of its result replaced: what gather, narrowing and scatter rules rewrite with.
+"""An expression with one axis of its result replaced: the rewrite behind the rules for gathers, scatters and short axes.
 
-Whatever works along an axis element by element (pointwise ops, and ops whose record says ``replace_axis``) makes from
-operands that were gathered along the axis what a gather of its result would read.
+An op that works elementwise along an axis (a pointwise op, or one whose record has ``replace_axis``), applied to
+operands gathered along that axis, gives what a gather of its result would give.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def nbytes(node: Node) -> int:
 
 
 def computes(node: Node) -> bool:
-    """Whether an op makes each element of its result from the operands' elements at the same place."""
+    """Whether an op computes each element of its result from the operands' elements at the same index."""
     if isinstance(node.op, Primitive):
         return isinstance(node.op.lower, Expr)
     if not isinstance(node.op, Composite) or node.op.replace_axis is not None:
@@ -53,7 +53,7 @@ def computes(node: Node) -> bool:
 
 
 def moves(node: Node) -> bool:
-    """Whether an op only says where each element of its one operand stands (unpack: which bits of it)."""
+    """Whether an op only moves the elements of its one operand (unpack: bits of them)."""
     return (
         isinstance(node.op, Primitive)
         and isinstance(node.op.lower, Movement | Alias | Lookup)
@@ -83,9 +83,9 @@ def replace_axis(
 ) -> Node:
     """``root`` with ``axis`` replaced by axes of ``sizes``.
 
-    :param leaf: ``(node, axis)``: what stands for a node that is not opened.  :param opens: which nodes may be.
-    :param fixed: what stands for a node that does not vary along the axis.
-    :param done: what was made in calls that differ in the root alone.
+    :param leaf: ``(node, axis)``: the replacement of a node that is not rewritten.  :param opens: which nodes may be.
+    :param fixed: the replacement of a node that does not vary along the axis.
+    :param done: results of earlier calls with the same axis sizes and functions.
     """
     done = {} if done is None else done
     plans: dict[tuple[Node, int], AxisReplacement | None] = {}
@@ -122,7 +122,7 @@ def replaced_alike(node: Node, planned: AxisReplacement) -> list[tuple[Node, int
 
 
 class VaryingAxes:
-    """Along which axes each value varies: a broadcast does not vary along the axes it made."""
+    """Along which axes each value varies: a broadcast does not vary along the axes that it adds."""
 
     def __init__(self) -> None:
         self.known: dict[Node, frozenset[int]] = {}
@@ -148,7 +148,7 @@ class VaryingAxes:
         return frozenset(varying)
 
     def narrow(self, node: Node, keep: frozenset[int]) -> Node | None:
-        """The value with size 1 along every axis but ``keep``; None if it varies along another or no way is known."""
+        """The value with size 1 along every axis but ``keep``; None if it varies along another or cannot be narrowed."""
         if not self.of(node) <= keep:
             return None
         for axis, size in enumerate(node.shape):

@@ -48,14 +48,14 @@ def _taken(node: Node) -> tuple[int, int] | None:
 
 
 def _puts_together(node: Node, axis: int) -> bool:
-    """Whether an op puts values side by side along an axis of its result."""
+    """Whether an op concatenates or pads along an axis of its result."""
     if node.op.name == "concat":
         return bool(node.attrs["axis"] == axis)
     return bool(node.op.name == "pad" and node.attrs["pad_width"][axis] != (0, 0))
 
 
 def _along(key: tuple[Node, int]) -> list[tuple[Node, int]]:
-    """(operand, axis) of the operands that vary along an axis of a value, where one element makes one element."""
+    """(operand, axis) of the operands that vary along an axis of a value, if it works elementwise along it."""
     planned = None if _puts_together(*key) else plan(*key, (1,))
     return replaced_alike(key[0], planned) if planned is not None else []
 
@@ -89,15 +89,15 @@ class _Unrolling:
         self.pieces = self.in_pieces()
 
     def in_pieces(self) -> set[Node]:
-        """The values of which nobody reads more than elements of short axes."""
-        found: set[Node] = set()
+        """The values of which only single elements of short axes are read."""
+        pieces: set[Node] = set()
         outputs = {n for _, n in self.before.outputs}
         for node in reversed(self.before.nodes):
             if node not in outputs and all(
-                _taken(u) or u in found or self.reduces(u) for u in self.before.users.get(node, ())
+                _taken(u) or u in pieces or self.reduces(u) for u in self.before.users.get(node, ())
             ):
-                found.add(node)
-        return {n for n in found if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
+                pieces.add(node)
+        return {n for n in pieces if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
 
     def reduces(self, node: Node) -> bool:
         return _summed(node) is not None or any(self.stacked(node, a) for a in self.kept(node))
@@ -108,7 +108,7 @@ class _Unrolling:
             yield from (a for a, size in enumerate(node.shape) if _short(size))
 
     def stacked(self, node: Node, axis: int) -> bool:
-        """Whether a value is made, along the axis, of values that were put side by side."""
+        """Whether elements along the axis come from values that a concat or a pad has put together."""
         for key in postorder([(node, axis)], self.stacks, _along):
             self.stacks[key] = _puts_together(*key) or any(self.stacks[source] for source in _along(key))
         return self.stacks[node, axis]
@@ -156,7 +156,7 @@ class _Unrolling:
         return node if node.shape[axis] == 1 else self.element(node, axis, k)
 
     def part(self, node: Node, axis: int, k: int) -> Node:
-        """Element k of what is not opened."""
+        """Element k of a value that is not rewritten."""
         if node.op.name == "concat" and node.attrs["axis"] == axis:
             sizes = [x.shape[axis] for x in node.operands]
             if all(isinstance(n, int) for n in sizes):

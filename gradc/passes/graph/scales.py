@@ -65,7 +65,7 @@ def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """A factor on its way.
+    """A factor that is being moved.
 
     :param kind: mul, div or neg.  :param value: size 1 but along its own axes; None for neg.
     :param axes: where the axes of ``value`` stand in the scaled value.  :param source: the node it was split from.
@@ -96,16 +96,16 @@ class _Split:
 
 
 def splits(node: Node, variation: VaryingAxes) -> list[_Split]:
-    """The ways to read a node as something times a scale."""
+    """The decompositions of a node into an operand times a scale."""
     if not node.dtype.is_float or not any(size != 1 for size in node.shape):
         return []
     if match(NEG, node, {}):
         return [_Split("neg", 0, None, frozenset())]
     ways = [("mul", 0, 1), ("mul", 1, 0)] if match(MUL, node, {}) else [("div", 0, 1)] if match(DIV, node, {}) else []
     real = {a for a, size in enumerate(node.shape) if size != 1}
-    found = [_Split(kind, core, scale, variation.of(node.operands[scale])) for kind, core, scale in ways]
+    candidates = [_Split(kind, core, scale, variation.of(node.operands[scale])) for kind, core, scale in ways]
     return sorted(
-        (s for s in found if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes)
+        (s for s in candidates if s.axes < real and splat(node.operands[s.core]) is None), key=lambda s: len(s.axes)
     )
 
 
@@ -133,7 +133,7 @@ def _zero_stays(split: _Split, node: Node) -> tuple[bool, bool]:
 
 @dataclass(frozen=True)
 class _Step:
-    """How a scale goes on at a user: through it to ``axes`` of its result, or over to its operand ``other``."""
+    """How a scale passes a user: to ``axes`` of its result, or to its operand ``other``."""
 
     axes: dict[int, int]
     other: int | None = None
@@ -141,14 +141,14 @@ class _Step:
 
 @dataclass
 class _Look:
-    """A search for the cheapest places behind one scaled value."""
+    """A search for the cheapest places among the users of one scaled value."""
 
     uses: Uses
     zero_stays: tuple[bool, bool]
     seen: set[Node] = field(default_factory=set)
 
     def best(self, node: Node, axes: dict[int, int], depth: int = DEEPEST) -> tuple[int, dict[tuple[Node, int], _Step]]:
-        """The number of multiplications if the scale has come to ``node``, and the steps to take from there."""
+        """The number of multiplications if the scale is at ``node``, and the steps to take from there."""
         here, users = count(node), self.uses.of[node]
         if node in self.uses.outputs or not users or not depth:
             return here, {}
@@ -201,13 +201,13 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
     _, places, _ = user.op.axes(user)
     names = {a: places[operand][at].variable for a, at in axes.items()}
     for other, place in enumerate(places):
-        found = [i.variable for i in place]
+        variables = [i.variable for i in place]
         if (
             other != operand
             and homogeneous(user, other) is not None
-            and all(n is not None and n in found for n in names.values())
+            and all(n is not None and n in variables for n in names.values())
         ):
-            return _Step({a: found.index(n) for a, n in names.items()}, other)
+            return _Step({a: variables.index(n) for a, n in names.items()}, other)
     return None
 
 
@@ -225,7 +225,7 @@ def sink_scales(graph: Graph) -> Graph:
 
 
 def _sunk(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
-    """One sweep: a value travels without its scales, which wait beside it until a step says they are applied."""
+    """One sweep: values are rebuilt without their scales, which are kept in ``waiting`` until the step that applies them."""
     variation = VaryingAxes()
     new: dict[Node, Node] = {}
     waiting: dict[Node, list[Scale]] = {}
@@ -332,7 +332,8 @@ def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
 
 
 def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node, int], ...]) -> _Place | None:
-    """Rule (c), inwards, where reading the scale once per row moves fewer bytes than another pass over the result."""
+    """Rule (c), towards the inputs, where reading the scale once per row moves fewer bytes than another pass over the
+    result."""
     indices = scatter.operands[0]
     at, wider = scatter.attrs["axis"], indices.rank - 1
     rows = elements(indices.shape) if at in axes.values() else 1

@@ -1,4 +1,4 @@
-"""simplify: algebra that needs no knowledge of the model."""
+"""simplify: algebraic identities of single ops."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def holds(inner: DType, outer: DType) -> bool:
     return False
 
 
-def _through(found: Mapping[str, Node]) -> Node:
-    return converted(found["x"], found["outer"].dtype)
+def _through(bound: Mapping[str, Node]) -> Node:
+    return converted(bound["x"], bound["outer"].dtype)
 
 
-def _keeps_values(found: Mapping[str, Node]) -> bool:
-    """Whether the cast in the middle decides nothing.  An integer on its way through a float to an integer saturates,
+def _keeps_values(bound: Mapping[str, Node]) -> bool:
+    """Whether the cast in the middle changes no value.  An integer cast to a float and back to an integer saturates,
     where a direct cast would wrap.
     """
-    source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
+    source, middle, outer = bound["x"].dtype, bound["inner"].dtype, bound["outer"].dtype
     return holds(source, middle) and (
         not (source.is_integer and middle.is_float and outer.is_integer) or holds(source, outer)
     )
 
 
-def _rounds_only(found: Mapping[str, Node]) -> bool:
-    source, middle, outer = found["x"].dtype, found["inner"].dtype, found["outer"].dtype
+def _rounds_only(bound: Mapping[str, Node]) -> bool:
+    source, middle, outer = bound["x"].dtype, bound["inner"].dtype, bound["outer"].dtype
     return source is outer and source.is_float and middle.is_float and not holds(source, middle) and middle.bits >= 16
 
 
@@ -139,19 +139,17 @@ def _unit_sum(node: Node) -> Node | None:
 
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
-    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library writes it that way
-    round at once
-    """
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library can write it transposed"""
     pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
 
     def rewrite(old: Node, new: Node) -> Node | None:
-        found: dict[str, Node] = {}
-        if not match(pattern, new, found) or graph.users.get(old.operands[0], ()) != (old,):
+        bound: dict[str, Node] = {}
+        if not match(pattern, new, bound) or graph.users.get(old.operands[0], ()) != (old,):
             return None
         rank = new.rank
         if new.attrs["axes"] != (*range(rank - 2), rank - 1, rank - 2):
             return None
-        return call("matmul", found["y"].T, found["x"].T)
+        return call("matmul", bound["y"].T, bound["x"].T)
 
     return rewrite
 

@@ -1,8 +1,7 @@
 """sink_dequant: scales move to where they cost least, and sums move into scatters.
 
-(b) a sum over columns of something times a scatter happens before the scatter, so that no gradient of the table's size
-is made;
-    a sum over the scattered axes needs no scatter at all;
+(b) a sum over columns of something times a scatter is computed before the scatter, so that no gradient of the table's
+size is made; a sum over the scattered axes needs no scatter at all;
 (c) a scale per row of a scatter's result is read inside the scatter's load, or taken out of it, whichever moves fewer
 bytes; (d) a scale passes every op that is linear in its operand, along axes on which it is constant
 (:mod:`gradc.passes.graph.scales`).
@@ -60,7 +59,7 @@ def _sum_without_scatter(graph: Graph) -> Graph:
 
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
-    """Masks of the updates that are inside, each to be spread to the updates' shape; None where that is not known."""
+    """Masks of the updates whose index is in range, each to be broadcast to the updates' shape; None where unknown."""
     oob, updates = scatter.attrs.get("oob", "skip"), scatter.operands[scatter.op.lower.updates]
     positions = {k: bound(scatter) for k, bound in scatter.op.indices.items()}
     if oob == "error":
@@ -82,14 +81,14 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
 
 
 def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
-    found: dict[str, Node] = {}
+    factors: dict[str, Node] = {}
     if (
-        not match(op("sum", MUL), root, found)
+        not match(op("sum", MUL), root, factors)
         or not uses.single(root.operands[0])
         or root.dtype is not root.operands[0].dtype
     ):
         return None  # a sum in a wider integer: the scatter wraps before it
-    for scatter, other in ((found["x"], found["y"]), (found["y"], found["x"])):
+    for scatter, other in ((factors["x"], factors["y"]), (factors["y"], factors["x"])):
         lower = getattr(scatter.op, "lower", None)
         if (
             not isinstance(lower, Scatter)
@@ -153,7 +152,7 @@ def _reduce_before_scatter(graph: Graph) -> Graph:
 
 
 def _dissolving(chains: list[_Chain], uses: Uses) -> dict[Node, _Chain]:
-    """One chain per reduction; those of which every value is gone once all of them are rewritten."""
+    """One chain per reduction: those whose values all become dead once all of them are rewritten."""
     while True:
         gone = {
             (node, user)
@@ -180,14 +179,14 @@ def _scatters_below(root: Node) -> list[_Chain]:
         or root.op.replace_axis is None
     ):
         return []
-    found, visits = [], 0
+    chains, visits = [], 0
     pending: list[tuple[Node, ...]] = [(root,)]
     while pending and visits < MOST:
         path, visits = pending.pop(), visits + 1
         node = path[-1]
         if match(SCATTER, node, {}) and node is not root:
             chain = _chain(path)
-            found += [chain] if chain is not None else []
+            chains += [chain] if chain is not None else []
         elif len(path) < DEEPEST:
             inner = [
                 o
@@ -195,7 +194,7 @@ def _scatters_below(root: Node) -> list[_Chain]:
                 if node.operands.count(o) == 1 and homogeneous(node, k) is not None
             ]
             pending += [(*path, o) for o in reversed(inner)]
-    return found
+    return chains
 
 
 def _chain(path: tuple[Node, ...]) -> _Chain | None:
@@ -251,7 +250,7 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
 
 
 def _stored(node: Node) -> Node:
-    """Where the value is read from, if it is only moved and converted."""
+    """The value behind ops that only move or convert."""
     while moves(node) or match(CAST, node, {}):
         (node,) = node.operands
     return node
@@ -268,11 +267,11 @@ def _scale_after_scatter(graph: Graph) -> Graph:
         if not match(SCATTER, node, {}):
             return None
         indices, updates = operands
-        found: dict[str, Node] = {}
-        if not match(MUL, updates, found) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
+        factors: dict[str, Node] = {}
+        if not match(MUL, updates, factors) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
             return None
         axis = node.attrs["axis"]
-        for scale, rest in ((found["y"], found["x"]), (found["x"], found["y"])):
+        for scale, rest in ((factors["y"], factors["x"]), (factors["x"], factors["y"])):
             if not variation.of(scale) <= set(range(axis, axis + indices.rank)):
                 continue
             source = scale

@@ -40,19 +40,19 @@ def _coalesced(name: str, node: Node) -> tuple[Node, Node, Node]:
     terms, pending = [], [node]
     while pending:
         term = pending.pop()
-        found: dict[str, Node] = {}
-        if match(ADD, term, found) or match(CAST, term, found):
-            pending += [found[v] for v in ("y", "x") if v in found]
+        bound: dict[str, Node] = {}
+        if match(ADD, term, bound) or match(CAST, term, bound):
+            pending += [bound[v] for v in ("y", "x") if v in bound]
         else:
             terms.append(term)
-    odd = next(
+    unsupported = next(
         (t for t in terms if not match(SCATTER, t, {}) or t.attrs["axis"] != 0 or t.attrs != terms[0].attrs), None
     )
-    if odd is not None:
+    if unsupported is not None:
         why = (
             "scatters under different options meet in it"
-            if match(SCATTER, odd, {}) and odd.attrs["axis"] == 0
-            else f"'{odd.op.name}' has a part in it"
+            if match(SCATTER, unsupported, {}) and unsupported.attrs["axis"] == 0
+            else f"'{unsupported.op.name}' has a part in it"
         )
         raise Unsupported(
             f"{name} ({node.type}) has no sparse form: it is to be made of rows added along the first axis, and {why}"

@@ -1,4 +1,4 @@
-"""coalesce: on a GPU neighbouring threads go along the axis in which what a kernel moves lies together."""
+"""coalesce: neighbouring threads of a GPU access neighbouring elements of memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ...ir.types import Type
 from ..reductions.cost import nominal
 
 LEAST = 16
-"""Elements of an axis that threads may go along."""
+"""Fewest elements of an axis that threads may run along."""
 SECTOR = 32
-"""Bytes of memory that an element by itself costs."""
+"""Bytes of a memory transaction: what one element that is not adjacent to others costs."""
 GAIN = 0.75
-"""Share of the bytes below which another axis is taken."""
+"""Another axis is chosen if it moves less than this share of the bytes."""
 
 
 def coalesce(program: Program) -> Program:
-    """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after results are stored as they
-    are asked for.
+    """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after buffers have been laid out
+    as they are read and as the outputs require.
     """
     program = stored_as_asked(stored_as_read(program))
     types = {b.name: b.type for b in program.buffers}
@@ -93,11 +93,11 @@ def _order_read(program: Program, temp: Buffer) -> tuple[int, ...] | None:
 def stored_as_asked(program: Program) -> Program:
     """store t[n, c, h] <- v;  store y[n, h, c] <- t[n, c, h]  ->  store y[n, h, c] <- v;  so with accum"""
     for number, step in enumerate(program.steps):
-        found = _transposing(step, program) if isinstance(step, Kernel) else None
-        made = _only_maker(program, number, *found[:2]) if found is not None else None
-        if found is None or made is None:
+        transposed = _transposing(step, program) if isinstance(step, Kernel) else None
+        made = _only_maker(program, number, *transposed[:2]) if transposed is not None else None
+        if transposed is None or made is None:
             continue
-        source, target, order = found
+        source, target, order = transposed
         maker = program.steps[made]
         assert isinstance(maker, Kernel)
         body = tuple(

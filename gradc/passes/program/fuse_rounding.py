@@ -18,9 +18,9 @@ def fuse_rounding(program: Program) -> Program:
     steps: list[Step] = list(program.steps)
     instead: dict[str, str] = {}
     for number, step in enumerate(program.steps):
-        found = _rounding(step) if isinstance(step, Kernel) else None
-        if found is not None and _only_this(program, number, *found):
-            instead[found[0]] = found[1]
+        rounded = _rounding(step) if isinstance(step, Kernel) else None
+        if rounded is not None and _only_this(program, number, *rounded):
+            instead[rounded[0]] = rounded[1]
             steps.remove(step)
     if not instead:
         return program

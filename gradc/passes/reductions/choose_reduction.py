@@ -1,7 +1,7 @@
 """choose_reduction: every combine across rows gets a strategy.
 
-What each strategy is stands in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; that is taken
-only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
+The strategies are described in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; ``atomic`` is
+chosen only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
 
 The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are
 kept and predicates pick at the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare
@@ -23,9 +23,7 @@ from .combine import Combine, combines
 from .cost import Estimate, estimates, nominal, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
-from .strategies import ON_HOST, STRATEGIES
-
-PER_ROW = int(CPU.sort * CPU.bandwidth / 8)
+from .strategies import ON_HOST, SORTED_ROW, STRATEGIES
 
 
 def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
@@ -37,9 +35,9 @@ def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
     result as large as that would be one task, and one of half of that can be.
     """
     try:
-        enough, many = PER_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // PER_ROW + 1
+        enough, many = SORTED_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // SORTED_ROW + 1
         least = MOST_PARTIALS * floordiv(rows, many) + enough
-    except TypeRuleError:  # of sizes with more parts than a size may have nothing is said
+    except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, "privatized"),)
     if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
         return ((None, "segmented"),)
@@ -67,10 +65,10 @@ def choose_reduction(
     """
     if determinism not in ("run", "none"):
         raise InvalidProblem(f"determinism={determinism!r}; there are 'run' and 'none'")
-    types = {b.name: b.type for b in program.buffers}
+    types, outputs = {b.name: b.type for b in program.buffers}, dict(program.outputs)
     force = {
-        program.root(dict(program.outputs).get(name, name)) if name in (*types, *dict(program.outputs)) else name: how
-        for name, how in (force or {}).items()
+        program.root(outputs.get(name, name)) if name in (*types, *outputs) else name: strategy
+        for name, strategy in (force or {}).items()
     }
     steps: list[Step] = []
     for step in program.steps:
@@ -117,12 +115,12 @@ def _on_gpu(
                 f" for {', '.join(available) or 'none'}"
             )
         forced = _forced(part, force, allowed, available)
-        found: tuple[Case, ...] = (
+        options: tuple[Case, ...] = (
             ((None, forced),) if forced else cases(kernel, part, types, device, determinism, allowed)
         )
-        if len(found) > 1 and undecided is None:
-            undecided = part, found
-        picks[part.buffer] = found[-1][1] if len(found) == 1 else ""
+        if len(options) > 1 and undecided is None:
+            undecided = part, options
+        picks[part.buffer] = options[-1][1] if len(options) == 1 else ""
     for part in parts:
         if (
             not picks[part.buffer] and undecided is not None and part is not undecided[0]
@@ -141,16 +139,16 @@ def _on_gpu(
 
     if undecided is None:
         return _with(kernel, parts, picks, types, instead)
-    part, found = undecided
+    part, options = undecided
     same = [
         p.buffer for p in parts if not force.get(p.buffer) and p.gathered and p.key == part.key and p.tail == part.tail
     ]
     made: list[tuple[Assumption | None, Kernel]] = []
-    for when, how in found:
-        chosen = {**picks, part.buffer: how}
+    for when, strategy in options:
+        chosen = {**picks, part.buffer: strategy}
         # rows in that order serve every result with these keys; without it none is worth the sort alone
-        if how in ("segmented", "privatized"):
-            chosen |= dict.fromkeys(same, how)
+        if strategy in ("segmented", "privatized"):
+            chosen |= dict.fromkeys(same, strategy)
         made.append((when, _with(kernel, parts, chosen, types, instead)))
     return Select(tuple(made))
 
@@ -171,19 +169,19 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     def elements(group: list[Combine]) -> Size:
         return total(product(types[part.buffer].shape) for part in group)
 
-    def pick(group: list[Combine], how: str) -> None:
-        picks.update({part.buffer: how for part in group})
+    def pick(group: list[Combine], strategy: str) -> None:
+        picks.update({part.buffer: strategy for part in group})
 
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
     for key, group in by_key.items():
-        found = host_cases(kernel.row_count, kernel.col_count, elements(group))
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group))
         if any(picks.get(part.buffer) == "segmented" and part.key == key for part in parts):
             pick(group, "segmented")
-        elif len(found) == 1:
-            pick(group, found[0][1])
+        elif len(options) == 1:
+            pick(group, options[0][1])
         else:
-            undecided.append((group, found))
-    if undecided and any(STRATEGIES[how].visits for how in picks.values()):  # the rows have an order
+            undecided.append((group, options))
+    if undecided and any(STRATEGIES[strategy].visits for strategy in picks.values()):  # the rows have an order
         for group, _ in undecided:
             pick(group, "privatized")
         undecided = []
@@ -195,8 +193,8 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         if i != largest:
             pick(group, "privatized")
     made: list[tuple[Assumption | None, Kernel]] = []
-    for when, how in undecided[largest][1]:
-        pick(undecided[largest][0], how)
+    for when, strategy in undecided[largest][1]:
+        pick(undecided[largest][0], strategy)
         made.append((when, _with(kernel, parts, picks, types)))
     return Select(tuple(made))
 
@@ -208,25 +206,27 @@ def _with(
     types: Mapping[str, Type],
     instead: Callable[[Combine], str] = lambda part: "privatized",
 ) -> Kernel:
-    """At most one visiting order: a second accum that wants another one goes without."""
+    """The kernel with its strategies.  It visits its rows in one order at most: an accum that needs another order gets
+    a strategy without one.
+    """
     order: Combine | None = None
     final: dict[str, str] = {}
     for part in sorted(parts, key=lambda p: not STRATEGIES[picks[p.buffer]].visits):
-        how = picks[part.buffer]
-        if STRATEGIES[how].visits:
+        chosen = picks[part.buffer]
+        if STRATEGIES[chosen].visits:
             if order is None:
                 order = part
-            elif (final[order.buffer], _visited(order, how)) != (how, _visited(part, how)):
-                how = instead(part)
-        final[part.buffer] = how
+            elif (final[order.buffer], _visited(order, chosen)) != (chosen, _visited(part, chosen)):
+                chosen = instead(part)
+        final[part.buffer] = chosen
     strategy = tuple((p.buffer, final[p.buffer]) for p in parts)
     decided = replace(kernel, order=order.buffer if order else "", strategy=strategy)
     return decided.named_by_structure(kernel.name.rpartition("_")[0], types)  # the strategy is part of the structure
 
 
-def _visited(part: Combine, how: str) -> object:
-    """What the rows are visited in the order of."""
-    return part.key if STRATEGIES[how].visits == "by key" else part.kept
+def _visited(part: Combine, strategy: str) -> object:
+    """What determines the order of the rows: equal values mean the same order."""
+    return part.key if STRATEGIES[strategy].visits == "by key" else part.kept
 
 
 def decisions(

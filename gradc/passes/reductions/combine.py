@@ -1,6 +1,4 @@
-"""Combines across rows taken apart: where a row's values go, and the sizes that the cost of a way to get there depends
-on.
-"""
+"""Analysis of combines across rows: the form of an accum's index, and the sizes that a strategy's cost depends on."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ from ...ir.types import Type
 from ...ir.walk import backward_slice
 
 OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
-"""Of partial results in a block's own memory: columns of a block, bytes at most (every device has them beside what the
-kernel stages), blocks that a kernel is cut up for, fewest rows of one: as :mod:`gradc.codegen.cuda.launch` has them.
+"""For partial results in shared memory: columns of a block, most bytes (which every device has in addition to what the
+kernel stages), blocks that a kernel is divided into, fewest rows of one: as in :mod:`gradc.codegen.cuda.launch`.
 """
 S = TypeVar("S", int, int | Dim)
 
 
 @dataclass(frozen=True)
 class Combine:
-    """One accum, taken apart.
+    """One accum, and the form of its index.
 
-    :param kept: row axes that stand in the index by themselves: rows that differ there never meet.
-    :param gathered: whether a value read from memory stands in the index.
+    :param kept: row axes that are index entries by themselves: rows that differ there go to different elements.
+    :param gathered: whether the index holds a value read from memory.
     :param by_column: whether such a value varies along the columns.
-    :param leading: how many leading index entries hold no column; the rest are the columns, in order and whole, if
-        ``tail``.
+    :param leading: how many leading index entries hold no column axis.
+    :param tail: whether the other entries are all columns, in order and whole.
     """
 
     stmt: Stmt
@@ -46,12 +44,12 @@ class Combine:
 
     @property
     def key(self) -> tuple[tuple[Index, ...], str]:
-        """What decides where a row goes; axes of size 1 decide nothing."""
+        """What decides which row of the result a row is added to: equal keys need the same order of rows."""
         return tuple(i for i in self.stmt.index[: self.leading] if i != Index()), self.stmt.where
 
 
 def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
-    """Every accum of a kernel, taken apart."""
+    """The accums of a kernel, in order."""
     rows, cols = [a for a, _ in kernel.rows], dict(kernel.cols)
     out = []
     for s in kernel.accums:
@@ -103,9 +101,9 @@ class Scatter(Generic[S]):
     :param read: bytes read to make the values.
     :param index: bytes of the indices.
     :param item: bytes of an element of the result.
-    :param contiguous: whether what a row adds lies together.
+    :param contiguous: whether the elements that a row adds are adjacent in memory.
     :param exact: whether atomics give the same bits in any order.
-    :param gathered: whether the place is read from memory.
+    :param gathered: whether the index is read from memory.
     :param own: whether partial results can lie in a block's own memory.
     :param owners: rows of the result with one owner each; 0: not known.
     """
@@ -198,7 +196,7 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
     place = {v for i in s.index for v, _ in i.terms}
     along = bool(place & cols) or combine.by_column  # else the columns of a row are added up first
     rows, width, keys = kernel.row_count, kernel.col_count if in_columns and along else 1, product(type_.shape)
-    if combine.by_column:  # each element goes a way of its own
+    if combine.by_column:  # each element has an index of its own
         rows, width = rows * width, 1
     elif combine.tail:
         width, keys = product(type_.shape[combine.leading :]), product(type_.shape[: combine.leading])

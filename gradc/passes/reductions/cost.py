@@ -1,7 +1,7 @@
-"""What each way to combine across rows costs: predicted bytes and time, from shapes alone; and the bytes that kernels
-and programs must move.
+"""The predicted bytes and time of each strategy for combining across rows, from shapes alone; and the bytes that
+kernels and programs must move.
 
-The ways and their formulas are in :mod:`strategies`, the machines in :mod:`devices`.
+The strategies and their formulas are in :mod:`strategies`, the machines in :mod:`devices`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Estimate:
 
 
 def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> list[str]:
-    """The strategies that are right for an accum on a device."""
+    """The strategies that are correct for an accum on a device."""
     dtype, whole = types[combine.buffer].dtype, exact(combine, types)
     return [
         name
@@ -62,7 +62,7 @@ def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> l
 
 
 def deterministic(strategy: str, combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether a way gives the same bits in every run."""
+    """Whether a strategy gives the same bits in every run."""
     return STRATEGIES[strategy].deterministic or exact(combine, types)
 
 
@@ -101,7 +101,7 @@ def _host_scatter(
     kernel: Kernel, combine: Combine, types: Mapping[str, Type], dims: Mapping[str, int] | None
 ) -> HostScatter:
     type_ = types[combine.buffer]
-    others = [b for b, how in kernel.strategy if how == "privatized" and b != combine.buffer]
+    others = [b for b, strategy in kernel.strategy if STRATEGIES[strategy].partials and b != combine.buffer]
     shapes = [types[b].shape for b in (combine.buffer, *others)]
     bound = nominal([s for _, s in (*kernel.rows, *kernel.cols)] + [n for shape in shapes for n in shape], dims)
     rows, cols, out = (evaluate(size, bound) for size in (kernel.row_count, kernel.col_count, product(type_.shape)))
@@ -152,18 +152,18 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
     types = {b.name: b.type for b in program.buffers}
     for step in program.steps:
         kernel = taken(step, dims)
-        if not isinstance(kernel, Kernel) or kernel.strategies.get(kernel.order) != "segmented":
+        if not isinstance(kernel, Kernel) or kernel.row_order != "by key":
             continue
         part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
-        for what, size in (
+        for counted, size in (
             ("rows", kernel.row_count),
             ("rows of its result", product(types[kernel.order].shape[: part.leading])),
         ):
             count = evaluate(size, dims)
             if count > MOST_SORTED:
                 raise Unsupported(
-                    f"{kernel.name}: a segmented sum over {count} {what}; it counts to {MOST_SORTED}, reductions={{'*':"
-                    " 'privatized'} further"
+                    f"{kernel.name}: a segmented sum over {count} {counted}; it counts to {MOST_SORTED},"
+                    " reductions={'*': 'privatized'} further"
                 )
 
 

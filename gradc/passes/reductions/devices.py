@@ -277,22 +277,22 @@ def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Devi
     :param calibration: a file whose constants go before ours.
     :raises Unsupported: there is no such device here.  :raises InvalidProblem: the file is not what it should be.
     """
-    found = _find(arch_or_name)
+    device = _find(arch_or_name)
     if calibration is None:
-        return found
-    if not isinstance(found, Gpu):
-        raise InvalidProblem(f"{calibration}: a calibration is for a GPU, not for {found.name}")
-    return calibrated(found, calibration)
+        return device
+    if not isinstance(device, Gpu):
+        raise InvalidProblem(f"{calibration}: a calibration is for a GPU, not for {device.name}")
+    return calibrated(device, calibration)
 
 
 def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
     """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text
     before its own.
     """
-    found = device_for(arch_or_name or "sm_90")
-    if not isinstance(found, Gpu):
+    device = device_for(arch_or_name or "sm_90")
+    if not isinstance(device, Gpu):
         raise Unsupported(f"{arch_or_name!r} is no GPU")
-    return found if calibration is None else calibrated_by(found, calibration)
+    return device if calibration is None else calibrated_by(device, calibration)
 
 
 def listed_device(name: str, arch: str) -> Gpu:
@@ -302,11 +302,11 @@ def listed_device(name: str, arch: str) -> Gpu:
     """
     for asked in (name, arch):
         try:
-            found = _find(asked)
+            device = _find(asked)
         except Unsupported:
             continue
-        if isinstance(found, Gpu) and (asked == arch or found.arch == arch):
-            return found
+        if isinstance(device, Gpu) and (asked == arch or device.arch == arch):
+            return device
     raise Unsupported(f"the cost model knows neither a device {name[:80]!r} nor the architecture {arch}")
 
 
@@ -358,11 +358,11 @@ def read_calibration(path: str | Path) -> str:
 def calibrated_by(device: Gpu, text: str, where: str | Path = "calibration") -> Gpu:
     """:func:`calibrated` by a file's text; ``where`` stands in errors."""
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        calibration = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise InvalidProblem(f"{where}: this is not the JSON of a calibration: {error}") from error
     try:
-        return _replaced(device, found)
+        return _replaced(device, calibration)
     except InvalidProblem as error:
         raise InvalidProblem(f"{where}: {error}") from None
 
@@ -375,15 +375,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _replaced(device: Gpu, found: Any) -> Gpu:
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+def _replaced(device: Gpu, calibration: Any) -> Gpu:
+    if not isinstance(calibration, dict) or calibration.get("format") != FORMAT:
         raise InvalidProblem(f'a calibration begins with "format": "{FORMAT}"')
-    unknown = found.keys() - {"format", "device", "constants"}
+    unknown = calibration.keys() - {"format", "device", "constants"}
     if unknown:
         raise InvalidProblem(f"a calibration has no key {min(unknown)!r}; it has format, device, constants")
-    if found.get("device") != device.name:
-        raise InvalidProblem(f"the calibration is of {found.get('device')!r}, not of {device.name}")
-    constants = found.get("constants")
+    if calibration.get("device") != device.name:
+        raise InvalidProblem(f"the calibration is of {calibration.get('device')!r}, not of {device.name}")
+    constants = calibration.get("constants")
     if not isinstance(constants, dict):
         raise InvalidProblem('a calibration\'s "constants" maps names to numbers')
     for name, value in constants.items():

@@ -32,17 +32,18 @@ def candidates(part: Combine, types: Mapping[str, Type], determinism: str, allow
     """What may be picked where nothing is forced.  Fixed-point sums are not taken for rows that can be sorted: those
     add up exactly in order.
     """
-    found = [
+    names = [
         name for name in STRATEGIES if name in allowed and (determinism == "none" or deterministic(name, part, types))
     ]
-    if "atomic_fixed" in found and ("segmented" in found or not part.gathered) and len(found) > 1:
-        found.remove("atomic_fixed")
-    if not found:
+    sortable = any(STRATEGIES[name].visits == "by key" for name in names)
+    if (sortable or not part.gathered) and len(names) > 1:
+        names = [name for name in names if not STRATEGIES[name].loses_digits]
+    if not names:
         raise Unsupported(
             f"the combine into {part.buffer} can only be {', '.join(allowed)} here, which adds in any order;"
             ' determinism="none" allows it'
         )
-    return found
+    return names
 
 
 def cases(
@@ -92,33 +93,35 @@ def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[st
         low = high
     if len(pieces) > 1 and pieces[1][0] == 1:
         pieces = [(0, pieces[1][1]), *pieces[2:]]  # no rows are worth no case
-    return tuple((Assumption(symbol(name), ">=", least) if least else None, how) for least, how in reversed(pieces))
+    return tuple(
+        (Assumption(symbol(name), ">=", least) if least else None, strategy) for least, strategy in reversed(pieces)
+    )
 
 
 def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
     """The terms of the formulas that decide, in the order in which they do."""
-    found: list[tuple[Size, str]] = []  # taken where the size is >= 0
+    thresholds: list[tuple[Size, str]] = []  # taken where the size is >= 0
     if "regular" in names and not (s.gathered and "segmented" in names):
         # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another,
         # as many as do that as fast as atomics
-        found.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), "regular"))
+        thresholds.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), "regular"))
     if "atomic" in names and "segmented" in names and not s.exact:  # R hot > sort, R being N / V at least
-        found.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
+        thresholds.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
     if "atomic" in names:
-        found.append((device.room // s.wide - s.out, "atomic"))  # the table stays in L2
+        thresholds.append((device.room // s.wide - s.out, "atomic"))  # the table stays in L2
     if "segmented" in names:
         if (
             "atomic" in names and s.item >= 4
         ):  # 2 U D a > B sort: rows hit come and go; U is near N, and three passes are enough for 2^24 rows
             least = int((device.sort_base + 3 * device.sort_pass) * device.bandwidth)
             each = int(3 * device.bandwidth / device.sort_rate)
-            found += [(s.rows * (s.width * (2 * s.wide) - each) - least, "segmented"), (0, "atomic")]
+            thresholds += [(s.rows * (s.width * (2 * s.wide) - each) - least, "segmented"), (0, "atomic")]
         elif (
             "privatized" in names and "atomic" not in names
         ):  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
             pays = device.sort_base + device.launch
             amount = int(min(pays * device.resident, max(pays * device.bandwidth, 2 * device.room)))
-            found += [
+            thresholds += [
                 (
                     ((s.rows + (GPU_SHORTEST - 1)) * s.width) * (s.keys + GPU_SHORTEST) * (2 * s.pair // GPU_SHORTEST)
                     - amount,
@@ -128,24 +131,20 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
                 (0, "privatized"),
             ]
         else:
-            found.append((0, "segmented"))
-    found.append(
+            thresholds.append((0, "segmented"))
+    thresholds.append(
         (
             0,
-            (
-                next(name for name in ("atomic", "atomic_fixed", "privatized", "regular") if name in names)
-                if "segmented" not in names
-                else "segmented"
-            ),
+            next(name for name in ("segmented", "atomic", "atomic_fixed", "privatized", "regular") if name in names),
         )
     )
-    return _decided(found)
+    return _decided(thresholds)
 
 
-def _decided(found: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:
+def _decided(thresholds: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:
     """Without what cannot hold, up to the first that must; what leads to the same as the last needs no case."""
     kept: list[tuple[Size, str]] = []
-    for size, name in found:
+    for size, name in thresholds:
         if known_nonnegative(-1 - size):
             continue
         kept.append((size, name))

@@ -1,9 +1,9 @@
-"""The ways to combine values of many rows into one result, one record each: where it is right, in which order rows are
-visited, what it costs.
+"""The strategies for combining values of many rows into one result, one record each: where it is correct, what it
+costs, whether it is deterministic.
 
 The choice, the cost model, ``explain``, the precision of an executable, the verifier and the documentation read
-:data:`STRATEGIES`; a way more is a record here and its part of a template.  What a way costs on a CPU are bytes moved
-at the device's bandwidth, what it costs on a GPU:
+:data:`STRATEGIES`; a new strategy is its name in :mod:`gradc.ir.kernel`, a record here and its part of a template.
+The cost on a CPU is bytes moved at the device's bandwidth; the cost on a GPU:
 
 N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a
 copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a result's element, [c] = 1 where c holds;
@@ -36,17 +36,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from ...ir.dims import ceildiv, evaluate
-from ...ir.kernel import STRATEGIES as IN_TEXT
+from ...ir.kernel import STRATEGIES as ROW_ORDERS
+from ...ir.kernel import RowOrder
 from ...ir.types import DType
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
-from .devices import Cpu, Gpu
+from .devices import CPU, Cpu, Gpu
 
 COLUMNS = 4
-"""Of a thread."""
+"""Columns of a thread."""
 HIT = 17e-9
 """Seconds per row that one warp adds to what it has in registers: an estimate."""
 ROW = 0.25e-6
@@ -58,14 +58,14 @@ Cost = tuple[int, float]
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way.
+    """One strategy.
 
     :param text: for the documentation.
-    :param right: (combine, dtype of the result) -> whether it computes the same as any other; :param exact: whether
-        integers are meant that atomics combine to the same bits in any order.
-    :param visits: what decides in which order a kernel visits its rows: nothing, a sort ``by key``, or ``by owner`` of
-        the result's row.
+    :param right: (combine, dtype of the result, exact) -> whether it is correct; ``exact``: the values are integers
+        that atomics combine to the same bits in any order.
     :param deterministic: floats have the same bits in every run.
+    :param partials: each task has a partial result of its own.
+    :param loses_digits: values that are small beside the largest lose digits.
     :param host: (sizes, CPU) -> (bytes, seconds, in words); None: there is no kernel for CPUs.
     :param gpu: (sizes, hits, GPU) -> (bytes, seconds), and ``words`` the same in words.
     """
@@ -76,8 +76,14 @@ class Strategy:
     gpu: Callable[[Scatter[int], Hits, Gpu], Cost]
     words: Callable[[Scatter[int], Hits, Gpu], str]
     host: Callable[[HostScatter, Cpu], tuple[int, float, str]] | None = None
-    visits: Literal["", "by key", "by owner"] = ""
     deterministic: bool = True
+    partials: bool = False
+    loses_digits: bool = False
+
+    @property
+    def visits(self) -> RowOrder:
+        """What decides in which order a kernel visits its rows: part of the kernel language."""
+        return ROW_ORDERS[self.name]
 
 
 # -- what several cost -------------------------------------------------------------------------------------------------
@@ -119,6 +125,10 @@ def partials(s: Scatter[int]) -> int:
 # -- segmented --------------------------------------------------------------------------------------------------------
 
 
+SORTED_ROW = int(CPU.sort * CPU.bandwidth / 8)
+"""Elements of partial results, 8 bytes each, that a CPU moves in the time in which it sorts one row."""
+
+
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item + 8 * s.rows
     return (
@@ -141,7 +151,6 @@ SEGMENTED = Strategy(
     "segmented",
     "rows are visited in the order of a stable sort of their index, so that each row of the result is written once",
     right=lambda part, dtype, exact: part.gathered and part.tail,
-    visits="by key",
     host=_segmented_host,
     gpu=_segmented_gpu,
     words=_segmented_words,
@@ -176,7 +185,6 @@ REGULAR = Strategy(
     "regular",
     "the index is affine in the rows, so that each row of the result has one owner",
     right=lambda part, dtype, exact: bool(part.kept),
-    visits="by owner",
     host=_regular_host,
     gpu=_regular_gpu,
     words=_regular_words,
@@ -194,18 +202,18 @@ def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     if s.own:
-        apart, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
-        rate = device.resident if apart // 2 <= device.room else device.bandwidth
+        scratch, streamed = 2 * partials(s) * s.out * s.wide, floor(s)
+        rate = device.resident if scratch // 2 <= device.room else device.bandwidth
         return (
-            streamed + apart,
-            max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + apart / rate + 2 * device.launch,
+            streamed + scratch,
+            max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + scratch / rate + 2 * device.launch,
         )
     parts, streamed = partials(s) * s.out * s.pair, floor(s)
-    apart = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
+    scratch = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
     return (
-        streamed + apart,
-        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + apart / rate + 2 * device.launch,
+        streamed + scratch,
+        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + scratch / rate + 2 * device.launch,
     )
 
 
@@ -217,6 +225,7 @@ PRIVATIZED = Strategy(
     "privatized",
     "each fixed chunk of rows has a partial result; these are folded in the order of the chunks",
     right=lambda part, dtype, exact: True,
+    partials=True,
     host=_privatized_host,
     gpu=_privatized_gpu,
     words=_privatized_words,
@@ -247,6 +256,7 @@ ATOMIC_FIXED = Strategy(
     "floats are added as 64-bit integers by atomics, in any order to the same bits; values that are small beside the"
     " largest lose digits",
     right=lambda part, dtype, exact: dtype.is_float and 16 <= dtype.bits <= 32 and part.stmt.combine == "sum",
+    loses_digits=True,
     gpu=_atomic_fixed_gpu,
     words=_atomic_fixed_words,
 )
@@ -284,8 +294,7 @@ ATOMIC = Strategy(
 
 STRATEGIES: dict[str, Strategy] = {s.name: s for s in (SEGMENTED, REGULAR, PRIVATIZED, ATOMIC_FIXED, ATOMIC)}
 """All, in the order in which equals are picked."""
-assert {s.name: s.visits for s in STRATEGIES.values()} == IN_TEXT
 ON_HOST = tuple(s.name for s in reversed(STRATEGIES.values()) if s.host)
-"""Those of the CPU, and what is available where nothing is said."""
+"""Strategies with a kernel for CPUs."""
 ON_GPU = (*ON_HOST, *(s.name for s in reversed(STRATEGIES.values()) if not s.host))
-"""Those of CUDA."""
+"""Strategies with a CUDA kernel."""

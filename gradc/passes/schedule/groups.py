@@ -32,7 +32,8 @@ def alike(a: Sequence[Size], b: Sequence[Size]) -> bool:
 class Group:
     """Nodes that share one kernel.
 
-    :ivar walked: of each scatter of single elements the axes that it shows; without a column it would run once per row.
+    :ivar walked: the axes in the index of each scatter of single elements; one without a column axis would be added
+        once per row.
     """
 
     def __init__(self, key: int, shape: Sequence[Size], cols: tuple[int, ...] | None):
@@ -45,7 +46,7 @@ class Group:
 
     @property
     def alone(self) -> bool:
-        """Whether it is a step of one node, which nothing joins."""
+        """Whether it is a step of one node, to which no other may be added."""
         return not {"library", "check"}.isdisjoint(self.placed.values())
 
     @property
@@ -179,9 +180,9 @@ class StridedView:
         if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
             return StridedOperand(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
         if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides
-            found = lower.at(index, node, self)
-            if found is not None:
-                return found  # type: ignore[no-any-return]
+            value = lower.at(index, node, self)
+            if value is not None:
+                return value  # type: ignore[no-any-return]
         if not self.memory.host:
             raise CannotInline(node, "a library reads its own dtype")
         if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):

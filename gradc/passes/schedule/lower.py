@@ -1,9 +1,9 @@
-"""Writing one kernel: values are pulled, from what the kernel stores back to what it loads.
+"""Writing one kernel: from what it stores back to what it loads.
 
-``read(node, index)`` is the statement that holds ``node`` at that place.  A node with a buffer is a load; a pointwise
-op reads its operands at the same place; an op that moves data reads them elsewhere; a reduction along the kernel's
-columns becomes a row value.  What cannot be had inside the kernel raises :class:`CannotInline`, and the scheduler gives
-that node a kernel of its own.
+``read(node, index)`` is the statement that holds the element of ``node`` at that index.  A node with a buffer is a
+load; a pointwise op reads its operands at the same index; an op that moves data reads them at another; a reduction
+along the kernel's columns becomes a row value.  What cannot be computed inside the kernel raises :class:`CannotInline`,
+and the scheduler gives that node a kernel of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class IterationSpace:
     """A kernel's iteration space: an axis name per dimension of ``shape`` (none for the literal size 1), and which are
     columns.
 
-    :param cols: dimensions that are columns, or None while nothing has decided.
+    :param cols: dimensions that are columns, or None while they are undecided.
     """
 
     shape: tuple[Size, ...]
@@ -281,9 +281,9 @@ class KernelBuilder:
         return self.body[int(value[1:])]
 
     def _dtype(self, value: str) -> DType:
-        found = self._stmt(value).dtype
-        assert found is not None
-        return found
+        dtype = self._stmt(value).dtype
+        assert dtype is not None
+        return dtype
 
     # -- pulling -------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""merge: groups that were opened apart, and read the same or each other's values, become one.
+"""merge: two groups that read the same values, or each other's, become one.
 
-The scheduler meets nodes one by one, so two groups may stand before the value appears that joins them.  Here the pair
-that saves the most bytes is written again as one group, node by node under the rules of every group, until no pair can
-be.
+The scheduler visits nodes one by one, so two groups may exist before the value that connects them is visited.  Here the
+pair that saves the most bytes is rebuilt as one group, node by node under the rules of every group, until no pair is
+left that can be.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
 
 
 def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int]) -> int:
-    """Bytes that one kernel would not move again: what both read, and what one writes and the other reads.  0 where
-    that is little.
+    """Bytes that one kernel would save: what both read, and what one writes and the other reads.  0 where that is less
+    than half of the smaller group's largest value.
     """
     shared = scheduler.loads[a.key] & scheduler.loads[b.key]
     handed = (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
@@ -68,7 +68,7 @@ def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int])
 
 
 def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> str:
-    """Nothing if the two have become one; else why not, and nothing has changed."""
+    """Merge two groups; the reason if they cannot be, and then nothing has changed, else ""."""
     import networkx as nx
 
     order = nx.contracted_nodes(scheduler.order, a.key, b.key, self_loops=False, copy=True)
@@ -82,7 +82,7 @@ def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int])
     for node in nodes:
         del scheduler.group_of[node]
         scheduler.in_memory.discard(node)
-    refusal = next((reason for node in nodes if (reason := _joins(scheduler, node, new)) is not None), None)
+    refusal = next((reason for node in nodes if (reason := _add(scheduler, node, new)) is not None), None)
     if refusal is None:
         del scheduler.loads[a.key], scheduler.loads[b.key]
         return ""
@@ -93,7 +93,7 @@ def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int])
     return f"{refusal.why} ({refusal.node.op.name} {refusal.node.type})"
 
 
-def _joins(scheduler: Scheduler, node: Node, group: Group) -> CannotInline | None:
+def _add(scheduler: Scheduler, node: Node, group: Group) -> CannotInline | None:
     if not group.placed and group.domain.cols is None and not isinstance(lowering(node), Scatter):
         return scheduler.attempt(node, group)
     return scheduler.join(node, group)

@@ -1,4 +1,4 @@
-"""Who gets memory and who joins whom: nodes become groups, each of which is going to be a kernel."""
+"""Which nodes get memory, and which share a kernel: nodes become groups, each of which becomes a kernel."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .lower import CannotInline, IterationSpace, KernelBuilder
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a kernel of several values: buffers, statements, and their cost in additions.  A compiler's time grows faster
-    than a kernel does.
+    """Limits of a kernel that computes several values: buffers, statements, and their cost in additions.  A C
+    compiler's time grows faster than the length of a kernel.
     """
 
     buffers: int
@@ -29,8 +29,8 @@ class Limits:
 
 CHEAP = 8
 FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
-"""Of a kernel that grows value by value, and of one made of two that save bytes together, on a machine whose registers
-spill to a near cache.
+"""Limits of a kernel that grows value by value, and of two merged kernels, on a machine whose registers spill to a near
+cache.
 """
 LONGEST = 48
 """Values that are computed in one expression."""
@@ -55,7 +55,7 @@ class Scheduler:
         self.loads: dict[int, set[Node]] = {}
         self.constants: dict[Node, str] = {}
         self.names = set(graph.input_names)
-        """Of buffers, so far."""
+        """Names of buffers given so far."""
         self.inline: set[Node] = set()
         self.refused: dict[tuple[int, int], tuple[int, str]] = {}
         """Pairs of groups that would save bytes as one and cannot be: the bytes and why."""
@@ -85,8 +85,8 @@ class Scheduler:
             raise CannotInline(node, "its bytes are needed")
 
     def read_in_place(self, node: Node) -> bool:
-        """Whether users compute the node again where they need it: data movement, and pointwise ops no dearer than
-        loading them.
+        """Whether each user computes the node itself: data movement, and pointwise ops that cost no more than loading
+        their result.
         """
         lower = lowering(node)
         if isinstance(lower, Movement | Lookup | Alias):

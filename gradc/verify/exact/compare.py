@@ -125,10 +125,10 @@ def equal(
         one, other = (
             _evaluated(g, {n: inputs[n] for n in g.input_names}, bound, licence, folding) for g in (before, after)
         )
-        found = _first_difference(before, one, other)
-        if not found:
+        difference = _first_difference(before, one, other)
+        if not difference:
             return
-        wrong = wrong or found
+        wrong = wrong or difference
     sizes = ", ".join(f"{k}={v}" for k, v in bound.items())
     raise InternalError(
         f"{after.name} no longer means the same under {licence}: {wrong} ({sizes + ', ' if sizes else ''}seed {seed})"

@@ -71,11 +71,11 @@ class _Evaluation:
                 self.values[node] = self.settled(node, self.value(node))
         return {name: self.values[node] for name, node in self.graph.outputs}
 
-    def settled(self, node: Node, found: ExactArray) -> ExactArray:
+    def settled(self, node: Node, array: ExactArray) -> ExactArray:
         shape = node.type.concrete(self.dims)
-        if found.shape != shape:
-            found = replace(found, value=np.broadcast_to(found.value, shape), tag=np.broadcast_to(found.tag, shape))
-        return found
+        if array.shape != shape:
+            array = replace(array, value=np.broadcast_to(array.value, shape), tag=np.broadcast_to(array.tag, shape))
+        return array
 
     def value(self, node: Node) -> ExactArray:
         op, dtype = node.op, node.dtype
@@ -259,10 +259,10 @@ class _Evaluation:
             return self.unknown(node, [x])
         high = combine.endswith("max")
         key = last(x.key(1 if high else -1), axes)
-        found: Array = np.zeros(key.shape[:-1], np.int64)
+        position: Array = np.zeros(key.shape[:-1], np.int64)
         if key.shape[-1]:
-            found = np.asarray(key.argmax(-1) if high else key.argmin(-1))
-        place = found[..., None]
+            position = np.asarray(key.argmax(-1) if high else key.argmin(-1))
+        place = position[..., None]
         if combine.startswith("arg"):
             return concrete(place[..., 0], node.dtype)
         value, tags = (np.take_along_axis(last(a, axes), place, -1)[..., 0] for a in (x.value, x.tag))
