@@ -55,7 +55,7 @@ import ctypes, hashlib, sys
 import numpy as np
 import gradc
 from gradc import ops
-from gradc.runtime import pool, toolchain
+from gradc.runtime.host import pool, toolchain
 
 # Bits of MXCSR and of FPCR.  x86: exceptions unmasked, FTZ + DAZ, rounding down, up, to zero; AArch64 the same.
 SOURCE = """
@@ -182,7 +182,7 @@ def test_torchs_flush_to_zero_changes_no_bits() -> None:
     pytest.importorskip("torch")
     code = """
     import numpy as np, torch, gradc
-    from gradc.runtime import pool
+    from gradc.runtime.host import pool
     pool.set_num_threads(2)
     module = gradc.compile(gradc.trace(lambda x: x * 0.5, x="f32[N]"))
     x = np.full(100_000, 1e-38, np.float32)
@@ -248,7 +248,7 @@ import numpy as np
 import gradc
 from gradc import ops
 from gradc.errors import GradcError, InvalidProblem
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 
 pool.set_num_threads(int(sys.argv[1]))
 what = sys.argv[2]
@@ -321,7 +321,7 @@ ENDS_EARLY = (
     + """
 # Tasks of a call that was interrupted in its first tasks: counted, not timed.
 import ctypes
-from gradc.runtime import toolchain
+from gradc.runtime.host import toolchain
 source = '''
 #include <stdint.h>
 #include <time.h>
@@ -360,7 +360,7 @@ ENDS_WITHIN = (
 # Tasks that run until they are told to end, on the thread of the call and on others; then on others alone.
 import ctypes
 from gradc.codegen.text import read_template
-from gradc.runtime import toolchain
+from gradc.runtime.host import toolchain
 source = '''
 #define _GNU_SOURCE
 #include <sched.h>
@@ -794,7 +794,7 @@ def test_fork_during_another_threads_first_compilation(pause: str, tmp_path: Pat
 DURING_CALLS = (
     MODEL
     + """
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 pool.set_num_threads(3)
 module = build()
 product = gradc.compile(gradc.trace(lambda a, b: a @ b, a="f32[N,256]", b="f32[256,256]"))
@@ -1147,7 +1147,7 @@ import gradc
 from gradc import ops
 from gradc.errors import OutOfMemory
 from gradc.process import limits
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 pool.set_num_threads(2)
 module = gradc.compile(gradc.trace(lambda x: ops.exp(x) * 2.0, x="f32[N,64]"))
 product = gradc.compile(gradc.trace(lambda a, b: a @ b, a="f32[N,64]", b="f32[64,64]"))
@@ -1214,7 +1214,7 @@ def test_calls_compilations_and_files_in_an_atexit_handler(tmp_path: Path) -> No
 DAEMONS = (
     MODEL
     + """
-from gradc.runtime import pool
+from gradc.runtime.host import pool
 pool.set_num_threads(3)
 module = build()
 product = gradc.compile(gradc.trace(lambda a, b: a @ b, a="f32[N,256]", b="f32[256,256]"))
