@@ -27,6 +27,11 @@ _KEYWORDS = """
 """
 _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")
 """What writers call what they number: values, axes, partial sums; and functions of one type, which macros define."""
+_MACRO = re.compile(
+    r"(EXIT|FD|FE|FP|HUGE|M|MATH|MB|PTRDIFF|RAND|SIG|SIZE|U?INT\w*|WCHAR|WINT)_\w+|S?NAN\w*|INFINITY|MAXFLOAT|NULL|EOF"
+    r"|NFDBITS|\w+_ENDIAN|BYTE_ORDER|W[A-Z]{5,8}|math_errhandling|errno|assert|stdin|stdout|stderr"
+)
+"""Macros of the C headers that a text may include, and more that look like them."""
 _ELSEWHERE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|/\*.*?\*/|//[^\n]*|(?<=[\w\])])\.[A-Za-z_]\w*"
 """Parts of a template that are no text of the target, or name a struct's member, which hides nothing."""
 
@@ -60,8 +65,8 @@ def identifier(name: str, target: str = "") -> str:
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
     if not word or word[0].isdigit():
         word = f"at_{word}" if word else "unnamed"
-    meant = word in reserved(target) or _LOCAL.fullmatch(word) or word.lower().startswith("gradc")
-    return f"{word}_" if meant else word
+    taken = word in reserved(target) or _LOCAL.fullmatch(word) or _MACRO.fullmatch(word) or word.lower().startswith("gradc")
+    return f"{word}_" if taken else word
 
 
 def identifiers(names: Iterable[str], target: str = "") -> dict[str, str]:

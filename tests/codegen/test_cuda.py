@@ -7,6 +7,7 @@ its numbers.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -366,3 +367,19 @@ def test_no_user_s_name_is_a_word_of_the_text(how: str) -> None:
         words = {w for w in re.findall(r"(?<![\w.])[A-Za-z_]\w*", text) if not w.startswith(kernel.name)}
         assert user <= words
         assert not {w for w in words - user if identifier(w) == w}
+
+
+def test_names_that_mean_something_elsewhere() -> None:
+    """Macros of C headers, words of CUDA and of the templates: a kernel over them compiles and adds them up."""
+    names = (
+        "NULL INFINITY NAN EOF errno assert stdout INT64_MAX M_PI HUGE_VAL RAND_MAX WNOHANG SIZE_MAX FE_INVALID"
+        " alloca size_t threadIdx main signbit isnan x W c col shared even_cols sat_i32_f32 exp_f32 workspace"
+        " dim0 v0 x0 for_"
+    ).split()
+    graph = gradc.trace(
+        lambda **each: functools.reduce(lambda a, b: a + b, each.values()), **dict.fromkeys(names, "f32[threadIdx]")
+    )
+    module = gradc.compile(graph, target="cuda-sim")
+    values = {name: np.full(3, i, np.float32) for i, name in enumerate(names)}
+    (total,) = module.forward.run(values).values()
+    np.testing.assert_array_equal(total, np.full(3, sum(range(len(names)))))
