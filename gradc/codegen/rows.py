@@ -9,6 +9,7 @@ from ..ir.dims import Size, product
 from ..ir.kernel import Kernel, Phase
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
+from ..ir.walk import backward_slice
 from ..passes.reductions.combine import Combine, combines
 from .expr import Scribe, variable
 from .index import flatten, index, size
@@ -63,11 +64,7 @@ class RowWriter:
 
     def slice_of(self, values: Sequence[str]) -> list[Stmt]:
         """The statements that values are computed by, in order."""
-        needed = {v for v in values if v}
-        for s in reversed(self.k.body):
-            if s.name in needed:
-                needed.update(s.uses)
-        return [s for s in self.k.body if s.name in needed]
+        return backward_slice(self.k.body, (v for v in values if v))
 
     def wide_accumulator(self, s: Stmt) -> bool:
         """Whether a regular accum adds up in a wider row beside its result: where more rows may meet than add up in f32

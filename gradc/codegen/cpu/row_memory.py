@@ -10,6 +10,7 @@ from dataclasses import replace
 from ...ir.node import REGISTRY
 from ...ir.op import Expr
 from ...ir.statement import Index, Stmt
+from ...ir.walk import reachable
 from ..expr import carrier, variable
 from ..index import flatten, index
 from ..rows import RowWriter
@@ -62,14 +63,7 @@ class RowMemory(RowWriter):
 
     def work(self, value: str, known: Mapping[str, Stmt]) -> int:
         """Additions that computing it takes in a pass."""
-        total, pending, seen = 0, [value], {value}
-        while pending:
-            s = known[pending.pop()]
-            total += cost(s)
-            fresh = [u for u in s.uses if u in known and u not in seen]
-            seen.update(fresh)
-            pending += fresh
-        return total
+        return sum(cost(known[v]) for v in reachable([value], lambda v: [u for u in known[v].uses if u in known]))
 
     def cached(self, s: Stmt, number: int) -> Stmt | None:
         if self.row_cache.get(s.name, number) >= number:
