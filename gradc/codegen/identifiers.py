@@ -65,7 +65,9 @@ def identifier(name: str, target: str = "") -> str:
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
     if not word or word[0].isdigit():
         word = f"at_{word}" if word else "unnamed"
-    taken = word in reserved(target) or _LOCAL.fullmatch(word) or _MACRO.fullmatch(word) or word.lower().startswith("gradc")
+    taken = (
+        word in reserved(target) or _LOCAL.fullmatch(word) or _MACRO.fullmatch(word) or word.lower().startswith("gradc")
+    )
     return f"{word}_" if taken else word
 
 

@@ -148,7 +148,9 @@ class Taken:
 
     @property
     def possible(self) -> bool:
-        """Whether something is gathered and something computed, and the operands that are not gathered keep their gradient."""
+        """Whether something is gathered and something computed, and the operands that are not gathered keep their
+        gradient.
+        """
         return (
             bool(self.leaves)
             and self.works
