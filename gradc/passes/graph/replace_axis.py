@@ -149,7 +149,7 @@ class VaryingAxes:
         return frozenset(varying)
 
     def narrow(self, node: Node, keep: frozenset[int]) -> Node | None:
-        """The value with size 1 along every axis but ``keep``; None if it varies along another or cannot be narrowed."""
+        """The value with size 1 along all axes but ``keep``; None if it varies along another or cannot be narrowed."""
         if not self.of(node) <= keep:
             return None
         for axis, size in enumerate(node.shape):
