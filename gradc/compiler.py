@@ -30,9 +30,10 @@ from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
 from .passes.graph.propagate_reshapes import propagate_reshapes
+from .passes.graph.push_gathers import push_gathers
 from .passes.graph.scalarize_axes import scalarize_axes
 from .passes.graph.simplify import simplify
-from .passes.graph.sink_dequant import push_gathers, sink_dequant
+from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline

@@ -21,6 +21,7 @@ from ...passes.program.plan_buffers import slot_sizes
 from ...passes.reductions.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
+from ..text import enumerators
 from .actions import FLAG, FLAG_WORDS, U8, U32, U64, WORKSPACE, Action, Launch, Part, Product, Strided
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
@@ -34,11 +35,12 @@ MOST_STRIPS = 1024
 MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
 WARP = 32
-TILE = 2048
-ONE_BLOCK = 4096
+_SORT = enumerators("cuda/sort.cu")
+TILE = _SORT["GRADC_TILE"]
+ONE_BLOCK = _SORT["GRADC_ONE_BLOCK"]
 """Rows that one block sorts in one launch."""
-TREE = 64
-"""Chunks whose pieces of one segment are added up apart, where there are twice as many."""
+TREE = _SORT["GRADC_TREE"]
+"""Chunks whose pieces of one segment are added up separately, where there are twice as many."""
 
 
 def align(count: int) -> int:

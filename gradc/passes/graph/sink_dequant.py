@@ -22,7 +22,7 @@ from ...ir.pattern import Var, match, op, splat
 from ...ops.indexing import in_range
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
-from .push_gathers import GATHER, push_gathers
+from .push_gathers import GATHER
 from .replace_axis import VaryingAxes, elements, moves, nbytes, replace_axis
 from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, hoist_scales, homogeneous, sink_scales
 
@@ -291,6 +291,3 @@ def _scale_after_scatter(graph: Graph) -> Graph:
         return None
 
     return graph.rewrite(rule)
-
-
-__all__ = ["push_gathers", "sink_dequant"]

@@ -17,6 +17,7 @@ from ...ir.kernel import Call, Program
 from ...passes.program.plan_buffers import slot_sizes
 from . import pool
 from .arrays import empty
+from .pool import CODES
 from .toolchain import compile_units, load_library
 
 Array = np.ndarray[Any, Any]
@@ -142,20 +143,20 @@ class CpuProgram:
 
     def _raise(self, error: tuple[int, int, int, int, int]) -> None:
         code, site, position, value, bound = error
-        if code == 1:
+        if code == CODES["GRADC_INDEX_OUT_OF_RANGE"]:
             op, source = self.sites.get(site, ("index", "?"))
             raise IndexOutOfRange(op, source, position, value, bound)
-        if code == 2:
+        if code == CODES["GRADC_OUT_OF_MEMORY"]:
             raise OutOfMemory(
                 f"{self.program.name}: a thread needs {value} bytes more for itself, and the system does not give them"
             )
-        if code == 3:
+        if code == CODES["GRADC_DECREASES"]:
             op, source = self.sites.get(site, ("index", "?"))
             raise NotAscending(op, source, position, value, bound)
-        if code == 4:
+        if code == CODES["GRADC_OUTSIDE"]:
             step = self.program.steps[site]
             raise InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
-        if code == 5:
+        if code == CODES["GRADC_FORKED"]:
             raise DeviceError(
                 f"{self.program.name}: the process was forked in the middle of the call, by the handler of a signal;"
                 " the child has not what the parent's threads computed"
