@@ -426,7 +426,7 @@ def test_a_long_task_ends_where_it_asks(threads: str) -> None:
 )
 def test_tasks_that_may_be_long_ask(function: Any, types: dict[str, str]) -> None:
     source = gradc.compile(gradc.trace(function, **types), target="cpu").source()
-    assert "gradc_ends(A, &since" in source
+    assert "gradc_poll(A->ctx, &since" in source
 
 
 HANDLERS = (
