@@ -103,8 +103,8 @@ class _MergedAxes:
         return node
 
     def split(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
-        """An operand with its axis ``at`` split into ``sizes``: the value before the merge, or the same op on operands that
-        are split.
+        """An operand with its axis ``at`` split into ``sizes``: the value before the merge, or the same op on operands
+        that are split.
         """
         if not isinstance(at, int):
             return call("reshape", node, at)

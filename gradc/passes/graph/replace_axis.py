@@ -1,4 +1,4 @@
-"""An expression with one axis of its result replaced: the rewrite behind the rules for gathers, scatters and short axes.
+"""An expression with one axis of its result replaced: the rewrite that rules for gathers, scatters and short axes use.
 
 An op that works elementwise along an axis (a pointwise op, or one whose record has ``replace_axis``), applied to
 operands gathered along that axis, gives what a gather of its result would give.
@@ -148,7 +148,7 @@ class VaryingAxes:
         return frozenset(varying)
 
     def narrow(self, node: Node, keep: frozenset[int]) -> Node | None:
-        """The value with size 1 along every axis but ``keep``; None if it varies along another or cannot be narrowed."""
+        """The value with size 1 along all axes but ``keep``; None if it varies along another or cannot be narrowed."""
         if not self.of(node) <= keep:
             return None
         for axis, size in enumerate(node.shape):

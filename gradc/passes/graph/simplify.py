@@ -139,7 +139,9 @@ def _unit_sum(node: Node) -> Node | None:
 
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
-    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library can write it transposed"""
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library can write it
+    transposed
+    """
     pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
 
     def rewrite(old: Node, new: Node) -> Node | None:
