@@ -42,8 +42,8 @@ class Elements:
         )
 
     def after(self, step: Step) -> None:
-        """Update the known ranges after a step: elements that it checked or stored; what it may overwrite is unknown
-        again.
+        """Update the known ranges after a step: elements that it checked or stored; what it may overwrite becomes
+        unknown.
         """
         changed = {self.memory(b) for b in step.writes}
         left = {key: range_ for memory in changed for key, range_ in self.stored(step, memory)}
@@ -54,9 +54,7 @@ class Elements:
                     self.ranges[self.roots[buffer]] = self.known(buffer) & inside(bound)
 
     def stored(self, step: Step, memory: str | int) -> Iterator[tuple[tuple[str, str], Range]]:
-        """The range of what a step stores to memory, if that is only integers of one type, whichever of its kernels
-        runs.
-        """
+        """The range of what a step stores to memory, if it only stores integers of one type, whichever kernel runs."""
         keys: set[tuple[str, str]] = set()
         values: list[Range] = []
         whole = True

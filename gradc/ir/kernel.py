@@ -2,7 +2,7 @@
 
 A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every
 access is an affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``;
-its index decides what that is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes
+its index decides what it is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes
 ``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends on (its
 level) and how many passes over the columns must have ended before it (its phase) are derived here, never stored.
 

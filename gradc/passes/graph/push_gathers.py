@@ -148,9 +148,7 @@ class Taken:
 
     @property
     def possible(self) -> bool:
-        """Whether something is gathered and something computed, and the operands that are not gathered keep their
-        gradient.
-        """
+        """Whether something is gathered, something is computed, and what is not gathered keeps its gradient."""
         return (
             bool(self.leaves)
             and self.works

@@ -1,5 +1,4 @@
-"""An expression with one axis of its result replaced: the rewrite behind the rules for gathers, scatters and short
-axes.
+"""An expression with one axis of its result replaced: the rewrite that rules for gathers, scatters and short axes use.
 
 An op that works elementwise along an axis (a pointwise op, or one whose record has ``replace_axis``), applied to
 operands gathered along that axis, gives what a gather of its result would give.

@@ -225,9 +225,7 @@ def sink_scales(graph: Graph) -> Graph:
 
 
 def _sunk(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
-    """One sweep: values are rebuilt without their scales, which are kept in ``waiting`` until the step that applies
-    them.
-    """
+    """One sweep: values are rebuilt without their scales, which stay in ``waiting`` until a step applies them."""
     variation = VaryingAxes()
     new: dict[Node, Node] = {}
     waiting: dict[Node, list[Scale]] = {}
