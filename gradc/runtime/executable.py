@@ -541,7 +541,7 @@ class Executable(Shared):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def thread_bytes(self, bound: Mapping[str, int]) -> int:
-        """Bytes that the threads of the CPU keep for such calls, all together: rows held from pass to pass, packed
+        """Bytes that the threads of the CPU keep for such calls, all together: rows cached from pass to pass, packed
         parts of a product's operands.
         """
         return self.backend.thread_bytes(self.backend.plan(bound))

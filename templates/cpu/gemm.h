@@ -146,16 +146,16 @@ static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, con
     if (w < width) {
       memset(to, 0, (size_t)(steps * width) * sizeof(T));
     }
-    int64_t turned = 0;
+    int64_t transposed = 0;
     if (along == 1 && w == width && width > 1) {
-      for (; turned + GEMM(LANES) <= steps; turned += GEMM(LANES)) {
+      for (; transposed + GEMM(LANES) <= steps; transposed += GEMM(LANES)) {
 #pragma GCC unroll 4
         for (int i = 0; i < width; i += GEMM(LANES)) {
-          GEMM(pack_square)(to + turned * width + i, panel + i * across + turned, across, width - i < GEMM(LANES) ? width - i : GEMM(LANES), width);
+          GEMM(pack_square)(to + transposed * width + i, panel + i * across + transposed, across, width - i < GEMM(LANES) ? width - i : GEMM(LANES), width);
         }
       }
     }
-    for (int64_t p0 = turned; p0 < steps; p0 += 16) { /* short runs, so that both sides stay in the first cache */
+    for (int64_t p0 = transposed; p0 < steps; p0 += 16) { /* short runs, so that both sides stay in the first cache */
       const int64_t end = p0 + 16 < steps ? p0 + 16 : steps;
       for (int i = 0; i < w; i++) {
         for (int64_t p = p0; p < end; p++) {

@@ -133,7 +133,7 @@ class CpuBackend(HostBackend):
         return self.native.bind(dims)
 
     def thread_bytes(self, plan: Any) -> int:
-        """Rows held from pass to pass, packed parts of a product's operands."""
+        """Rows cached from pass to pass, packed parts of a product's operands."""
         return plan.local * num_threads() if plan.local else 0  # type: ignore[no-any-return]
 
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> None:

@@ -29,7 +29,7 @@ class Binding:
     """What a call needs to know once its sizes are numbers.
 
     :param workspace: bytes of the one workspace: slots of temps, then the scratch of the widest kernel.
-    :param local: bytes that each thread keeps: rows held from pass to pass, packed parts of a product's operands.
+    :param local: bytes that each thread keeps: rows cached from pass to pass, packed parts of a product's operands.
     :param large: whether something is written that may be too large for the caches.
     """
 
