@@ -512,7 +512,7 @@ def test_another_gradc_or_nvrtc_is_another_entry(what: str, compiles: list[str],
 @needs_nvrtc
 def test_a_hit_in_another_process_does_not_load_the_library():
     script = f"""
-from gradc.runtime import nvrtc
+from gradc.runtime.cuda import nvrtc
 made = nvrtc.compile_cuda({SAXPY!r}, arch="sm_90")
 print(len(made.cubin), any("libnvrtc" in line for line in open("/proc/self/maps")))
 """
@@ -644,7 +644,7 @@ def test_ctrl_c_stops_it():
         pytest.skip(f"{FOUND} cannot be stopped")
     script = f"""
 import threading, time
-from gradc.runtime import nvrtc
+from gradc.runtime.cuda import nvrtc
 nvrtc.compile_cuda({SAXPY!r}, arch="sm_80")
 print("started", flush=True)
 try:
