@@ -143,7 +143,7 @@ class RowWriter:
         at = index(flatten(part.stmt.index[: part.leading], self.types[part.buffer].shape[: part.leading]), kind)
         return f"{variable(part.stmt.where)} ? {at} : {masked}" if part.stmt.where else at
 
-    def comment(self, heading: Sequence[str]) -> str:
-        """The C comment above a kernel: its heading, then its IR."""
-        lines = [*heading, "", *str(self.k).splitlines()]
+    def comment(self, heading: Sequence[str] = ()) -> str:
+        """The C comment above a kernel: its heading, if there is one, then its IR."""
+        lines = [*heading, *([""] if heading else []), *str(self.k).splitlines()]
         return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */"])

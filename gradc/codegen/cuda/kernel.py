@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
-from ...ir.dims import Dim, Size, substitute
+from ...ir.dims import Size
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,3 @@ class CudaKernel:
 def own_dims(kernel: CudaKernel) -> list[str]:
     """The names that a kernel's sizes have for its dims."""
     return [f"n{i:02d}" if i > 9 else f"n{i}" for i in range(len(kernel.dims))]
-
-
-def over_dims(made: CudaKernel, names: Mapping[str, Size]) -> CudaKernel:
-    """The same kernel, its sizes over dims of other names."""
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, Dim):
-            return substitute(value, names)
-        if isinstance(value, Stage):
-            return replace(value, tasks=renamed(value.tasks))
-        return tuple(map(renamed, value)) if isinstance(value, tuple) else value
-
-    return replace(made, **{f.name: renamed(getattr(made, f.name)) for f in fields(made)})

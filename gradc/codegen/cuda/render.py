@@ -11,14 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.dims import symbol
 from ...ir.kernel import Kernel, Program, alternatives
 from ...ir.statement import Axis
 from ...ir.types import Type
 from ..heading import heading
 from ..identifiers import identifiers
 from ..text import standalone
-from .kernel import CudaKernel, Stage, over_dims, own_dims
+from .kernel import CudaKernel, Stage, own_dims
 from .products import support
 from .rows import Writer
 from .tasks import STRIP
@@ -27,6 +26,8 @@ __all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "
 
 _OWN_AXIS = re.compile(r"i\d+")
 """What the compiler calls axes."""
+_CANONICAL = re.compile(r"\b[bn]\d+\b")
+"""Canonical names of buffers and dims; no identifier of a user's name is one."""
 
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
@@ -47,16 +48,24 @@ def prelude() -> str:
 
 
 def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
-    """One kernel's functions; of the user's names nothing but identifiers reaches their text."""
+    """One kernel's functions; of the user's names nothing but identifiers reaches their text.
+
+    They are written over the canonical names, b0 and n0, which are replaced at last: the order of a size's terms goes
+    by names, and what is compiled must not depend on those of the user.
+    """
     dims = kernel.dims(types)
     axes = [a for a, _ in (*kernel.rows, *kernel.cols) if not _OWN_AXIS.fullmatch(a)]
     # a buffer, a dim and an axis may share a name: blanks tell them apart, and reach no identifier
     names = identifiers([*kernel.buffers, *(f"{d} " for d in dims), *(f"{a}  " for a in axes)])
-    own_dims = {d: names[f"{d} "] for d in dims}
-    plain, own = kernel.renamed(types, {b: names[b] for b in kernel.buffers}, own_dims)
+    plain, own = kernel.canonical(types)
     plain = replace(with_axes(plain, {a: names[f"{a}  "] for a in axes}), name=kernel.name)
-    above = heading(plain, own, kernel.note)
-    return rebind(_made(plain, tuple(own.items()), tuple(own_dims.values()), above), kernel, types)
+    made = _made(plain, tuple(own.items()))
+    words = dict(zip(own, (names[b] for b in kernel.buffers), strict=True))
+    words |= dict(zip(own_dims(made), (names[f"{d} "] for d in dims), strict=True))
+    text = _CANONICAL.sub(lambda word: words.get(word[0], word[0]), made.text)
+    named, named_types = kernel.renamed(types, {b: names[b] for b in kernel.buffers}, {d: names[f"{d} "] for d in dims})
+    lines = "".join(f" * {line}".rstrip() + "\n" for line in (*heading(named, named_types, kernel.note), ""))
+    return rebind(replace(made, text=text.replace("/*\n", f"/*\n{lines}", 1)), kernel, types)
 
 
 def with_axes(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
@@ -78,8 +87,5 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
 
 
 @functools.lru_cache(maxsize=4096)
-def _made(
-    kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], above: tuple[str, ...]
-) -> CudaKernel:
-    made = Writer(kernel, dict(types), dims).made(above)
-    return over_dims(made, {name: symbol(own) for name, own in zip(dims, own_dims(made), strict=True)})
+def _made(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> CudaKernel:
+    return Writer(kernel, dict(types)).made()

@@ -67,22 +67,19 @@ class Function:
 
 
 class Writer(PassWriter):
-    """A kernel's functions.
+    """A kernel's functions."""
 
-    :param dims: the names of its dims in its text, in the order in which its functions take them.
-    """
-
-    def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: tuple[str, ...]):
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
         super().__init__(kernel, types)
-        self.dims = dims
+        self.dims = kernel.dims(types)
         self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(kernel.passes))
         fixed = "atomic_fixed" in self.strategy_of.values()
         self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if fixed else ()
         self.part = self.parts[kernel.order] if self.order == "segmented" else None
         self.splits = self.can_split_rows()
 
-    def made(self, heading: Sequence[str]) -> CudaKernel:
-        """:param heading: lines of the comment on top, above the kernel's IR."""
+    def made(self) -> CudaKernel:
+        """The functions, and what a launch must know of them."""
         k = self.k
         functions = [*self.before_rows(), self.rows(), *self.after_rows()]
         partials = tuple(self.scratch_size(s) for s in k.accums if self.in_workspace(s))
@@ -91,7 +88,7 @@ class Writer(PassWriter):
             private = private + count
         return CudaKernel(
             name=k.name,
-            text="\n".join([self.comment(heading), *(f.text for f in functions)]),
+            text="\n".join([self.comment(), *(f.text for f in functions)]),
             buffers=k.buffers,
             dims=self.dims,
             stages=tuple(f.stage for f in functions),
