@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Iterable
 
+from ..ir.kernel import Kernel
 from .text import template_dirs
 
 LONGEST = 40
@@ -82,3 +83,12 @@ def identifiers(names: Iterable[str], target: str = "") -> dict[str, str]:
         given[name] = word if count == 1 else f"{word.rstrip('_')}_{count}_"
         taken.add(given[name])
     return given
+
+
+_OWN_AXIS = re.compile(r"i\d+")
+"""What the compiler calls axes."""
+
+
+def foreign_axes(kernel: Kernel) -> list[str]:
+    """The axes that a program's text has named otherwise than the compiler does."""
+    return [a for a, _ in (*kernel.rows, *kernel.cols) if not _OWN_AXIS.fullmatch(a)]

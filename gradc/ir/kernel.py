@@ -191,6 +191,15 @@ class Kernel:
         plain = replace(plain, body=tuple(body), order=buffers.get(self.order, ""), strategy=strategy, note=Note())
         return plain, {buffers[b]: types[b].substitute(symbols_) for b in self.buffers}
 
+    def with_axes(self, names: Mapping[str, str]) -> Kernel:
+        """The same kernel with other names of its axes; those that ``names`` lacks stay."""
+
+        def renamed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple((names.get(a, a), n) for a, n in axes)
+
+        body = tuple(replace(s, index=tuple(i.renamed(names) for i in s.index)) for s in self.body)
+        return replace(self, rows=renamed(self.rows), cols=renamed(self.cols), body=body)
+
     def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
         """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its name is made from, so
         that kernels of one structure have one name.

@@ -35,7 +35,7 @@ from ..process.forks import held_off
 from ..version import VERSION
 from .module import Code, Module, Recipe
 
-MODULE_FORMAT = 2
+MODULE_FORMAT = 3
 """1 was a folder of graph.gir, module.json and module.bin."""
 _FILE = "module.gradc"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import gradc
 from gradc import ops
+from gradc.ir.program_text import parse_program
+from gradc.runtime.executable import Executable
 
 NAMES = [
     ("x", "w"),
@@ -60,3 +64,16 @@ def test_a_name_of_the_kernel_s_own_functions() -> None:
         assert name in module.forward.kernels
         x = np.ones((2, 3), np.float32)
         np.testing.assert_allclose(module.forward.run({f"{name}{suffix}": x})["y"], np.exp(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+@pytest.mark.parametrize("axis", ["int", "rows", "x", "N", "chunk", "task"])
+def test_axes_of_a_program_s_text(axis: str, target: str) -> None:
+    """Whoever writes a program as text may call an axis what he likes."""
+    graph = gradc.trace(lambda x: ops.exp(x), x="f32[N,D]")
+    text = str(gradc.compile(graph, target="numpy").forward.program)
+    assert "i0" in text
+    program = parse_program(re.sub(r"\bi0\b", axis, text))
+    x = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
+    (found,) = Executable(program, target).run({"x": x}).values()
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=1e-6)

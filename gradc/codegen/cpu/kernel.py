@@ -18,7 +18,7 @@ from ...ir.kernel import Kernel
 from ...ir.types import Type
 from ..declarations import Declaration, used
 from ..heading import heading
-from ..identifiers import identifier, identifiers
+from ..identifiers import foreign_axes, identifier, identifiers
 from ..indent import indented
 from ..jinja import render
 from .collapse_axes import collapse_axes
@@ -48,9 +48,9 @@ class KernelSource:
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> KernelSource:
     """One kernel's C, over identifiers made of the user's names."""
     dims = kernel.dims(types)
-    buffers, symbols = _identifiers(kernel, dims)
+    buffers, symbols, axes = _identifiers(kernel, dims)
     named, own = kernel.renamed(types, buffers, symbols)
-    named = replace(named, name=kernel.name)
+    named = replace(named.with_axes(axes), name=kernel.name)
     return _rendered(
         named,
         tuple(own.items()),
@@ -60,12 +60,19 @@ def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> KernelSource:
     )
 
 
-def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Identifiers of its buffers and dims, which share one scope with the names of its functions."""
-    texts = [*kernel.buffers, *(f"{d} size" if d in kernel.buffers else d for d in dims)]
-    found = identifiers([f"the {t}" if identifier(t).startswith(kernel.name) else t for t in texts], "cpu")
-    given = list(found.values())
-    return dict(zip(kernel.buffers, given, strict=False)), dict(zip(dims, given[len(kernel.buffers) :], strict=True))
+def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Identifiers of its buffers, dims and axes, which share one scope with the names of its functions."""
+    axes = foreign_axes(kernel)
+    texts = [*kernel.buffers, *(f"{d} size" if d in kernel.buffers else d for d in dims), *(f"{a} axis" for a in axes)]
+    texts = [f"the {t}" if identifier(t).startswith(kernel.name) else t for t in texts]
+    words = identifiers(texts, "cpu")
+    given = [words[text] for text in texts]
+    after_buffers, after_dims = len(kernel.buffers), len(kernel.buffers) + len(dims)
+    return (
+        dict(zip(kernel.buffers, given[:after_buffers], strict=True)),
+        dict(zip(dims, given[after_buffers:after_dims], strict=True)),
+        dict(zip(axes, given[after_dims:], strict=True)),
+    )
 
 
 @functools.lru_cache(maxsize=4096)

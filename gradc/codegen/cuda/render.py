@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...ir.kernel import Kernel, Program, alternatives
-from ...ir.statement import Axis
 from ...ir.types import Type
 from ..heading import heading
-from ..identifiers import identifiers
+from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
 from .kernel import CudaKernel, Stage, own_dims
 from .products import support
@@ -24,8 +23,6 @@ from .tasks import STRIP
 
 __all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
 
-_OWN_AXIS = re.compile(r"i\d+")
-"""What the compiler calls axes."""
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 """Canonical names of buffers and dims; no identifier of a user's name is one."""
 
@@ -54,11 +51,11 @@ def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
     by names, and what is compiled must not depend on those of the user.
     """
     dims = kernel.dims(types)
-    axes = [a for a, _ in (*kernel.rows, *kernel.cols) if not _OWN_AXIS.fullmatch(a)]
+    axes = foreign_axes(kernel)
     # a buffer, a dim and an axis may share a name: blanks tell them apart, and reach no identifier
     names = identifiers([*kernel.buffers, *(f"{d} " for d in dims), *(f"{a}  " for a in axes)])
     plain, own = kernel.canonical(types)
-    plain = replace(with_axes(plain, {a: names[f"{a}  "] for a in axes}), name=kernel.name)
+    plain = replace(plain.with_axes({a: names[f"{a}  "] for a in axes}), name=kernel.name)
     made = _made(plain, tuple(own.items()))
     words = dict(zip(own, (names[b] for b in kernel.buffers), strict=True))
     words |= dict(zip(own_dims(made), (names[f"{d} "] for d in dims), strict=True))
@@ -66,16 +63,6 @@ def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
     named, named_types = kernel.renamed(types, {b: names[b] for b in kernel.buffers}, {d: names[f"{d} "] for d in dims})
     lines = "".join(f" * {line}".rstrip() + "\n" for line in (*heading(named, named_types, kernel.note), ""))
     return rebind(replace(made, text=text.replace("/*\n", f"/*\n{lines}", 1)), kernel, types)
-
-
-def with_axes(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
-    """A kernel with other names of its axes."""
-
-    def renamed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple((names.get(a, a), n) for a, n in axes)
-
-    body = tuple(replace(s, index=tuple(i.renamed(names) for i in s.index)) for s in kernel.body)
-    return replace(kernel, rows=renamed(kernel.rows), cols=renamed(kernel.cols), body=body)
 
 
 def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
