@@ -172,7 +172,7 @@ def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str
 
 
 def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
-    """The first op on the way from ``node`` that has a gradient and passes none on; else the last op on the way."""
+    """The first op on the way from ``node`` that has a gradient and does not pass it on; else the last op."""
     reached, last = {node}, node
     for user in graph.nodes:
         if any(o in reached for o in user.operands):
