@@ -36,7 +36,7 @@ from ..version import VERSION
 from .module import Code, Module, Recipe
 
 MODULE_FORMAT = 3
-"""1 was a folder of graph.gir, module.json and module.bin."""
+"""1 was a folder of graph.gir, module.json and module.bin; the kernels of 2 said ``inside`` and ``bounded``."""
 _FILE = "module.gradc"
 
 
