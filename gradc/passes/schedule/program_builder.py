@@ -194,13 +194,13 @@ class ProgramBuilder:
 
 def meaning(group: Group, graph: Graph) -> str:
     """A kernel's name: the user's composites that it holds parts of, ``gelu_layer_norm_grad`` where it is gradients of
-    theirs; and what it combines or computes beside them.
+    theirs, and what it combines beside them; without a composite what it combines and computes.  Three words at most.
     """
     composites = {n: graph.composite(n) for n in group.placed}
-    parts = [name.removesuffix("_grad") for name in composites.values() if name]
+    parts = list(dict.fromkeys(name.removesuffix("_grad") for name in composites.values() if name))[:3]
+    gradient = ["grad"] if any(name.endswith("_grad") for name in composites.values()) else []
     single = [n for n in group.placed if not composites[n]]
     combined = [n.op.name for n in single if not isinstance(lowering(n), Expr | Movement | Alias)]
     computed = [n.op.name for n in reversed(single) if isinstance(lowering(n), Expr | Movement)]
-    names = list(dict.fromkeys([*parts, *combined] if parts else [*combined, *computed]))[:3]
-    gradient = ["grad"] if any(name.endswith("_grad") for name in composites.values()) else []
-    return "_".join([*names, *gradient]) or "copy"
+    others = list(dict.fromkeys(combined if parts else [*combined, *computed]))[: 3 - len(parts)]
+    return "_".join([*parts, *gradient, *others]) or "copy"
