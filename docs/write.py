@@ -324,10 +324,9 @@ def entry(op: Op) -> str:
 
 def strategies() -> str:
     """The ways to combine rows, as their records have them."""
-    rows = [
-        f"| `{s.name}` | {s.text} | {'all' if s.host else 'CUDA'} | {'yes' if s.deterministic else 'integers'} |"
-        for s in STRATEGIES.values()
-    ]
+    where = lambda s: "all" if s.host and s.gpu else "CUDA" if s.gpu else "CPU"
+    same_bits = lambda s: "yes" if s.deterministic else "integers"
+    rows = [f"| `{s.name}` | {s.text} | {where(s)} | {same_bits(s)} |" for s in STRATEGIES.values()]
     head = ["| strategy | what it does | targets | same bits in every run |", "|---|---|---|---|"]
     return "\n".join(["\n## Reduction strategies\n", "What `reductions=` names and `explain` shows.\n", *head, *rows])
 

@@ -150,7 +150,7 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
             f"  {name} was copied in {calls} calls: its elements lie in no order that the kernels read"
             for name, calls in executable.copied.items()
         ]
-        lines += missed_fusions_table(module, direction)
+        lines += missed_fusions_table(module, direction, bound)
         if executable.target.startswith("cuda"):
             lines.append(f"  {executable.native.counting(bound)}")
         if executable.target == "cuda":
@@ -202,7 +202,7 @@ def memory_lines(module: Explained, dims: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def missed_fusions_table(module: Explained, direction: str) -> list[str]:
+def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, int]) -> list[str]:
     """The kernels that could save bytes as one, and why they are two."""
     graph, scheduled = module.stages[f"{direction}.partition"].result, module.stages[f"{direction}.schedule"].result
     if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.fuse:
@@ -216,11 +216,14 @@ def missed_fusions_table(module: Explained, direction: str) -> list[str]:
             if isinstance(before, Kernel)
         }
     name_of = lambda kernel: renamed.get(kernel, kernel)
-    return [
-        f"  {name_of(pair.first)} and {name_of(pair.second)} both move {_human(pair.nbytes)} and are two kernels:"
-        f" {pair.why}"
-        for pair in missed_fusions(graph, host=module.target in ("cpu", "numpy"))[:MOST_PAIRS]
-    ]
+    pairs = missed_fusions(graph, host=module.target in ("cpu", "numpy"))
+    lines = []
+    for pair in pairs[:MOST_PAIRS]:
+        moved = _human(evaluate(pair.nbytes, {**nominal([pair.nbytes]), **bound}))
+        lines.append(
+            f"  {name_of(pair.first)} and {name_of(pair.second)} both move {moved} and are two kernels: {pair.why}"
+        )
+    return [*lines, *([f"  ... and {len(pairs) - MOST_PAIRS} pairs more"] if len(pairs) > MOST_PAIRS else [])]
 
 
 def resources_table(executable: Executable) -> list[str]:

@@ -29,7 +29,7 @@ KINDS = ("input", "output", "temp", "const")
 RowOrder = Literal["", "by key", "by owner"]
 """What decides in which order a kernel visits its rows: nothing, a sort by the index of an accum, or which row of a
 result they belong to."""
-STRATEGIES: dict[str, RowOrder] = {
+ROW_ORDERS: dict[str, RowOrder] = {
     "segmented": "by key",
     "regular": "by owner",
     "privatized": "",
@@ -156,7 +156,7 @@ class Kernel:
     @property
     def row_order(self) -> RowOrder:
         """What decides in which order the rows are visited."""
-        return STRATEGIES.get(self.strategies.get(self.order, ""), "")
+        return ROW_ORDERS.get(self.strategies.get(self.order, ""), "")
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name, format_op
-from .kernel import KINDS, STRATEGIES, Buffer, Call, Kernel, Program, Select, alternatives
+from .kernel import KINDS, ROW_ORDERS, Buffer, Call, Kernel, Program, Select, alternatives
 from .node import REGISTRY, Node
 from .op import Library
 from .ranges import KernelRanges, Range, inside, sources
@@ -517,9 +517,9 @@ class _KernelCheck(_StepCheck):
         for buffer, strategy in kernel.strategy:
             if buffer not in targets:
                 self.wrong(f"a strategy for {buffer}, which no accum of it writes", f"{buffer}:")
-            if strategy not in STRATEGIES:
-                self.wrong(f"{strategy!r} is no strategy; there are {', '.join(sorted(STRATEGIES))}", strategy)
-            if STRATEGIES[strategy] == "by key" and not _goes_along(kernel, buffer):
+            if strategy not in ROW_ORDERS:
+                self.wrong(f"{strategy!r} is no strategy; there are {', '.join(sorted(ROW_ORDERS))}", strategy)
+            if ROW_ORDERS[strategy] == "by key" and not _goes_along(kernel, buffer):
                 self.wrong(
                     f"{buffer} is {strategy}, but the rows are in the order of {kernel.order or 'nothing'}",
                     f"{buffer}:",

@@ -161,7 +161,8 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     for part in parts:
         allowed = ways(part, types)
         forced = _forced(part, force, allowed, ON_HOST)
-        if not forced and allowed == ["privatized", "segmented"]:
+        orders = {STRATEGIES[name].visits for name in allowed}
+        if not forced and "by key" in orders and "by owner" not in orders:  # a sort, or none, by the sizes
             by_key.setdefault(part.key, []).append(part)
         else:
             picks[part.buffer] = forced or min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy

@@ -125,22 +125,28 @@ def predict(
 ) -> list[Estimate]:
     """The estimate of each of some strategies on a GPU."""
     hits = hits or expected_hits(s)
-    wanted = [way for way in STRATEGIES.values() if way.name in names]
     return [
         Estimate(
-            way.name, *way.gpu(s, hits, device), way.words(s, hits, device), floor(s), s.exact or way.deterministic
+            way.name,
+            *way.gpu.cost(s, hits, device),
+            way.gpu.words(s, hits, device),
+            floor(s),
+            s.exact or way.deterministic,
         )
-        for way in wanted
+        for way in STRATEGIES.values()
+        if way.name in names and way.gpu is not None
     ]
 
 
 def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
     """The pick on a GPU: what is not deterministic must be faster than what is by a margin."""
     hits = expected_hits(s)
-    wanted = [way for way in STRATEGIES.values() if way.name in names]
-    return min(
-        wanted, key=lambda way: way.gpu(s, hits, device)[1] * (1 if s.exact or way.deterministic else MARGIN)
-    ).name
+    seconds = {
+        way.name: way.gpu.cost(s, hits, device)[1] * (1 if s.exact or way.deterministic else MARGIN)
+        for way in STRATEGIES.values()
+        if way.name in names and way.gpu is not None
+    }
+    return min(seconds, key=seconds.__getitem__)
 
 
 def check_sorts(program: Program, dims: Mapping[str, int]) -> None:

@@ -38,8 +38,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.dims import ceildiv, evaluate
-from ...ir.kernel import STRATEGIES as ROW_ORDERS
-from ...ir.kernel import RowOrder
+from ...ir.kernel import ROW_ORDERS, RowOrder
 from ...ir.types import DType
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
@@ -57,6 +56,18 @@ Cost = tuple[int, float]
 
 
 @dataclass(frozen=True)
+class GpuCost:
+    """What a strategy costs on a GPU.
+
+    :param cost: (sizes, hits, GPU) -> (bytes, seconds).
+    :param words: (sizes, hits, GPU) -> the same in words.
+    """
+
+    cost: Callable[[Scatter[int], Hits, Gpu], Cost]
+    words: Callable[[Scatter[int], Hits, Gpu], str]
+
+
+@dataclass(frozen=True)
 class Strategy:
     """One strategy.
 
@@ -66,16 +77,16 @@ class Strategy:
     :param deterministic: floats have the same bits in every run.
     :param partials: each task has a partial result of its own.
     :param loses_digits: values that are small beside the largest lose digits.
-    :param host: (sizes, CPU) -> (bytes, seconds, in words); None: there is no kernel for CPUs.
-    :param gpu: (sizes, hits, GPU) -> (bytes, seconds), and ``words`` the same in words.
+    :param host: (sizes, CPU) -> (bytes, seconds, in words), the cost on a CPU (:func:`_regular_host` is the simplest);
+        None: there is no kernel for CPUs.
+    :param gpu: the cost on a GPU; None: there is no CUDA kernel.
     """
 
     name: str
     text: str
     right: Callable[[Combine, DType, bool], bool]
-    gpu: Callable[[Scatter[int], Hits, Gpu], Cost]
-    words: Callable[[Scatter[int], Hits, Gpu], str]
     host: Callable[[HostScatter, Cpu], tuple[int, float, str]] | None = None
+    gpu: GpuCost | None = None
     deterministic: bool = True
     partials: bool = False
     loses_digits: bool = False
@@ -152,8 +163,7 @@ SEGMENTED = Strategy(
     "rows are visited in the order of a stable sort of their index, so that each row of the result is written once",
     right=lambda part, dtype, exact: part.gathered and part.tail,
     host=_segmented_host,
-    gpu=_segmented_gpu,
-    words=_segmented_words,
+    gpu=GpuCost(_segmented_gpu, _segmented_words),
 )
 
 
@@ -186,8 +196,7 @@ REGULAR = Strategy(
     "the index is affine in the rows, so that each row of the result has one owner",
     right=lambda part, dtype, exact: bool(part.kept),
     host=_regular_host,
-    gpu=_regular_gpu,
-    words=_regular_words,
+    gpu=GpuCost(_regular_gpu, _regular_words),
 )
 
 
@@ -227,8 +236,7 @@ PRIVATIZED = Strategy(
     right=lambda part, dtype, exact: True,
     partials=True,
     host=_privatized_host,
-    gpu=_privatized_gpu,
-    words=_privatized_words,
+    gpu=GpuCost(_privatized_gpu, _privatized_words),
 )
 
 
@@ -257,8 +265,7 @@ ATOMIC_FIXED = Strategy(
     " largest lose digits",
     right=lambda part, dtype, exact: dtype.is_float and 16 <= dtype.bits <= 32 and part.stmt.combine == "sum",
     loses_digits=True,
-    gpu=_atomic_fixed_gpu,
-    words=_atomic_fixed_words,
+    gpu=GpuCost(_atomic_fixed_gpu, _atomic_fixed_words),
 )
 
 
@@ -287,8 +294,7 @@ ATOMIC = Strategy(
     "atomics, in any order: integers to the same bits, floats not",
     right=lambda part, dtype, exact: exact or (dtype.is_float and dtype.bits >= 16 and part.stmt.combine == "sum"),
     deterministic=False,
-    gpu=_atomic_gpu,
-    words=_atomic_words,
+    gpu=GpuCost(_atomic_gpu, _atomic_words),
 )
 
 
@@ -296,5 +302,6 @@ STRATEGIES: dict[str, Strategy] = {s.name: s for s in (SEGMENTED, REGULAR, PRIVA
 """All, in the order in which equals are picked."""
 ON_HOST = tuple(s.name for s in reversed(STRATEGIES.values()) if s.host)
 """Strategies with a kernel for CPUs."""
-ON_GPU = (*ON_HOST, *(s.name for s in reversed(STRATEGIES.values()) if not s.host))
+_GPU_ALONE = tuple(s.name for s in reversed(STRATEGIES.values()) if s.gpu and not s.host)
+ON_GPU = (*(name for name in ON_HOST if STRATEGIES[name].gpu), *_GPU_ALONE)
 """Strategies with a CUDA kernel."""

@@ -332,7 +332,7 @@ class KernelBuilder:
         if len(own) != len(columns) or not all(
             same(source.shape[a], self.domain.shape[c]) for a, c in zip(own, columns, strict=True)
         ):
-            raise CannotInline(node, "it does not run along this kernel's columns")
+            raise CannotInline(node, "it is reduced across rows, and known only after the last one")
         names = {f"i{c}" for c in columns}
         kept = iter(index)
         full = []

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...ir.dims import Size, total
 from ...ir.node import Node
 from ...ir.op import Scatter
 from .groups import Group, lowering, nbytes
@@ -24,7 +25,7 @@ class MissedFusion:
 
     first: str
     second: str
-    nbytes: int
+    nbytes: Size
     why: str
 
 
@@ -45,7 +46,8 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
         a, b = pair = min(worth, key=lambda pair: (-worth[pair], pair[1].key, pair[0].key))
         why = _merged(scheduler, a, b, position)
         if why:
-            refused[a.key, b.key] = worth.pop(pair), why
+            del worth[pair]
+            refused[a.key, b.key] = total(node.type.nbytes for node in moved_by_both(scheduler, a, b)), why
             continue
         live = [g for g in live if g not in pair]
         worth = {x: saving for x, saving in worth.items() if not {*x} & {*pair}}
@@ -58,13 +60,18 @@ def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int])
     """Bytes that one kernel would save: what both read, and what one writes and the other reads.  0 where that is less
     than half of the smaller group's largest value.
     """
-    shared = scheduler.loads[a.key] & scheduler.loads[b.key]
-    handed = (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
-    if not shared and not handed:
+    both = moved_by_both(scheduler, a, b)
+    if not both:
         return 0
-    total = sum(size(node) for node in shared | handed)
+    saving = sum(map(size, both))
     least = min(max(size(scheduler.source(node)) for node in group.placed) for group in (a, b))
-    return total if 2 * total >= least else 0
+    return saving if 2 * saving >= least else 0
+
+
+def moved_by_both(scheduler: Scheduler, a: Group, b: Group) -> set[Node]:
+    """What both groups read, and what one writes and the other reads."""
+    shared = scheduler.loads[a.key] & scheduler.loads[b.key]
+    return shared | (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
 
 
 def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> str:

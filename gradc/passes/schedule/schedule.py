@@ -9,11 +9,12 @@ needs, where one iteration space serves both, the kernel can be written, and no 
 from __future__ import annotations
 
 from ...errors import InternalError
-from ...ir.dims import assuming
+from ...ir.dims import Size, assuming, evaluate
 from ...ir.graph import Graph
 from ...ir.kernel import Program
 from ...ir.op import Checked
 from ..graph.check_indices import check_indices
+from ..reductions.cost import nominal
 from .groups import lowering
 from .lower import CannotInline
 from .merge import MissedFusion, merge
@@ -38,7 +39,11 @@ def missed_fusions(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
         MissedFusion(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why)
         for (a, b), (size, why) in scheduler.refused.items()
     ]
-    return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -x.nbytes)
+
+    def nominally(size: Size) -> int:
+        return evaluate(size, nominal([size]))
+
+    return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -nominally(x.nbytes))
 
 
 def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler]:

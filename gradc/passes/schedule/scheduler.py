@@ -57,7 +57,7 @@ class Scheduler:
         self.names = set(graph.input_names)
         """Names of buffers given so far."""
         self.inline: set[Node] = set()
-        self.refused: dict[tuple[int, int], tuple[int, str]] = {}
+        self.refused: dict[tuple[int, int], tuple[Size, str]] = {}
         """Pairs of groups that would save bytes as one and cannot be: the bytes and why."""
         self.kernel_names: dict[int, str] = {}
 
@@ -306,7 +306,7 @@ class Scheduler:
         saved = builder.snapshot(), dict(builder.homes), list(group.walked)
         level = self.level(node, group)
         if level is None:
-            return CannotInline(node, "another iteration space")
+            return CannotInline(node, self.misfit(node, group))
         group.placed[node] = level
         try:
             self.write(node, group, builder, level)
@@ -363,6 +363,18 @@ class Scheduler:
         if alike(space, group.real):
             return "element"
         return "row" if group.domain.cols is not None and alike(space, group.rows) else None
+
+    def misfit(self, node: Node, group: Group) -> str:
+        """Why a node has no level in a group."""
+        lower, space = lowering(node), real(self.source(node).shape)
+        if isinstance(lower, Scatter):
+            fits = alike(space, group.real) or alike(space, group.rows)
+            return "a kernel visits its rows in one order" if fits else "another iteration space"
+        if not isinstance(lower, Reduction) or not alike(space, group.real):
+            return "another iteration space"
+        if lower.combine != "sum":
+            return f"{lower.combine} goes along the columns of a row, only sums are combined across rows"
+        return "a kernel visits its rows in one order, and reduces along its columns or across its rows"
 
     def is_ordered(self, node: Node, group: Group) -> bool:
         return (
