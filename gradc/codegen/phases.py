@@ -19,13 +19,17 @@ _COMBINED = {"sum": "add to", "prod": "multiply into", "max": "maximum into", "m
 
 
 def phase_comment(kernel: Kernel, phase: Phase, number: int) -> str:
-    """``/* phase 2: sum of squares over the columns; store y */``."""
+    """``/* phase 2: v6 = sum of squares over the columns; store y */``, values as the text calls them."""
     return f"/* phase {number + 1}: {'; '.join(_parts(kernel, phase)) or 'values of the row'} */"
 
 
 def _parts(kernel: Kernel, phase: Phase) -> list[str]:
-    reduced = [f"{_REDUCED[s.op]} {_noun(s.args[0], kernel.stmts)}" for s in phase.roots if s.op in _REDUCED]
-    parts = [f"{' and '.join(dict.fromkeys(reduced))} over the columns"] if reduced else []
+    reduced = [
+        f"v{s.name.removeprefix('%')} = {_REDUCED[s.op]} {_noun(s.args[0], kernel.stmts)}"
+        for s in phase.roots
+        if s.op in _REDUCED
+    ]
+    parts = [f"{', '.join(reduced)} over the columns"] if reduced else []
     effects = [s for s in (*phase.row, *phase.roots) if not s.name]
     if any(s.op == "check" for s in effects):
         parts.append("check indices")

@@ -3,7 +3,7 @@
 Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are
 three kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
 :class:`Library` op is a call: of cuBLAS, or of the runtime's matrix product.  What a pass may know of an op is a field
-    of its record; nothing outside ``ops/`` names one but a declared rewrite pattern.
+of its record; outside ``ops/`` only declared rewrite patterns and exact algebra name one.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class PassWriter(AccumWriter):
         if row is None or not row.fits(self.vec):
             return None
         key = (row.buffer, row.base, s.op + s.where)
-        name = self.accesses.setdefault(key, f"{'x' if s.op == 'load' else 'y'}{len(self.accesses)}")
+        name = self.accesses.setdefault(key, f"{'loaded' if s.op == 'load' else 'stored'}{len(self.accesses)}")
         self.moved[name] = row
         return name, row
 
@@ -169,7 +169,7 @@ class PassWriter(AccumWriter):
     ) -> Reduction:
         """Each thread's part, then all of a task's, as ``name``."""
         assert dtype is not None
-        own, v, part = self.scribe.values[value], variable(value), part or f"t_{name}"
+        own, v, part = self.scribe.values[value], variable(value), part or f"total_{name}"
         guard, shared = f"if ({variable(where)}) " if where else "", "shared" if self.width > 32 else "0"
         if kind in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{carrier(own)}>", f"gradc_{kind.replace('arg', 'arg_')}<{carrier(own)}>"

@@ -68,7 +68,7 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
     r1 = gradc_min(r0 + gradc_poll_rows(cols), last_row);
     for (i64 r = r0; r < r1; r++) {
       const i64 i0 = r;
-      /* phase 1: sum of squares over the columns */
+      /* phase 1: v3 = sum of squares over the columns */
       const f32 v4 = 768.0f;
       const f32 v6 = 1.1920929e-07f;
       f64 total_v3 = 0;

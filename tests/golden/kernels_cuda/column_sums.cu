@@ -42,14 +42,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_b99632_rows(
   const ix from = chunk_index * chunk, until = gradc_min(from + chunk, rows);
   #pragma unroll 1
   for (ix group = from; group < until; group += 4) {
-    f32 x0[4][VEC];
+    f32 loaded0[4][VEC];
     #pragma unroll
     for (int u = 0; u < 4; u++) { /* load */
       if (group + u >= until) continue;
       const ix r = group + u;
       const ix i0 = r;
       const ix col = first_col + lane_col;
-      gradc_get(x0[u], dy + i0 * 256, col, col_step, end_col, vectorized);
+      gradc_get(loaded0[u], dy + i0 * 256, col, col_step, end_col, vectorized);
     }
     #pragma unroll
     for (int u = 0; u < 4; u++) { /* phase 1: add to y */
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_b99632_rows(
         if (col >= end_col) continue;
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const f32 v0 = x0[u][j];
+          const f32 v0 = loaded0[u][j];
           gradc_add(a0[t][j], v0);
         }
       }

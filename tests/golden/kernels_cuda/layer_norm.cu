@@ -67,59 +67,59 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
   for (ix p = from; p < until; p++) {
     const ix r = p;
     const ix i0 = r;
-    /* phase 1: sum of x over the columns */
+    /* phase 1: v2 = sum of x over the columns */
     const f32 v3 = 1024.0f;
     const f32 v12 = 1e-05f;
-    sum_f32 t_v2; gradc_clear(t_v2);
+    sum_f32 total_v2; gradc_clear(total_v2);
     #pragma unroll 1
     for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
       if (col >= end_col) continue;
-      u16 x0[VEC];
-      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      u16 loaded0[VEC];
+      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(x0[j]);
+        const f32 v0 = bf16_load(loaded0[j]);
         const f32 v1 = (f32)v0;
-        gradc_add(t_v2, v1);
+        gradc_add(total_v2, v1);
       }
     }
-    const f32 v2 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(t_v2, shared));
-    /* phase 2: sum of sub over the columns */
+    const f32 v2 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v2, shared));
+    /* phase 2: v6 = sum of sub over the columns */
     const f32 v4 = v2 / v3;
-    sum_f32 t_v6; gradc_clear(t_v6);
+    sum_f32 total_v6; gradc_clear(total_v6);
     #pragma unroll 1
     for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
       if (col >= end_col) continue;
-      u16 x0[VEC];
-      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      u16 loaded0[VEC];
+      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(x0[j]);
+        const f32 v0 = bf16_load(loaded0[j]);
         const f32 v1 = (f32)v0;
         const f32 v5 = v1 - v4;
-        gradc_add(t_v6, v5);
+        gradc_add(total_v6, v5);
       }
     }
-    const f32 v6 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(t_v6, shared));
-    /* phase 3: sum of squares over the columns */
+    const f32 v6 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v6, shared));
+    /* phase 3: v10 = sum of squares over the columns */
     const f32 v7 = v6 / v3;
-    sum_f32 t_v10; gradc_clear(t_v10);
+    sum_f32 total_v10; gradc_clear(total_v10);
     #pragma unroll 1
     for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
       if (col >= end_col) continue;
-      u16 x0[VEC];
-      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      u16 loaded0[VEC];
+      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(x0[j]);
+        const f32 v0 = bf16_load(loaded0[j]);
         const f32 v1 = (f32)v0;
         const f32 v5 = v1 - v4;
         const f32 v8 = v5 - v7;
         const f32 v9 = v8 * v8;
-        gradc_add(t_v10, v9);
+        gradc_add(total_v10, v9);
       }
     }
-    const f32 v10 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(t_v10, shared));
+    const f32 v10 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v10, shared));
     /* phase 4: store y */
     const f32 v11 = v10 / v3;
     const f32 v13 = v11 + v12;
@@ -127,30 +127,30 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
     #pragma unroll 1
     for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
       if (col >= end_col) continue;
-      u16 x0[VEC];
-      gradc_get(x0, x + i0 * 1024, col, col_step, end_col, vectorized);
-      u16 x1[VEC];
-      gradc_get(x1, gamma, col, col_step, end_col, vectorized);
-      u16 x2[VEC];
-      gradc_get(x2, beta, col, col_step, end_col, vectorized);
-      u16 y3[VEC];
+      u16 loaded0[VEC];
+      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      u16 loaded1[VEC];
+      gradc_get(loaded1, gamma, col, col_step, end_col, vectorized);
+      u16 loaded2[VEC];
+      gradc_get(loaded2, beta, col, col_step, end_col, vectorized);
+      u16 stored3[VEC];
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(x0[j]);
+        const f32 v0 = bf16_load(loaded0[j]);
         const f32 v1 = (f32)v0;
         const f32 v5 = v1 - v4;
         const f32 v8 = v5 - v7;
         const f32 v15 = v8 * v14;
-        const f32 v16 = bf16_load(x1[j]);
+        const f32 v16 = bf16_load(loaded1[j]);
         const f32 v17 = (f32)v16;
         const f32 v18 = v15 * v17;
-        const f32 v19 = bf16_load(x2[j]);
+        const f32 v19 = bf16_load(loaded2[j]);
         const f32 v20 = (f32)v19;
         const f32 v21 = v18 + v20;
         const f32 v22 = bf16_round((f32)v21);
-        y3[j] = bf16_store(v22);
+        stored3[j] = bf16_store(v22);
       }
-      gradc_put(y + i0 * 1024, y3, col, col_step, end_col, vectorized);
+      gradc_put(y + i0 * 1024, stored3, col, col_step, end_col, vectorized);
     }
   }
 }
