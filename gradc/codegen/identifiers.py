@@ -23,14 +23,14 @@ _KEYWORDS = """
     not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires restrict return
     short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
     typeid typename typeof union unix linux unsigned using virtual void volatile wchar_t while xor xor_eq
-    sorted_rows group_rows group_keys shared strip strips even_cols
+    combined one sorted_rows group_rows group_keys shared strip strips even_cols
     blockDim blockIdx gridDim threadIdx warpSize i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 ix
 """
 _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")
 """What writers call what they number: values, axes, partial sums; and functions of one type, which macros define."""
 _MACRO = re.compile(
     r"(EXIT|FD|FE|FP|HUGE|M|MATH|MB|PTRDIFF|RAND|SIG|SIZE|U?INT\w*|WCHAR|WINT)_\w+|S?NAN\w*|INFINITY|MAXFLOAT|NULL|EOF"
-    r"|NFDBITS|\w+_ENDIAN|BYTE_ORDER|W[A-Z]{5,8}|math_errhandling|errno|assert|stdin|stdout|stderr"
+    r"|NFDBITS|NDEBUG|\w+_ENDIAN|BYTE_ORDER|W[A-Z]{5,8}|math_errhandling|errno|assert|stdin|stdout|stderr"
 )
 """Macros of the C headers that a text may include, and more that look like them."""
 _ELSEWHERE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|/\*.*?\*/|//[^\n]*|(?<=[\w\])])\.[A-Za-z_]\w*"

@@ -77,9 +77,14 @@ def enumerators(name: str) -> dict[str, int]:
     return found
 
 
+_COMMENTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
 def uncommented(text: str) -> str:
-    """A text as a cache should know it: where the user wrote a kernel stands in a comment, and decides no code."""
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    """A text as a cache should know it: where the user wrote a kernel stands in a comment, and decides no code; lines
+    keep their numbers.
+    """
+    return _COMMENTS.sub(lambda part: part[0] if part[0][0] == '"' else "\n" * part[0].count("\n"), text)
 
 
 def widened(text: str) -> str:

@@ -28,6 +28,8 @@ NAMES = [
     ("f32", "exp_f32"),
     ("N", "D"),
     ("task", "memory"),
+    ("combined", "one"),
+    ("NDEBUG", "owners"),
 ]
 
 

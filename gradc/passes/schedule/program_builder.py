@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ...ir.graph import Graph
 from ...ir.kernel import Buffer, Call, Kernel, Program, Step
 from ...ir.node import Node, Note
@@ -13,6 +15,9 @@ from ...ir.walk import topological
 from .groups import Group, StridedView, lowering
 from .lower import IterationSpace, KernelBuilder
 from .scheduler import Scheduler
+
+LONGEST_WORD = 40
+"""Characters of an op's name in the name of a kernel."""
 
 
 class ProgramBuilder:
@@ -194,7 +199,8 @@ class ProgramBuilder:
 
 def meaning(group: Group, graph: Graph) -> str:
     """A kernel's name: the user's composites that it holds parts of, ``gelu_layer_norm_grad`` where it is gradients of
-    theirs, and what it combines beside them; without a composite what it combines and computes.  Three words at most.
+    theirs, and what it combines beside them; without a composite what it combines and computes.  Three words at most,
+    which are identifiers in C and not long, whatever a user's op is called.
     """
     composites = {n: graph.composite(n) for n in group.placed}
     parts = list(dict.fromkeys(name.removesuffix("_grad") for name in composites.values() if name))[:3]
@@ -203,4 +209,5 @@ def meaning(group: Group, graph: Graph) -> str:
     combined = [n.op.name for n in single if not isinstance(lowering(n), Expr | Movement | Alias)]
     computed = [n.op.name for n in reversed(single) if isinstance(lowering(n), Expr | Movement)]
     others = list(dict.fromkeys(combined if parts else [*combined, *computed]))[: 3 - len(parts)]
-    return "_".join([*parts, *gradient, *others]) or "copy"
+    words = (re.sub(r"[^A-Za-z0-9_]+", "_", word).strip("_")[:LONGEST_WORD] for word in (*parts, *gradient, *others))
+    return "_".join(filter(None, words)) or "copy"

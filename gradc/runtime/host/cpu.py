@@ -6,19 +6,22 @@ import ctypes
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...codegen.cpu.program import Source, render_program
 from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Program
 from ...passes.program.plan_buffers import slot_sizes
+from ...process.forks import held_off
 from . import pool
 from .arrays import empty
 from .pool import CODES
 from .toolchain import compile_units, load_library
+
+if TYPE_CHECKING:
+    from ...codegen.cpu.program import Source
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
@@ -81,6 +84,8 @@ class CpuProgram:
     @property
     def source(self) -> Source:
         if self._source is None:
+            with held_off:  # what comes from the cache is not rendered
+                from ...codegen.cpu.program import render_program
             self._source = render_program(self.program)
         return self._source
 
