@@ -209,7 +209,7 @@ class Kernel:
         return self.renamed(types, buffers, dims)
 
     def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
-        """Named ``MEANING_hash``: equal kernels over other user names get equal names, and are one text in a program."""
+        """Named ``MEANING_hash``: kernels equal but for the user's names have one name, and one text in a program."""
         plain, own = self.canonical(types)
         text = str(replace(plain, name="k")) + ";".join(map(str, own.values()))
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")

@@ -345,7 +345,9 @@ def test_user_names_reach_the_text_as_identifiers() -> None:
     assert list(plain.forward.kernels) == list(other.forward.kernels)
     words = {"zebra": "left", "d_zebra": "d_left", "float_": "right", "threadIdx_": "Rows"}
     source = re.sub(r"\w+", lambda word: words.get(word[0], word[0]), other.source())
-    assert source == plain.source() and set(words) <= set(re.findall(r"\w+", other.source()))
+    place = re.compile(r"test_cuda\.py:\d+")
+    assert place.sub("", source) == place.sub("", plain.source())
+    assert set(words) <= set(re.findall(r"\w+", other.source()))
     assert render_cuda(plain.forward.program)[0] == plain.forward.source
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from ...ir.dims import Size, maximum, product
 from ...ir.kernel import Kernel
 from ...ir.statement import Stmt
 from ...ir.types import Type
+from ...process.forks import cached_property
 from ..declarations import Declaration, used
 from ..expr import carrier, stored, variable
 from ..indent import indented

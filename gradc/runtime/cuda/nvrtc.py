@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gradc import knobs
-from gradc.codegen.text import uncommented
+from gradc.codegen.text import anonymous
 from gradc.errors import CompilerError, CompilerMissing, GradcError, InvalidProblem, RegistersSpilled
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
@@ -315,7 +315,7 @@ def compile_cuda(
     ]
     options += [f"--maxrregcount={max_registers}"] if max_registers else []
     options += ["--generate-line-info"] if line_info else []
-    key = digest("cuda", VERSION, nvrtc.identity, *options, "\0", uncommented(source))
+    key = digest("cuda", VERSION, nvrtc.identity, *options, "\0", anonymous(source))
     cache = default_cache()
     payload = cache.get(key)
     made = _unpack(payload, arch) if payload is not None else None

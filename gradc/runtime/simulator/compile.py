@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ...codegen.text import read_template, template_dirs, uncommented
+from ...codegen.text import anonymous, read_template, template_dirs
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
@@ -81,7 +81,7 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     if check and "ziglang" in compiler.argv:
         flags += _CHECK_ZIG
     stamp = digest(compiler.identity, cpu_identity(), *_headers())
-    key = digest("cuda-sim", uncommented(source), stamp, *flags)
+    key = digest("cuda-sim", anonymous(source), stamp, *flags)
     cache = default_cache()
     payload = cache.get(key)
     if payload is None:
