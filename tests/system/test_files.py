@@ -641,7 +641,8 @@ def test_an_input_may_have_the_name_of_a_part(tmp_path: Path) -> None:
 def test_a_folder_of_the_first_format(tmp_path: Path) -> None:
     (tmp_path / "module.json").write_text("{}")
     with pytest.raises(
-        InvalidProblem, match=r"format 1, a folder; this gradc reads 2: compile the graph in its graph\.gir again"
+        InvalidProblem,
+        match=rf"format 1, a folder; this gradc reads {saved.MODULE_FORMAT}: compile the graph in its graph\.gir again",
     ):
         gradc.load_module(tmp_path)
 
