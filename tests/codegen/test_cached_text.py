@@ -6,7 +6,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.text import anonymous
+from gradc.codegen.cuda.cached_text import anonymous
 
 
 def text_of(x: str, w: str, n: str, arguments: tuple[str, str] = ("x", "w")) -> str:

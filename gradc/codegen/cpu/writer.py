@@ -10,8 +10,8 @@ from ...ir.statement import Axis
 from ...ir.types import F32, Type
 from ...passes.reductions.chunks import chunk_rows, interchanged_chunk_rows, task_rows
 from ..declarations import Declaration
-from ..expr import Scribe, carrier, stored, variable
-from ..index import flatten, index, size
+from ..expr import Scribe, carrier, stored
+from ..index import size
 from .columns import ColumnWriter
 from .records import BufferField, KernelText, LocalArray, grouped
 
@@ -38,7 +38,7 @@ class KernelWriter(ColumnWriter):
 
     def record(self) -> KernelText:
         k = self.k
-        key_lines, key = self.sort_key() if self.order == "segmented" else ([], "")
+        part = self.parts[self.k.order] if self.order == "segmented" else None
         counts = self.counts()
         chunk = self.chunk(counts)
         return KernelText(
@@ -50,12 +50,12 @@ class KernelWriter(ColumnWriter):
             accums=tuple(map(self.accum, k.accums)),
             phases=tuple(self.phase(p, i) for i, p in enumerate(k.passes)),
             row_axes=tuple(self.located(k.rows, "r")),
-            owner_axes=tuple(self.located(self.owner_rows, "owner")),
-            member_axes=tuple(self.located(self.member_rows, "r")),
-            member_count=size(product(n for _, n in self.member_rows)),
-            key_lines=tuple(key_lines),
-            key=key,
-            visits_all=self.visits_all,
+            owner_axes=tuple(self.located(self.kept_axes, "owner")),
+            member_axes=tuple(self.located(self.member_axes, "r")),
+            member_count=size(product(n for _, n in self.member_axes)),
+            key_lines=tuple(self.key_statements(part)) if part else (),
+            key=self.key_expression(part, size(self.key_count(part))) if part else "",
+            visits_all=self.visits_all_rows,
             workspace=tuple(self.workspace()),
             thread_memory=tuple(self.thread_memory()),
             streams=tuple(
@@ -78,41 +78,20 @@ class KernelWriter(ColumnWriter):
         return "segmented" if self.order == "segmented" else "rows"
 
     @property
-    def owner_rows(self) -> list[Axis]:
-        """The rows' axes that keep a place of a regular accum: each of their positions owns elements of the result."""
-        return [a for a in self.k.rows if self.order == "regular" and a[0] in self.parts[self.k.order].kept]
-
-    @property
-    def member_rows(self) -> list[Axis]:
-        """The other axes of the rows: those rows are combined into the elements of an owner."""
-        others = (a for a in self.k.rows if a not in self.owner_rows)
-        return sorted(others, key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
+    def member_axes(self) -> list[Axis]:
+        """The axes of the rows that are combined into the elements of an owner, short ones innermost."""
+        return sorted(self.rest_axes, key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
 
     @property
     def interchanged(self) -> bool:
         """Whether all owners go through one member before the next: those gather from a part of memory of its own."""
         if self.order != "regular" or any(self.strategy_of[s.buffer] != "regular" for s in self.k.accums):
             return False
-        axes = {a for a, _ in self.member_rows}
+        axes = {a for a, _ in self.member_axes}
         gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
         return any(
             axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered
         )
-
-    @property
-    def visits_all(self) -> bool:
-        """Whether rows without a key leave something behind too."""
-        effects = [s for s in self.k.body if not s.name]
-        return not all(s.op == "accum" and self.strategy_of[s.buffer] == "segmented" for s in effects)
-
-    def sort_key(self) -> tuple[list[str], str]:
-        """The statements that compute a row's sort key, and the key: the row of the result, or the number of them."""
-        part = self.parts[self.k.order]
-        leading, shape = part.stmt.index[: part.leading], self.types[self.k.order].shape[: part.leading]
-        values = [*(v for i in leading for v, _ in i.terms if v.startswith("%")), part.stmt.where]
-        at = index(flatten(leading, shape))
-        key = f"{variable(part.stmt.where)} ? {at} : {size(product(shape))}" if part.stmt.where else at
-        return [self.scribe.value(s) for s in self.slice_of(values)], key
 
     @staticmethod
     def located(axes: Sequence[Axis], linear: str) -> list[str]:
@@ -137,7 +116,7 @@ class KernelWriter(ColumnWriter):
             named[name] = value
             return symbol(name)
 
-        owners, members = (product(n for _, n in axes) for axes in (self.owner_rows, self.member_rows))
+        owners, members = (product(n for _, n in axes) for axes in (self.kept_axes, self.member_axes))
         if self.interchanged:
             return interchanged_chunk_rows(short("owners", owners), short("cols", self.k.col_count))
         if self.order == "regular":
@@ -150,16 +129,16 @@ class KernelWriter(ColumnWriter):
         """The sizes that the stages name."""
         sizes: dict[str, Size] = {"rows": self.k.row_count, "cols": self.k.col_count}
         if self.order == "regular":
-            sizes["owners"] = product(n for _, n in self.owner_rows)
+            sizes["owners"] = product(n for _, n in self.kept_axes)
         if self.order == "segmented":
-            sizes["keys"] = product(self.types[self.k.order].shape[: self.parts[self.k.order].leading])
+            sizes["keys"] = self.key_count(self.parts[self.k.order])
         return sizes
 
     def launches(self) -> list[str]:
         """The statements that run the stages, one after another."""
         sort, tasks = [], "chunks"
         if self.order == "segmented":
-            tasks = f"gradc_chunks({'rows' if self.visits_all else 'start[keys]'}, chunk)"
+            tasks = f"gradc_chunks({'rows' if self.visits_all_rows else 'start[keys]'}, chunk)"
             sort = [self.launch("key", "gradc_chunks(rows, GRADC_KEY_ROWS)")]
             sort.append("gradc_sort(ctx, key, rows, keys, start, order);")
         elif self.is_map:

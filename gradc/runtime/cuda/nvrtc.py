@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gradc import knobs
-from gradc.codegen.text import anonymous
+from gradc.codegen.cuda.cached_text import anonymous
 from gradc.errors import CompilerError, CompilerMissing, GradcError, InvalidProblem, RegistersSpilled
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest

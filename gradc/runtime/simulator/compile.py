@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ...codegen.text import anonymous, read_template, template_dirs
+from ...codegen.cuda.cached_text import anonymous
+from ...codegen.text import read_template, template_dirs
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
