@@ -47,7 +47,7 @@ test: $(TEST)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 quick: $(TEST)
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --quick $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --quick --ignore tests/gpu $(ARGS)
 
 fuzz: $(call with,test torch)
 	$(VENV)/bin/python -W ignore -m tests.fuzz $(CAMPAIGN) --seconds $$(( $(MINUTES) * 60 )) $(ARGS)

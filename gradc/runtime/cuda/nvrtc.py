@@ -150,9 +150,9 @@ def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
             " installed, CUDA_HOME and CUDA_PATH name no toolkit that has it, and the loader knows no libnvrtc.so.12 or"
             " .13; `pip install gradc[nvrtc]` brings one"
         )
-    wish = f"for {arch}" if arch else "that works"
+    fit = f"for {arch}" if arch else "that works"
     raise CompilerMissing(
-        f"no NVRTC {wish}: {'; '.join(dict.fromkeys(passed))}; `pip install nvidia-cuda-nvrtc-cu12` brings the last of"
+        f"no NVRTC {fit}: {'; '.join(dict.fromkeys(passed))}; `pip install nvidia-cuda-nvrtc-cu12` brings the last of"
         " CUDA 12, `pip install nvidia-cuda-nvrtc` that of CUDA 13"
     )
 
