@@ -105,11 +105,15 @@ class KernelBuilder:
         return self.memo[key]
 
     def snapshot(self) -> Any:
-        return len(self.body), dict(self.memo), dict(self.loaded), self.cost
+        """What :meth:`restore` needs: all but the cost only grows."""
+        return len(self.body), len(self.memo), len(self.homes), len(self.loaded), self.cost
 
     def restore(self, saved: Any) -> None:
-        length, self.memo, self.loaded, self.cost = saved[0], saved[1], saved[2], saved[3]
-        del self.body[length:]
+        body, memo, homes, loaded, self.cost = saved
+        del self.body[body:]
+        truncate(self.memo, memo)
+        truncate(self.homes, homes)
+        truncate(self.loaded, loaded)
 
     # -- what ops ask for (Movement.at, Scatter.at) --------------------------------------------------------------------
 
@@ -424,6 +428,12 @@ class KernelBuilder:
                 )
             )
         return Kernel(name, rows, cols, tuple(body))
+
+
+def truncate(items: dict[Any, Any], length: int) -> None:
+    """Remove the items that were inserted last."""
+    while len(items) > length:
+        items.popitem()
 
 
 def _unit(index: Sequence[Index], node: Node) -> tuple[Index, ...]:
