@@ -114,8 +114,7 @@ class Scheduler:
 
     def contract(self, a: Group, b: Group) -> None:
         """The group that is opened next stands for both in the order."""
-        self.trail.append(functools.partial(setattr, self, "order", self.order))
-        self.order = self.order.contracted(a.key, b.key, len(self.groups))
+        self.trail.append(self.order.contract(a.key, b.key, len(self.groups)))
 
     def retire(self, group: Group) -> None:
         """Another group computes its nodes."""
@@ -255,7 +254,9 @@ class Scheduler:
         group.builder = self.builder(group)
         self.groups.append(group)
         self.loads[group.key] = set()
-        self.trail += self.order.add(group.key), functools.partial(self.loads.pop, group.key), self.groups.pop
+        self.trail += functools.partial(self.loads.pop, group.key), self.groups.pop
+        if group.key not in self.order:  # it stands for two others already
+            self.trail.append(self.order.add(group.key))
         return group
 
     def builder(self, group: Group) -> KernelBuilder:
