@@ -164,6 +164,10 @@ class Dim:
         return self._hash
 
 
+SizeLike = int | Dim
+""":data:`Size` where an annotation is evaluated, as those of type rules are."""
+
+
 def _factor(part: Size | Atom) -> str:
     text = str(part)
     return text if isinstance(part, Max) or re.fullmatch(r"\w+", text) else f"({text})"

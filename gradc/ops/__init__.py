@@ -24,6 +24,7 @@ _MODULES = (
     "scatters",
     "sparse",
     "sample",
+    "random",
 )
 for _module in _MODULES:  # the records register themselves
     importlib.import_module(f".{_module}", __name__)

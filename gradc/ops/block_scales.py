@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size
+from ..ir.dims import Size, SizeLike
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, AxisReplacement, BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, F64, DType, Type
@@ -16,7 +16,6 @@ from .pointwise import eq, maximum, stop_gradient, where
 from .quantization import LARGEST, TARGETS
 from .rules import converted, floating, full
 
-SizeLike = int | Dim
 E8M0, U4 = DTYPES["e8m0"], DTYPES["u4"]
 
 # -- NF4 ---------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, ceildiv, floordiv, known_nonnegative, maximum, product, same
+from ..ir.dims import Dim, Size, SizeLike, ceildiv, floordiv, known_nonnegative, maximum, product, same
 from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ..ir.operands import adopt
@@ -28,7 +28,6 @@ from .axes import (
 )
 from .rules import canonical_axes, canonical_axis, reshaped
 
-SizeLike = int | Dim
 _range: Any = slice  # Python's own; ``slice`` is an op below
 
 # -- values without operands -------------------------------------------------------------------------------------------

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, same
+from ..ir.dims import Dim, Size, SizeLike, same
 from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import Type
 from .pointwise import rsqrt
 from .reduce import _count, sum
 from .rules import along, converted, floating, spread
-
-SizeLike = int | Dim
 
 
 def _trailing(input: Type, normalized_shape: Any, **parameters: Type | None) -> tuple[Size, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size
+from ..ir.dims import Size, SizeLike
 from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, DType, Type
@@ -20,7 +20,6 @@ from .blocks import Blocks, check_parameters, compute_dtype, replace_axis_of_blo
 from .pointwise import LIMITS, ge, le, logical_and, maximum, minimum, round, stop_gradient, where
 from .rules import converted, full, reshaped, zeros_like
 
-SizeLike = int | Dim
 STORED = ("i2", "i4", "i8", "i16", "i32", "u2", "u4", "u8", "u16", "u32", "f8e4m3", "f8e5m2", "f4e2m1")
 """What dequantize reads."""
 TARGETS = ("i2", "i4", "i8", "i16", "u2", "u4", "u8", "u16", "f8e4m3", "f8e5m2", "f4e2m1")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Assumption, Dim, Size, maximum, same
+from ..ir.dims import Assumption, Size, SizeLike, maximum, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
 from ..ir.statement import Index
@@ -20,7 +20,6 @@ from .indexing import _indices
 from .pointwise import ge, logical_and, where
 from .rules import alike, converted, floating, full, number, reshaped, spread, summing
 
-SizeLike = int | Dim
 Places = tuple[Any, ...]
 
 # -- gather and scatter at points: one position per spatial axis, the same for every channel ---------------------------
