@@ -26,9 +26,9 @@ _MODULES = (
     "sample",
     "random",
 )
-for _module in _MODULES:  # the records register themselves
+for _module in _MODULES:  # importing a module registers its records
     importlib.import_module(f".{_module}", __name__)
-# A module may bear an op's name (embedding); ops.NAME is the op.
+# A module and an op may have the same name; ops.NAME is always the op.
 globals().update(REGISTRY)
 
 

@@ -1,5 +1,5 @@
-"""Ops that move data: each says where a result element is read, so that a kernel can read it there and nothing is
-copied.
+"""Data movement ops: each gives the operand index that a result element is read from, so that kernels read through it
+and nothing is copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .axes import (
 )
 from .rules import canonical_axes, canonical_axis, reshaped
 
-_range: Any = slice  # Python's own; ``slice`` is an op below
+_range: Any = slice  # Python's built-in; in this module ``slice`` is an op
 
 # -- values without operands -------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ constant = Primitive(
         Sample((), {"value": (1, -2), "dtype": "i8", "shape": (2,)}),
     ),
     bad=(BadSample((), {"value": (1, 2), "dtype": "f32", "shape": (3,)}, match="2 values"),),
-    doc="up to 64 elements, printed exactly",
+    doc="a constant of up to 64 elements, rounded to dtype once and printed exactly",
 )
 
 
@@ -148,7 +148,7 @@ def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
             flat = flat * after[a] + index[a]
         parts = [flat] if len(kept) < 2 else kernel.parted(flat, [before[a] for a in kept])
         if parts is None:
-            return None  # would need division: the buffer's alias serves instead
+            return None  # would need an integer division: the kernel reads an alias of the buffer instead
         for a, part in zip(kept, parts, strict=False):
             where[a] = part
     return kernel.read(node.operands[0], where)
@@ -175,7 +175,7 @@ reshape = Primitive(
         BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"),
         BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements"),
     ),
-    doc="the same elements in row-major order under another shape; -1 is what is left",
+    doc="the same elements in row-major order with another shape; one size may be -1, which is inferred",
 )
 
 
@@ -193,7 +193,7 @@ def _transpose_call(x: Node, axes: Any = None) -> Node:
     order = tuple(reversed(range(x.rank))) if axes is None else tuple(axes)
     node: Node = transpose.plain(x, axes=order)
     order = node.attrs["axes"]
-    if x.op is transpose:  # two turns are one
+    if x.op is transpose:  # compose two transposes
         node = transpose.plain(x.operands[0], axes=tuple(x.attrs["axes"][a] for a in order))
     return node.operands[0] if node.attrs["axes"] == tuple(range(x.rank)) else node
 
@@ -224,7 +224,7 @@ transpose: Primitive = Primitive(
         BadSample(("f32[2,3]",), {"axes": (0, 0)}, match="no permutation"),
         BadSample(("f32[2,3]",), {"axes": (0, 2)}, match="axes=2"),
     ),
-    doc="axes reordered; without axes, reversed",
+    doc="axes permuted; without axes, reversed",
 )
 
 
@@ -286,7 +286,7 @@ broadcast_to = Primitive(
         BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"),
         BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2"),
     ),
-    doc="repeated along new axes and axes of size 1",
+    doc="x repeated along new leading axes and along its axes of size 1",
 )
 
 
@@ -310,14 +310,14 @@ def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...],
 
 
 def _slice_vjp(g: Node, y: Node, x: Node, *, start: Any, limit: Any, step: Any) -> tuple[Node]:
-    # dx = g where it was read, zeros elsewhere
+    # dx = g at the elements that were read, 0 elsewhere
     if any(s != 1 for s in step):
         return (_strided_back(g, x, start, step),)
     return (pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)
 
 
 def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
-    """The adjoint of a strided slice: each axis of g spread out by its step with zeros between, then padded."""
+    """The adjoint of a strided slice: each axis of g dilated by its step with zeros, then padded."""
     for axis, stride in enumerate(step):
         if stride == 1:
             continue
@@ -325,7 +325,7 @@ def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
         wide = reshaped(g, (*g.shape[: axis + 1], 1, *g.shape[axis + 1 :]))
         wide = pad(wide, tuple((0, stride - 1 if a == axis + 1 else 0) for a in range(wide.rank)), 0)
         g = reshaped(wide, (*g.shape[:axis], n * stride, *g.shape[axis + 1 :]))
-    # the last spread step may stand out over the end
+    # the dilated g may extend beyond the end of x, by less than a step
     kept = tuple(
         n if known_nonnegative(size - low - n) else size - low
         for size, low, n in zip(x.shape, start, g.shape, strict=True)
@@ -399,7 +399,7 @@ def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
-    # a symbolic border may come out negative: it cuts
+    # a symbolic pad width may evaluate to a negative number, which crops
     wide = (
         np.pad(x, [(max(a, 0), max(b, 0)) for a, b in pad_width], constant_values=np.asarray(value).astype(x.dtype))
         if x.ndim
@@ -441,7 +441,7 @@ pad: Primitive = Primitive(
         BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"),
         BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs"),
     ),
-    doc="a constant border",
+    doc="x with a border of a constant value; pad_width is (before, after) for each axis",
 )
 
 
@@ -472,7 +472,7 @@ flip: Primitive = Primitive(
     multilinear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})),
     bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),),
-    doc="reversed along axes",
+    doc="x reversed along axes",
 )
 
 
@@ -503,7 +503,7 @@ def _concat_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
-    # each operand's part of g
+    # each operand gets its slice of g
     parts: list[Node] = []
     start: Size = 0
     for x in xs:
@@ -536,15 +536,15 @@ concat = Primitive(
         BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"),
         BadSample(("f32[2]", "f64[2]"), match="does not join"),
     ),
-    doc="joined along an axis",
+    doc="operands concatenated along an axis",
 )
 
 # -- x[...] ------------------------------------------------------------------------------------------------------------
 
 
 def _getitem(x: Node, key: Any) -> Node:
-    """NumPy's basic indexing: ints, slices, None, Ellipsis; one integer-valued node or array indexes the first axis
-    (gather).
+    """NumPy's basic indexing with ints, slices, None and Ellipsis; an integer node, array or list in their place is a
+    gather along its axis.
     """
     if isinstance(key, Node | np.ndarray | list):
         return call("gather", x, key, axis=0)
@@ -608,7 +608,7 @@ def _getitem(x: Node, key: Any) -> Node:
 
 
 def _reversed(k: Any, size: Size, stride: int) -> tuple[Size, Size]:
-    """(low, high) of the forward slice that, flipped, is ``k`` with the step -stride."""
+    """(low, high) of the forward slice whose reversal is the slice ``k``, which has the step -stride."""
     if k.start is None and k.stop is None and stride == 1:
         return 0, size
     if not isinstance(size, int):
@@ -640,5 +640,5 @@ getitem = Primitive(
     reference=None,
     lower=None,
     sugar=_getitem,
-    doc="x[...] written as slice, flip, reshape and gather",
+    doc="x[...], expressed as slice, flip, reshape and gather",
 )
