@@ -277,8 +277,14 @@ def _slice(x: torch.Tensor, start: Any, limit: Any, step: Any) -> torch.Tensor:
     return x[tuple(slice(a, b, c) for a, b, c in zip(start, limit, step, strict=True))]
 
 
-def _pad(x: torch.Tensor, pad_width: Any, value: float = 0) -> torch.Tensor:
-    return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+def _pad(x: torch.Tensor, pad_width: Any, value: float = 0, mode: str = "constant") -> torch.Tensor:
+    if mode == "constant":
+        return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+    for axis, pair in enumerate(pad_width):
+        lines = x.movedim(axis, -1)
+        flat = F.pad(lines.reshape(1, -1, x.shape[axis]), pair, mode)
+        x = flat.reshape(*lines.shape[:-1], flat.shape[-1]).movedim(-1, axis)
+    return x
 
 
 def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -570,5 +576,19 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
+    **{
+        name: getattr(torch, name)
+        for name in "flatten movedim swapaxes tile tril triu einsum tensordot bmm outer addmm baddbmm".split()
+    },
+    "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
+    "unsqueeze": lambda x, axis: x.unsqueeze(axis),
+    "unflatten": lambda x, axis, sizes: x.unflatten(axis, sizes),
+    "stack": lambda *xs, axis=0: torch.stack(xs, axis),
+    "split": lambda x, sizes, axis=0: torch.split(x, list(sizes) if isinstance(sizes, tuple) else sizes, axis),
+    "chunk": lambda x, chunks, axis=0: torch.chunk(x, chunks, axis),
+    "unbind": lambda x, axis=0: torch.unbind(x, axis),
+    "repeat": lambda x, repeats: x.repeat(repeats),
+    "repeat_interleave": lambda x, repeats, axis=None: torch.repeat_interleave(x, repeats, axis),
+    "roll": lambda x, shifts, axis=None: torch.roll(x, shifts, axis),
 }
 """What torch says each function means, whose calls leave no node: as in ``TORCH``; several results are a tuple."""

@@ -14,6 +14,7 @@ _MODULES = (
     "diagonals",
     "windows",
     "reduce",
+    "views",
     "indexing",
     "contract",
     "convolution",

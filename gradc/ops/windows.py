@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, ceildiv, floordiv
+from ..ir.dims import Assumption, Dim, Size, ceildiv, floordiv, product
 from ..ir.node import Node, call
-from ..ir.op import BadSample, Composite, Movement, Primitive, Sample
+from ..ir.op import BadSample, Composite, Function, Movement, Primitive, Sample
 from ..ir.statement import Index
 from ..ir.types import Type
 from .diagonals import diagonal
-from .rules import canonical_axis
+from .rules import canonical_axis, reshaped
 
 SizeLike = int | Dim
 Ints = int | tuple[int, ...]
@@ -124,6 +124,7 @@ def _replace_axis(node: Node, axis: int, sizes: tuple[Size, ...]) -> Any:
 
 
 def _windows_vjp(g: Node, y: Node, x: Node, *, axis: Any, size: Any, count: Any, value: Any, **steps: Any) -> Any:
+    # overlap_add of g
     return (overlap_add.plain(g, axis=axis, length=tuple(x.shape[a] for a in axis), **steps),)
 
 
@@ -140,6 +141,7 @@ windows: Primitive = Primitive(
     multilinear=_windows_map,
     replace_axis=_replace_axis,
     fills=True,
+    implies=lambda node: [Assumption(n, ">=", 0) for n in node.attrs["count"] if not isinstance(n, int)],
     samples=(
         Sample(("F[7]",), _LINE),
         Sample(("F[N,4,6]",), {**_PLANE, "value": 0.5}),
@@ -283,4 +285,93 @@ overlap_add: Composite = Composite(
         " o*step + k*dilation - padding = l; the adjoint of windows, whose places are the last axes"
     ),
     source="torch.nn.functional.fold; scipy.signal's overlap-add",
+)
+
+
+# -- unfold, fold ------------------------------------------------------------------------------------------------------
+
+
+def _unfold(input: Node, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0, stride: Ints = 1) -> Node:
+    if input.rank not in (3, 4):
+        raise TypeRuleError(f"an input of rank {input.rank}: [N,C,H,W] or [C,H,W]")
+    batched = input if input.rank == 4 else reshaped(input, (1, *input.shape))
+    kernel, steps = _plane_steps(kernel_size, dilation, padding, stride)
+    counts = _plane_counts(batched.shape[2:], kernel, steps)
+    parts = windows.plain(batched, axis=(2, 3), size=kernel, count=counts, value=0, **steps)
+    n, channels = batched.shape[:2]
+    y = reshaped(call("transpose", parts, (0, 1, 4, 5, 2, 3)), (n, channels * product(kernel), product(counts)))
+    return y if batched is input else reshaped(y, y.shape[1:])
+
+
+def _plane_steps(kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints) -> tuple[tuple[int, ...], Any]:
+    """The size of the windows of a plane, and how they lie."""
+    return per_axis("kernel_size", kernel_size, 2, 1), {
+        "step": per_axis("stride", stride, 2, 1),
+        "dilation": per_axis("dilation", dilation, 2, 1),
+        "padding": per_axis("padding", padding, 2),
+    }
+
+
+def _plane_counts(sizes: Sequence[Size], kernel: tuple[int, ...], steps: Any) -> tuple[Size, ...]:
+    counts = tuple(
+        window_count(n, k, s, d, 2 * p)
+        for n, k, s, d, p in zip(sizes, kernel, steps["step"], steps["dilation"], steps["padding"], strict=True)
+    )
+    if any(isinstance(n, int) and n < 1 for n in counts):
+        raise TypeRuleError(f"{'x'.join(map(str, counts))} windows: the kernel is larger than the padded input")
+    return counts
+
+
+unfold = Function(
+    "unfold",
+    write=_unfold,
+    samples=(
+        Sample(("F[2,2,5,6]",), {"kernel_size": (2, 3), "dilation": (2, 1), "padding": 1, "stride": (1, 2)}),
+        Sample(("F[2,4,3]",), {"kernel_size": 2}),
+    ),
+    bad=(
+        BadSample(("f32[4,3]",), {"kernel_size": 2}, match="rank 2"),
+        BadSample(("f32[2,4,3]",), {"kernel_size": 5}, match="larger than the padded input"),
+    ),
+    doc="the windows of the planes of [N,C,H,W] as columns: [N, C*KH*KW, how many]",
+    source="torch.nn.functional.unfold",
+)
+
+
+def _fold(
+    input: Node, output_size: Ints, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0, stride: Ints = 1
+) -> Node:
+    if input.rank not in (2, 3):
+        raise TypeRuleError(f"an input of rank {input.rank}: [N,C*KH*KW,L] or [C*KH*KW,L]")
+    batched = input if input.rank == 3 else reshaped(input, (1, *input.shape))
+    sizes = per_axis("output_size", output_size, 2, 1)
+    kernel, steps = _plane_steps(kernel_size, dilation, padding, stride)
+    counts = _plane_counts(sizes, kernel, steps)
+    n, rows, columns = batched.shape
+    each = int(product(kernel))  # type: ignore[call-overload]
+    if not isinstance(rows, int) or rows % each:
+        raise TypeRuleError(f"{rows} rows are not windows of {'x'.join(map(str, kernel))}")
+    if columns != product(counts):
+        raise TypeRuleError(f"{columns} columns for {'x'.join(map(str, counts))} windows")
+    parts = call("transpose", reshaped(batched, (n, rows // each, *kernel, *counts)), (0, 1, 4, 5, 2, 3))
+    y = overlap_add.plain(parts, axis=(2, 3), length=sizes, **steps)
+    return y if batched is input else reshaped(y, y.shape[1:])
+
+
+fold = Function(
+    "fold",
+    write=_fold,
+    samples=(
+        Sample(
+            ("F[2,12,10]",),
+            {"output_size": (5, 4), "kernel_size": (2, 3), "dilation": (2, 1), "padding": 1, "stride": (1, 2)},
+        ),
+        Sample(("F[4,6]",), {"output_size": (4, 3), "kernel_size": 2}),
+    ),
+    bad=(
+        BadSample(("f32[5,6]",), {"output_size": (4, 3), "kernel_size": 2}, match="5 rows are not windows of 2x2"),
+        BadSample(("f32[4,5]",), {"output_size": (4, 3), "kernel_size": 2}, match="5 columns for 3x2 windows"),
+    ),
+    doc="columns of windows added up where they overlap, [N,C,H,W]: the adjoint of unfold",
+    source="torch.nn.functional.fold",
 )
