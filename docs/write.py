@@ -139,7 +139,9 @@ def _call(op: Op, types: Iterable[Type], attrs: Mapping[str, Any]) -> tuple[Node
     """The nodes that a call gives, or None where it is refused."""
     operands = [input_node(f"x{k}", type_) for k, type_ in enumerate(types)]
     try:
-        if op.sugar is None and op.order:
+        if isinstance(op, Function):
+            made = op.on(operands, attrs)
+        elif op.sugar is None and op.order:
             made = op(**dict(zip(op.operand_names, operands, strict=False)), **attrs)
         else:
             made = op(*operands, **attrs)

@@ -175,6 +175,8 @@ def repeated(case: Case) -> Case | None:
 def call(op: Op, operands: Iterable[Node], attrs: Mapping[str, Any]) -> Any:
     """``ops.NAME(operands, attrs)`` as a user writes it."""
     operands = tuple(operands)
+    if isinstance(op, Function):
+        return op.on(operands, attrs)
     if op.sugar is None and op.order:
         return op(**dict(zip(op.operand_names, operands, strict=False)), **attrs)
     return op(*operands, **attrs)

@@ -462,7 +462,24 @@ def _pool(name: str) -> Callable[..., Any]:
     return oracle
 
 
+def _with_running(function: Any) -> Callable[..., torch.Tensor]:
+    """torch neither differentiates running statistics nor leaves them alone."""
+    return lambda x, mean, var, *affine, **attrs: function(
+        x, mean.detach().clone(), var.detach().clone(), *affine, **attrs
+    )
+
+
+def _standardize(x: torch.Tensor, axis: Any = None, eps: float = 1e-5) -> torch.Tensor:
+    axes = _axes(x, axis)
+    kept = [a for a in range(x.ndim) if a not in {b % x.ndim for b in axes}]
+    order = [*kept, *(a for a in range(x.ndim) if a not in kept)]
+    moved = x.permute(order)
+    y = F.layer_norm(moved, moved.shape[len(kept) :], eps=eps)
+    return y.permute([order.index(a) for a in range(x.ndim)])
+
+
 TORCH: dict[str, Callable[..., Any]] = {
+    "standardize": _standardize,
     "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
     "diag_embed": lambda x, offset=0, axis1=-2, axis2=-1, rows=None, columns=None: F.pad(
         torch.diag_embed(x, offset, axis1, axis2),
@@ -576,10 +593,20 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
+    "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
+    **{name: _with_running(getattr(F, name)) for name in ("batch_norm", "instance_norm")},
     **{
         name: getattr(torch, name)
-        for name in "flatten movedim swapaxes tile tril triu einsum tensordot bmm outer addmm baddbmm".split()
+        for name in "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm".split()
     },
+    "einsum": lambda *xs, equation: torch.einsum(equation, *xs),
+    "cross": lambda x, y, axis=-1: torch.linalg.cross(x, y, dim=axis),
+    "weight_norm": torch._weight_norm,
+    "native_batch_norm": lambda x, weight, bias, mean, var, training, momentum=0.1, eps=1e-5: (
+        torch.ops.aten._native_batch_norm_legit_functional(
+            x, weight, bias, mean.detach(), var.detach(), training, momentum, eps
+        )
+    ),
     "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
     "unsqueeze": lambda x, axis: x.unsqueeze(axis),
     "unflatten": lambda x, axis, sizes: x.unflatten(axis, sizes),

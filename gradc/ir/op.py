@@ -10,6 +10,7 @@ of its record; outside ``ops/`` only declared rewrite patterns and exact algebra
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import types as _types
 import typing
@@ -570,8 +571,8 @@ class Function(Op):
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         _no_huge_integer(self.name, (*positional, *keywords.values()))
-        if self.variadic and len(positional) == 1 and isinstance(positional[0], tuple | list):
-            positional = tuple(positional[0])
+        if self.variadic and positional and isinstance(positional[-1], tuple | list):
+            positional = (*positional[:-1], *positional[-1])
         try:
             bound = self.__signature__.bind(*positional, **keywords)
         except TypeError:
@@ -590,6 +591,13 @@ class Function(Op):
             return self.write(*bound.args, **bound.kwargs)
         except TypeRuleError as error:
             raise _located(error, self.name, types) from None
+
+    def on(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Any:
+        """The call with these operands, in their order, and attributes by name."""
+        if not self.variadic:
+            return self(**dict(zip(self.operand_names, operands, strict=False)), **attrs)
+        first = [n for n in itertools.takewhile(lambda n: not self._takes_node(n), self.__signature__.parameters)]
+        return self(*(attrs[n] for n in first), *operands, **{n: v for n, v in attrs.items() if n not in first})
 
     def _nodes(self, bound: inspect.BoundArguments) -> dict[str, Any]:
         """The operands of a call as nodes of it; several of one parameter as a tuple."""
