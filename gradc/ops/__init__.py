@@ -26,6 +26,7 @@ _MODULES = (
     "batch_norm",
     "einsum",
     "attention",
+    "resample",
     "loss",
     "tables",
     "bags",
