@@ -309,7 +309,7 @@ class KernelRanges:
 
 
 def multiples(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
-    """Each (factor, rest) with index = factor * tested + rest that eliminates a variable from the rest, or all of it."""
+    """Each (factor, rest) with index = factor * tested + rest that eliminates a variable from the rest, or all."""
     steps = dict(index.terms)
     factors = [_quotient(steps[v], c) for v, c in tested.terms if v in steps] or [1] * same_place(index, tested)
     for factor in dict.fromkeys(factors):
