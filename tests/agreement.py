@@ -17,6 +17,7 @@ from gradc import interp
 from gradc.autodiff import differentiate
 from gradc.ir.graph import Graph, again, input_node
 from gradc.ir.node import Node
+from gradc.ir.op import Composite, Function
 
 NAMES = [op.name for op in tested_ops()]
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -36,7 +37,7 @@ def groups(name: str, dtypes: Iterable[str]) -> dict[tuple[tuple[str, int], ...]
 
 def joint(case: Case) -> Graph:
     """The case's graph, with gradients where it has any."""
-    if not case.differentiable or (case.op.vjp is None and not hasattr(case.op, "decompose")):
+    if not case.differentiable or not (case.op.vjp or isinstance(case.op, Composite | Function)):
         return case.graph
     return differentiate(case.smooth, case.floats, unused="zeros")
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from oracles import _unpack
 
+from gradc.ir.node import REGISTRY
+from gradc.ir.op import Function
 from gradc.ir.types import DTYPES, dtype
 from gradc.ops.block_scales import NF4
 
@@ -70,9 +72,13 @@ def _first(function: Any) -> Callable[..., torch.Tensor]:
 
 
 def _arg(function: Any) -> Callable[..., torch.Tensor]:
-    return lambda x, axis=None, keepdims=False: (
-        function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
-    )
+    def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
+        if not isinstance(axis, tuple):
+            return function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
+        kept = [a for a in range(x.ndim) if a not in axis]
+        return function(x.permute(*kept, *axis).flatten(len(kept)), -1)
+
+    return oracle
 
 
 def _var(x: torch.Tensor, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> torch.Tensor:
@@ -271,8 +277,14 @@ def _slice(x: torch.Tensor, start: Any, limit: Any, step: Any) -> torch.Tensor:
     return x[tuple(slice(a, b, c) for a, b, c in zip(start, limit, step, strict=True))]
 
 
-def _pad(x: torch.Tensor, pad_width: Any, value: float = 0) -> torch.Tensor:
-    return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+def _pad(x: torch.Tensor, pad_width: Any, value: float = 0, mode: str = "constant") -> torch.Tensor:
+    if mode == "constant":
+        return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+    for axis, pair in enumerate(pad_width):
+        lines = x.movedim(axis, -1)
+        flat = F.pad(lines.reshape(1, -1, x.shape[axis]), pair, mode)
+        x = flat.reshape(*lines.shape[:-1], flat.shape[-1]).movedim(-1, axis)
+    return x
 
 
 def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -383,7 +395,104 @@ def _dynamic_scale(x: torch.Tensor, block: Any = None, dtype: str = "i8", differ
     return scale if differentiable else scale.detach() + 0 * x.sum()
 
 
+def _windows(
+    x: torch.Tensor,
+    axis: Any,
+    size: Any,
+    count: Any,
+    step: Any,
+    dilation: Any,
+    padding: Any,
+    value: float = 0,
+) -> torch.Tensor:
+    rank = x.ndim
+    for j, a in enumerate(axis):
+        far = (count[j] - 1) * step[j] + (size[j] - 1) * dilation[j] + 1
+        widths = [0, 0] * (x.ndim - 1 - a) + [padding[j], max(far - padding[j] - x.shape[a], 0)]
+        wide = F.pad(x, widths, value=value).unfold(a, (size[j] - 1) * dilation[j] + 1, step[j])
+        x = wide[..., :: dilation[j]].narrow(a, 0, count[j])
+    assert x.ndim == rank + len(axis)
+    return x
+
+
+def _overlaps(x: torch.Tensor, axis: Any, length: Any, step: Any, dilation: Any, padding: Any) -> torch.Tensor:
+    rank = x.ndim - len(axis)
+    for j, a in enumerate(axis):
+        planes = []
+        for k, plane in enumerate(x.unbind(rank + j)):
+            plane = plane.movedim(a, 0)
+            line = plane.new_zeros((length[j], *plane.shape[1:]))
+            at = [o * step[j] + k * dilation[j] - padding[j] for o in range(len(plane))]
+            kept = [o for o, place in enumerate(at) if 0 <= place < length[j]]
+            planes.append(line.index_add(0, torch.tensor([at[o] for o in kept]).long(), plane[kept]).movedim(0, a))
+        x = torch.stack(planes, rank + j)
+    return x
+
+
+def _convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    *,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool = False,
+    output_padding: Any = (),
+    groups: int = 1,
+) -> torch.Tensor:
+    spatial = weight.ndim - 2
+    if not transposed:
+        x = F.pad(x, [n for pair in reversed(padding) for n in pair])
+        return getattr(F, f"conv{spatial}d")(x, weight, bias, stride, 0, dilation, groups)
+    y = getattr(F, f"conv_transpose{spatial}d")(x, weight, bias, stride, 0, output_padding or 0, groups, dilation)
+    for a, (low, high) in enumerate(padding):
+        y = y.narrow(2 + a, low, y.shape[2 + a] - low - high)
+    return y
+
+
+def _pool(name: str) -> Callable[..., Any]:
+    def oracle(x: torch.Tensor, kernel_size: Any, stride: Any = None, **attrs: Any) -> Any:
+        spatial = len(kernel_size)
+        flat = x.reshape(int(np.prod(x.shape[: x.ndim - spatial])), 1, *x.shape[x.ndim - spatial :])
+        y = getattr(F, f"{name}_pool{spatial}d")(flat, kernel_size, stride or kernel_size, **attrs)
+        shape = lambda t: t.reshape(*x.shape[: x.ndim - spatial], *t.shape[2:])
+        return tuple(map(shape, y)) if isinstance(y, tuple) else shape(y)
+
+    return oracle
+
+
+def _with_running(function: Any) -> Callable[..., torch.Tensor]:
+    """torch neither differentiates running statistics nor leaves them alone."""
+    return lambda x, mean, var, *affine, **attrs: function(
+        x, mean.detach().clone(), var.detach().clone(), *affine, **attrs
+    )
+
+
+def _standardize(x: torch.Tensor, axis: Any = None, eps: float = 1e-5) -> torch.Tensor:
+    axes = _axes(x, axis)
+    kept = [a for a in range(x.ndim) if a not in {b % x.ndim for b in axes}]
+    order = [*kept, *(a for a in range(x.ndim) if a not in kept)]
+    moved = x.permute(order)
+    y = F.layer_norm(moved, moved.shape[len(kept) :], eps=eps)
+    return y.permute([order.index(a) for a in range(x.ndim)])
+
+
 TORCH: dict[str, Callable[..., Any]] = {
+    "standardize": _standardize,
+    "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
+    "diag_embed": lambda x, offset=0, axis1=-2, axis2=-1, rows=None, columns=None: F.pad(
+        torch.diag_embed(x, offset, axis1, axis2),
+        [0] * 2 * (x.ndim - max(axis1 % (x.ndim + 1), axis2 % (x.ndim + 1)))
+        + [0, 0 if columns is None else columns - x.shape[-1] - abs(offset)],
+    ),
+    "windows": _windows,
+    "overlaps": _overlaps,
+    "overlap_add": lambda x, axis, **attrs: _overlaps(x, axis, **attrs).sum(tuple(range(x.ndim - len(axis), x.ndim))),
+    "convolution": _convolution,
+    "max_pool": _pool("max"),
+    "max_pool_indices": lambda x, **attrs: _pool("max")(x, **attrs, return_indices=True)[1],
+    "avg_pool": _pool("avg"),
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -481,3 +590,32 @@ TORCH: dict[str, Callable[..., Any]] = {
         x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps
     ),
 }
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
+    "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
+    **{name: _with_running(getattr(F, name)) for name in ("batch_norm", "instance_norm")},
+    **{
+        name: getattr(torch, name)
+        for name in "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm".split()
+    },
+    "einsum": lambda *xs, equation: torch.einsum(equation, *xs),
+    "cross": lambda x, y, axis=-1: torch.linalg.cross(x, y, dim=axis),
+    "weight_norm": torch._weight_norm,
+    "native_batch_norm": lambda x, weight, bias, mean, var, training, momentum=0.1, eps=1e-5: (
+        torch.ops.aten._native_batch_norm_legit_functional(
+            x, weight, bias, mean.detach(), var.detach(), training, momentum, eps
+        )
+    ),
+    "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
+    "unsqueeze": lambda x, axis: x.unsqueeze(axis),
+    "unflatten": lambda x, axis, sizes: x.unflatten(axis, sizes),
+    "stack": lambda *xs, axis=0: torch.stack(xs, axis),
+    "split": lambda x, sizes, axis=0: torch.split(x, list(sizes) if isinstance(sizes, tuple) else sizes, axis),
+    "chunk": lambda x, chunks, axis=0: torch.chunk(x, chunks, axis),
+    "unbind": lambda x, axis=0: torch.unbind(x, axis),
+    "repeat": lambda x, repeats: x.repeat(repeats),
+    "repeat_interleave": lambda x, repeats, axis=None: torch.repeat_interleave(x, repeats, axis),
+    "roll": lambda x, shifts, axis=None: torch.roll(x, shifts, axis),
+}
+"""What torch says each function means, whose calls leave no node: as in ``TORCH``; several results are a tuple."""

@@ -5,19 +5,28 @@ from __future__ import annotations
 import importlib
 
 from ..ir.node import REGISTRY, Node
-from ..ir.op import Composite, Library, Op, Primitive
+from ..ir.op import Composite, Function, Library, Op, Primitive
 
 _MODULES = (
     "pointwise",
     "activations",
     "movement",
+    "diagonals",
+    "windows",
     "reduce",
+    "views",
     "indexing",
     "contract",
+    "convolution",
+    "pooling",
     "bits",
     "quantization",
     "block_scales",
     "normalize",
+    "batch_norm",
+    "einsum",
+    "attention",
+    "resample",
     "loss",
     "tables",
     "bags",
@@ -43,4 +52,4 @@ def __dir__() -> list[str]:
     return sorted(REGISTRY)
 
 
-__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive"]
+__all__ = ["REGISTRY", "Composite", "Function", "Library", "Node", "Op", "Primitive"]

@@ -4,7 +4,8 @@ and nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -380,11 +381,90 @@ def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: int | f
     }
 
 
-def _pad_call(x: Node, pad_width: Any, value: Any = 0) -> Node:
+def _pad_call(x: Node, pad_width: Any, value: Any = 0, mode: str = "constant") -> Node:
     if isinstance(pad_width, int):
         pad_width = ((pad_width, pad_width),) * x.rank
-    node: Node = pad.plain(x, pad_width=tuple(tuple(p) for p in pad_width), value=value)
+    widths: tuple[Any, ...] = tuple(tuple(p) if isinstance(p, tuple | list) else p for p in pad_width)
+    if mode not in ("constant", *_BORDERS):
+        raise TypeRuleError(f"mode={mode!r} is not one of 'constant', {', '.join(map(repr, _BORDERS))}")
+    if mode != "constant" and value != 0:
+        raise TypeRuleError(f"value={value} with mode={mode!r}: only a constant border has one")
+    if len(widths) == x.rank and all(isinstance(p, tuple) and len(p) == 2 for p in widths):
+        x, widths = _cropped(x, widths)
+        if mode != "constant":
+            for axis, (low, high) in enumerate(widths):
+                x = _bordered(x, axis, low, high, mode)
+            return x
+    node: Node = pad.plain(x, pad_width=widths, value=value)
     return x if node.shape == x.shape else node
+
+
+def _cropped(x: Node, widths: tuple[Any, ...]) -> tuple[Node, tuple[Any, ...]]:
+    """Negative widths cut: x without what they take, and the widths that are left."""
+    low = tuple(-a if isinstance(a, int) and a < 0 else 0 for a, _ in widths)
+    high = tuple(-b if isinstance(b, int) and b < 0 else 0 for _, b in widths)
+    if not any((*low, *high)):
+        return x, widths
+    limit = tuple(n - b for n, b in zip(x.shape, high, strict=True))
+    for axis, (a, b) in enumerate(zip(low, limit, strict=True)):
+        if isinstance(b, int) and b < a:
+            raise TypeRuleError(f"pad_width {widths[axis]} takes more than the {x.shape[axis]} of axis {axis}")
+    cut = slice.plain(x, start=low, limit=limit, step=(1,) * x.rank)
+    kept = tuple((0 if a else p, 0 if b else q) for (p, q), a, b in zip(widths, low, high, strict=True))
+    return cut, kept
+
+
+def _bordered(x: Node, axis: int, low: Size, high: Size, mode: str) -> Node:
+    """x with elements of its own before and after an axis."""
+    size, border = x.shape[axis], _BORDERS[mode]
+    if low == 0 and high == 0:
+        return x
+    for width in (low, high):
+        short = border.most(size) - width if border.most is not None else size - 1
+        if isinstance(short, int) and short < 0:
+            raise TypeRuleError(f"a border of {width} by mode={mode!r} for a size of {size}")
+
+    def part(start: Size, limit: Size) -> Node:
+        cut = tuple(zip(*((start, limit) if a == axis else (0, n) for a, n in enumerate(x.shape)), strict=True))
+        return slice.plain(x, start=cut[0], limit=cut[1], step=(1,) * x.rank)
+
+    parts = [*(() if low == 0 else (border.before(part, size, low, axis),)), x]
+    parts += () if high == 0 else (border.after(part, size, high, axis),)
+    return concat(*parts, axis=axis)
+
+
+def _repeated(x: Node, axis: int, width: Size) -> Node:
+    return broadcast_to(x, tuple(width if a == axis else n for a, n in enumerate(x.shape)))
+
+
+@dataclass(frozen=True)
+class _Border:
+    """How a border is made of the array: ``(part, size, width, axis)`` -> what stands before or after it.
+
+    :param most: the widest border of a size; None where there is no bound.
+    """
+
+    before: Callable[..., Node]
+    after: Callable[..., Node]
+    most: Callable[[Size], Size] | None = None
+
+
+_BORDERS = {
+    "reflect": _Border(
+        before=lambda part, size, width, axis: flip.plain(part(1, width + 1), axis=(axis,)),
+        after=lambda part, size, width, axis: flip.plain(part(size - 1 - width, size - 1), axis=(axis,)),
+        most=lambda size: size - 1,
+    ),
+    "replicate": _Border(
+        before=lambda part, size, width, axis: _repeated(part(0, 1), axis, width),
+        after=lambda part, size, width, axis: _repeated(part(size - 1, size), axis, width),
+    ),
+    "circular": _Border(
+        before=lambda part, size, width, axis: part(size - width, size),
+        after=lambda part, size, width, axis: part(0, width),
+        most=lambda size: size,
+    ),
+}
 
 
 def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
@@ -436,12 +516,21 @@ pad: Primitive = Primitive(
         Sample(("F[N]",), {"pad_width": ((1, 2),)}),
         Sample(("F[4,3]",), {"pad_width": ((0, 0), (1, 2))}),
         Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5}),
+        Sample(("F[4,3]",), {"pad_width": ((-1, 2), (1, -2))}),
+        Sample(("F[N,5]",), {"pad_width": ((2, 0), (1, 3)), "mode": "reflect"}, dims={"N": 3}),
+        Sample(("F[N,3]",), {"pad_width": ((2, 1), (0, 4)), "mode": "replicate"}, dims={"N": 2}),
+        Sample(("F[2,5]",), {"pad_width": ((0, 2), (5, 1)), "mode": "circular"}),
     ),
     bad=(
-        BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"),
+        BadSample(("f32[3]",), {"pad_width": ((-2, -2),)}, match="takes more than the 3 of axis 0"),
         BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs"),
+        BadSample(("f32[3]",), {"pad_width": ((3, 0),), "mode": "reflect"}, match="a border of 3 by mode='reflect'"),
+        BadSample(("f32[3]",), {"pad_width": ((3, 0),), "mode": "edge"}, match="mode='edge' is not one of"),
     ),
-    doc="x with a border of a constant value; pad_width is (before, after) for each axis",
+    doc=(
+        "a border around x, a pair of widths per axis; constant, or elements of x: reflect, replicate, circular;"
+        " negative widths cut"
+    ),
 )
 
 

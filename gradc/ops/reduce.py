@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -183,19 +184,34 @@ amin = Primitive(
 )
 
 
-def _arg_type(x: Type, *, axis: int) -> Any:
-    axis = canonical_axis(axis, x.rank)
-    if x.shape[axis] == 0:
-        raise TypeRuleError("the extremum over no elements")
-    return number(x).with_shape(*without(x.shape, (axis,))).with_dtype(I64), {"axis": axis}
+def _arg_type(x: Type, *, axis: int | tuple[int, ...]) -> Any:
+    gone = canonical_axes(axis, x.rank)
+    if not gone or any(x.shape[a] == 0 for a in gone):
+        raise TypeRuleError("the extremum over no elements" if gone else "axis () names no axis")
+    return number(x).with_shape(*without(x.shape, gone)).with_dtype(I64), {"axis": gone if gone[1:] else gone[0]}
+
+
+def _arg_reference(function: Any) -> Any:
+    def reference(x: Any, *, axis: Any) -> Any:
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        last = np.moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
+        flat = last.reshape(*last.shape[: x.ndim - len(axes)], math.prod(x.shape[a] for a in axes))
+        return _extremum_reference(function, 0)(flat, axis=flat.ndim - 1)
+
+    return reference
+
+
+def _places(node: Node) -> Size:
+    axis = node.attrs["axis"]
+    return product(node.operands[0].shape[a] for a in (axis if isinstance(axis, tuple) else (axis,)))
 
 
 def _arg_call(name: str) -> Any:
-    def sugar(x: Node, axis: int | None = None, keepdims: bool = False) -> Node:
+    def sugar(x: Node, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Node:
         if axis is None:
             x, axis = reshaped(x, (x.type.count,)), 0
-        axis = canonical_axis(axis, x.rank)
-        return _plain(_OPS[name].plain(x, axis=axis), (axis,), keepdims, x.shape)
+        axes = canonical_axes(axis, x.rank)
+        return _plain(_OPS[name].plain(x, axis=axes), axes, keepdims, x.shape)
 
     return sugar
 
@@ -204,29 +220,35 @@ _ARG = (
     Sample(("F[N]",), {"axis": 0}, dims={"N": 5}),
     Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}),
     Sample(("F[3,4]",)),
-    Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)),
+    Sample(("i32[3,4,2]",), {"axis": (0, 2)}, draw=("int",)),
 )
 argmax = Primitive(
     "argmax",
     infer=_arg_type,
-    reference=_extremum_reference(np.argmax, 0),
+    reference=_arg_reference(np.argmax),
     lower=Reduction("argmax", nonempty=True),
-    below=lambda node: node.operands[0].shape[node.attrs["axis"]],
+    below=_places,
     sugar=_arg_call("argmax"),
     samples=_ARG,
     bad=BAD_AXIS[:1],
-    doc="the index of the maximum along an axis, the first among equals; a NaN counts as the maximum; i64",
+    doc=(
+        "the index of the maximum along an axis, the first among equals; a NaN counts as the maximum; over several axes"
+        " their row-major index; i64"
+    ),
 )
 argmin = Primitive(
     "argmin",
     infer=_arg_type,
-    reference=_extremum_reference(np.argmin, 0),
+    reference=_arg_reference(np.argmin),
     lower=Reduction("argmin", nonempty=True),
-    below=lambda node: node.operands[0].shape[node.attrs["axis"]],
+    below=_places,
     sugar=_arg_call("argmin"),
     samples=_ARG,
     bad=BAD_AXIS[:1],
-    doc="the index of the minimum along an axis, the first among equals; a NaN counts as the minimum; i64",
+    doc=(
+        "the index of the minimum along an axis, the first among equals; a NaN counts as the minimum; over several axes"
+        " their row-major index; i64"
+    ),
 )
 
 _OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin}

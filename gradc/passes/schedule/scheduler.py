@@ -237,16 +237,19 @@ class Scheduler:
 
     def behind(self, node: Node) -> Node:
         """What needs memory so that a library can read the node: the value behind ops that only move it; if that has
-        some, a reshape of it; if none, the node.
+        some, a reshape of it; if none, the nearest reshape, of which the moves after it are views; if none, the node.
         """
         base, above = node, node
+        nearest: Node | None = None
         while (
             base.operands
             and isinstance(lowering(base), Movement | Alias)
             and not base.op.indices
             and base not in self.in_memory
         ):
-            above, base = (base if isinstance(lowering(base), Alias) else node), base.operands[0]
+            reshapes = isinstance(lowering(base), Alias)
+            nearest = base if reshapes and nearest is None else nearest
+            above, base = (base if reshapes else node if nearest is None else nearest), base.operands[0]
         return above if base in self.in_memory else base
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
