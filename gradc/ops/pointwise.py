@@ -558,6 +558,11 @@ def _where_vjp(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[Any
 
 
 def _where_call(condition: Any, x: Any, y: Any) -> Node:
+    if isinstance(condition, bool):
+        raise TypeRuleError(
+            f"the condition is the Python bool {condition}, not a traced mask: compare values (x > 0, x == y, ops.eq),"
+            " or choose the branch in Python"
+        )
     # scalars adopt the dtype of the other branch, never the condition's
     x, y = adopt("where", [x, y], broadcasting=False)
     (condition,) = adopt("where", [condition], broadcasting=False)
