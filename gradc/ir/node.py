@@ -92,6 +92,7 @@ NUMPY_NAMES = {
     "concatenate": "concat",
     "clip": "clamp",
     "take": "gather",
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
 }
 """NumPy's name of a function -> the op's, where they differ."""
 

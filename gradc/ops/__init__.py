@@ -9,6 +9,10 @@ from ..ir.op import Composite, Library, Op, Primitive
 
 _MODULES = (
     "pointwise",
+    "elementary",
+    "special",
+    "rounding",
+    "logic",
     "activations",
     "movement",
     "reduce",
