@@ -54,7 +54,7 @@ def merged(name: str, parts: Iterable[tuple[str, Graph]]) -> Graph:
                 inputs.append(new[node])
             else:
                 operands = tuple(new[o] for o in node.operands)
-                new[node] = node if operands == node.operands else again(node, operands)
+                new[node] = again(node, operands)
         outputs += [(f"{prefix}.{key}", new[node]) for key, node in graph.outputs]
     return Graph(name, tuple(inputs), tuple(outputs))
 

@@ -206,6 +206,7 @@ def draw(
     values = {
         "normal": lambda: rng.standard_normal(shape),
         "positive": lambda: rng.uniform(0.25, 4.0, shape),
+        "above_one": lambda: rng.uniform(1.25, 4.0, shape),
         "unit": lambda: rng.uniform(0.02, 0.98, shape),
         "nonzero": lambda: signs * rng.uniform(0.25, 3.0, shape),
         "distinct": lambda: ((rng.permutation(count) - count // 2) * 0.125).reshape(shape),

@@ -22,11 +22,11 @@ import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
 from ..process.forks import cached_property
-from .arguments import lifted, meant, signature_text
+from .arguments import lifted, meant, renamed, signature_text
 from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
-from .types import DTYPES, DType, Type, dtype, shown
+from .types import DTYPES, DType, Type, dtype, shown, typeof
 
 
 class _Mark:
@@ -137,7 +137,7 @@ class Sample:
 
     :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant
         arrays.
-    :param draw: per operand one of ``normal positive unit nonzero index:N bool int distinct`` (default ``normal``).
+    :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct`` (default ``normal``).
     """
 
     operands: tuple[Any, ...]
@@ -283,6 +283,8 @@ class Op:
         traced graph.
     :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
+    :param omitted: ``{operand: (type of the first operand, **attrs) -> node}``: what stands for an optional operand that
+        is None where a later one is given.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops'
         plain forms.
     """
@@ -305,6 +307,7 @@ class Op:
     below: Callable[[Node], Size] | None = field(default=None, kw_only=True)
     implies: Callable[[Node], Sequence[Assumption]] | None = field(default=None, kw_only=True)
     ascending: tuple[int, ...] = field(default=(), kw_only=True)
+    omitted: Mapping[str, Callable[..., Node]] = field(default_factory=dict, kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
@@ -378,6 +381,8 @@ class Op:
 
     def __call__(self, *positional: Any, **keywords: Any) -> Node:
         _no_huge_integer(self.name, (*positional, *keywords.values()))
+        if keywords:
+            keywords = renamed(self.name, self.__signature__.parameters, keywords)
         if self.sugar is None:
             return self.plain(*positional, **keywords)
         try:
@@ -423,9 +428,12 @@ class Op:
         operands = [given.pop(name, None) for name in self.operand_names]
         while operands and operands[-1] is None:
             operands.pop()
-        for name, operand in zip(self.operand_names, operands, strict=False):
-            if operand is None:
+        for k, name in enumerate(self.operand_names[: len(operands)]):
+            if operands[k] is None and (name not in self.omitted or operands[0] is None):
                 raise TypeRuleError(f"{self.name}: operand {name} is missing")
+            if operands[k] is None:
+                first = operands[0]
+                operands[k] = self.omitted[name](first.type if isinstance(first, Node) else typeof(first), **given)
         if len(operands) < self.required:
             raise TypeRuleError(
                 f"{self.name} needs {self.required} operands ({', '.join(self.operand_names)}), got {len(operands)}"

@@ -9,6 +9,10 @@ from ..ir.op import Composite, Function, Library, Op, Primitive
 
 _MODULES = (
     "pointwise",
+    "elementary",
+    "special",
+    "rounding",
+    "logic",
     "activations",
     "movement",
     "diagonals",

@@ -635,9 +635,14 @@ def _getitem(x: Node, key: Any) -> Node:
     """NumPy's basic indexing with ints, slices, None and Ellipsis; an integer node, array or list in their place is a
     gather along its axis.
     """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(map(_is_mask, keys)):
+        raise TypeRuleError(
+            "getitem: x[mask] would have a shape that only the data knows; write ops.where(mask, x, 0) and reduce"
+            " over that, or give the positions as integers"
+        )
     if isinstance(key, Node | np.ndarray | list):
         return call("gather", x, key, axis=0)
-    keys = list(key) if isinstance(key, tuple) else [key]
     gathered: list[tuple[int, Any]] = []  # (axis of the result, integer array)
     if sum(k is Ellipsis for k in keys) > 1:
         raise TypeRuleError("getitem: two ellipses")
@@ -694,6 +699,15 @@ def _getitem(x: Node, key: Any) -> Node:
     for at, index in gathered:
         x = call("gather", x, index, axis=at)
     return x
+
+
+def _is_mask(key: Any) -> bool:
+    """Whether an index is of bools: a traced mask, an array or a list of them, or one bool."""
+    if isinstance(key, Node):
+        return key.dtype.kind == "b"
+    return isinstance(key, bool | np.bool_) or (
+        isinstance(key, np.ndarray | list) and np.size(key) > 0 and np.asarray(key).dtype.kind == "b"
+    )
 
 
 def _reversed(k: Any, size: Size, stride: int) -> tuple[Size, Size]:

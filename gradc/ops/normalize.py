@@ -13,7 +13,7 @@ from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import Type
 from .pointwise import rsqrt
 from .reduce import _count, sum
-from .rules import along, converted, floating, spread
+from .rules import along, converted, floating, full, spread
 
 
 def _trailing(input: Type, normalized_shape: Any, **parameters: Type | None) -> tuple[Size, ...]:
@@ -109,12 +109,19 @@ def _layer_norm_vjp(
     return tuple(gradients)
 
 
+def _ones(input: Type, *, normalized_shape: Any, **_: Any) -> Node:
+    """The weight of a norm that has a bias alone."""
+    sizes = tuple(normalized_shape) if isinstance(normalized_shape, tuple | list) else (normalized_shape,)
+    return full(1, input.with_shape(*sizes))
+
+
 layer_norm = Composite(
     "layer_norm",
     infer=_layer_norm,
     decompose=_layer_norm_value,
     vjp=_layer_norm_vjp,
     order=("input", "normalized_shape", "weight", "bias", "eps"),
+    omitted={"weight": _ones},
     samples=(
         Sample(("F[N,5]", "F[5]", "F[5]"), {"normalized_shape": (5,)}),
         Sample(("F[5]",), {"normalized_shape": 5}),
@@ -135,7 +142,7 @@ layer_norm = Composite(
     ),
     doc=(
         "(x - mean) / sqrt(variance + eps) over the trailing normalized_shape, times weight plus bias; "
-        "statistics in f32 for 16-bit types; a bias needs a weight"
+        "statistics in f32 for 16-bit types"
     ),
     source="Ba et al. 2016; torch.nn.functional.layer_norm",
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
-from ..ir.node import Node
+from ..ir.node import Node, call
 from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
 from ..ir.operands import adopt, broadcast
 from ..ir.types import BOOL, DType, Type
@@ -274,6 +274,14 @@ def _clamp(x: Type, *, min: int | float | None = None, max: int | float | None =
     return number(x)
 
 
+def _clamp_call(x: Node, min: Any = None, max: Any = None) -> Node:
+    """Bounds that are traced values or arrays may be of any shape that broadcasts, numbers stand in the op."""
+    if not any(isinstance(bound, Node | np.ndarray | list) for bound in (min, max)):
+        return clamp.plain(x, min=min, max=max)
+    least, most = (-math.inf, math.inf) if x.dtype.is_float else x.dtype.range
+    return call("clamp_tensor", x, least if min is None else min, most if max is None else max)
+
+
 def _clamp_value(x: Node, *, min: int | float | None, max: int | float | None) -> Node:
     low = x if min is None else maximum(x, full(min, x))
     return low if max is None else minimum(low, full(max, x))
@@ -291,6 +299,7 @@ clamp = Composite(
     "clamp",
     infer=_clamp,
     decompose=_clamp_value,
+    sugar=_clamp_call,
     vjp=_clamp_vjp,
     samples=(
         *(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES),
@@ -457,15 +466,25 @@ floor = Primitive(
     bad=NOT_FLOAT,
     doc="rounded down",
 )
+
+
+def _round_call(x: Node, decimals: int = 0) -> Node:
+    if decimals == 0:
+        return round.plain(x)
+    scale = 10.0 ** (decimals if decimals > 0 else -decimals)
+    return round.plain(x * scale) / scale if decimals > 0 else round.plain(x / scale) * scale
+
+
 round = Primitive(
     "round",
     infer=unary_float,
     reference=np.rint,
     lower=Expr("round({0})"),
+    sugar=_round_call,
     vjp=lambda g, y, x: (ZERO,),
     samples=UNARY,
     bad=NOT_FLOAT,
-    doc="to the nearest integer, half to even",
+    doc="to the nearest integer, or to a number of decimals, half to even",
 )
 
 # -- comparisons and masks ---------------------------------------------------------------------------------------------
@@ -556,6 +575,11 @@ def _where_vjp(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[Any
 
 
 def _where_call(condition: Any, x: Any, y: Any) -> Node:
+    if isinstance(condition, bool):
+        raise TypeRuleError(
+            f"the condition is the Python bool {condition}, not a traced mask: compare values (x > 0, x == y, ops.eq),"
+            " or choose the branch in Python"
+        )
     # scalars adopt the dtype of the other branch, never the condition's
     x, y = adopt("where", [x, y], broadcasting=False)
     (condition,) = adopt("where", [condition], broadcasting=False)

@@ -467,6 +467,8 @@ GRADC_FN f64 sigmoid_f64(f64 x) {
     return (x >= 0.0 ? 1.0 : e) / (1.0 + e);
 }
 
+#include "special.h"
+
 /* ---- storage formats: bf16, f16, f8e4m3, f8e5m2, f4e2m1, e8m0 ----------------------------------------------- */
 
 /* f64 on its way to a shorter format, as an f32 from which the second rounding is that of x itself: what f32 does not
