@@ -1,0 +1,11 @@
+"""gradc beside PyTorch: a backend of torch.compile, an importer, modules of torch.nn; docs/torch.md.
+
+Imported on its own: ``import gradc`` does without torch.
+"""
+
+from __future__ import annotations
+
+from .backend import backend
+from .report import Report, report
+
+__all__ = ["Report", "backend", "report"]
