@@ -6,6 +6,8 @@ Imported on its own: ``import gradc`` does without torch.
 from __future__ import annotations
 
 from .backend import backend
+from .exported import from_torch
+from .module import Module
 from .report import Report, report
 
-__all__ = ["Report", "backend", "report"]
+__all__ = ["Module", "Report", "backend", "from_torch", "report"]

@@ -13,10 +13,10 @@ from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph
 from ..options import NAMES as COMPILE_OPTIONS
 from .function import Function
-from .importer import Refusal, graph_of, name_of
+from .importer import graph_of, name_of
 from .normal_form import NormalForm, normal_form, stop_gradient
 from .regions import Plan, computes, is_sized, ordered_calls, plan, without
-from .report import Compiled, record
+from .report import Compiled, listing, record
 from .sizes import size_of
 from .table import by_overload
 
@@ -107,9 +107,7 @@ class _Program:
             raise Unsupported(listing(name, refused))
         regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
         record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused))
-        self.mutated = [
-            i for i, n in enumerate(placeholders) if n.name in form.mutated
-        ]
+        self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
         self.run = _assembled(form, found, functions)
 
     def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, _Region], Plan]:
@@ -133,19 +131,17 @@ class _Program:
                 if operand not in inside and operand not in inputs and isinstance(operand.meta["val"], torch.Tensor):
                     inputs[operand] = name_of(self.names.get(operand, operand.name), lambda n: n in inputs.values())
         outputs = [
-            n
-            for n in nodes
-            if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)
+            n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)
         ]
         made, refused = graph_of(
             nodes, inputs, [(f"y{i}" if len(outputs) > 1 else "y", n) for i, n in enumerate(outputs)], f"region{number}"
         )
         if refused:
             raise Unsupported(str(refused[0]))
-        function = Function(made, self.options.target or _target(inputs), self.options.compile)
+        function = Function(made, self.options.target, self.options.compile)
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
-        function._variants.clear()
+        function.forget()
         return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made))
 
     def __call__(self, *arguments: Any) -> Any:
@@ -166,11 +162,6 @@ class _Region:
     inputs: tuple[torch.fx.Node, ...]
     outputs: tuple[torch.fx.Node, ...]
     dims: Mapping[str, tuple[torch.fx.Node, int | None]]
-
-
-def _target(inputs: Mapping[torch.fx.Node, str]) -> str | None:
-    devices = {node.meta["val"].device.type for node in inputs if node.meta["val"].ndim} or {"cpu"}
-    return next(iter(devices)) if devices <= {"cpu", "cuda"} else None
 
 
 def _dims(graph: torch.fx.Graph, made: Graph) -> dict[str, tuple[torch.fx.Node, int | None]]:
@@ -204,12 +195,6 @@ def _names(
         path = re.sub(r"^[lL]_", "", path).strip("._")
         names[node] = re.sub(r"_*\._*", ".", path) or node.name
     return names
-
-
-def listing(name: str, refused: Sequence[Refusal]) -> str:
-    """All that gradc does not take of a program."""
-    lines = "".join(f"\n  {each}" for each in dict.fromkeys(map(str, refused)))
-    return f"gradc does not take {len(refused)} of the ops of {name}:{lines}"
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -310,5 +295,3 @@ def _running(node: torch.fx.Node) -> Callable[[dict[Any, Any]], None]:
         values[node] = target(*lookup(args, values.__getitem__), **lookup(kwargs, values.__getitem__))
 
     return call
-
-

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import knobs
 from ..api import compile
 from ..autodiff import differentiate, joint_names
 from ..errors import NotDifferentiable
@@ -29,18 +30,32 @@ class Function:
     def __init__(self, graph: Graph, target: str | None = None, options: Mapping[str, Any] | None = None):
         self.graph, self.target, self.options = graph, target, dict(options or {})
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
-        self._variants: dict[tuple[str, ...], Differentiated] = {}
+        self._variants: dict[tuple[str, tuple[str, ...]], Differentiated] = {}
 
     def __call__(self, dims: Mapping[str, int], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs, recorded where an input requires grad.
+
+        :param dims: sizes that no input tells; others may stand there, too.
+        """
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
-        return self.outputs(self.wrt(()).module(dict(zip(self.names, inputs, strict=True)), dims=dims))
+        module = self.wrt((), inputs).module
+        return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
 
-    def wrt(self, names: tuple[str, ...]) -> Differentiated:
-        """The graph with the gradients of these inputs."""
-        if names not in self._variants:
-            self._variants[names] = Differentiated(self, names)
-        return self._variants[names]
+    def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
+        """The graph with the gradients of these inputs.
+
+        :param inputs: whose device decides where there is no target.
+        """
+        on_gpu = any(x.device.type == "cuda" for x in inputs)
+        target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
+        if (target, names) not in self._variants:
+            self._variants[target, names] = Differentiated(self, names, target)
+        return self._variants[target, names]
+
+    def forget(self) -> None:
+        """Drop what was compiled or differentiated."""
+        self._variants.clear()
 
     def outputs(self, values: Any) -> tuple[torch.Tensor, ...]:
         """What a module's forward gave, as tensors in order."""
@@ -56,8 +71,8 @@ class Differentiated:
     :ivar differentiable: the outputs through which these are reached.
     """
 
-    def __init__(self, function: Function, wanted: tuple[str, ...]):
-        self.function = function
+    def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
+        self.function, self.target = function, target
         graph = function.graph
         joint = differentiate(graph, wanted, unused="zeros") if wanted and _has_float(graph) else None
         _, gradient_names = joint_names(graph, wanted)
@@ -70,7 +85,7 @@ class Differentiated:
 
     @cached_property
     def module(self) -> Module:
-        return compile(self.function.graph, self.wrt, self.function.target, **self.function.options)
+        return compile(self.function.graph, self.wrt, self.target, **self.function.options)
 
     @cached_property
     def gradient(self) -> Function:
@@ -83,7 +98,9 @@ class Differentiated:
         names = [*self.read, *(cotangents[n] for n in self.differentiable)]
         outputs = [(f"of.{i}", self._joint.output(gradients[n])) for i, n in enumerate(self.wrt)]
         inputs = {name: self._joint.input(name) for name in names}
-        kept = [n for n in self._joint.inputs if n not in inputs.values() and Graph.input_name(n) in self._joint.defaults]
+        kept = [
+            n for n in self._joint.inputs if n not in inputs.values() and Graph.input_name(n) in self._joint.defaults
+        ]
         graph = Graph(
             f"{self.function.graph.name}_gradient"[-180:].lstrip("_."),
             (*inputs.values(), *kept),
@@ -92,7 +109,7 @@ class Differentiated:
             notes=self._joint.notes,
             defaults=self._joint.defaults,
         )
-        return Function(_renamed(graph), self.function.target, self.function.options)
+        return Function(_renamed(graph), self.target, self.function.options)
 
 
 def _renamed(graph: Graph) -> Graph:
@@ -141,7 +158,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
         wanted = tuple(n for n, needed in zip(function.names, ctx.needs_input_grad[2:], strict=True) if needed)
-        ctx.differentiated = differentiated = function.wrt(wanted)
+        ctx.differentiated = differentiated = function.wrt(wanted, inputs)
         ctx.dims = dims
         given = dict(zip(function.names, inputs, strict=True))
         ctx.set_materialize_grads(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +13,19 @@ import numpy as np
 import torch
 
 from ..errors import GradcError, Unsupported
-from ..ir.dims import Assumption, Dim, Size, assuming, same
+from ..ir.dims import Assumption, assuming, same
 from ..ir.graph import Graph, check_name, input_node
 from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
 from ..ir.scan import LONGEST_NAME
 from ..ir.types import Type, typeof
-from ..ops import cast
+from ..ops.rules import converted
 from ..trace import implied
 from .sizes import assumptions, dtype_of, size_of, type_of
 from .table import Line, by_overload
 
 _PLACES = frozenset({"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"})
+_NOT_THE_USERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 _CHECKS = frozenset({"_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar"})
 
 
@@ -186,7 +188,7 @@ def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...]) -> tuple[A
     first = 1 if line.key.startswith("aten.where") else 0
     number = float if dtype.is_float else lambda x: x
     return tuple(
-        cast(a, dtype)
+        converted(a, dtype)
         if isinstance(a, Node) and i >= first
         else number(a)
         if isinstance(a, int) and not isinstance(a, bool) and line.promotion == "operands"
@@ -209,8 +211,9 @@ def scope_of(node: torch.fx.Node) -> tuple[str, ...]:
 
 def _source(node: torch.fx.Node) -> str:
     """``model.py:12``, the innermost line of the user's program."""
-    places = re.findall(r'File "(?:.*[/\\])?([^"/\\]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return ":".join(places[-1]) if places else ""
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    theirs = [(path, line) for path, line in places if not path.startswith(_NOT_THE_USERS)]
+    return f"{os.path.basename(theirs[-1][0])}:{theirs[-1][1]}" if theirs else ""
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -283,5 +286,3 @@ def name_of(path: str, taken: Callable[[str], bool]) -> str:
     while taken(unique):
         unique, number = f"{name}_{number}", number + 1
     return unique
-
-

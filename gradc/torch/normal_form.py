@@ -1,7 +1,7 @@
 """The normal form of a torch program: a functional graph of ATen ops, those that gradc has kept whole.
 
 One form for ``torch.export`` and for Dynamo's graphs.  Every private name of torch that this package uses is imported
-in this file; ``tests/torch/test_normal_form.py`` fails where a release of torch has moved one.
+in this file; ``tests/frontend/test_torch_table.py`` fails where a release of torch has moved one.
 """
 
 from __future__ import annotations
@@ -76,12 +76,39 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: It
         **{target: name for name, target in signature.inputs_to_parameters.items()},
         **{target: name for name, target in signature.inputs_to_buffers.items()},
     }
-    leading = [*signature.parameters_to_mutate.items(), *signature.buffers_to_mutate.items()]
-    changed = {output: by_target[target] for output, target in leading} | signature.user_inputs_to_mutate
-    outputs = [o.name for o in traced.graph.output_node().args[0] if isinstance(o, torch.fx.Node)][: len(changed)]
-    return NormalForm(
-        traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed[name] for name in outputs)
-    )
+    own = {**signature.parameters_to_mutate, **signature.buffers_to_mutate}
+    changed = [*map(by_target.__getitem__, own.values()), *signature.user_inputs_to_mutate.values()]
+    _drop_tokens(traced.graph, len(signature.input_tokens))
+    return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed))
+
+
+def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:
+    """Calls with effects (checks of values, prints) as plain calls in their order, marked by ``meta["effect"]``."""
+    if not count:
+        return
+    results = graph.output_node().args[0]
+    graph.output_node().args = (tuple(results[count:]),)
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "with_effects":
+            continue
+        _token, target, *args = node.args
+        with graph.inserting_before(node):
+            call = graph.call_function(target, tuple(args), dict(node.kwargs))
+        results = node.meta["val"][1:]
+        call.meta = {**node.meta, "val": results[0] if len(results) == 1 else results, "effect": True}
+        for user in list(node.users):
+            index = user.args[1]
+            if index and len(results) == 1:
+                user.replace_all_uses_with(call)
+                graph.erase_node(user)
+            elif index:
+                user.args = (call, index - 1)
+            else:
+                user.replace_all_uses_with(node.args[0])
+                graph.erase_node(user)
+        graph.erase_node(node)
+    for node in [n for n in graph.nodes if n.op == "placeholder"][:count]:
+        graph.erase_node(node)
 
 
 class _Program(torch.nn.Module):

@@ -153,7 +153,9 @@ def _levels(calls: Nodes, taken: Collection[torch.fx.Node]) -> dict[torch.fx.Nod
 
 
 def _ordered(node: torch.fx.Node) -> bool:
-    """Whether a call draws random numbers, or may do anything at all."""
+    """Whether a call draws random numbers, has an effect, or may do anything at all."""
+    if "effect" in node.meta:
+        return True
     tags = getattr(node.target, "tags", None)
     if tags is None:
         return node.op == "call_function" and not getattr(node.target, "__module__", "").startswith(

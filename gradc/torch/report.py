@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .importer import Refusal
@@ -79,7 +79,10 @@ class Report:
         ]
         if self.rows:
             width = max(len(row.op) for row in self.rows)
-            lines += ["left to torch:", *(f"  {r.op:<{width}}  {r.count:>4}  {r.share:>4.0%}  {r.reason}" for r in self.rows)]
+            lines += [
+                "left to torch:",
+                *(f"  {r.op:<{width}}  {r.count:>4}  {r.share:>4.0%}  {r.reason}" for r in self.rows),
+            ]
         return "\n".join(lines)
 
 
@@ -94,3 +97,9 @@ def report() -> Report:
 def record(compiled: Compiled) -> None:
     """Add a graph to the report."""
     _report.graphs.append(compiled)
+
+
+def listing(name: str, refused: Sequence[Refusal]) -> str:
+    """All that gradc does not take of a program."""
+    lines = "".join(f"\n  {each}" for each in dict.fromkeys(map(str, refused)))
+    return f"gradc does not take {len(refused)} of the ops of {name}:{lines}"

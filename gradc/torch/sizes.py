@@ -99,16 +99,47 @@ _FUNCTIONS: dict[str, Callable[[list[Size]], Size]] = {
 
 
 def assumptions(values: Iterable[torch.Tensor | torch.SymInt]) -> tuple[Assumption, ...]:
-    """What torch guards of the symbols in these sizes: ``N >= 2``, as it compiles sizes of 0 and 1 on their own."""
-    least: dict[str, int] = {}
+    """What torch guards of the symbols in these sizes: ranges (``N >= 2``, as it compiles sizes of 0 and 1 on their
+    own), equations and inequalities.
+    """
+    environment, names = None, set()
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
-                for each in size.node.expr.free_symbols:
-                    bounds = size.node.shape_env.var_to_range.get(each)
-                    if bounds is not None and bounds.lower.is_Integer:
-                        least[str(each)] = int(bounds.lower)
-    return tuple(Assumption(symbol(name), ">=", low) for name, low in sorted(least.items()) if low > 0)
+                environment = size.node.shape_env
+                names |= {str(each) for each in size.node.expr.free_symbols}
+    if environment is None:
+        return ()
+    facts: dict[Assumption, None] = {}
+    for each, bounds in sorted(environment.var_to_range.items(), key=lambda item: str(item[0])):
+        if str(each) in names and bounds.lower.is_Integer and bounds.lower > 0:
+            facts[Assumption(symbol(str(each)), ">=", int(bounds.lower))] = None
+    for guard in environment.guards:
+        expression = environment.simplify(guard.expr)
+        if {str(each) for each in getattr(expression, "free_symbols", ())} <= names:
+            facts |= dict.fromkeys(_facts_of(expression))
+    return tuple(facts)
+
+
+def _facts_of(expression: Any) -> list[Assumption]:
+    """A guard as facts about sizes; none where it says nothing that a fact could."""
+    relation = type(expression).__name__
+    if relation not in ("Equality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan"):
+        return []
+    try:
+        left, right = _of_expression(expression.lhs), _of_expression(expression.rhs)
+    except Unsupported:
+        return []
+    match relation:
+        case "Equality":
+            return [Assumption(left, "==", right)]
+        case "GreaterThan":
+            return [Assumption(left, ">=", right)]
+        case "LessThan":
+            return [Assumption(right, ">=", left)]
+        case "StrictGreaterThan":
+            return [Assumption(left, ">=", right + 1)]
+    return [Assumption(right, ">=", left + 1)]
 
 
 def names_in(sizes: Iterable[Size]) -> set[str]:

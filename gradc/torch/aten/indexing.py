@@ -13,11 +13,12 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import I64
+from ...ops.rules import converted
 
 
 def _wrapped(indices: Node, size: Any) -> Node:
     """Negative indices counted from the end."""
-    indices = ops.cast(indices, I64)
+    indices = converted(indices, I64)
     return ops.where(indices < 0, indices + size, indices)
 
 
@@ -86,7 +87,7 @@ def _gather(x: Node, axis: int, indices: Node, *, sparse_grad: bool = False) -> 
     axis = axis % x.rank
     if any(a != axis and n is not m and n != m for a, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))):
         x = x[tuple(slice(None) if a == axis else slice(0, n) for a, n in enumerate(indices.shape))]
-    return ops.take_along_axis(x, ops.cast(indices, I64), axis=axis)
+    return ops.take_along_axis(x, converted(indices, I64), axis=axis)
 
 
 def _scatter_add(x: Node, axis: int, indices: Node, updates: Node) -> Node:

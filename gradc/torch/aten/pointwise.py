@@ -8,6 +8,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import DType
+from ...ops.rules import converted
 from ..table import to_common, to_result
 
 
@@ -41,7 +42,7 @@ def _clamp_to_tensors(x: Node, min: Node | None = None, max: Node | None = None)
 
 
 def _cast(x: Node, dtype: DType | None = None) -> Node:
-    return x if dtype is None else ops.cast(x, dtype)
+    return x if dtype is None else converted(x, dtype)
 
 
 def _logical(x: Any) -> Any:
@@ -53,7 +54,7 @@ def _softplus(x: Node, beta: float = 1, threshold: float = 20) -> Node:
 
 
 def _copy(x: Node, source: Node) -> Node:
-    return ops.broadcast_to(ops.cast(source, x.dtype), x.shape)
+    return ops.broadcast_to(converted(source, x.dtype), x.shape)
 
 
 LINES: dict[str, Any] = {
@@ -141,7 +142,7 @@ LINES: dict[str, Any] = {
     "aten.where.ScalarOther": to_result(lambda condition, x, y: ops.where(condition, x, y)),
     "aten.where.ScalarSelf": to_result(lambda condition, x, y: ops.where(condition, x, y)),
     "aten.masked_fill.Scalar": lambda x, mask, value: ops.where(mask, value, x),
-    "aten.masked_fill.Tensor": lambda x, mask, value: ops.where(mask, ops.cast(value, x.dtype), x),
+    "aten.masked_fill.Tensor": lambda x, mask, value: ops.where(mask, converted(value, x.dtype), x),
     # the same value
     "aten._to_copy.default": _cast,
     "aten.to.dtype": lambda x, dtype, non_blocking=False, copy=False: _cast(x, dtype),
@@ -150,6 +151,6 @@ LINES: dict[str, Any] = {
     "aten.alias.default": lambda x: x,
     "aten.contiguous.default": lambda x: x,
     "aten.lift_fresh_copy.default": lambda x: x,
-    "aten.type_as.default": lambda x, like: ops.cast(x, like.dtype),
+    "aten.type_as.default": lambda x, like: converted(x, like.dtype),
     "gradc.stop_gradient.default": lambda x: ops.stop_gradient(x),
 }

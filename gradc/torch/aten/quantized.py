@@ -31,7 +31,15 @@ def _scalar(parameter: Any, x: Node) -> Any:
 
 
 def _dequantize_per_channel(
-    q: Node, scales: Node, zero_points: Node | None, axis: int, low: int, high: int, dtype: DType, *, out_dtype: Any = F32
+    q: Node,
+    scales: Node,
+    zero_points: Node | None,
+    axis: int,
+    low: int,
+    high: int,
+    dtype: DType,
+    *,
+    out_dtype: Any = F32,
 ) -> Node:
     return ops.dequantize(
         q,
@@ -48,9 +56,19 @@ def _dequantize_per_tensor(
     return ops.dequantize(q, _scalar(scale, q), _scalar(zero_point, q), block=q.shape, out_dtype=out_dtype or F32)
 
 
+# torch's quantize ends in an integer, through which autograd passes nothing; a straight-through gradient is what the
+# fake quantizations below are for.
+
+
 def _quantize_per_tensor(x: Node, scale: Any, zero_point: Any, low: int, high: int, dtype: DType) -> Node:
     return ops.quantize(
-        x, _scalar(scale, x), _scalar(zero_point, x), block=x.shape, dtype=dtype, quant_min=low, quant_max=high
+        ops.stop_gradient(x),
+        _scalar(scale, x),
+        _scalar(zero_point, x),
+        block=x.shape,
+        dtype=dtype,
+        quant_min=low,
+        quant_max=high,
     )
 
 
@@ -58,7 +76,7 @@ def _quantize_per_channel(
     x: Node, scales: Node, zero_points: Node, axis: int, low: int, high: int, dtype: DType
 ) -> Node:
     return ops.quantize(
-        x,
+        ops.stop_gradient(x),
         _per_channel(scales, x, axis),
         _per_channel(zero_points, x, axis),
         block=_channels(x, axis),

@@ -8,6 +8,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import BOOL, I64, DType
+from ...ops.rules import converted
 from ..table import to_result
 
 
@@ -27,16 +28,16 @@ def _reduced(function: Any, x: Node, axis: Any = None, keepdim: bool = False) ->
 
 def _sum(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
     kind = dtype or (x.dtype if x.dtype.is_float else I64)
-    return _reduced(ops.sum, ops.cast(x, kind), axis, keepdim)
+    return _reduced(ops.sum, converted(x, kind), axis, keepdim)
 
 
 def _mean(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
-    return _reduced(ops.mean, ops.cast(x, dtype or x.dtype), axis, keepdim)
+    return _reduced(ops.mean, converted(x, dtype or x.dtype), axis, keepdim)
 
 
 def _prod(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
     kind = dtype or (x.dtype if x.dtype.is_float else I64)
-    return _reduced(ops.prod, ops.cast(x, kind), axis, keepdim)
+    return _reduced(ops.prod, converted(x, kind), axis, keepdim)
 
 
 def _var(x: Node, axis: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
@@ -45,12 +46,12 @@ def _var(x: Node, axis: Any = None, *, correction: Any = None, keepdim: bool = F
 
 def _any(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
     set_bits = x if x.dtype.kind == "b" else ops.ne(x, 0)
-    return ops.cast(_reduced(ops.amax, ops.cast(set_bits, I64), axis, keepdim), BOOL)
+    return converted(_reduced(ops.amax, converted(set_bits, I64), axis, keepdim), BOOL)
 
 
 def _all(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
     set_bits = x if x.dtype.kind == "b" else ops.ne(x, 0)
-    return ops.cast(_reduced(ops.amin, ops.cast(set_bits, I64), axis, keepdim), BOOL)
+    return converted(_reduced(ops.amin, converted(set_bits, I64), axis, keepdim), BOOL)
 
 
 def _extreme(value: Any, position: Any) -> Any:
@@ -75,7 +76,7 @@ def _position(function: Any) -> Any:
 
 def _softmax(function: Any) -> Any:
     def softmax(x: Node, axis: int, dtype: Any = None) -> Node:
-        wide = x if not isinstance(dtype, DType) else ops.cast(x, dtype)
+        wide = x if not isinstance(dtype, DType) else converted(x, dtype)
         if not x.rank:
             raise Unsupported("softmax of a scalar")
         return function(wide, axis=axis % x.rank)

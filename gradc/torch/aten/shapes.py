@@ -10,13 +10,14 @@ from ...errors import Unsupported
 from ...ir.dims import Dim, Size, ceildiv
 from ...ir.node import Node
 from ...ir.types import F32, I64, DType
+from ...ops.rules import converted
 
 _LAST = 2**62  # torch's ends of slices are 2**63 - 1 where they are not given
 
 
 def _spread(value: Any, shape: Sequence[Size], dtype: DType) -> Node:
     one = ops.constant(value=(dtype.literal(value),), dtype=dtype) if not isinstance(value, Dim) else ops.dim(value)
-    return ops.broadcast_to(ops.cast(one, dtype), tuple(shape))
+    return ops.broadcast_to(converted(one, dtype), tuple(shape))
 
 
 def _full(shape: Sequence[Size], value: Any, *, dtype: DType | None = None) -> Node:
@@ -30,7 +31,7 @@ def _arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None) 
     count = ceildiv(end - start, step) if step > 0 else ceildiv(start - end, -step)
     steps = ops.iota(shape=(count,), dtype=I64)
     line = steps * step + start if (start, step) != (0, 1) else steps
-    return ops.cast(line, dtype or I64)
+    return converted(line, dtype or I64)
 
 
 def _expand(x: Node, shape: Sequence[Size], *, implicit: bool = False) -> Node:
@@ -159,7 +160,7 @@ def _slice_scatter(x: Node, part: Node, axis: int = 0, start: Any = None, end: A
     if step != 1 or not all(isinstance(n, int) for n in (low, high, size)):
         raise Unsupported("slice_scatter with a step or of symbolic sizes")
     low, high, _ = slice(low, high).indices(size)
-    part = ops.broadcast_to(ops.cast(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
+    part = ops.broadcast_to(converted(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
     return _written(x, part, axis, low, high)
 
 
@@ -168,7 +169,7 @@ def _select_scatter(x: Node, part: Node, axis: int, index: int) -> Node:
     if not isinstance(x.shape[axis], int):
         raise Unsupported("select_scatter along a symbolic size")
     index = index % x.shape[axis]
-    return _written(x, _unsqueeze(ops.cast(part, x.dtype), axis), axis, index, index + 1)
+    return _written(x, _unsqueeze(converted(part, x.dtype), axis), axis, index, index + 1)
 
 
 def _roll(x: Node, shifts: Sequence[int], axes: Sequence[int] = ()) -> Node:
@@ -231,7 +232,7 @@ LINES: dict[str, Any] = {
     "aten.new_zeros.default": lambda x, shape, *, dtype=None: _spread(0, shape, dtype or x.dtype),
     "aten.new_ones.default": lambda x, shape, *, dtype=None: _spread(1, shape, dtype or x.dtype),
     "aten.fill.Scalar": lambda x, value: _spread(value, x.shape, x.dtype),
-    "aten.fill.Tensor": lambda x, value: ops.broadcast_to(ops.cast(value, x.dtype), x.shape),
+    "aten.fill.Tensor": lambda x, value: ops.broadcast_to(converted(value, x.dtype), x.shape),
     "aten.scalar_tensor.default": lambda value, *, dtype=None: _spread(value, (), dtype or F32),
     "aten.arange.default": lambda end, *, dtype=None: _arange(0, end, dtype=dtype),
     "aten.arange.start": _arange,
