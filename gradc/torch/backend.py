@@ -15,10 +15,10 @@ from ..options import NAMES as COMPILE_OPTIONS
 from .function import Function
 from .importer import graph_of, name_of
 from .normal_form import NormalForm, normal_form, stop_gradient
-from .regions import Plan, computes, is_sized, ordered_calls, plan, without
+from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
 from .report import Compiled, listing, record
 from .sizes import size_of
-from .table import by_overload
+from .table import is_kept
 
 SMALLEST = 3
 _OWN_OPTIONS = ("fallback", "smallest_region", "target")
@@ -46,7 +46,7 @@ def backend(
     chosen = _checked(mode, options)
     name = _graph_name(gm)
     try:
-        form = normal_form(gm, example_inputs, by_overload())
+        form = normal_form(gm, example_inputs, is_kept)
     except Exception as error:  # whatever tracing meets: control flow, custom gradients, ops without a functional form
         reason = _first_line(error)
         if chosen.fallback == "error":
@@ -211,26 +211,19 @@ def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) 
     by_name = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written = dict(zip(results[: len(form.mutated)], (by_name[name] for name in form.mutated), strict=True))
     steps: list[Callable[[dict[Any, Any]], None]] = []
-    known: set[torch.fx.Node] = set(by_name.values())
 
-    def write(node: torch.fx.Node) -> None:
-        if node in written:
-            steps.append(_writing(node, written[node]))
-
-    tail: list[torch.fx.Node] = []
+    for node in calls:
+        if node.op == "get_attr":
+            steps.append(_constant(node, _attribute(form.module, str(node.target))))
     for level, node in ordered_calls(found, calls):
         if node is None:
             steps.append(_calling(functions[level]))
-            known.update(functions[level].outputs)
-        elif node.op == "get_attr":
-            steps.append(_constant(node, _attribute(form.module, str(node.target))))
-        else:
-            tail.append(node)
+        elif node.op != "get_attr":
             steps.append(_running(node))
-    for node in results[: len(form.mutated)]:
-        write(node)
-    again = _views_of(written, calls, found)
-    steps += [_running(node) for node in again]  # views of what was written lie in the input's own memory
+    steps += [_writing(node, placeholder) for node, placeholder in written.items()]
+    steps += [
+        _running(node) for node in _views_of(written, calls, found)
+    ]  # views of what was written lie in the input's own memory
     placeholders = list(by_name.values())
 
     def run(given: list[Any]) -> list[Any]:
@@ -250,8 +243,6 @@ def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) 
 def _views_of(
     written: Mapping[torch.fx.Node, torch.fx.Node], calls: Sequence[torch.fx.Node], found: Plan
 ) -> list[torch.fx.Node]:
-    from .regions import is_view
-
     again: dict[torch.fx.Node, None] = {}
     for node in calls:
         if node in found.levels and is_view(node) and any(o in written or o in again for o in node.all_input_nodes):

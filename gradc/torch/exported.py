@@ -14,7 +14,7 @@ from ..ir.graph import Graph
 from .importer import graph_of, name_of
 from .normal_form import normal_form
 from .report import listing
-from .table import by_overload
+from .table import is_kept
 
 
 def from_torch(
@@ -45,7 +45,7 @@ def from_torch(
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     examples = [n.meta["val"] for n in placeholders]
     try:
-        form = normal_form(program.graph_module, _recorded(program, examples), by_overload())
+        form = normal_form(program.graph_module, _recorded(program, examples), is_kept)
     except GradcError:
         raise
     except Exception as error:  # whatever tracing meets

@@ -22,11 +22,10 @@ from ..ir.types import Type, typeof
 from ..ops.rules import converted
 from ..trace import implied
 from .sizes import assumptions, dtype_of, size_of, type_of
-from .table import Line, by_overload
+from .table import Line, line_of
 
 _PLACES = frozenset({"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"})
 _NOT_THE_USERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
-_CHECKS = frozenset({"_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar"})
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Translation:
             raise Unsupported(f"a number that depends on sizes: {value}")
         if node.target is operator.getitem:
             return self.values[node.args[0]][node.args[1]]
-        line = by_overload().get(node.target)
+        line = line_of(node.target)
         if line is None:
             raise Unsupported("gradc's table has no line for it")
         devices = {v.device.type for v in _tensors(node) if v.ndim}

@@ -6,7 +6,7 @@ in this file; ``tests/frontend/test_torch_table.py`` fails where a release of to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,21 +51,20 @@ class NormalForm:
     mutated: tuple[str, ...]
 
 
-def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Iterable[Any]) -> NormalForm:
+def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool]) -> NormalForm:
     """Trace a module of torch ops into ATen ops without side effects.
 
     Gradient modes become explicit: what ``detach`` returns, and every value that is made under ``no_grad``, is an
     operand of ``gradc.stop_gradient``.  Autocast becomes explicit casts.
 
     :param arguments: (fake) tensors and sizes, one per placeholder.
-    :param kept: overloads that are not decomposed.
+    :param kept: whether an overload is not decomposed.
     :raises Unsupported: the program has a gradient of its own (``torch.autograd.Function``), or changes a value in
         place under ``no_grad`` that has one.
     """
     table = torch.export.default_decompositions()
-    for overload in kept:
-        if overload in table:
-            del table[overload]
+    for overload in filter(kept, list(table)):
+        del table[overload]
     composite_implicit, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
@@ -79,6 +78,9 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: It
     own = {**signature.parameters_to_mutate, **signature.buffers_to_mutate}
     changed = [*map(by_target.__getitem__, own.values()), *signature.user_inputs_to_mutate.values()]
     _drop_tokens(traced.graph, len(signature.input_tokens))
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:  # the types say so already
+            traced.graph.erase_node(node)
     return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed))
 
 

@@ -70,7 +70,15 @@ def lines() -> Mapping[str, Line]:
     return found
 
 
-@functools.cache
-def by_overload() -> Mapping[Any, Line]:
-    """The lines of the overloads that this torch has."""
-    return {line.overload: line for line in lines().values() if line.overload is not None}
+def line_of(overload: Any) -> Line | None:
+    """The line of an overload, also of one that was registered just now."""
+    return lines().get(str(overload))
+
+
+WHOLE = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"})
+"""What is not decomposed though it has no line: run by torch, it draws the random numbers that it draws in eager mode."""
+
+
+def is_kept(overload: Any) -> bool:
+    """Whether a normal form keeps an overload whole."""
+    return str(overload) in WHOLE or line_of(overload) is not None
