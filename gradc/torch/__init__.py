@@ -5,9 +5,9 @@ Imported on its own: ``import gradc`` does without torch.
 
 from __future__ import annotations
 
-from .backend import backend
+from .coverage import Report, report
+from .dynamo import backend
 from .exported import from_torch
 from .module import Module
-from .report import Report, report
 
 __all__ = ["Module", "Report", "backend", "from_torch", "report"]

@@ -11,9 +11,9 @@ from torch.export import ExportedProgram
 
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph
+from .coverage import listing
 from .importer import graph_of, name_of
 from .normal_form import normal_form
-from .report import listing
 from .table import is_kept
 
 

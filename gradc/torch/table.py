@@ -75,10 +75,8 @@ def line_of(overload: Any) -> Line | None:
     return lines().get(str(overload))
 
 
-WHOLE = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"})
-"""What is not decomposed though it has no line: run by torch, it draws the random numbers that it draws in eager mode."""
-
-
 def is_kept(overload: Any) -> bool:
-    """Whether a normal form keeps an overload whole."""
-    return str(overload) in WHOLE or line_of(overload) is not None
+    """Whether a normal form keeps an overload whole: one with a line, and one that draws random numbers, as torch then
+    draws the same in eager mode.
+    """
+    return line_of(overload) is not None or torch.Tag.nondeterministic_seeded in overload.tags

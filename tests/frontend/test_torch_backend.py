@@ -82,7 +82,7 @@ def test_a_training_step_is_eagers(name: str) -> None:
 
 
 def test_machine_code_two_sizes_and_a_loss_curve() -> None:
-    """f32, on the CPU: two shapes in two compilations, no further from f64 than four times eager, ten steps of AdamW."""
+    """f32 on the CPU: three shapes in two compilations, errors of at most four times eager's, ten steps of AdamW."""
     model = models.seeded(models.DLRM, torch.float32)
     exact, twin = models.twin(model, torch.float64), copy.deepcopy(model)
     call = compiled(model, target="cpu")
@@ -100,7 +100,7 @@ def test_machine_code_two_sizes_and_a_loss_curve() -> None:
             loss = run(*batch)
             loss.backward()
             optimizer.step()
-            curve.append(float(loss))
+            curve.append(float(loss.detach()))
     assert curves[0] == pytest.approx(curves[1], rel=1e-4) and curves[0][-1] < curves[0][0]
 
 
@@ -318,7 +318,7 @@ class Straight(torch.autograd.Function):
 def test_what_gradc_does_not_take_runs_in_torch(function: Callable[..., Any], reason: str) -> None:
     agree(function, rand(3, 4))
     assert any(reason in row.reason for row in gradc.torch.report().rows)
-    with pytest.raises(Exception, match="gradc does not take|no normal form") as caught:
+    with pytest.raises(Exception, match=r"gradc does not take|no normal form") as caught:
         compiled(function, fallback="error")(rand(3, 4))
     assert isinstance(caught.value.inner_exception, Unsupported)
 

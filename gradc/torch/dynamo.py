@@ -12,11 +12,11 @@ import torch
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph
 from ..options import NAMES as COMPILE_OPTIONS
+from .coverage import Compiled, listing, record
 from .function import Function
 from .importer import graph_of, name_of
 from .normal_form import NormalForm, normal_form, stop_gradient
 from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
-from .report import Compiled, listing, record
 from .sizes import size_of
 from .table import is_kept
 
