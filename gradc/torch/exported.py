@@ -60,6 +60,7 @@ def from_torch(
     for node in constants:
         inputs[node] = name_of(f"constant.{node.name}", lambda n: n in inputs.values())
         defaults[inputs[node]] = _array(_constant(form.module, program.graph_module, node))
+    inputs = dict(sorted(inputs.items(), key=lambda item: item[1] in defaults))  # constants behind what is given
     calls = [n for n in graph.nodes if n.op == "call_function"]
     made, refused = graph_of(calls, inputs, outputs, _title(title), merged)
     if refused:

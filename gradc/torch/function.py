@@ -189,6 +189,7 @@ class _Recorded(torch.autograd.Function):
             return (None,) * (2 + len(function.names))
         saved = ctx.saved_tensors
         read, own = saved[: len(differentiated.read)], saved[len(differentiated.read) :]
+        gradients: Mapping[str, Any]
         if torch.is_grad_enabled():
             gradients = _gradients_again(differentiated, ctx.dims, read, given)
         else:

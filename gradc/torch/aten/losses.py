@@ -21,6 +21,11 @@ def _layer_norm(
     return ops.layer_norm(x, tuple(normalized_shape), weight=weight, bias=bias, eps=eps)
 
 
+def _native_layer_norm(x: Node, normalized_shape: Any, weight: Node | None, bias: Node | None, eps: float) -> Any:
+    # what torch returns beside it, mean and 1/deviation, is for its own backward
+    return (ops.layer_norm(x, tuple(normalized_shape), weight=weight, bias=bias, eps=eps),)
+
+
 def _rms_norm(x: Node, normalized_shape: Any, weight: Node | None = None, eps: float | None = None) -> Node:
     return ops.rms_norm(x, tuple(normalized_shape), weight=weight, eps=eps)
 
@@ -45,6 +50,7 @@ def _cross_entropy(
 
 LINES: dict[str, Any] = {
     "aten.layer_norm.default": _layer_norm,
+    "aten.native_layer_norm.default": _native_layer_norm,
     "aten.rms_norm.default": _rms_norm,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.mse_loss.default": lambda x, y, reduction=1: ops.mse_loss(x, y, reduction=_REDUCTIONS[reduction]),

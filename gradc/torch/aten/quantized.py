@@ -6,13 +6,14 @@ from typing import Any
 
 from ... import ops
 from ...errors import Unsupported
+from ...ir.dims import Size
 from ...ir.node import Node
 from ...ir.types import DTYPES, F32, DType
 
 _STORED = {(-128, 127): "i8", (0, 255): "u8", (-(2**31), 2**31 - 1): "i32", (-(2**15), 2**15 - 1): "i16"}
 
 
-def _channels(x: Node, axis: int) -> tuple[int, ...]:
+def _channels(x: Node, axis: int) -> tuple[Size, ...]:
     """The block shape of one scale per channel."""
     return tuple(1 if a == axis % x.rank else n for a, n in enumerate(x.shape))
 

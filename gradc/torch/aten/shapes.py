@@ -76,7 +76,8 @@ def _select(x: Node, axis: int, index: Any) -> Node:
 
 
 def _parts(x: Node, sizes: Sequence[Size], axis: int = 0) -> tuple[Node, ...]:
-    parts, at = [], 0
+    parts: list[Node] = []
+    at: Size = 0
     for size in sizes:
         parts.append(_along(x, axis, slice(at, at + size)))
         at = at + size
@@ -155,9 +156,9 @@ def _written(x: Node, part: Node, axis: int, before: Any, after: Any) -> Node:
 
 def _slice_scatter(x: Node, part: Node, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Node:
     axis = axis % x.rank
-    low, high, size = start or 0, _end(end), x.shape[axis]
-    high = size if high is None else high
-    if step != 1 or not all(isinstance(n, int) for n in (low, high, size)):
+    size = x.shape[axis]
+    low, high = start or 0, size if _end(end) is None else end
+    if step != 1 or not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int):
         raise Unsupported("slice_scatter with a step or of symbolic sizes")
     low, high, _ = slice(low, high).indices(size)
     part = ops.broadcast_to(converted(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
