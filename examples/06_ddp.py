@@ -14,6 +14,8 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import gradc.torch
+
 PROCESSES, STEPS, ROWS = 2, 8, 16
 
 
@@ -45,14 +47,11 @@ def worker(rank, folder):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
     network = model()
-    wrapped = DistributedDataParallel(network)
-    compiled = torch.compile(wrapped, backend="gradc")  # Dynamo hands over one graph per bucket of gradients
+    compiled = DistributedDataParallel(torch.compile(network, backend="gradc"))  # Dynamo makes one graph per bucket
     mine = slice(rank * ROWS // PROCESSES, (rank + 1) * ROWS // PROCESSES)
     losses = train(compiled, network.parameters(), mine)
     distributed.all_reduce(losses)
     if rank == 0:
-        import gradc.torch
-
         print(gradc.torch.report())
         torch.save({"losses": losses / PROCESSES, "state": copy.deepcopy(network.state_dict())}, f"{folder}/found.pt")
     distributed.destroy_process_group()

@@ -105,6 +105,8 @@ class Translation:
             return self.values[node.args[0]][node.args[1]]
         line = line_of(node.target)
         if line is None:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise Unsupported("it draws random numbers: torch draws those of eager mode")
             raise Unsupported("gradc's table has no line for it")
         devices = {v.device.type for v in _tensors(node) if v.ndim}
         if len(devices) > 1:
