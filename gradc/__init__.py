@@ -44,13 +44,27 @@ __all__ = sorted([*_PUBLIC, *_MODULES])
 __version__ = VERSION
 
 
-_LATER = ("from_onnx", "from_torch")
+_LATER = ("from_onnx",)
+_WITH_TORCH = ("from_torch", "torch")
 
 
 def _not_yet(name: str, *_: Any, **__: Any) -> Any:
     from .errors import Unsupported
 
     raise Unsupported(f"gradc.{name} is not there yet")
+
+
+def _of_torch(name: str) -> Any:
+    """``gradc.torch`` or a name in it, for which PyTorch must be there."""
+    from .errors import Unsupported
+
+    try:
+        package = importlib.import_module(".torch", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise Unsupported(f"gradc.{name} needs PyTorch 2.6 or later: pip install 'gradc[torch]'") from error
+    return package if name == "torch" else getattr(package, name)
 
 
 def __getattr__(name: str) -> Any:
@@ -61,6 +75,8 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         with held_off:
             value = importlib.import_module(f".{name}", __name__)
+    elif name in _WITH_TORCH:
+        value = _of_torch(name)
     elif name in _LATER:
         return functools.partial(_not_yet, name)
     else:

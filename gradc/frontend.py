@@ -97,9 +97,9 @@ class TracedFunction(Shared):
         )
         known = self._modules.setdefault(key, [])
         for types, module in known:
-            if self._graph is not None or _serves(types, leaves):
+            if self._graph is not None or serves(types, leaves):
                 return module
-        types = _generalised(known[-1][0], leaves) if known else leaves
+        types = generalised(known[-1][0], leaves) if known else leaves
         try:
             graph = self._graph or trace(
                 self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()}
@@ -112,7 +112,7 @@ class TracedFunction(Shared):
         return module
 
 
-def _serves(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> bool:
+def serves(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> bool:
     """Whether arrays of these types fit a module of those."""
     try:
         bind_dims(dict(types), {k: t.concrete({}) for k, t in leaves.items()})
@@ -121,7 +121,7 @@ def _serves(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> bool:
     return True
 
 
-def _generalised(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> dict[str, Type]:
+def generalised(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> dict[str, Type]:
     """The types with a dim wherever a size differs; sizes that changed alike share one."""
     dims: dict[Any, Size] = {}
 

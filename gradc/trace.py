@@ -182,7 +182,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
             raise
         raise said from None
     else:
-        facts += _implied(outputs.values(), facts)
+        facts += implied(outputs.values(), facts)
     finally:
         _facts.reset(tokens)
     title = name or getattr(fn, "__name__", "graph")
@@ -196,7 +196,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     )
 
 
-def _implied(outputs: Iterable[Node], facts: Sequence[Assumption]) -> list[Assumption]:
+def implied(outputs: Iterable[Node], facts: Sequence[Assumption]) -> list[Assumption]:
     """What the ops take for granted of the dims (a padding row that exists), beyond what is known."""
     implied: list[Assumption] = []
     for node in topological(outputs):

@@ -364,7 +364,10 @@ def same(a: Size, b: Size) -> bool:
     """Whether two sizes are equal, by canonical form or by an ``assume(... == ...)``."""
     if a == b:
         return True
-    equal = {str(f.left): f.right for f in _facts.get() if f.relation == "=="}
+    equations = [f for f in _facts.get() if f.relation == "=="]
+    if any(a - b in (f.left - f.right, f.right - f.left) for f in equations):
+        return True
+    equal = {str(f.left): f.right for f in equations}
     return bool(equal) and substitute(a, equal) == substitute(b, equal)
 
 

@@ -62,11 +62,25 @@ class Residuals:
 
     def __getstate__(self) -> dict[str, Any]:
         self.unchanged()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_versions", "_sums")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         self._stamp()
+
+    def carrying(self, arrays: Arguments) -> Residuals:
+        """The same residuals over other memory: what somebody else (autograd) keeps of them in the meantime.
+
+        It holds no inputs, so :meth:`inner` gives none.
+
+        :param arrays: by the names of :attr:`arrays`, or none of them.
+        """
+        other = object.__new__(type(self))
+        other.__setstate__({**self._state(), "arrays": dict(arrays), "inputs": {}})
+        return other
 
     def of(self, orders: Orders, inputs: Arguments) -> Residuals:
         """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""

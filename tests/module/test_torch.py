@@ -43,7 +43,7 @@ def tensors(rows: int = 3, **grad: bool) -> dict[str, Any]:
 def test_the_page_on_torch_runs() -> None:
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     for block in blocks:
         exec(compile(block, "docs/torch.md", "exec"), names)
 

@@ -1,0 +1,134 @@
+"""Lines of reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.node import Node
+from ...ir.types import BOOL, I64, DType
+from ...ops.rules import converted
+from ..table import to_result
+
+
+def _axes(x: Node, axis: Any) -> Any:
+    """None or () for all, as torch has it."""
+    return None if axis is None or axis == () else tuple(a % max(x.rank, 1) for a in _several(axis)) if x.rank else ()
+
+
+def _several(axis: Any) -> tuple[int, ...]:
+    return axis if isinstance(axis, tuple) else (axis,)
+
+
+def _reduced(function: Any, x: Node, axis: Any = None, keepdim: bool = False) -> Node:
+    axes = _axes(x, axis)
+    return x if axes == () else function(x, axis=axes, keepdims=keepdim)
+
+
+def _sum(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    kind = dtype or (x.dtype if x.dtype.is_float else I64)
+    return _reduced(ops.sum, converted(x, kind), axis, keepdim)
+
+
+def _mean(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    return _reduced(ops.mean, converted(x, dtype or x.dtype), axis, keepdim)
+
+
+def _prod(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    kind = dtype or (x.dtype if x.dtype.is_float else I64)
+    return _reduced(ops.prod, converted(x, kind), axis, keepdim)
+
+
+def _var(x: Node, axis: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
+    return ops.var(x, axis=_axes(x, axis), keepdims=keepdim, ddof=1 if correction is None else correction)
+
+
+def _any(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
+    set_bits = x if x.dtype.kind == "b" else ops.ne(x, 0)
+    return converted(_reduced(ops.amax, converted(set_bits, I64), axis, keepdim), BOOL)
+
+
+def _all(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
+    set_bits = x if x.dtype.kind == "b" else ops.ne(x, 0)
+    return converted(_reduced(ops.amin, converted(set_bits, I64), axis, keepdim), BOOL)
+
+
+def _extreme(value: Any, position: Any) -> Any:
+    def both(x: Node, axis: int, keepdim: bool = False) -> tuple[Node, Node]:
+        if not x.rank:
+            raise Unsupported("the extreme element of a scalar along an axis")
+        axis = axis % x.rank
+        return value(x, axis=axis, keepdims=keepdim), position(x, axis=axis, keepdims=keepdim)
+
+    return both
+
+
+def _position(function: Any) -> Any:
+    def position(x: Node, axis: int | None = None, keepdim: bool = False) -> Node:
+        if axis is not None:
+            return function(x, axis=axis % x.rank, keepdims=keepdim)
+        found = function(ops.reshape(x, (-1,)), axis=0)
+        return ops.reshape(found, (1,) * x.rank) if keepdim else found
+
+    return position
+
+
+def _softmax(function: Any) -> Any:
+    def softmax(x: Node, axis: int, dtype: Any = None) -> Node:
+        wide = x if not isinstance(dtype, DType) else converted(x, dtype)
+        if not x.rank:
+            raise Unsupported("softmax of a scalar")
+        return function(wide, axis=axis % x.rank)
+
+    return softmax
+
+
+def _old_softmax(function: Any) -> Any:
+    def softmax(x: Node, axis: int, half_to_float: bool) -> Node:
+        if half_to_float:
+            raise Unsupported("softmax that widens its operand")
+        return function(x, axis=axis % x.rank)
+
+    return softmax
+
+
+LINES: dict[str, Any] = {
+    "aten.sum.default": lambda x, *, dtype=None: _sum(x, dtype=dtype),
+    "aten.sum.dim_IntList": _sum,
+    "aten.mean.default": lambda x, *, dtype=None: _mean(x, dtype=dtype),
+    "aten.mean.dim": _mean,
+    "aten.prod.default": lambda x, *, dtype=None: _prod(x, dtype=dtype),
+    "aten.prod.dim_int": _prod,
+    "aten.amax.default": lambda x, axis=(), keepdim=False: _reduced(ops.amax, x, axis, keepdim),
+    "aten.amin.default": lambda x, axis=(), keepdim=False: _reduced(ops.amin, x, axis, keepdim),
+    "aten.max.default": lambda x: ops.amax(x) if x.rank else x,
+    "aten.min.default": lambda x: ops.amin(x) if x.rank else x,
+    "aten.max.dim": _extreme(ops.max, ops.argmax),
+    "aten.min.dim": _extreme(ops.min, ops.argmin),
+    "aten.argmax.default": _position(ops.argmax),
+    "aten.argmin.default": _position(ops.argmin),
+    "aten.any.default": _any,
+    "aten.any.dim": _any,
+    "aten.any.dims": _any,
+    "aten.all.default": _all,
+    "aten.all.dim": _all,
+    "aten.all.dims": _all,
+    "aten.var.correction": _var,
+    "aten.logsumexp.default": lambda x, axis, keepdim=False: ops.logsumexp(x, axis=_axes(x, axis), keepdims=keepdim),
+    "aten.softmax.int": _softmax(ops.softmax),
+    "aten.log_softmax.int": _softmax(ops.log_softmax),
+    "aten._softmax.default": _old_softmax(ops.softmax),
+    "aten._log_softmax.default": _old_softmax(ops.log_softmax),
+    "aten.linalg_vector_norm.default": to_result(
+        lambda x, ord=2, axis=None, keepdim=False, *, dtype=None: _vector_norm(x, ord, axis, keepdim)
+    ),
+}
+
+
+def _vector_norm(x: Node, ord: float, axis: Any, keepdim: bool) -> Node:
+    if ord == 1:
+        return _reduced(ops.sum, ops.abs(x), axis, keepdim)
+    if ord == float("inf"):
+        return _reduced(ops.amax, ops.abs(x), axis, keepdim)
+    raise Unsupported(f"a vector norm of the order {ord}: its gradient at zero")

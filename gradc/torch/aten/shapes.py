@@ -1,0 +1,241 @@
+"""Lines of ops that move data, and of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Dim, Size, ceildiv
+from ...ir.node import Node
+from ...ir.types import F32, I64, DType
+from ...ops.rules import converted
+
+_LAST = 2**62  # torch's ends of slices are 2**63 - 1 where they are not given
+
+
+def _spread(value: Any, shape: Sequence[Size], dtype: DType) -> Node:
+    one = ops.constant(value=(dtype.literal(value),), dtype=dtype) if not isinstance(value, Dim) else ops.dim(value)
+    return ops.broadcast_to(converted(one, dtype), tuple(shape))
+
+
+def _full(shape: Sequence[Size], value: Any, *, dtype: DType | None = None) -> Node:
+    kind = dtype or (I64 if isinstance(value, int) and not isinstance(value, bool) else F32)
+    return _spread(value, shape, kind)
+
+
+def _arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None) -> Node:
+    if not all(isinstance(v, int | Dim) for v in (start, end, step)) or not isinstance(step, int):
+        raise Unsupported("arange of floats")
+    count = ceildiv(end - start, step) if step > 0 else ceildiv(start - end, -step)
+    steps = ops.iota(shape=(count,), dtype=I64)
+    line = steps * step + start if (start, step) != (0, 1) else steps
+    return converted(line, dtype or I64)
+
+
+def _expand(x: Node, shape: Sequence[Size], *, implicit: bool = False) -> Node:
+    lead = len(shape) - x.rank
+    sizes = [x.shape[i - lead] if i >= lead and isinstance(n, int) and n == -1 else n for i, n in enumerate(shape)]
+    return ops.broadcast_to(x, tuple(sizes))
+
+
+def _squeeze(x: Node, axes: Any = None) -> Node:
+    chosen = range(x.rank) if axes is None else [a % x.rank for a in (axes if isinstance(axes, tuple) else (axes,))]
+    return ops.reshape(x, tuple(n for a, n in enumerate(x.shape) if a not in chosen or n != 1))
+
+
+def _unsqueeze(x: Node, axis: int) -> Node:
+    axis = axis % (x.rank + 1)
+    return ops.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+def _swapped(x: Node, a: int, b: int) -> Node:
+    order = list(range(x.rank))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return ops.transpose(x, tuple(order))
+
+
+def _along(x: Node, axis: int, key: Any) -> Node:
+    """x[..., key, ...] with the key on one axis."""
+    axis = axis % x.rank
+    return x[(*[slice(None)] * axis, key)]
+
+
+def _end(size: Any) -> Any:
+    return None if isinstance(size, int) and size >= _LAST else size
+
+
+def _slice(x: Node, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Node:
+    return _along(x, axis, slice(start, _end(end), step))
+
+
+def _select(x: Node, axis: int, index: Any) -> Node:
+    return _along(x, axis, index)
+
+
+def _parts(x: Node, sizes: Sequence[Size], axis: int = 0) -> tuple[Node, ...]:
+    parts: list[Node] = []
+    at: Size = 0
+    for size in sizes:
+        parts.append(_along(x, axis, slice(at, at + size)))
+        at = at + size
+    return tuple(parts)
+
+
+def _split(x: Node, size: Any, axis: int = 0) -> tuple[Node, ...]:
+    total = x.shape[axis]
+    if not isinstance(total, int) or not isinstance(size, int):
+        raise Unsupported(f"split of a size of {total} into parts of {size}: how many there are is not known")
+    return _parts(x, [min(size, total - at) for at in range(0, max(total, 1), max(size, 1))], axis)
+
+
+def _unbind(x: Node, axis: int = 0) -> tuple[Node, ...]:
+    if not isinstance(x.shape[axis], int):
+        raise Unsupported(f"unbind of a size of {x.shape[axis]}: how many parts there are is not known")
+    return tuple(_select(x, axis, i) for i in range(x.shape[axis]))
+
+
+def _concat(parts: Sequence[Node], axis: int = 0) -> Node:
+    widest = next((p for p in parts if p.rank > 1 or p.shape != (0,)), parts[0])
+    kept = [p for p in parts if p.rank == widest.rank]  # torch lets an empty vector pass beside any shape
+    return ops.concat(*kept, axis=axis % widest.rank) if len(kept) > 1 else kept[0]
+
+
+def _stack(parts: Sequence[Node], axis: int = 0) -> Node:
+    return _concat([_unsqueeze(p, axis) for p in parts], axis % (parts[0].rank + 1))
+
+
+def _repeat(x: Node, times: Sequence[Size]) -> Node:
+    """Tiled: each axis is spread along a new one before it and merged with that."""
+    x = ops.reshape(x, (*[1] * (len(times) - x.rank), *x.shape))
+    split = tuple(size for n in x.shape for size in (1, n))
+    wide = tuple(size for t, n in zip(times, x.shape, strict=True) for size in (t, n))
+    merged = tuple(t * n for t, n in zip(times, x.shape, strict=True))
+    return ops.reshape(ops.broadcast_to(ops.reshape(x, split), wide), merged)
+
+
+def _pad(x: Node, width: Sequence[Any], value: Any = 0) -> Node:
+    pairs = [(0, 0)] * (x.rank - len(width) // 2)
+    pairs += [(width[i], width[i + 1]) for i in range(len(width) - 2, -1, -2)]
+    if any(isinstance(n, int) and n < 0 for pair in pairs for n in pair):
+        key = tuple(slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(x.shape, pairs, strict=True))
+        x, pairs = x[key], [(max(low, 0), max(high, 0)) for low, high in pairs]
+    return ops.pad(x, tuple(pairs), value)
+
+
+def _pad_by_mode(x: Node, width: Sequence[Any], mode: str = "constant", value: Any = None) -> Node:
+    if mode != "constant":
+        raise Unsupported(f"pad of the mode {mode!r}")
+    return _pad(x, width, 0 if value is None else value)
+
+
+def _flatten(x: Node, start: int = 0, end: int = -1) -> Node:
+    if not x.rank:
+        return ops.reshape(x, (1,))
+    start, end = start % x.rank, end % x.rank
+    return ops.reshape(x, (*x.shape[:start], -1, *x.shape[end + 1 :])) if start < end else x
+
+
+def _triangle(keeps: str) -> Any:
+    def keep(x: Node, diagonal: int = 0) -> Node:
+        shape = x.shape[-2:]
+        across = ops.iota(shape=shape, axis=1) - ops.iota(shape=shape, axis=0)
+        inside = across <= diagonal if keeps == "lower" else across >= diagonal
+        return ops.where(ops.broadcast_to(inside, x.shape), x, 0)
+
+    return keep
+
+
+def _written(x: Node, part: Node, axis: int, before: Any, after: Any) -> Node:
+    """x with a slice of one axis replaced."""
+    pieces = [_along(x, axis, slice(0, before)), part, _along(x, axis, slice(after, None))]
+    return ops.concat(*[p for p in pieces if p.shape[axis] != 0], axis=axis)
+
+
+def _slice_scatter(x: Node, part: Node, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Node:
+    axis = axis % x.rank
+    size = x.shape[axis]
+    low, high = start or 0, size if _end(end) is None else end
+    if step != 1 or not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int):
+        raise Unsupported("slice_scatter with a step or of symbolic sizes")
+    low, high, _ = slice(low, high).indices(size)
+    part = ops.broadcast_to(converted(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
+    return _written(x, part, axis, low, high)
+
+
+def _select_scatter(x: Node, part: Node, axis: int, index: int) -> Node:
+    axis = axis % x.rank
+    if not isinstance(x.shape[axis], int):
+        raise Unsupported("select_scatter along a symbolic size")
+    index = index % x.shape[axis]
+    return _written(x, _unsqueeze(converted(part, x.dtype), axis), axis, index, index + 1)
+
+
+def _roll(x: Node, shifts: Sequence[int], axes: Sequence[int] = ()) -> Node:
+    if not axes:
+        return ops.reshape(_roll(ops.reshape(x, (-1,)), shifts, (0,)), x.shape)
+    for shift, axis in zip(shifts, axes, strict=True):
+        axis = axis % x.rank
+        size = x.shape[axis]
+        if not isinstance(size, int):
+            raise Unsupported("roll along a symbolic size")
+        at = -shift % size if size else 0
+        if at:
+            x = ops.concat(_along(x, axis, slice(at, None)), _along(x, axis, slice(0, at)), axis=axis)
+    return x
+
+
+LINES: dict[str, Any] = {
+    # another shape
+    "aten.view.default": lambda x, shape: ops.reshape(x, shape),
+    "aten._unsafe_view.default": lambda x, shape: ops.reshape(x, shape),
+    "aten.reshape.default": lambda x, shape: ops.reshape(x, shape),
+    "aten.view_as.default": lambda x, like: ops.reshape(x, like.shape),
+    "aten.flatten.using_ints": _flatten,
+    "aten.squeeze.default": _squeeze,
+    "aten.squeeze.dim": _squeeze,
+    "aten.squeeze.dims": _squeeze,
+    "aten.unsqueeze.default": _unsqueeze,
+    "aten.expand.default": _expand,
+    "aten.permute.default": lambda x, axes: ops.transpose(x, tuple(a % x.rank for a in axes)),
+    "aten.transpose.int": _swapped,
+    "aten.t.default": lambda x: ops.transpose(x) if x.rank == 2 else x,
+    "aten.numpy_T.default": lambda x: ops.transpose(x),
+    # parts
+    "aten.slice.Tensor": _slice,
+    "aten.select.int": _select,
+    "aten.narrow.default": lambda x, axis, start, length: _along(x, axis, slice(start, start + length)),
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _parts,
+    "aten.chunk.default": lambda x, count, axis=0: _split(x, ceildiv(x.shape[axis], count), axis),
+    "aten.unbind.int": _unbind,
+    "aten.cat.default": lambda parts, axis=0: _concat(parts, axis),
+    "aten.stack.default": _stack,
+    "aten.flip.default": lambda x, axes: ops.flip(x, axes) if axes else x,
+    "aten.roll.default": _roll,
+    "aten.repeat.default": _repeat,
+    "aten.constant_pad_nd.default": _pad,
+    "aten.pad.default": _pad_by_mode,
+    "aten.tril.default": _triangle("lower"),
+    "aten.triu.default": _triangle("upper"),
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.select_scatter.default": _select_scatter,
+    # constants
+    "aten.full.default": _full,
+    "aten.zeros.default": lambda shape, *, dtype=None: _spread(0, shape, dtype or F32),
+    "aten.ones.default": lambda shape, *, dtype=None: _spread(1, shape, dtype or F32),
+    "aten.full_like.default": lambda x, value, *, dtype=None: _spread(value, x.shape, dtype or x.dtype),
+    "aten.zeros_like.default": lambda x, *, dtype=None: _spread(0, x.shape, dtype or x.dtype),
+    "aten.ones_like.default": lambda x, *, dtype=None: _spread(1, x.shape, dtype or x.dtype),
+    "aten.new_full.default": lambda x, shape, value, *, dtype=None: _spread(value, shape, dtype or x.dtype),
+    "aten.new_zeros.default": lambda x, shape, *, dtype=None: _spread(0, shape, dtype or x.dtype),
+    "aten.new_ones.default": lambda x, shape, *, dtype=None: _spread(1, shape, dtype or x.dtype),
+    "aten.fill.Scalar": lambda x, value: _spread(value, x.shape, x.dtype),
+    "aten.fill.Tensor": lambda x, value: ops.broadcast_to(converted(value, x.dtype), x.shape),
+    "aten.scalar_tensor.default": lambda value, *, dtype=None: _spread(value, (), dtype or F32),
+    "aten.arange.default": lambda end, *, dtype=None: _arange(0, end, dtype=dtype),
+    "aten.arange.start": _arange,
+    "aten.arange.start_step": _arange,
+}

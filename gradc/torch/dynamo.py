@@ -1,0 +1,288 @@
+"""``torch.compile(model, backend="gradc")``: Dynamo's graph as regions of gradc and a rest that torch runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import GradcError, InvalidProblem, Unsupported
+from ..ir.graph import Graph
+from ..options import NAMES as COMPILE_OPTIONS
+from .coverage import Compiled, listing, record
+from .function import Function
+from .importer import graph_of, name_of
+from .normal_form import NormalForm, normal_form, stop_gradient
+from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
+from .sizes import size_of
+from .table import is_kept
+
+SMALLEST = 3
+_OWN_OPTIONS = ("fallback", "smallest_region", "target")
+
+
+@dataclass(frozen=True)
+class _Options:
+    fallback: str
+    smallest: int
+    target: str | None
+    compile: Mapping[str, Any]
+
+
+def backend(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: Any = None, options: Any = None
+) -> Callable[..., Any]:
+    """Dynamo's backend ``"gradc"``; what it took and what not, :func:`gradc.torch.report` says.
+
+    :param options: of torch.compile: ``fallback`` (``"torch"``, or ``"error"``: what gradc does not take is an error
+        that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
+        region of any size), ``target``, and the options of :func:`gradc.compile`.
+    :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
+    :raises InvalidProblem: an option or a mode that there is not.
+    """
+    chosen = _checked(mode, options)
+    name = _graph_name(gm)
+    try:
+        form = normal_form(gm, example_inputs, is_kept)
+    except Exception as error:  # whatever tracing meets: control flow, custom gradients, ops without a functional form
+        reason = _first_line(error)
+        if chosen.fallback == "error":
+            raise Unsupported(f"{name} has no normal form: {reason}") from error
+        record(Compiled(name, _count_calls(gm.graph), (), (), reason))
+        return gm.forward
+    return _Program(gm, form, name, chosen)
+
+
+def _checked(mode: Any, options: Any) -> _Options:
+    given = dict(options or {})
+    if mode not in (None, "default"):
+        raise InvalidProblem(f"mode={mode!r}: the backend gradc has one mode, 'default'")
+    unknown = given.keys() - set(_OWN_OPTIONS) - set(COMPILE_OPTIONS)
+    if unknown:
+        raise InvalidProblem(
+            f"the backend gradc has no option {min(map(str, unknown))!r}; it has"
+            f" {', '.join(_OWN_OPTIONS)} and those of gradc.compile: {', '.join(COMPILE_OPTIONS)}"
+        )
+    fallback, smallest = given.pop("fallback", "torch"), given.pop("smallest_region", SMALLEST)
+    if fallback not in ("torch", "error"):
+        raise InvalidProblem(f"fallback={fallback!r}: 'torch' or 'error'")
+    if not isinstance(smallest, int) or smallest < 1:
+        raise InvalidProblem(f"smallest_region={smallest!r}: a number of ops from 1")
+    return _Options(fallback, smallest, given.pop("target", None), given)
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of torch's tracing was caused by."""
+    while not isinstance(error, GradcError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, GradcError) else f"{type(error).__name__}: {text}"
+
+
+def _graph_name(gm: torch.fx.GraphModule) -> str:
+    name = getattr(gm, "__compiled_fn_name__", "") or type(gm).__name__
+    return re.sub(r"\W", "_", name) or "graph"
+
+
+def _count_calls(graph: torch.fx.Graph) -> int:
+    return sum(n.op in ("call_function", "call_method", "call_module") for n in graph.nodes)
+
+
+class _Program:
+    """A graph of Dynamo's, compiled: called with its inputs in order, it gives its outputs."""
+
+    def __init__(self, gm: torch.fx.GraphModule, form: NormalForm, name: str, options: _Options):
+        self.source, self.form, self.options, self.name = gm, form, options, name
+        graph = form.module.graph
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        self.lifted = [_attribute(gm, path) for path in form.lifted]
+        self.names = _names(gm, placeholders, form.lifted)
+        found = plan(graph, options.smallest)
+        functions, found = self._functions(graph, found)
+        refused = tuple(found.refused.values())
+        if refused and options.fallback == "error":
+            raise Unsupported(listing(name, refused))
+        regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
+        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused))
+        self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
+        self.run = _assembled(form, found, functions)
+
+    def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, _Region], Plan]:
+        """The regions' functions; one whose gradient does not exist is left to torch."""
+        while True:
+            functions: dict[int, _Region] = {}
+            for number, nodes in found.regions.items():
+                try:
+                    functions[number] = self._function(graph, number, nodes)
+                except GradcError as error:
+                    found = without(found, graph, nodes, str(error).splitlines()[0])
+                    break
+            else:
+                return functions, found
+
+    def _function(self, graph: torch.fx.Graph, number: int, nodes: Sequence[torch.fx.Node]) -> _Region:
+        inside = set(nodes)
+        inputs: dict[torch.fx.Node, str] = {}
+        for node in nodes:
+            for operand in node.all_input_nodes:
+                if operand not in inside and operand not in inputs and isinstance(operand.meta["val"], torch.Tensor):
+                    inputs[operand] = name_of(self.names.get(operand, operand.name), lambda n: n in inputs.values())
+        outputs = [
+            n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)
+        ]
+        made, refused = graph_of(
+            nodes, inputs, [(f"y{i}" if len(outputs) > 1 else "y", n) for i, n in enumerate(outputs)], f"region{number}"
+        )
+        if refused:
+            raise Unsupported(str(refused[0]))
+        function = Function(made, self.options.target, self.options.compile)
+        wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
+        function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
+        function.forget()
+        return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made))
+
+    def __call__(self, *arguments: Any) -> Any:
+        given = [*self.lifted, *arguments]
+        for i in self.mutated:  # what is kept for backward stays as it was
+            given[i] = (given[i], given[i].clone())
+        return self.run(given)
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A region's function.
+
+    :param dims: for each symbol of its graph that the program's inputs tell, the node that is its value.
+    """
+
+    function: Function
+    inputs: tuple[torch.fx.Node, ...]
+    outputs: tuple[torch.fx.Node, ...]
+    dims: Mapping[str, tuple[torch.fx.Node, int | None]]
+
+
+def _dims(graph: torch.fx.Graph, made: Graph) -> dict[str, tuple[torch.fx.Node, int | None]]:
+    """Where the value of each dim is found: an input that is a size, or an axis of one that is a tensor."""
+    found: dict[str, tuple[torch.fx.Node, int | None]] = {}
+    for node in graph.nodes:
+        if node.op != "placeholder" or not is_sized(node):
+            continue
+        value = node.meta["val"]
+        for axis, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]:
+            name = str(size_of(size)) if isinstance(size, torch.SymInt) else ""
+            if name in made.dims and (name not in found or axis is None):
+                found[name] = (node, axis)
+    return found
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for word in path.split("."):
+        module = getattr(module, word)
+    return module
+
+
+def _names(
+    gm: torch.fx.GraphModule, placeholders: Sequence[torch.fx.Node], lifted: Sequence[str]
+) -> dict[torch.fx.Node, str]:
+    """What the user calls each input: the path of a parameter, or the name of an argument."""
+    theirs = [str(n.target) for n in gm.graph.nodes if n.op == "placeholder"]
+    names = {}
+    for node, target in zip(placeholders, [*lifted, *theirs], strict=True):
+        path = re.sub(r"_(modules|parameters|buffers)_", ".", re.sub(r"^[lL]_(self|\w{1,3})_(?=modules_)", "_", target))
+        path = re.sub(r"^[lL]_", "", path).strip("._")
+        names[node] = re.sub(r"_*\._*", ".", path) or node.name
+    return names
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) -> Callable[[list[Any]], list[Any]]:
+    """The program as a function of its inputs: regions and torch's calls in order.
+
+    An input that is written in place is given as a pair: itself, and a copy to read from.
+    """
+    graph = form.module.graph
+    calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
+    results = list(graph.output_node().args[0])
+    by_name = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    written = dict(zip(results[: len(form.mutated)], (by_name[name] for name in form.mutated), strict=True))
+    steps: list[Callable[[dict[Any, Any]], None]] = []
+
+    for node in calls:
+        if node.op == "get_attr":
+            steps.append(_constant(node, _attribute(form.module, str(node.target))))
+    for level, node in ordered_calls(found, calls):
+        if node is None:
+            steps.append(_calling(functions[level]))
+        elif node.op != "get_attr":
+            steps.append(_running(node))
+    steps += [_writing(node, placeholder) for node, placeholder in written.items()]
+    steps += [
+        _running(node) for node in _views_of(written, calls, found)
+    ]  # views of what was written lie in the input's own memory
+    placeholders = list(by_name.values())
+
+    def run(given: list[Any]) -> list[Any]:
+        values: dict[Any, Any] = {}
+        for node, value in zip(placeholders, given, strict=True):
+            if isinstance(value, tuple):
+                values["written", node], values[node] = value
+            else:
+                values[node] = value
+        for step in steps:
+            step(values)
+        return [values[r] if isinstance(r, torch.fx.Node) else r for r in results[len(form.mutated) :]]
+
+    return run
+
+
+def _views_of(
+    written: Mapping[torch.fx.Node, torch.fx.Node], calls: Sequence[torch.fx.Node], found: Plan
+) -> list[torch.fx.Node]:
+    again: dict[torch.fx.Node, None] = {}
+    for node in calls:
+        if node in found.levels and is_view(node) and any(o in written or o in again for o in node.all_input_nodes):
+            again[node] = None
+    return list(again)
+
+
+def _writing(node: torch.fx.Node, placeholder: torch.fx.Node) -> Callable[[dict[Any, Any]], None]:
+    def write(values: dict[Any, Any]) -> None:
+        values[node] = values["written", placeholder].copy_(values[node])
+
+    return write
+
+
+def _constant(node: torch.fx.Node, value: Any) -> Callable[[dict[Any, Any]], None]:
+    def take(values: dict[Any, Any]) -> None:
+        values[node] = value
+
+    return take
+
+
+def _calling(region: _Region) -> Callable[[dict[Any, Any]], None]:
+    function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
+
+    def call(values: dict[Any, Any]) -> None:
+        sizes = {
+            name: int(values[node]) if axis is None else values[node].shape[axis] for name, (node, axis) in dims.items()
+        }
+        for node, value in zip(outputs, function(sizes, *(values[n] for n in inputs)), strict=True):
+            values[node] = value
+
+    return call
+
+
+def _running(node: torch.fx.Node) -> Callable[[dict[Any, Any]], None]:
+    target: Any = torch.ops.aten.detach.default if node.target is stop_gradient else node.target
+    args, kwargs = node.args, node.kwargs
+    lookup = torch.fx.node.map_arg
+
+    def call(values: dict[Any, Any]) -> None:
+        values[node] = target(*lookup(args, values.__getitem__), **lookup(kwargs, values.__getitem__))
+
+    return call

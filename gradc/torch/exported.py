@@ -1,0 +1,195 @@
+"""``gradc.from_torch``: a torch module, or an exported program, as a gradc Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from ..errors import GradcError, InvalidProblem, Unsupported
+from ..ir.graph import Graph
+from .coverage import listing
+from .importer import graph_of, name_of
+from .normal_form import normal_form
+from .table import is_kept
+
+
+def from_torch(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any] | torch.Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    name: str = "",
+) -> Graph:
+    """A torch module, or an exported program, as a graph.
+
+    Its inputs are the parameters and buffers by their paths (``layers.0.weight``; of tied ones the first), then the
+    tensors among the arguments by the names that ``torch.export`` gives them; a first word ``d`` or ``r`` gets a ``_``
+    in front, and an argument with the path of a parameter a number behind.  Its outputs are the results (``y``; of
+    several ``y0``, ``y1``, or the keys of a dict), then the new values of buffers that the module changes, by their
+    paths.  A module is exported in the mode, training or evaluation, that it is in.
+
+    :param args: example arguments, as ``torch.export.export`` takes them; a tensor alone stands for ``(tensor,)``.
+    :param dynamic_shapes: of ``torch.export.export``; ``torch.export.Dim.AUTO`` lets torch find out which sizes vary.
+    :param name: of the graph; the class of the module if not given.
+    :raises Unsupported: ops that gradc does not take, all of them, each with its module's path; random ops are among
+        them, so export a model with dropout in evaluation mode.
+    :raises InvalidProblem: what cannot be exported, with torch's reason.
+    """
+    program = _exported(model, args, kwargs, dynamic_shapes)
+    title = name or (type(model).__name__ if isinstance(model, torch.nn.Module) else "graph")
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    examples = [n.meta["val"] for n in placeholders]
+    try:
+        form = normal_form(program.graph_module, _recorded(program, examples), is_kept)
+    except GradcError:
+        raise
+    except Exception as error:  # whatever tracing meets
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise Unsupported(f"{title} has no normal form: {type(error).__name__}: {reason}") from error
+    graph = form.module.graph
+    lifted = [n for n in graph.nodes if n.op == "placeholder"][len(form.lifted) :]
+    inputs, merged, defaults = _inputs(program, lifted)
+    results = list(graph.output_node().args[0])
+    outputs = _outputs(program, lifted, form.mutated, results)
+    constants = [n for n in graph.nodes if n.op == "get_attr" or (n.op == "placeholder" and n not in lifted)]
+    for node in constants:
+        inputs[node] = name_of(f"constant.{node.name}", lambda n: n in inputs.values())
+        defaults[inputs[node]] = _array(_constant(form.module, program.graph_module, node))
+    inputs = dict(sorted(inputs.items(), key=lambda item: item[1] in defaults))  # constants behind what is given
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    made, refused = graph_of(calls, inputs, outputs, _title(title), merged)
+    if refused:
+        raise Unsupported(listing(title, refused))
+    return Graph(
+        made.name, made.inputs, made.outputs, made.assumptions, notes=made.notes, defaults={**made.defaults, **defaults}
+    )
+
+
+def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
+    if isinstance(model, ExportedProgram):
+        if args or kwargs or dynamic_shapes:
+            raise InvalidProblem("an exported program has its arguments and sizes already: give it alone")
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidProblem(
+            f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, not a {type(model).__name__}"
+        )
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if not isinstance(args, tuple | list):
+        raise InvalidProblem(f"args is a tuple of example arguments, not a {type(args).__name__}")
+    try:
+        return torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:  # torch's errors have no common class
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InvalidProblem(
+            f"torch.export refuses {type(model).__name__}: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _recorded(program: ExportedProgram, examples: Sequence[Any]) -> list[Any]:
+    """The examples, requiring grad where the parameters do: what ``no_grad`` means depends on it."""
+    parameters = program.graph_signature.inputs_to_parameters
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    for node, value in zip(placeholders, examples, strict=True):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value.requires_grad_(node.name in parameters or node.name in program.graph_signature.user_inputs)
+    return list(examples)
+
+
+def _inputs(
+    program: ExportedProgram, lifted: Sequence[torch.fx.Node]
+) -> tuple[dict[torch.fx.Node, str], dict[torch.fx.Node, torch.fx.Node], dict[str, np.ndarray[Any, Any]]]:
+    """Names of the inputs, which of them are another's memory, and the values of constants."""
+    inputs: dict[torch.fx.Node, str] = {}
+    merged: dict[torch.fx.Node, torch.fx.Node] = {}
+    defaults: dict[str, np.ndarray[Any, Any]] = {}
+    owners: dict[Any, torch.fx.Node] = {}
+    for node, spec in zip(lifted, program.graph_signature.input_specs, strict=True):
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        target = spec.target
+        tensor = None
+        if target is not None:
+            tensor = program.state_dict.get(target)
+            tensor = program.constants.get(target) if tensor is None else tensor
+        if isinstance(tensor, torch.Tensor):
+            memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else node
+            if memory in owners and spec.kind.name in ("PARAMETER", "BUFFER"):
+                merged[node] = owners[memory]
+                continue
+            owners[memory] = node
+        inputs[node] = name_of(target or spec.arg.name, lambda n: n in inputs.values())
+        if spec.kind.name == "CONSTANT_TENSOR" and tensor is not None:
+            defaults[inputs[node]] = _array(tensor)
+    return inputs, merged, defaults
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    from ..runtime.host.tensors import from_tensor
+
+    return np.array(from_tensor(torch, tensor.detach().cpu()))
+
+
+def _constant(module: torch.fx.GraphModule, source: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
+    """The tensor that a graph refers to by its path."""
+    for root in (module, source):
+        value: Any = root
+        for word in str(node.target).split("."):
+            value = getattr(value, word, None)
+        if isinstance(value, torch.Tensor):
+            return value
+    raise Unsupported(f"the constant {node.target} has no value")
+
+
+def _outputs(
+    program: ExportedProgram, lifted: Sequence[torch.fx.Node], mutated: Sequence[str], results: Sequence[Any]
+) -> list[tuple[str, torch.fx.Node]]:
+    """Results by name; then the new values of what is changed in place."""
+    names = {node.name: spec for node, spec in zip(lifted, program.graph_signature.input_specs, strict=True)}
+    written = []
+    for name, node in zip(mutated, results, strict=False):
+        spec = names[name]
+        written.append((spec.target or spec.arg.name, node))
+    returned: list[tuple[str, torch.fx.Node]] = []
+    specs = program.graph_signature.output_specs
+    keys = _keys(program, sum(spec.kind.name not in ("BUFFER_MUTATION", "USER_INPUT_MUTATION") for spec in specs))
+    for spec, node in zip(specs, results[len(mutated) :], strict=True):
+        if spec.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
+            written.append((str(spec.target), node))
+            continue
+        key = keys.pop(0)
+        if isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
+            returned.append((key, node))
+    taken: dict[str, torch.fx.Node] = {}
+    for key, node in (*returned, *written):
+        taken[name_of(key, taken.__contains__)] = node
+    if not taken:
+        raise InvalidProblem("the module returns no tensor")
+    return list(taken.items())
+
+
+def _keys(program: ExportedProgram, count: int) -> list[str]:
+    """Names of the results: the keys of a dict or of a named output, ``y0``, ``y1``... of a tuple, ``y`` of one."""
+    spec = program.call_spec.out_spec
+    if spec is None or count == 1:
+        return ["y"] * count
+    paths = [path for path, _ in torch.utils._pytree.tree_flatten_with_path(_filled(spec, count))[0]]
+    words = [
+        ".".join(str(getattr(step, "key", getattr(step, "idx", getattr(step, "name", "")))) for step in p)
+        for p in paths
+    ]
+    return [f"y{word.replace('.', '_')}" if word[:1].isdigit() else word or "y" for word in words]
+
+
+def _filled(spec: Any, count: int) -> Any:
+    return torch.utils._pytree.tree_unflatten(list(range(count)), spec)
+
+
+def _title(name: str) -> str:
+    return name if name.isidentifier() else "graph"

@@ -1,0 +1,231 @@
+"""A graph as one node of autograd: gradc's forward, gradc's backward, residuals kept by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import knobs
+from ..api import compile
+from ..autodiff import differentiate, joint_names
+from ..errors import NotDifferentiable
+from ..ir.graph import Graph
+from ..ir.node import Node
+from ..module.module import Module
+from ..process.forks import cached_property
+from .sizes import TORCH_DTYPES
+
+
+class Function:
+    """A graph that is called with torch tensors and recorded by autograd.
+
+    Modules are compiled when they are first needed, one for each set of inputs that want a gradient.
+
+    :param graph: its inputs are given in order; its outputs come as a tuple, in order.
+    :param options: of :func:`gradc.compile`.
+    """
+
+    def __init__(self, graph: Graph, target: str | None = None, options: Mapping[str, Any] | None = None):
+        self.graph, self.target, self.options = graph, target, dict(options or {})
+        self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
+        self._variants: dict[tuple[str, tuple[str, ...]], Differentiated] = {}
+
+    def __call__(self, dims: Mapping[str, int], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs, recorded where an input requires grad.
+
+        :param dims: sizes that no input tells; others may stand there, too.
+        """
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
+        module = self.wrt((), inputs).module
+        return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
+
+    def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
+        """The graph with the gradients of these inputs.
+
+        :param inputs: whose device decides where there is no target.
+        """
+        on_gpu = any(x.device.type == "cuda" for x in inputs)
+        target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
+        if (target, names) not in self._variants:
+            self._variants[target, names] = Differentiated(self, names, target)
+        return self._variants[target, names]
+
+    def forget(self) -> None:
+        """Drop what was compiled or differentiated."""
+        self._variants.clear()
+
+    def outputs(self, values: Any) -> tuple[torch.Tensor, ...]:
+        """What a module's forward gave, as tensors in order."""
+        names = self.graph.output_names
+        each = [values[name] for name in names] if len(names) > 1 else [values]
+        return tuple(x if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in each)
+
+
+class Differentiated:
+    """A graph and the gradients of some inputs.
+
+    :ivar wrt: those of the inputs whose gradient exists; that of another is None.
+    :ivar differentiable: the outputs through which these are reached.
+    """
+
+    def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
+        self.function, self.target = function, target
+        graph = function.graph
+        joint = differentiate(graph, wanted, unused="zeros") if wanted and _has_float(graph) else None
+        _, gradient_names = joint_names(graph, wanted)
+        self.wrt = tuple(n for n in wanted if joint is not None and not _is_zero(joint.output(gradient_names[n])))
+        self._joint = joint
+        read = _read_by(joint, [gradient_names[n] for n in self.wrt]) if joint is not None else set()
+        cotangents, _ = joint_names(graph, wanted)
+        self.differentiable = tuple(n for n in graph.output_names if cotangents.get(n) in read)
+        self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
+
+    @cached_property
+    def module(self) -> Module:
+        return compile(self.function.graph, self.wrt, self.target, **self.function.options)
+
+    @cached_property
+    def gradient(self) -> Function:
+        """The gradients of ``wrt`` as a function of :attr:`read` and of the cotangents of ``differentiable``.
+
+        :raises NotDifferentiable: gradc has no second derivative of an op.
+        """
+        assert self._joint is not None
+        cotangents, gradients = joint_names(self.function.graph, self.wrt)
+        names = [*self.read, *(cotangents[n] for n in self.differentiable)]
+        outputs = [(f"of.{i}", self._joint.output(gradients[n])) for i, n in enumerate(self.wrt)]
+        inputs = {name: self._joint.input(name) for name in names}
+        kept = [
+            n for n in self._joint.inputs if n not in inputs.values() and Graph.input_name(n) in self._joint.defaults
+        ]
+        graph = Graph(
+            f"{self.function.graph.name}_gradient"[-180:].lstrip("_."),
+            (*inputs.values(), *kept),
+            tuple(outputs),
+            self._joint.assumptions,
+            notes=self._joint.notes,
+            defaults=self._joint.defaults,
+        )
+        return Function(_renamed(graph), self.target, self.function.options)
+
+
+def _renamed(graph: Graph) -> Graph:
+    """The graph with names of its own for cotangents: ``d.`` belongs to those of the next derivative."""
+    from ..ir.graph import input_node, rebuild
+
+    new = {node: input_node(f"in{i}", node.type) for i, node in enumerate(graph.inputs)}
+    names = {Graph.input_name(node): f"in{i}" for i, node in enumerate(graph.inputs)}
+    made = rebuild([node for _, node in graph.outputs], dict(new))
+    return Graph(
+        graph.name,
+        tuple(new.values()),
+        tuple((name, made[node]) for name, node in graph.outputs),
+        graph.assumptions,
+        notes={made[n]: note for n, note in graph.notes.items() if n in made},
+        defaults={names[n]: a for n, a in graph.defaults.items() if n in names},
+    )
+
+
+def _has_float(graph: Graph) -> bool:
+    return any(node.dtype.is_float for _, node in graph.outputs)
+
+
+def _is_zero(node: Node) -> bool:
+    """Whether a gradient is the constant 0 that stands for none."""
+    while node.op.name == "broadcast_to":
+        (node,) = node.operands
+    return node.op.name == "constant" and not any(node.attrs["value"])
+
+
+def _read_by(graph: Graph, outputs: Sequence[str]) -> set[str]:
+    """The inputs that these outputs depend on."""
+    seen: set[Node] = set()
+    pending = [graph.output(name) for name in outputs]
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending += node.operands
+    return {Graph.input_name(n) for n in graph.inputs if n in seen}
+
+
+class _Recorded(torch.autograd.Function):
+    """A call of a :class:`Function` that autograd records."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
+        wanted = tuple(n for n, needed in zip(function.names, ctx.needs_input_grad[2:], strict=True) if needed)
+        ctx.differentiated = differentiated = function.wrt(wanted, inputs)
+        ctx.dims = dims
+        given = dict(zip(function.names, inputs, strict=True))
+        ctx.set_materialize_grads(False)
+        if not differentiated.wrt:
+            outputs = function.outputs(differentiated.module(given, dims=dims))
+            ctx.mark_non_differentiable(*outputs)
+            return outputs
+        values, residuals = differentiated.module.forward(given, dims=dims)
+        outputs = function.outputs(values)
+        ctx.residuals = residuals.carrying({})
+        borrowed = {} if residuals.orders else {r.name for r in residuals.module.residuals if r.why == "input"}
+        own = {n: given[n] if n in borrowed and n in given else a for n, a in residuals.arrays.items()}
+        ctx.own_names = tuple(own)
+        ctx.save_for_backward(*(given[n] for n in differentiated.read), *map(_tensor, own.values()))
+        names = function.graph.output_names
+        ctx.mark_non_differentiable(
+            *(y for n, y in zip(names, outputs, strict=True) if n not in differentiated.differentiable)
+        )
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
+        differentiated: Differentiated = ctx.differentiated
+        function = differentiated.function
+        names = function.graph.output_names
+        given = {n: c for n, c in zip(names, cotangents, strict=True) if n in differentiated.differentiable}
+        if all(c is None for c in given.values()):
+            return (None,) * (2 + len(function.names))
+        saved = ctx.saved_tensors
+        read, own = saved[: len(differentiated.read)], saved[len(differentiated.read) :]
+        gradients: Mapping[str, Any]
+        if torch.is_grad_enabled():
+            gradients = _gradients_again(differentiated, ctx.dims, read, given)
+        else:
+            residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
+            gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
+        return None, None, *(gradients.get(name) for name in function.names)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return array if isinstance(array, torch.Tensor) else torch.as_tensor(array)
+
+
+def _all_cotangents(differentiated: Differentiated, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Cotangents by output; None, which means zero, for each that is not given."""
+    outputs = differentiated.function.graph.outputs
+    return {name: given.get(name) for name, node in outputs if node.dtype.is_float}
+
+
+def _gradients_again(
+    differentiated: Differentiated, dims: Mapping[str, int], read: Sequence[torch.Tensor], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The gradients by a call that autograd records, for ``create_graph=True``.
+
+    :raises NotDifferentiable: gradc has no second derivative here.
+    """
+    try:
+        gradient = differentiated.gradient
+        types = {name: node.type for name, node in differentiated.function.graph.outputs}
+        like = next((c for c in given.values() if c is not None), None)
+        cotangents = []
+        for name, cotangent in given.items():
+            if cotangent is None:
+                sizes = types[name].concrete(dims)
+                cotangent = torch.zeros(sizes, dtype=TORCH_DTYPES[types[name].dtype], device=like.device)  # type: ignore[union-attr]
+            cotangents.append(cotangent)
+        results = gradient(dims, *read, *cotangents)
+    except NotDifferentiable as error:
+        raise NotDifferentiable(f"create_graph=True: {error}") from None
+    return dict(zip(differentiated.wrt, results, strict=True))

@@ -1,0 +1,289 @@
+"""A graph of ATen ops as a gradc Graph: each node by its line of the table, each type held against torch's."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import GradcError, Unsupported
+from ..ir.dims import Assumption, assuming, same
+from ..ir.graph import Graph, check_name, input_node
+from ..ir.node import Node, Note, listening
+from ..ir.operands import CAPTURE
+from ..ir.scan import LONGEST_NAME
+from ..ir.types import Type, typeof
+from ..ops.rules import converted
+from ..trace import implied
+from .sizes import assumptions, dtype_of, size_of, type_of
+from .table import Line, line_of
+
+_PLACES = frozenset({"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"})
+_NOT_THE_USERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A node that gradc does not take.
+
+    :param op: the overload's name.
+    :param reason: why, in words.
+    :param where: the path of the module that called it, "" if unknown.
+    :param node: its name in the graph.
+    """
+
+    op: str
+    reason: str
+    where: str
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.node}{f' in {self.where}' if self.where else ''}): {self.reason}"
+
+
+@dataclass
+class Translation:
+    """What the nodes of a torch graph are in gradc.
+
+    :ivar values: a node, a tuple of nodes, a size or a number for each torch node that was translated.
+    :ivar refused: why each of the others was not.
+    """
+
+    facts: tuple[Assumption, ...] = ()
+    values: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    refused: dict[torch.fx.Node, Refusal] = field(default_factory=dict)
+    notes: dict[Node, Note] = field(default_factory=dict)
+    defaults: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    captured: list[Node] = field(default_factory=list)
+    _at: torch.fx.Node | None = None
+
+    def input(self, node: torch.fx.Node, name: str) -> Node:
+        """The torch node as an input of the graph, of the type of its value."""
+        made = input_node(check_name(name), type_of(node.meta["val"]))
+        self.values[node] = made
+        return made
+
+    def translate(self, node: torch.fx.Node) -> None:
+        """Fill in ``values`` or ``refused`` for a call."""
+        self._at = node
+        try:
+            with assuming(self.facts):
+                self.values[node] = self._translated(node)
+        except GradcError as error:
+            self.refused[node] = refusal(node, str(error).splitlines()[0])
+        except RecursionError:
+            self.refused[node] = refusal(node, "it is nested too deep")
+        finally:
+            self._at = None
+
+    def __enter__(self) -> Translation:
+        """Notes where values come from, and takes in large arrays as inputs with defaults."""
+        CAPTURE.append(self._capture)
+        self._listening = listening(self._heard)
+        self._listening.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._listening.__exit__(*exc)
+        CAPTURE.pop()
+
+    # -- one node ------------------------------------------------------------------------------------------------------
+
+    def _translated(self, node: torch.fx.Node) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, int | torch.SymInt):  # sizes are known by their expressions
+            return size_of(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise Unsupported(f"a number that depends on sizes: {value}")
+        if node.target is operator.getitem:
+            return self.values[node.args[0]][node.args[1]]
+        line = line_of(node.target)
+        if line is None:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise Unsupported("it draws random numbers: torch draws those of eager mode")
+            raise Unsupported("gradc's table has no line for it")
+        devices = {v.device.type for v in _tensors(node) if v.ndim}
+        if len(devices) > 1:
+            raise Unsupported(f"its tensors lie on {' and '.join(sorted(devices))}")
+        args = tuple(self._argument(a) for a in node.args)
+        kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in _PLACES}
+        result = line.function(*_promoted(line, node, args), **kwargs)
+        return self._checked(node, result)
+
+    def _argument(self, argument: Any) -> Any:
+        """An argument as the table's functions take it."""
+        match argument:
+            case torch.fx.Node():
+                if isinstance(argument.meta.get("val"), int | torch.SymInt):
+                    return size_of(argument.meta["val"])
+                if argument not in self.values:
+                    raise Unsupported("an operand is no tensor that gradc has")
+                return self.values[argument]
+            case list() | tuple():
+                return tuple(self._argument(a) for a in argument)
+            case torch.dtype():
+                return dtype_of(argument)
+            case torch.SymInt():
+                return size_of(argument)
+            case torch.device() | torch.layout() | torch.memory_format():
+                return None
+            case complex():
+                raise Unsupported(f"the complex number {argument}")
+        return argument
+
+    def _checked(self, node: torch.fx.Node, result: Any) -> Any:
+        """The result, its type held against torch's."""
+        value = node.meta["val"]
+        if isinstance(value, tuple | list):
+            read = [user.args[1] for user in node.users if user.target is operator.getitem]
+            missing = [i for i in read if i >= len(result)]
+            if missing:
+                raise Unsupported(f"its result {missing[0]}")
+            pairs = list(zip(result, value, strict=False))
+        else:
+            pairs = [(result, value)]
+        for made, expected in pairs:
+            wanted = type_of(expected)
+            if made.dtype is not wanted.dtype or not _same_shape(made.type, wanted):
+                raise Unsupported(f"gradc says that its type is {made.type}, torch {wanted}")
+        return result
+
+    # -- notes ---------------------------------------------------------------------------------------------------------
+
+    def _heard(self, node: Node) -> None:
+        if node not in self.notes and self._at is not None:
+            self.notes[node] = Note("", _source(self._at), "/".join(scope_of(self._at)))
+
+    def _capture(self, array: np.ndarray[Any, Any]) -> Node:
+        made = input_node(f"captured{len(self.captured)}", typeof(array))
+        self.captured.append(made)
+        self.defaults[str(made.attrs["name"])] = array
+        return made
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    values = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _same_shape(made: Type, wanted: Type) -> bool:
+    return made.rank == wanted.rank and all(same(a, b) for a, b in zip(made.shape, wanted.shape, strict=True))
+
+
+def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands cast as the line says; masks of ``where`` stay."""
+    if not line.promotion:
+        return args
+    if line.promotion == "result":
+        dtype = dtype_of(node.meta["val"].dtype)
+    else:
+        operands = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args[:2]]
+        numbers = [int(a) if isinstance(a, torch.SymInt) else a for a in operands]
+        dtype = dtype_of(torch.result_type(*numbers))
+    first = 1 if line.key.startswith("aten.where") else 0
+    number = float if dtype.is_float else lambda x: x
+    return tuple(
+        converted(a, dtype)
+        if isinstance(a, Node) and i >= first
+        else number(a)
+        if isinstance(a, int) and not isinstance(a, bool) and line.promotion == "operands"
+        else a
+        for i, a in enumerate(args)
+    )
+
+
+def refusal(node: torch.fx.Node, reason: str) -> Refusal:
+    return Refusal(str(node.target), reason, ".".join(scope_of(node)), node.name)
+
+
+def scope_of(node: torch.fx.Node) -> tuple[str, ...]:
+    """The path of the module that made a value: ``("layers", "0", "attention")``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((str(each[0]) for each in reversed(stack.values()) if each[0]), "")
+    path = re.sub(r"L\['\w+'\]\.?|\._modules|_parameters|\['|'\]|\[|\]", lambda m: "" if "L[" in m[0] else ".", path)
+    return tuple(word for word in path.split(".") if word.isidentifier() or word.isdigit())
+
+
+def _source(node: torch.fx.Node) -> str:
+    """``model.py:12``, the innermost line of the user's program."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    theirs = [(path, line) for path, line in places if not path.startswith(_NOT_THE_USERS)]
+    return f"{os.path.basename(theirs[-1][0])}:{theirs[-1][1]}" if theirs else ""
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def graph_of(
+    nodes: Iterable[torch.fx.Node],
+    inputs: Mapping[torch.fx.Node, str],
+    outputs: Sequence[tuple[str, torch.fx.Node]],
+    name: str,
+    merged: Mapping[torch.fx.Node, torch.fx.Node] | None = None,
+) -> tuple[Graph, list[Refusal]]:
+    """The graph that computes ``outputs`` by these nodes, in their order, from inputs of these names.
+
+    :param merged: placeholders that hold the memory of another, each with that other.
+    :return: the graph, and what was refused: with anything refused there are no outputs.
+    """
+    translation = Translation(assumptions(node.meta["val"] for node in inputs))
+    with translation:
+        made = [translation.input(node, given) for node, given in inputs.items()]
+        for copy, original in (merged or {}).items():
+            translation.values[copy] = translation.values[original]
+        for node in nodes:
+            if all(o not in translation.refused for o in node.all_input_nodes):
+                translation.translate(node)
+            else:  # reported for its operand; its own line is asked for, too
+                _translate_alone(translation, node)
+        if translation.refused:
+            return Graph(name, tuple(made), ()), [r for r in translation.refused.values() if r.reason]
+        results = [(each, translation.values[node]) for each, node in outputs]
+    facts = list(translation.facts)
+    facts += implied([node for _, node in results], facts)
+    graph = Graph(
+        name,
+        (*made, *translation.captured),
+        tuple(results),
+        tuple(facts),
+        notes=translation.notes,
+        defaults=translation.defaults,
+    )
+    return graph, []
+
+
+def _translate_alone(translation: Translation, node: torch.fx.Node) -> None:
+    """Translate a node some of whose operands were refused, on inputs of their types: to find what else is missing."""
+    for operand in node.all_input_nodes:
+        if operand not in translation.values:
+            value = operand.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                try:
+                    translation.input(operand, f"refused_{operand.name}")
+                except GradcError:
+                    translation.refused[node] = refusal(node, "")
+                    return
+            else:
+                translation.refused[node] = refusal(node, "")
+                return
+    translation.translate(node)
+
+
+def name_of(path: str, taken: Callable[[str], bool]) -> str:
+    """A path of torch's as a name of an input: words that are no names get a ``_``, ``d`` and ``r`` in front, too, as
+    what begins so belongs to cotangents and residuals.
+    """
+    words = [re.sub(r"\W", "_", word) for word in path.split(".") if word]
+    if words and (words[0] in ("d", "r") or words[0][:1].isdigit()):
+        words[0] = f"_{words[0]}"
+    name = ".".join(words)[-LONGEST_NAME + 8 :].lstrip(".") or "_"
+    number, unique = 2, name
+    while taken(unique):
+        unique, number = f"{name}_{number}", number + 1
+    return unique

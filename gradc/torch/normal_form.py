@@ -1,0 +1,228 @@
+"""The normal form of a torch program: a functional graph of ATen ops, those that gradc has kept whole.
+
+One form for ``torch.export`` and for Dynamo's graphs.  Every private name of torch that this package uses is imported
+in this file; ``tests/frontend/test_torch_table.py`` fails where a release of torch has moved one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_export_module
+from torch.export._trace import _ignore_backend_decomps
+from torch.export.exported_program import (
+    _override_composite_implicit_decomp,
+    _split_decomp_table_to_cia_and_python_decomp,
+)
+from torch.fx.traceback import preserve_node_meta
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import Unsupported
+
+__all__ = ["NormalForm", "normal_form", "stop_gradient"]
+
+_LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
+_LIBRARY.define("stop_gradient(Tensor x) -> Tensor")
+_LIBRARY.impl("stop_gradient", lambda x: x.clone(), "CompositeExplicitAutograd")
+_LIBRARY.impl("stop_gradient", lambda x: torch.empty_like(x), "Meta")
+
+stop_gradient = torch.ops.gradc.stop_gradient.default
+"""What ``detach`` is in a normal form: functionalisation would leave an alias, which passes the gradient on."""
+
+_CUSTOM_GRADIENT = "autograd_function_apply"
+
+
+@dataclass(frozen=True)
+class NormalForm:
+    """A functional graph of ATen ops.
+
+    :param module: its placeholders are the parameters and buffers of the traced module (in the order of ``lifted``),
+        then the arguments; its outputs are the new values of ``mutated``, then what the program returns.
+    :param lifted: names of parameters and buffers that the traced module itself held.
+    :param mutated: which placeholders are written in place, in the order of the leading outputs.
+    """
+
+    module: torch.fx.GraphModule
+    lifted: tuple[str, ...]
+    mutated: tuple[str, ...]
+
+
+def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool]) -> NormalForm:
+    """Trace a module of torch ops into ATen ops without side effects.
+
+    Gradient modes become explicit: what ``detach`` returns, and every value that is made under ``no_grad``, is an
+    operand of ``gradc.stop_gradient``.  Autocast becomes explicit casts.
+
+    :param arguments: (fake) tensors and sizes, one per placeholder.
+    :param kept: whether an overload is not decomposed.
+    :raises Unsupported: the program has a gradient of its own (``torch.autograd.Function``), or changes a value in
+        place under ``no_grad`` that has one.
+    """
+    table = torch.export.default_decompositions()
+    for overload in filter(kept, list(table)):
+        del table[overload]
+    composite_implicit, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
+    with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
+        traced, signature = aot_export_module(
+            _Program(module), list(arguments), trace_joint=False, pre_dispatch=False, decompositions=python
+        )
+    lifted = (*signature.parameters, *signature.buffers)
+    by_target = {
+        **{target: name for name, target in signature.inputs_to_parameters.items()},
+        **{target: name for name, target in signature.inputs_to_buffers.items()},
+    }
+    own = {**signature.parameters_to_mutate, **signature.buffers_to_mutate}
+    changed = [*map(by_target.__getitem__, own.values()), *signature.user_inputs_to_mutate.values()]
+    _drop_tokens(traced.graph, len(signature.input_tokens))
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:  # the types say so already
+            traced.graph.erase_node(node)
+    return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed))
+
+
+def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:
+    """Calls with effects (checks of values, prints) as plain calls in their order, marked by ``meta["effect"]``."""
+    if not count:
+        return
+    results = graph.output_node().args[0]
+    graph.output_node().args = (tuple(results[count:]),)
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "with_effects":
+            continue
+        _token, target, *args = node.args
+        with graph.inserting_before(node):
+            call = graph.call_function(target, tuple(args), dict(node.kwargs))
+        results = node.meta["val"][1:]
+        call.meta = {**node.meta, "val": results[0] if len(results) == 1 else results, "effect": True}
+        for user in list(node.users):
+            index = user.args[1]
+            if index and len(results) == 1:
+                user.replace_all_uses_with(call)
+                graph.erase_node(user)
+            elif index:
+                user.args = (call, index - 1)
+            else:
+                user.replace_all_uses_with(node.args[0])
+                graph.erase_node(user)
+        graph.erase_node(node)
+    for node in [n for n in graph.nodes if n.op == "placeholder"][:count]:
+        graph.erase_node(node)
+
+
+class _Program(torch.nn.Module):
+    """A graph of torch ops run by a tracer, with gradient modes made explicit."""
+
+    def __init__(self, program: torch.fx.GraphModule):
+        super().__init__()
+        self.program = program
+
+    def forward(self, *arguments: Any) -> Any:
+        gradients = _ExplicitGradients(arguments)
+        with gradients:
+            return _Interpreter(self.program, gradients).run(*arguments)
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Runs a graph, its subgraphs too, and tells gradient modes to ``gradients`` in place of torch."""
+
+    def __init__(self, program: torch.fx.GraphModule, gradients: _ExplicitGradients):
+        super().__init__(program, garbage_collect_values=False)
+        self.gradients = gradients
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(target, "__name__", "")
+        if target is torch._C._set_grad_enabled:
+            self.gradients.recording = bool(args[0])
+            return None
+        if name == _CUSTOM_GRADIENT:
+            raise Unsupported("a torch.autograd.Function: it has a gradient of its own, which gradc would not see")
+        if name == "wrap_with_set_grad_enabled":  # (whether, body, *operands)
+            before, self.gradients.recording = self.gradients.recording, bool(args[0])
+            try:
+                return _Interpreter(args[1], self.gradients).run(*args[2:])
+            finally:
+                self.gradients.recording = before
+        if name == "wrap_with_autocast":  # (device, dtype, enabled, cache_enabled, body, *operands)
+            with torch.autocast(args[0], dtype=args[1], enabled=args[2], cache_enabled=args[3]):
+                return _Interpreter(args[4], self.gradients).run(*args[5:])
+        if name == "tag_activation_checkpoint":  # (body, *operands): gradc chooses itself what backward keeps
+            return _Interpreter(args[0], self.gradients).run(*args[1:])
+        return super().call_function(target, args, kwargs)
+
+
+class _ExplicitGradients(TorchDispatchMode):
+    """Puts :data:`stop_gradient` where torch would not record.
+
+    :ivar recording: whether autograd would record now.
+    :ivar constant: tensors that no gradient reaches, by identity.
+    :ivar detached: copies in place of views that torch would have given: nothing may be written to them.
+    """
+
+    def __init__(self, arguments: Sequence[Any]):
+        super().__init__()
+        self.recording = True
+        self.constant: dict[int, torch.Tensor] = {}
+        self.detached: dict[int, torch.Tensor] = {}
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor) and not argument.requires_grad:
+                self.constant[id(argument)] = argument
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        constant = all(id(x) in self.constant or not x.is_floating_point() for x in tensors)
+        if function is torch.ops.aten.detach.default and not constant:
+            return self._stopped(args[0], view=True)
+        result = function(*args, **(kwargs or {}))
+        if function._schema.is_mutable:
+            self._check_write(function, args, kwargs or {}, constant)
+            return result
+        view = any(r.alias_info is not None for r in function._schema.returns)
+        if constant:
+            self._mark(self.constant, result)
+        elif not self.recording:
+            return tree_map_only(torch.Tensor, lambda x: self._stopped(x, view), result)
+        if view and any(id(x) in self.detached for x in tensors):
+            self._mark(self.detached, result)
+        return result
+
+    def _check_write(self, function: Any, args: Any, kwargs: Any, constant: bool) -> None:
+        """What a write in place means for gradients, once it has happened.
+
+        :raises Unsupported: torch's meaning has no functional form.
+        """
+        written = [
+            kwargs.get(a.name, args[i] if i < len(args) else None)
+            for i, a in enumerate(function._schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        for x in written:
+            if id(x) in self.detached:
+                raise Unsupported(f"{function} writes through a view that detach() or no_grad cut off")
+            if constant:
+                continue
+            if self.recording:
+                self.constant.clear()  # x has a gradient now, and so may what shares its memory
+            elif id(x) in self.constant:
+                torch.ops.aten.copy_.default(x, self._stopped(x, view=False))
+            else:
+                raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
+
+    def _stopped(self, x: torch.Tensor, view: bool) -> torch.Tensor:
+        if not x.is_floating_point():
+            stopped = x
+        else:
+            stopped = stop_gradient(x)
+            if view:
+                self._mark(self.detached, stopped)
+        self._mark(self.constant, stopped)
+        return stopped
+
+    @staticmethod
+    def _mark(marked: dict[int, torch.Tensor], result: Any) -> None:
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                marked[id(x)] = x

@@ -1,0 +1,183 @@
+"""Cutting a graph of ATen ops into regions that gradc takes and a rest that torch runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .importer import Refusal, Translation, refusal
+from .sizes import assumptions
+
+Nodes = Sequence[torch.fx.Node]
+
+
+@dataclass
+class Plan:
+    """Who runs each call of a graph.
+
+    :ivar taken: the calls that gradc takes, each with the number of its region; region 0 runs first.
+    :ivar levels: for each other call, the region after which it runs.
+    :ivar refused: why torch runs a call.
+    """
+
+    taken: dict[torch.fx.Node, int] = field(default_factory=dict)
+    levels: dict[torch.fx.Node, int] = field(default_factory=dict)
+    refused: dict[torch.fx.Node, Refusal] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> dict[int, list[torch.fx.Node]]:
+        """The calls of each region, in their order."""
+        regions: dict[int, list[torch.fx.Node]] = {}
+        for node, region in self.taken.items():
+            regions.setdefault(region, []).append(node)
+        return dict(sorted(regions.items()))
+
+
+def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
+    """
+    :param smallest: regions of fewer ops that compute something are torch's, unless gradc takes the whole graph.
+    """
+    calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
+    taken, refused = _capabilities(graph, calls)
+    for node in reversed(calls):  # a view of what leaves a region is torch's own: it shares memory as the user expects
+        if node in taken and is_view(node) and all(user not in taken for user in node.users):
+            del taken[node]
+    while True:
+        levels = _levels(calls, taken)
+        _sink(calls, taken, levels)
+        found = Plan({n: levels[n] for n in taken}, {n: levels[n] for n in calls if n not in taken}, refused)
+        small = [
+            nodes for nodes in found.regions.values() if refused and sum(map(computes, nodes)) < max(smallest, 1)
+        ] + [nodes for nodes in found.regions.values() if not any(map(computes, nodes)) and not refused]
+        if not small:
+            return found
+        for nodes in small:
+            for node in nodes:
+                del taken[node]
+                if computes(node) and refused:
+                    refused[node] = refusal(node, f"its region has fewer than {smallest} ops")
+
+
+def without(found: Plan, graph: torch.fx.Graph, region: Collection[torch.fx.Node], reason: str) -> Plan:
+    """The plan with one region left to torch."""
+    for node in region:
+        found.levels[node] = found.taken.pop(node)
+        if computes(node):
+            found.refused[node] = refusal(node, reason)
+    return found
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a call gives other strides over its operand's memory."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def computes(node: torch.fx.Node) -> bool:
+    """Whether a call computes something from tensors: no view, no element of a tuple, no constant, no size."""
+    return (
+        node.op == "call_function"
+        and node.target is not operator.getitem
+        and not is_view(node)
+        and not isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
+        and any(isinstance(o.meta.get("val"), torch.Tensor) for o in node.all_input_nodes)
+    )
+
+
+def _capabilities(
+    graph: torch.fx.Graph, calls: Nodes
+) -> tuple[dict[torch.fx.Node, None], dict[torch.fx.Node, Refusal]]:
+    """Which calls gradc takes, found by translating each, and why it does not take the others."""
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    translation = Translation(assumptions(n.meta["val"] for n in placeholders if is_sized(n)))
+    taken: dict[torch.fx.Node, None] = {}
+    with translation:
+        for node in placeholders:
+            _as_input(translation, node)
+        for node in calls:
+            if node.op == "get_attr":
+                _as_input(translation, node)
+                continue
+            source = node.args[0] if node.target is operator.getitem else None
+            if source is None or source in taken:
+                translation.translate(node)
+            if node in translation.values:
+                if not isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat):
+                    taken[node] = None
+            else:
+                _as_input(translation, node)
+    return taken, {n: r for n, r in translation.refused.items() if computes(n) or not _only_sizes(n)}
+
+
+def is_sized(node: torch.fx.Node) -> bool:
+    """Whether a node's value is a tensor or a size."""
+    return isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
+
+
+def _only_sizes(node: torch.fx.Node) -> bool:
+    return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+
+
+def _as_input(translation: Translation, node: torch.fx.Node) -> None:
+    """A value that torch computes; without one that gradc has a type for, what reads it is torch's, too."""
+    from ..errors import GradcError
+
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        try:
+            translation.input(node, f"t_{node.name}")
+        except GradcError:
+            return
+
+
+def _levels(calls: Nodes, taken: Collection[torch.fx.Node]) -> dict[torch.fx.Node, int]:
+    """The earliest region of each call, as regions and what torch runs after each take turns.
+
+    Torch's random ops keep their order: each runs no earlier than the one before it.
+    """
+    levels: dict[torch.fx.Node, int] = {}
+    last = 0
+    for node in calls:
+        level = 0
+        for operand in node.all_input_nodes:
+            if operand in levels:
+                after_torch = node in taken and operand not in taken
+                level = max(level, levels[operand] + (1 if after_torch and operand.op != "get_attr" else 0))
+        if node not in taken and _ordered(node):
+            last = level = max(level, last)
+        levels[node] = level
+    return levels
+
+
+def _ordered(node: torch.fx.Node) -> bool:
+    """Whether a call draws random numbers, has an effect, or may do anything at all."""
+    if "effect" in node.meta:
+        return True
+    tags = getattr(node.target, "tags", None)
+    if tags is None:
+        return node.op == "call_function" and not getattr(node.target, "__module__", "").startswith(
+            ("_operator", "math", "torch")
+        )
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _sink(calls: Nodes, taken: Collection[torch.fx.Node], levels: dict[torch.fx.Node, int]) -> None:
+    """Move what is computed from the graph's inputs alone to the first region that reads it: less is kept between."""
+    free: set[torch.fx.Node] = set()
+    for node in calls:
+        if node in taken and all(o.op in ("placeholder", "get_attr") or o in free for o in node.all_input_nodes):
+            if node.target is not operator.getitem and not isinstance(node.meta.get("val"), tuple | list):
+                free.add(node)
+    for node in reversed(calls):
+        if node in free and node.users and all(user in levels for user in node.users):
+            levels[node] = min(levels[user] for user in node.users)
+
+
+def ordered_calls(found: Plan, calls: Nodes) -> list[tuple[int, Any]]:
+    """What runs, in order: ``(level, None)`` for a region, ``(level, node)`` for a call of torch."""
+    steps: list[tuple[int, int, Any]] = [(region, -1, None) for region in found.regions]
+    steps += [(found.levels[node], at, node) for at, node in enumerate(calls) if node in found.levels]
+    return [(level, node) for level, _, node in sorted(steps, key=lambda step: step[:2])]

@@ -1,0 +1,147 @@
+"""torch's sizes and dtypes as gradc's: a SymInt's sympy expression becomes a size over symbols of the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..errors import Unsupported
+from ..ir.dims import Assumption, Size, floordiv, maximum, minimum, product, symbol, symbols, total
+from ..ir.types import DTYPES, DType, Type
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    DTYPES[name]: getattr(torch, of_torch)
+    for name, of_torch in {
+        "bool": "bool",
+        **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+        **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32)},
+        "f16": "float16",
+        "bf16": "bfloat16",
+        "f32": "float32",
+        "f64": "float64",
+        "f8e4m3": "float8_e4m3fn",
+        "f8e5m2": "float8_e5m2",
+        "e8m0": "float8_e8m0fnu",
+    }.items()
+    if hasattr(torch, of_torch)
+}
+_OF_TORCH = {of_torch: dtype for dtype, of_torch in TORCH_DTYPES.items()}
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """
+    :raises Unsupported: gradc has no such dtype (complex numbers, quantized tensors of torch).
+    """
+    try:
+        return _OF_TORCH[dtype]
+    except KeyError:
+        raise Unsupported(f"the dtype {dtype}") from None
+
+
+def type_of(tensor: torch.Tensor) -> Type:
+    """The type of a (fake) tensor; symbolic sizes keep their symbols.
+
+    :raises Unsupported: a dtype, a layout or a size that gradc has no word for.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise Unsupported(f"a tensor of the layout {tensor.layout}{' (quantized)' if tensor.is_quantized else ''}")
+    return Type(dtype_of(tensor.dtype), tuple(map(size_of, tensor.shape)))
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """
+    :raises Unsupported: the size depends on data, or is no polynomial with floordiv, mod, max and min.
+    """
+    if isinstance(value, int):
+        return value
+    node = value.node
+    return int(node.expr) if node.expr.is_number else _of_expression(node.expr)
+
+
+def _of_expression(expression: Any) -> Size:
+    """A sympy expression over integer symbols as a size."""
+    name = type(expression).__name__
+    if expression.is_Symbol:
+        if str(expression)[:1] in "uz":  # torch's names of sizes that only running the program can tell
+            raise Unsupported(f"the size {expression} depends on data")
+        return symbol(str(expression))
+    if expression.is_Integer:
+        return int(expression)
+    if name == "Pow" and expression.exp.is_Integer and expression.exp >= 0:
+        return product([_of_expression(expression.base)] * int(expression.exp))
+    if name not in _FUNCTIONS:
+        raise Unsupported(f"the size {expression}")
+    return _FUNCTIONS[name]([_of_expression(argument) for argument in expression.args])
+
+
+def _folded(function: Callable[[Size, Size], Size]) -> Callable[[list[Size]], Size]:
+    def fold(sizes: list[Size]) -> Size:
+        result = sizes[0]
+        for size in sizes[1:]:
+            result = function(result, size)
+        return result
+
+    return fold
+
+
+_FUNCTIONS: dict[str, Callable[[list[Size]], Size]] = {
+    "Add": total,
+    "Mul": product,
+    "FloorDiv": lambda sizes: floordiv(sizes[0], sizes[1]),
+    "CleanDiv": lambda sizes: floordiv(sizes[0], sizes[1]),
+    "Mod": lambda sizes: sizes[0] - floordiv(sizes[0], sizes[1]) * sizes[1],
+    "PythonMod": lambda sizes: sizes[0] - floordiv(sizes[0], sizes[1]) * sizes[1],
+    "Max": _folded(maximum),
+    "Min": _folded(minimum),
+}
+
+
+def assumptions(values: Iterable[torch.Tensor | torch.SymInt]) -> tuple[Assumption, ...]:
+    """What torch guards of the symbols in these sizes: ranges (``N >= 2``, as it compiles sizes of 0 and 1 on their
+    own), equations and inequalities.
+    """
+    environment, names = None, set()
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                environment = size.node.shape_env
+                names |= {str(each) for each in size.node.expr.free_symbols}
+    if environment is None:
+        return ()
+    facts: dict[Assumption, None] = {}
+    for each, bounds in sorted(environment.var_to_range.items(), key=lambda item: str(item[0])):
+        if str(each) in names and bounds.lower.is_Integer and bounds.lower > 0:
+            facts[Assumption(symbol(str(each)), ">=", int(bounds.lower))] = None
+    for guard in environment.guards:
+        expression = environment.simplify(guard.expr)
+        if {str(each) for each in getattr(expression, "free_symbols", ())} <= names:
+            facts |= dict.fromkeys(_facts_of(expression))
+    return tuple(facts)
+
+
+def _facts_of(expression: Any) -> list[Assumption]:
+    """A guard as facts about sizes; none where it says nothing that a fact could."""
+    relation = type(expression).__name__
+    if relation not in ("Equality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan"):
+        return []
+    try:
+        left, right = _of_expression(expression.lhs), _of_expression(expression.rhs)
+    except Unsupported:
+        return []
+    match relation:
+        case "Equality":
+            return [Assumption(left, "==", right)]
+        case "GreaterThan":
+            return [Assumption(left, ">=", right)]
+        case "LessThan":
+            return [Assumption(right, ">=", left)]
+        case "StrictGreaterThan":
+            return [Assumption(left, ">=", right + 1)]
+    return [Assumption(right, ">=", left + 1)]
+
+
+def names_in(sizes: Iterable[Size]) -> set[str]:
+    """The symbols that these sizes depend on."""
+    return {name for size in sizes for name in symbols(size)}

@@ -1,0 +1,373 @@
+"""torch.compile(model, backend="gradc"): values and gradients against eager, and what falls back."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
+
+import torch.nn.functional as F  # noqa: E402
+import torch_models as models  # noqa: E402
+from torch import nn  # noqa: E402
+
+import gradc.torch  # noqa: E402
+from gradc.errors import InvalidProblem, NotDifferentiable, Unsupported  # noqa: E402
+
+if "gradc" not in torch._dynamo.list_backends(exclude_tags=()):  # as the entry point of an installed package does
+    torch._dynamo.register_backend(gradc.torch.backend, name="gradc")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    gradc.torch.report().clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
+    """By default with what runs the ops' meaning in place of machine code: nothing to wait for."""
+    return torch.compile(function, backend="gradc", dynamic=dynamic, options={"target": "numpy", **options})
+
+
+def agree(function: Callable[..., Any], *inputs: torch.Tensor, whole: bool = False, **options: Any) -> Any:
+    """Values and gradients of a function and of its compiled twin, on their own copies of the inputs."""
+    options |= {"fallback": "error"} if whole else {}
+    found = []
+    for call in (function, compiled(function, **options)):
+        given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        torch.manual_seed(1)
+        outputs = call(*given)
+        each = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        recorded = [y for y in each if isinstance(y, torch.Tensor) and y.requires_grad]
+        wanted = [x for x in given if x.requires_grad]
+        grads = (
+            torch.autograd.grad(recorded, wanted, [torch.ones_like(y) * 0.5 for y in recorded], allow_unused=True)
+            if recorded
+            else []
+        )
+        found.append((each, [y.requires_grad for y in each if isinstance(y, torch.Tensor)], grads, given))
+    eager, ours = found
+    assert ours[1] == eager[1], "which outputs require grad"
+    for got, want in zip([*ours[0], *ours[2], *ours[3]], [*eager[0], *eager[2], *eager[3]], strict=True):
+        if isinstance(want, torch.Tensor):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+        else:
+            assert got == want
+    return ours[0]
+
+
+def rand(*shape: int, grad: bool = True) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=grad)
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_a_training_step_is_eagers(name: str) -> None:
+    kind = models.MODELS[name]
+    model = models.seeded(kind)
+    batch = models.to(torch.float64, kind.batch())
+    wanted = models.step(model, model, batch)
+    got = models.step(compiled(model, fallback="error"), model, batch)
+    assert models.error(got, wanted) < 1e-8
+    assert gradc.torch.report().share == 1
+
+
+def test_machine_code_two_sizes_and_a_loss_curve() -> None:
+    """f32 on the CPU: three shapes in two compilations, errors of at most four times eager's, ten steps of AdamW."""
+    model = models.seeded(models.DLRM, torch.float32)
+    exact, twin = models.twin(model, torch.float64), copy.deepcopy(model)
+    call = compiled(model, target="cpu")
+    for rows in (3, 6, 9):
+        batch = models.DLRM.batch(rows)
+        want = models.step(exact, exact, models.to(torch.float64, batch))
+        theirs = models.error(models.step(twin, twin, batch), want)
+        assert models.error(models.step(call, model, batch), want) <= max(4 * theirs, 1e-6)
+    assert len(gradc.torch.report().graphs) <= 2
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (model, twin)]
+    curves: list[list[float]] = [[], []]
+    for _ in range(10):
+        for run, optimizer, curve in zip((call, twin), optimizers, curves, strict=True):
+            optimizer.zero_grad()
+            loss = run(*batch)
+            loss.backward()
+            optimizer.step()
+            curve.append(float(loss.detach()))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4) and curves[0][-1] < curves[0][0]
+
+
+# -- what a step may do ------------------------------------------------------------------------------------------------
+
+
+def test_symbolic_sizes_take_two_compilations() -> None:
+    function = lambda x, w: (x @ w).softmax(-1).sum(0) * x.shape[0]
+    call = compiled(function)
+    for rows in (3, 5, 8):
+        x, w = rand(rows, 4), rand(4, 2)
+        y = call(x, w)
+        torch.testing.assert_close(y, function(x, w))
+        for got, want in zip(
+            torch.autograd.grad(y.sum(), (x, w)), torch.autograd.grad(function(x, w).sum(), (x, w)), strict=True
+        ):
+            torch.testing.assert_close(got, want)
+    assert len(gradc.torch.report().graphs) == 2
+
+
+def test_an_empty_batch() -> None:
+    agree(lambda x, w: torch.tanh(x @ w) * 2, rand(0, 4), rand(4, 2), whole=True)
+
+
+def test_inputs_in_other_layouts_and_expanded() -> None:
+    call = compiled(lambda x, y: torch.exp(x) * y + x)
+    base = rand(4, 3)
+    for x, y in ((base.t(), rand(1, 1).expand(3, 4)), (base[:, ::2], rand(4, 2)), (rand(1, 3).expand(4, 3), base)):
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        z = call(x, y)
+        torch.testing.assert_close(z, torch.exp(x) * y + x)
+        grads = torch.autograd.grad(z.sum(), (x, y))
+        torch.testing.assert_close(grads, (torch.exp(x) * y + 1, torch.exp(x)))
+
+
+def test_integer_outputs_and_outputs_without_a_gradient() -> None:
+    """Int outputs, detached ones and those of no_grad do not require grad; a cotangent that is missing is zero."""
+
+    def function(x: Any, w: Any) -> Any:
+        with torch.no_grad():
+            scale = x.abs().amax()
+        y = x * w
+        return y, y.argmax(-1), y.detach() * w, x * scale, (x > 0)
+
+    agree(function, rand(3, 4), rand(4), whole=True)
+    x, w = rand(3, 4), rand(4)
+    y, _, z, _, _ = compiled(function)(x, w)
+    (got,) = torch.autograd.grad(z.sum(), w)  # y's cotangent is None
+    torch.testing.assert_close(got, (x * w).detach().sum(0))
+    assert y.requires_grad
+
+
+def test_no_grad_and_inference_mode() -> None:
+    function = lambda x, w: torch.tanh(x * w).sum(-1)
+    call = compiled(function)
+    x, w = rand(3, 4), rand(4)
+    with torch.no_grad():
+        y = call(x, w)
+    assert not y.requires_grad
+    torch.testing.assert_close(y, function(x, w).detach())
+    with torch.inference_mode():
+        torch.testing.assert_close(call(torch.ones(3, 4).double(), w), function(torch.ones(3, 4).double(), w))
+    y = call(x, w)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), w), torch.autograd.grad(function(x, w).sum(), w))
+
+
+def test_autocast_is_casts() -> None:
+    def function(x: Any, w: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.nn.functional.linear(torch.tanh(x), w).float().exp()
+
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
+    y = compiled(function, fallback="error")(x, w)
+    torch.testing.assert_close(y, function(x, w), rtol=2e-2, atol=2e-2)
+    got, want = torch.autograd.grad(y.sum(), w)[0], torch.autograd.grad(function(x, w).sum(), w)[0]
+    torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2)
+
+
+class Running(nn.Module):
+    """A buffer that is written in training, as batch norm's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * y.mean(0))
+            self.seen.add_(1)
+        return torch.tanh(y - self.mean) * y.detach()
+
+
+def test_buffers_that_are_written() -> None:
+    model = models.seeded(Running)
+    twin = copy.deepcopy(model)
+    call = compiled(model, fallback="error")
+    x = rand(5, 4)
+    for _ in range(3):
+        got = models.step(lambda b: call(b).sum(), model, (x,))
+        want = models.step(lambda b: twin(b).sum(), twin, (x,))
+        assert models.error(got, want) < 1e-12
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert model.mean.grad_fn is None and int(model.seen) == 3
+
+
+def test_an_input_that_is_written_with_a_gradient() -> None:
+    def function(x: Any, w: Any, z: Any) -> Any:
+        total = torch.zeros(4, dtype=torch.float64)
+        y = x * w
+        total.add_(y.sum(0))
+        y.mul_(w)
+        y[0] = total
+        z.add_(total)
+        return y, total.view(2, 2), z.t(), z
+
+    agree(function, rand(3, 4, grad=False), rand(4), rand(3, 4, grad=False), whole=True)
+
+
+def test_outputs_share_memory_as_they_do_in_eager() -> None:
+    def function(x: Any) -> Any:
+        y = torch.exp(x) * 2 + x
+        return x.view(-1), y, y.t(), x
+
+    x = rand(3, 4, grad=False)
+    flat, y, turned, same = compiled(function)(x)
+    assert flat.data_ptr() == x.data_ptr() and same is x and turned.data_ptr() == y.data_ptr()
+    y.zero_()
+    assert not turned.any()
+
+
+def test_random_ops_draw_what_eager_draws() -> None:
+    def function(x: Any, w: Any, v: Any) -> Any:
+        y = F.dropout(torch.tanh(x @ w) * 2 + 1, 0.4)
+        noise = torch.rand_like(x)
+        z = torch.tanh(y @ v) * 3 - 1
+        return F.dropout(z, 0.2) + torch.bernoulli(noise).sum() * y.sum()
+
+    agree(function, rand(3, 4), rand(4, 4), rand(4, 5))
+    rows = {row.op: row for row in gradc.torch.report().rows}
+    assert {"aten.native_dropout.default", "aten.rand_like.default"} <= rows.keys()
+    assert 0 < gradc.torch.report().share < 1
+    assert "native_dropout" in str(gradc.torch.report())
+
+
+def test_checkpointing() -> None:
+    body = lambda x, w: torch.tanh(x @ w).exp()
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(body, x, w, use_reentrant=False).sum(0)
+
+    agree(function, rand(3, 4), rand(4, 4), whole=True)
+    inside = compiled(body)
+    x, w = rand(3, 4), rand(4, 4)
+    got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(inside, x, w, use_reentrant=False).sum(), (x, w))
+    torch.testing.assert_close(got, torch.autograd.grad(body(x, w).sum(), (x, w)))
+
+
+# -- gradients that others lose ----------------------------------------------------------------------------------------
+
+
+def test_the_scale_of_a_dequantize_learns() -> None:
+    """Measured: eager has this gradient, aot_eager and inductor give None."""
+    from torch.ao.quantization.fx._decomposed import quantized_decomposed_lib  # noqa: F401
+
+    q = torch.randint(-127, 128, (6, 8), dtype=torch.int8)
+    zeros = torch.zeros(6, dtype=torch.int64)
+    dequantize = torch.ops.quantized_decomposed.dequantize_per_channel
+
+    def function(scale: Any) -> Any:
+        return dequantize(q, scale, zeros, 0, -128, 127, torch.int8).square().sum()
+
+    scale = torch.rand(6, requires_grad=True)
+    (got,) = torch.autograd.grad(compiled(function, fallback="error")(scale), scale)
+    torch.testing.assert_close(got, 2 * scale.detach() * q.float().square().sum(1))
+
+
+def test_a_gradient_penalty() -> None:
+    """torch.compile's own backends refuse the second derivative."""
+    critic = models.seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)))
+    call = compiled(critic, fallback="error")
+
+    def penalty(run: Any, x: torch.Tensor) -> torch.Tensor:
+        (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean()
+
+    x = rand(5, 4)
+    wanted = models.step(lambda b: penalty(critic, b), critic, (x,))
+    assert models.error(models.step(lambda b: penalty(call, b), critic, (x,)), wanted) < 1e-10
+
+
+# -- what is refused, and says so --------------------------------------------------------------------------------------
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return g
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: Straight.apply(x * 2) + x, "torch.autograd.Function"),
+        (lambda x: torch.fft.fft(x).abs().sum() + x.exp().log().sum(), "no line"),
+        (lambda x: torch.linalg.inv(x @ x.T + torch.eye(3).double()) * x.exp().log().sum(), "no line"),
+    ],
+)
+def test_what_gradc_does_not_take_runs_in_torch(function: Callable[..., Any], reason: str) -> None:
+    agree(function, rand(3, 4))
+    assert any(reason in row.reason for row in gradc.torch.report().rows)
+    with pytest.raises(Exception, match=r"gradc does not take|no normal form") as caught:
+        compiled(function, fallback="error")(rand(3, 4))
+    assert isinstance(caught.value.inner_exception, Unsupported)
+
+
+def test_a_write_under_no_grad_that_has_no_functional_form_runs_in_torch() -> None:
+    def function(x: Any, w: Any) -> Any:
+        y = x * w
+        with torch.no_grad():
+            y.mul_(2)
+        return y + w
+
+    agree(function, rand(3), rand(3))
+    assert "no_grad" in gradc.torch.report().rows[0].reason
+
+
+def test_a_write_through_a_detached_view_runs_in_torch() -> None:
+    def function(x: Any, w: Any) -> Any:
+        y = x + w
+        y.detach().mul_(2)
+        return y * 3
+
+    agree(function, rand(3), rand(3))
+    assert "detach" in gradc.torch.report().rows[0].reason
+
+
+def test_small_regions_stay_in_torch() -> None:
+    function = lambda x: torch.fft.fft(torch.tanh(x)).abs() + 1
+    agree(function, rand(3, 4))
+    assert gradc.torch.report().graphs[0].regions == ()
+    agree(function, rand(3, 4), smallest_region=1)
+    assert gradc.torch.report().graphs[-1].regions
+
+
+def test_wrong_options() -> None:
+    for options, message in (
+        ({"fallbakc": "error"}, "no option 'fallbakc'"),
+        ({"fallback": "never"}, "'torch' or 'error'"),
+        ({"smallest_region": 0}, "a number of ops"),
+    ):
+        with pytest.raises(Exception, match=message) as caught:
+            torch.compile(torch.sin, backend="gradc", options=options)(torch.ones(3))
+        assert isinstance(caught.value.inner_exception, InvalidProblem)
+        torch._dynamo.reset()
+
+
+def test_a_second_derivative_that_does_not_exist_is_named() -> None:
+    function = lambda x: torch.argmax(x, -1) + x.sum(-1)
+    x = rand(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (slope,) = torch.autograd.grad(compiled(function)(x).sum(), x, create_graph=True)
+    assert not slope.requires_grad or NotDifferentiable

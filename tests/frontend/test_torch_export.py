@@ -1,0 +1,141 @@
+"""gradc.from_torch: names, sizes, tied weights, and one error for all that is missing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
+
+import torch_models as models  # noqa: E402
+from torch import nn  # noqa: E402
+
+import gradc  # noqa: E402
+from gradc.errors import InvalidProblem, Unsupported  # noqa: E402
+
+AUTO = torch.export.Dim.AUTO
+
+
+def gradients(graph: gradc.Graph, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    """Loss and gradients by gradc; a name that only gradc has is left out of a model's."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    module = gradc.compile(graph, wrt=list(parameters), target="numpy", unused="zeros")
+    loss, grads = module.value_and_grad({**parameters, **batch})
+    return {"loss": loss, **grads}
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_a_model_with_symbolic_sizes(name: str) -> None:
+    """Traced at one size, run at another."""
+    kind = models.MODELS[name]
+    model = models.seeded(kind)
+    example, batch = (models.to(torch.float64, kind.batch(rows)) for rows in (4, 6))
+    arguments = [n for n in kind.forward.__code__.co_varnames[1 : 1 + len(example)]]
+    free = {n: {0: AUTO} if n != "edges" else None for n in arguments}
+    graph = gradc.from_torch(model, example, dynamic_shapes=free)
+    given = [n for n in graph.input_names if n not in graph.defaults]
+    assert given == [*dict(model.named_parameters()), *arguments]
+    assert graph.dims and graph.output_names == ("y",)
+    wanted = models.step(model, model, batch)
+    got = gradients(graph, model, dict(zip(arguments, batch, strict=True)))
+    assert models.error({n: g for n, g in got.items() if n in wanted}, wanted) < 1e-8
+
+
+def test_an_exported_program_and_text() -> None:
+    model = models.seeded(models.BERT)
+    batch = models.BERT.batch()
+    program = torch.export.export(model, batch)
+    graph = gradc.from_torch(program, name="bert")
+    assert graph.name == "bert" and gradc.parse(str(graph)) == graph
+    decomposed = gradc.from_torch(program.run_decompositions())
+    for each in (graph, decomposed):
+        got = gradients(each, model, dict(zip(("tokens", "kinds", "labels"), batch, strict=True)))
+        assert models.error(got, models.step(model, model, batch)) < 1e-8
+    scopes = {note.scope for note in graph.notes.values()}
+    assert "block/attention/qkv" in scopes
+
+
+class Named(nn.Module):
+    """Names that gradc keeps for itself, an argument called as a parameter, a buffer that is written, constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.d, self.weight = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+        self.register_buffer("mean", torch.zeros(3))
+        self.table = torch.arange(300.0).reshape(100, 3)
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.d(x) * self.weight
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(y.mean(0))
+        return {"scores": y * weight + self.table[:3].sum(0), "fixed": y.detach() * y, "ints": y.argmax(-1)}
+
+
+def test_names_of_inputs_and_outputs() -> None:
+    graph = gradc.from_torch(Named(), (torch.randn(5, 4), torch.randn(3)), dynamic_shapes=({0: AUTO}, None))
+    assert graph.input_names[:6] == ("weight", "_d.weight", "_d.bias", "mean", "x", "weight_2")
+    assert graph.output_names == ("scores", "fixed", "ints", "mean")
+    assert len(graph.defaults) == 1
+    module = gradc.compile(graph, wrt=["_d.weight"], target="numpy")
+    model = Named()
+    x, weight = torch.randn(6, 4), torch.randn(3)
+    given = {n: p.detach() for n, p in model.named_parameters()}
+    given |= {"_d.weight": given.pop("d.weight"), "_d.bias": given.pop("d.bias")}
+    given |= {"mean": model.mean.clone(), "x": x, "weight_2": weight}
+    values, residuals = module.forward(given)
+    wanted = model(x, weight)
+    for name, value in {**wanted, "mean": model.mean}.items():
+        torch.testing.assert_close(values[name], value.detach(), rtol=1e-4, atol=1e-3)
+    grads = module.backward(residuals, fixed=torch.ones(6, 3), scores=None, mean=torch.ones(3))
+    (want,) = torch.autograd.grad(wanted["fixed"].sum(), model.d.weight)
+    torch.testing.assert_close(grads["_d.weight"], want, rtol=1e-4, atol=1e-5)
+
+
+class Missing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(self.inner(x)).abs() @ torch.linalg.inv(x)
+
+
+def test_all_that_is_missing_is_one_error() -> None:
+    with pytest.raises(Unsupported, match="of the ops of Missing") as caught:
+        gradc.from_torch(Missing(), torch.randn(4, 4))
+    for line in (r"_fft_r2c", r"linalg_inv_ex", r"native_dropout\S* \(\S+ in inner\.1\)"):
+        assert re.search(line, str(caught.value)), caught.value
+    with pytest.raises(Unsupported, match=r"complex64|_fft_r2c"):
+        gradc.from_torch(Missing().eval(), torch.randn(4, 4))
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+class Chosen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].sum()
+
+
+class Complex(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).real
+
+
+@pytest.mark.parametrize(
+    ("attempt", "kind", "message"),
+    [
+        (lambda: gradc.from_torch(Branch(), torch.ones(3)), InvalidProblem, r"torch\.export refuses Branch"),
+        (lambda: gradc.from_torch(Chosen(), torch.ones(3)), Unsupported, r"aten\.(index|nonzero)"),
+        (lambda: gradc.from_torch(Complex(), torch.ones(3, dtype=torch.complex64)), Unsupported, "complex64"),
+        (lambda: gradc.from_torch(torch.sin, torch.ones(3)), InvalidProblem, r"a torch\.nn\.Module"),
+        (lambda: gradc.from_torch(Chosen(), 3), InvalidProblem, "a tuple of example arguments"),
+    ],
+)
+def test_what_cannot_be_imported(attempt: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        attempt()

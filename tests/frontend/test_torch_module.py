@@ -1,0 +1,145 @@
+"""gradc.torch.Module is a torch.nn.Module like any other."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
+
+import gradc.torch  # noqa: E402
+from gradc import ops  # noqa: E402
+from gradc.errors import InvalidProblem, TypeRuleError  # noqa: E402
+
+NUMPY = {"target": "numpy"}
+
+
+def mlp(x: Any, layers: Any) -> Any:
+    for layer in layers:
+        x = ops.tanh(ops.linear(x, layer["w"], layer["b"]))
+    return x
+
+
+def made(**options: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = ((4, 5), (5, 3))
+    layers = [{"w": torch.randn(n, m).double(), "b": torch.randn(n).double()} for m, n in sizes]
+    return gradc.torch.Module(mlp, options={**NUMPY, **options}, layers=layers)
+
+
+def reference(module: Any, x: Any) -> Any:
+    for i in range(2):
+        w, b = (module.get_parameter(f"layers.{i}.{n}") for n in "wb")
+        x = torch.tanh(torch.nn.functional.linear(x, w, b))
+    return x
+
+
+def check(module: Any, x: Any) -> None:
+    wanted = [x, *module.parameters()]
+    got, want = module(x), reference(module, x)
+    torch.testing.assert_close(got, want)
+    for g, w in zip(
+        torch.autograd.grad(got.square().sum(), wanted),
+        torch.autograd.grad(want.square().sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(g, w)
+
+
+def test_any_number_of_rows_takes_two_traces() -> None:
+    module = made()
+    for rows in (2, 3, 7, 0, 1):
+        check(module, torch.randn(rows, 4, dtype=torch.float64, requires_grad=True))
+    assert len(next(iter(module._known.values()))) == 2
+
+
+def test_state_dict_dtype_copies_and_files() -> None:
+    module = made()
+    assert list(module.state_dict()) == ["layers.0.w", "layers.0.b", "layers.1.w", "layers.1.b"]
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    y = module(x)
+    other = made()
+    with torch.no_grad():
+        other.get_parameter("layers.0.w").zero_()
+    assert not torch.allclose(other(x), y)
+    other.load_state_dict(module.state_dict())
+    for twin in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(twin(x), y)
+        assert not {id(p) for p in twin.parameters()} & {id(p) for p in module.parameters()}
+    torch.testing.assert_close(copy.deepcopy(module).float()(x.float()), y.float(), rtol=1e-4, atol=1e-5)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=False)(x), y)
+
+
+def test_second_derivatives() -> None:
+    module = made()
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, x) and torch.autograd.gradgradcheck(module, x)
+
+
+def test_a_graph_its_buffers_and_several_outputs() -> None:
+    def bag(tokens: Any, table: Any, scale: Any) -> Any:
+        rows = ops.embedding(tokens, ops.dequantize(table, scale, block=(1, 4)))
+        return {"rows": rows, "first": ops.argmax(rows, axis=-1)}
+
+    graph = gradc.trace(bag, tokens="i64[N]", table="i8[V,4]", scale="f32[V,1]")
+    table, scale = torch.randint(-127, 128, (6, 4), dtype=torch.int8), torch.rand(6, 1)
+    module = gradc.torch.Module(graph, table=table, scale=scale, options=NUMPY)
+    assert [n for n, _ in module.named_parameters()] == ["scale"] and [n for n, _ in module.named_buffers()] == [
+        "table"
+    ]
+    found = module(torch.tensor([1, 1, 5]))
+    assert found.keys() == {"rows", "first"} and not found["first"].requires_grad
+    found["rows"].sum().backward()
+    wanted = torch.zeros(6, 1).index_add_(0, torch.tensor([1, 1, 5]), table[[1, 1, 5]].float().sum(1, keepdim=True))
+    torch.testing.assert_close(module.scale.grad, wanted)
+    torch.testing.assert_close(
+        pickle.loads(pickle.dumps(module))(torch.tensor([2]))["rows"], module(torch.tensor([2]))["rows"]
+    )
+
+
+def test_machine_code_learns() -> None:
+    """On the CPU, an optimizer's steps; a frozen parameter has no gradient."""
+    module = made(target="cpu").float()
+    module.get_parameter("layers.0.b").requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=0.05)
+    x, losses = torch.randn(16, 4), []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (module(x) - 0.3).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 4 and module.get_parameter("layers.0.b").grad is None
+
+
+@pytest.mark.parametrize(
+    ("attempt", "kind", "message"),
+    [
+        (
+            lambda: gradc.torch.Module(mlp, weights=torch.ones(2)),
+            InvalidProblem,
+            "no input 'weights'; there are x, layers",
+        ),
+        (
+            lambda: gradc.torch.Module(lambda forward: forward, forward=torch.ones(2)),
+            InvalidProblem,
+            "'forward' cannot",
+        ),
+        (lambda: made()(), InvalidProblem, "the argument 'x' is missing"),
+        (lambda: made()(torch.ones(1, 4), torch.ones(1)), InvalidProblem, "2 arguments; the call takes x"),
+        (lambda: made()(torch.ones(1, 4), x=torch.ones(1)), InvalidProblem, "the argument 'x'"),
+        (lambda: made()(y=torch.ones(1)), InvalidProblem, "the argument 'y'"),
+        (lambda: made()(torch.ones(1, 4)), TypeRuleError, "dtypes differ"),
+        (lambda: made(fuze=True), InvalidProblem, "fuze"),
+    ],
+)
+def test_misuse(attempt: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        attempt()
