@@ -312,9 +312,9 @@ class Writer(PassWriter):
 
     @property
     def syncs(self) -> bool:
-        """Whether what the threads of a task add for a row others of them may add to for the next."""
+        """Whether what the threads of a task add for a row others of them may add to for the next, or read."""
         in_memory = bool(self.ordered) and not (self.tiled or self.register_accumulators or self.warp_scan)
-        return in_memory and (self.order == "by owner" or not all(map(self.own, self.ordered)))
+        return in_memory and not all(self.own(s) and not self.wide_accumulator(s) for s in self.ordered)
 
     def row_axes(self, passes: Sequence[PassView]) -> tuple[str, ...]:
         """The declarations of the axes of row ``r`` that passes need."""
