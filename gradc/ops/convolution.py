@@ -315,7 +315,7 @@ def _pairs(padding: Any, kernel: tuple[Size, ...], stride: tuple[int, ...], dila
         raise TypeRuleError(f"padding='same' with stride {list(stride)}: 1 is needed")
     if not all(isinstance(k, int) for k in kernel):
         raise TypeRuleError(f"padding='same' with a kernel of symbolic size {'x'.join(map(str, kernel))}")
-    whole = [d * (int(k) - 1) for k, d in zip(kernel, dilation, strict=True)]  # type: ignore[call-overload]
+    whole = [d * (int(k) - 1) for k, d in zip(kernel, dilation, strict=True)]
     return tuple((n // 2, n - n // 2) for n in whole)
 
 
