@@ -54,6 +54,23 @@ class Geometry:
         steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
         return windows.plain(image, axis=self.axes, size=self.filter, count=self.response, value=0, **steps)
 
+    def columns(self, image: Node) -> Node:
+        """[N, C, *image] -> [N, C, *filter, *response]"""
+        if self.pointwise:
+            return reshaped(image, (*image.shape[:2], *self.filter, *self.response))
+        return call("transpose", self.windows(image), self._exchanged(len(self.response)))
+
+    def image_of_columns(self, columns: Node) -> Node:
+        """[N, C, *filter, *response] -> [N, C, *image], the adjoint of columns."""
+        if self.pointwise:
+            return reshaped(columns, (*columns.shape[:2], *self.image))
+        return self.overlap_add(call("transpose", columns, self._exchanged(len(self.response))))
+
+    @staticmethod
+    def _exchanged(spatial: int) -> tuple[int, ...]:
+        """The order of axes that exchanges a response's and a filter's."""
+        return (0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+
     def overlaps(self, parts: Node, axes: tuple[int, ...]) -> Node:
         """[..., *response, *filter] -> [..., *image, *filter]"""
         steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
@@ -61,16 +78,8 @@ class Geometry:
 
     def overlap_add(self, parts: Node) -> Node:
         """[N, C, *response, *filter] -> [N, C, *image]"""
-        if self.pointwise:
-            return reshaped(parts, (*parts.shape[:2], *self.image))
         steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
         return overlap_add.plain(parts, axis=self.axes, length=self.image, **steps)
-
-
-def _order(rank: int, *groups: tuple[int, ...]) -> tuple[int, ...]:
-    """A permutation of ``rank`` axes that begins with the groups, then the others in their order."""
-    first = [a for group in groups for a in group]
-    return (*first, *(a for a in range(rank) if a not in first))
 
 
 def _is_depthwise(weight: Node) -> bool:
@@ -81,19 +90,17 @@ def _is_depthwise(weight: Node) -> bool:
 def response_of(image: Node, weight: Node, geometry: Geometry) -> Node:
     """image [N, G*B, *image], weight [G*A, B, *filter] -> [N, G*A, *response]"""
     n, groups, spatial = image.shape[0], geometry.groups, len(geometry.image)
-    parts = geometry.windows(image)
     if _is_depthwise(weight):
+        parts = geometry.windows(image)
         outer = weight.shape[0] // groups
         shape = (n, groups, outer, *geometry.response, *geometry.filter)
         wide = spread(reshaped(parts, (n, groups, 1, *geometry.response, *geometry.filter)), shape)
         each = wide * _per_window(weight, geometry, shape)
         total = call("sum", each, axis=tuple(range(3 + spatial, 3 + 2 * spatial)))
         return reshaped(total, (n, weight.shape[0], *geometry.response))
-    places = product(geometry.response)
-    # [N, G, B*filter, response]
-    columns = call("transpose", parts, _order(parts.rank, (0, 1), tuple(range(2 + spatial, 2 + 2 * spatial))))
     lead = (n,) if groups == 1 else (n, groups)
-    columns = reshaped(columns, (*lead, weight.shape[1] * product(geometry.filter), places))
+    rows = weight.shape[1] * product(geometry.filter)
+    columns = reshaped(geometry.columns(image), (*lead, rows, product(geometry.response)))
     y = call("matmul", reshaped(weight, _rows(weight, groups)), columns)
     return reshaped(y, (n, weight.shape[0], *geometry.response))
 
@@ -111,18 +118,17 @@ def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
     lead = (n,) if groups == 1 else (n, groups)
     rows = reshaped(response, (*lead, weight.shape[0] // groups, product(geometry.response)))
     columns = call("matmul", reshaped(weight, _rows(weight, groups)).T, rows)
-    parts = reshaped(columns, (n, groups * weight.shape[1], *geometry.filter, *geometry.response))
-    parts = call("transpose", parts, _order(parts.rank, (0, 1), tuple(range(2 + spatial, 2 + 2 * spatial))))
-    return geometry.overlap_add(parts)
+    shape = (n, groups * weight.shape[1], *geometry.filter, *geometry.response)
+    return geometry.image_of_columns(reshaped(columns, shape))
 
 
 def filter_of(response: Node, image: Node, geometry: Geometry) -> Node:
     """response [N, G*A, *response], image [N, G*B, *image] -> [G*A, B, *filter], the gradient of response_of."""
     n, groups, spatial = image.shape[0], geometry.groups, len(geometry.image)
     outer, inner = response.shape[1] // groups, image.shape[1] // groups
-    parts = geometry.windows(image)
     shape = (groups * outer, inner, *geometry.filter)
     if inner == 1:
+        parts = geometry.windows(image)
         wide = (n, groups, outer, *geometry.response, *geometry.filter)
         ones = tuple(1 for _ in range(spatial))
         left = spread(reshaped(response, (n, groups, outer, *geometry.response, *ones)), wide)
@@ -131,9 +137,10 @@ def filter_of(response: Node, image: Node, geometry: Geometry) -> Node:
     lead = () if groups == 1 else (groups,)
     places = n * product(geometry.response)
     # one product over all images: [G, A, N*response] @ [G, B*filter, N*response].T
-    left = call("transpose", response, _order(response.rank, (1, 0)))
-    split = reshaped(parts, (n, groups, inner, *geometry.response, *geometry.filter))
-    right = call("transpose", split, _order(split.rank, (1, 2), tuple(range(3 + spatial, split.rank)), (0,)))
+    left = call("transpose", response, (1, 0, *geometry.axes))
+    split = reshaped(geometry.columns(image), (n, groups, inner, *geometry.filter, *geometry.response))
+    kernel = tuple(range(3, 3 + spatial))
+    right = call("transpose", split, (1, 2, *kernel, 0, *range(3 + spatial, split.rank)))
     columns = reshaped(right, (*lead, inner * product(geometry.filter), places))
     return reshaped(call("matmul", reshaped(left, (*lead, outer, places)), columns.T), shape)
 
@@ -315,7 +322,7 @@ def _pairs(padding: Any, kernel: tuple[Size, ...], stride: tuple[int, ...], dila
         raise TypeRuleError(f"padding='same' with stride {list(stride)}: 1 is needed")
     if not all(isinstance(k, int) for k in kernel):
         raise TypeRuleError(f"padding='same' with a kernel of symbolic size {'x'.join(map(str, kernel))}")
-    whole = [d * (int(k) - 1) for k, d in zip(kernel, dilation, strict=True)]  # type: ignore[call-overload]
+    whole = [d * (int(k) - 1) for k, d in zip(kernel, dilation, strict=True)]
     return tuple((n // 2, n - n // 2) for n in whole)
 
 

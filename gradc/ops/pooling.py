@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import TypeRuleError
@@ -87,7 +89,7 @@ def _max_pool(
         "dilation": per_axis("dilation", dilation, spatial, 1),
     }
     lead = input.rank - spatial
-    counts = _pooled_sizes(input.shape[lead:], *attrs.values(), ceil_mode)
+    counts = _pooled_sizes(input.shape[lead:], kernel, attrs["stride"], attrs["padding"], attrs["dilation"], ceil_mode)
     return input.with_shape(*input.shape[:lead], *counts), {**attrs, "ceil_mode": ceil_mode}
 
 
@@ -183,13 +185,26 @@ def _max_pool_indices(
 def _max_pool_indices_value(input: Node, **attrs: Any) -> Node:
     kernel = attrs["kernel_size"]
     y, _ = _max_pool(input.type, **attrs)
-    rest = _place(input, y, attrs)
-    lead, scale, total = input.rank - len(kernel), 1, None
-    for j in reversed(range(len(kernel))):
-        place, rest = rest % kernel[j], rest // kernel[j]
-        first = iota.plain(shape=y.shape, axis=lead + j) * attrs["stride"][j] - attrs["padding"][j]
-        along = (first + place * attrs["dilation"][j]) * scale
-        total, scale = along if total is None else total + along, scale * input.shape[lead + j]
+    lead = input.rank - len(kernel)
+    starts = [
+        iota.plain(shape=y.shape, axis=lead + j) * step - padding
+        for j, (step, padding) in enumerate(zip(attrs["stride"], attrs["padding"], strict=True))
+    ]
+    return _row_major(_place(input, y, attrs), kernel, starts, attrs["dilation"], input.shape[lead:])
+
+
+def _row_major(
+    place: Node, kernel: Sequence[Size], starts: Sequence[Node], dilation: Sequence[int], sizes: Sequence[Size]
+) -> Node:
+    """The row-major number in axes of ``sizes`` of an element of a window.
+
+    :param place: its row-major number in the window.  :param starts: where the window begins along each axis.
+    """
+    scale: Size = 1
+    total: Node | None = None
+    for size, start, step, n in reversed(list(zip(kernel, starts, dilation, sizes, strict=True))):
+        along = (start + place % size * step) * scale
+        total, scale, place = along if total is None else total + along, scale * n, place // size
     assert total is not None
     return total
 
@@ -229,11 +244,12 @@ def _avg_pool(
 
 def _covered(sizes: tuple[Size, ...], counts: tuple[Size, ...], attrs: dict[str, Any]) -> Node | int:
     """How many elements each window averages: of the padded input, or of the input alone."""
-    kernel, padding = attrs["kernel_size"], attrs["padding"]
+    kernel: tuple[int, ...] = attrs["kernel_size"]
+    padding: tuple[int, ...] = attrs["padding"]
     if attrs["divisor_override"] is not None:
         return int(attrs["divisor_override"])
     if not attrs["ceil_mode"] and (attrs["count_include_pad"] or not any(padding)):
-        return int(product(kernel))  # type: ignore[call-overload, no-any-return]
+        return math.prod(kernel)
     total: Node | None = None
     for j, (n, count) in enumerate(zip(sizes, counts, strict=True)):
         p = padding[j]
@@ -375,7 +391,7 @@ def _lp_pool_of(spatial: int) -> Function:
         kernel = per_axis("kernel_size", kernel_size, spatial, 1)
         wide = converted(floating_node(input), input.dtype.compute)
         mean = _AVG[spatial](pow(wide, full(norm_type, wide)), kernel, stride, 0, ceil_mode)
-        total = sign(mean) * call("relu", abs(mean)) * float(int(product(kernel)))  # type: ignore[call-overload]
+        total = sign(mean) * call("relu", abs(mean)) * float(math.prod(kernel))
         return converted(pow(total, full(1 / norm_type, total)), input.dtype)
 
     return Function(
@@ -500,7 +516,14 @@ def _adaptive_max_of(spatial: int) -> Function:
         # the first largest element: all others count as 0, also in the gradient
         won = where(_is_at(place, longest), wide, zeros_like(wide))
         y = sum.plain(won, axis=axes)
-        return (y, _indices(input, sizes, longest, place)) if return_indices else y
+        if not return_indices:
+            return y
+        own = input.shape[input.rank - spatial :]
+        starts = [
+            iota.plain(shape=place.shape, axis=input.rank - spatial + j) * n // count
+            for j, (n, count) in enumerate(zip(own, sizes, strict=True))
+        ]
+        return y, _row_major(place, longest, starts, (1,) * spatial, own)
 
     return Function(
         f"adaptive_max_pool{spatial}d",
@@ -516,19 +539,6 @@ def _adaptive_max_of(spatial: int) -> Function:
         ),
         source=f"torch.nn.functional.adaptive_max_pool{spatial}d",
     )
-
-
-def _indices(input: Node, sizes: tuple[Size, ...], longest: tuple[Size, ...], place: Node) -> Node:
-    """Places in the parts as row-major numbers in the last axes of the input."""
-    lead, scale, total = input.rank - len(sizes), 1, None
-    rest = place
-    for j in reversed(range(len(sizes))):
-        size = input.shape[lead + j]
-        first = iota.plain(shape=place.shape, axis=lead + j) * size // sizes[j]
-        along = (first + rest % longest[j]) * scale
-        total, scale, rest = along if total is None else total + along, scale * size, rest // longest[j]
-    assert total is not None
-    return total
 
 
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (_adaptive_avg_of(n) for n in (1, 2, 3))

@@ -60,7 +60,7 @@ def _ratio(n: Size, out: Size, scale: float | None, dtype: DType) -> Node | floa
     if isinstance(n, int) and isinstance(out, int):
         return n / out
     above, below = (cast(call("dim", size=size), dtype) for size in (n, out))
-    return above / below  # type: ignore[no-any-return]
+    return above / below
 
 
 def _taken(x: Node, axis: int, place: Node) -> Node:

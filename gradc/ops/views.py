@@ -19,7 +19,7 @@ def _cut(x: Node, axis: int, start: Size, limit: Size) -> Node:
     """x[start:limit] along an axis."""
     low = tuple(start if a == axis else 0 for a in range(x.rank))
     high = tuple(limit if a == axis else n for a, n in enumerate(x.shape))
-    return slice.plain(x, start=low, limit=high, step=(1,) * x.rank)  # type: ignore[no-any-return]
+    return slice.plain(x, start=low, limit=high, step=(1,) * x.rank)
 
 
 def _constant_size(x: Node, axis: int) -> int:
@@ -298,13 +298,12 @@ def _roll(x: Node, shifts: Ints, axis: int | tuple[int, ...] | None = None) -> N
     by = shifts if isinstance(shifts, tuple) else (shifts,)
     if len(axes) != len(by):
         raise TypeRuleError(f"{len(by)} shifts along {len(axes)} axes")
-    for a, shift in zip(axes, by, strict=True):
+    for a, given in zip(axes, by, strict=True):
         at = canonical_axis(a, x.rank)
         size = x.shape[at]
+        shift: Size = given + size if given < 0 else given
         if isinstance(size, int):
-            shift = shift % size if size else 0
-        elif abs(shift) > 0:
-            shift = shift if shift > 0 else size + shift
+            shift = given % size if size else 0
         if shift == 0:
             continue
         x = concat(_cut(x, at, size - shift, size), _cut(x, at, 0, size - shift), axis=at)

@@ -6,6 +6,7 @@ place.  ``overlap_add`` gathers, so that every element of its result has one wri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -348,7 +349,7 @@ def _fold(
     kernel, steps = _plane_steps(kernel_size, dilation, padding, stride)
     counts = _plane_counts(sizes, kernel, steps)
     n, rows, columns = batched.shape
-    each = int(product(kernel))  # type: ignore[call-overload]
+    each = math.prod(kernel)
     if not isinstance(rows, int) or rows % each:
         raise TypeRuleError(f"{rows} rows are not windows of {'x'.join(map(str, kernel))}")
     if columns != product(counts):
