@@ -438,6 +438,15 @@ TORCH: dict[str, Callable[..., Any]] = {
     "cast": _cast,
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "silu": F.silu,
+    **{
+        name: getattr(F, name)
+        for name in (
+            "elu selu celu leaky_relu rrelu prelu hardtanh relu6 hardswish softshrink hardshrink tanhshrink "
+            "threshold mish logsigmoid softsign"
+        ).split()
+    },
+    "hardsigmoid": lambda x: F.relu6(x + 3) / 6,  # torch's own gradient has a sixth of 24 bits in f64, too
+    "glu": lambda x, axis=-1: F.glu(x, axis),
     "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),
     "dim": lambda size: torch.tensor(size),
@@ -471,6 +480,19 @@ TORCH: dict[str, Callable[..., Any]] = {
     "max": _first(torch.max),
     "min": _first(torch.min),
     "var": _var,
+    "std": lambda x, **attrs: _var(x, **attrs).sqrt(),
+    "nansum": _reduction(torch.nansum),
+    "nanmean": _reduction(torch.nanmean),
+    "count_nonzero": lambda x, axis=None, keepdims=False: (x != 0).sum(_axes(x, axis), keepdim=keepdims),
+    "any": lambda x, axis=None, keepdims=False: torch.any(x, _axes(x, axis), keepdim=keepdims),
+    "all": lambda x, axis=None, keepdims=False: torch.all(x, _axes(x, axis), keepdim=keepdims),
+    "norm": lambda x, p=2.0, axis=None, keepdims=False: torch.linalg.vector_norm(x, p, axis, keepdim=keepdims),
+    "normalize": lambda x, p=2.0, axis=1, eps=1e-12: (
+        x / torch.linalg.vector_norm(x, p, axis, keepdim=True).clamp_min(eps)
+    ),
+    "cosine_similarity": lambda x1, x2, axis=1, eps=1e-8: F.cosine_similarity(x1, x2, axis, eps),
+    "pairwise_distance": F.pairwise_distance,
+    "cdist": lambda x1, x2, p=2.0: torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1),
     "logsumexp": _reduction(torch.logsumexp),
     "softmax": lambda x, axis=-1: torch.softmax(x, axis),
     "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),

@@ -135,7 +135,8 @@ class Sample:
 
     :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant
         arrays.
-    :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct`` (default ``normal``).
+    :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct``, by default
+        ``normal``.
     """
 
     operands: tuple[Any, ...]
@@ -281,8 +282,8 @@ class Op:
         traced graph.
     :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
-    :param omitted: ``{operand: (type of the first operand, **attrs) -> node}``: what stands for an optional operand that
-        is None where a later one is given.
+    :param omitted: ``{operand: (type of the first operand, **attrs) -> node}``: what stands for an optional operand
+        that is None where a later one is given.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops'
         plain forms.
     """

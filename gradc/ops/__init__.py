@@ -14,8 +14,11 @@ _MODULES = (
     "rounding",
     "logic",
     "activations",
+    "piecewise",
     "movement",
     "reduce",
+    "statistics",
+    "norms",
     "indexing",
     "contract",
     "bits",
@@ -31,6 +34,8 @@ _MODULES = (
 )
 for _module in _MODULES:  # the records register themselves
     importlib.import_module(f".{_module}", __name__)
+from .statistics import std_mean, var_mean  # noqa: E402  (pairs of ops, no op)
+
 # A module may bear an op's name (embedding); ops.NAME is the op.
 globals().update(REGISTRY)
 
@@ -43,7 +48,7 @@ def __getattr__(name: str) -> Op:
 
 
 def __dir__() -> list[str]:
-    return sorted(REGISTRY)
+    return sorted({*REGISTRY, "std_mean", "var_mean"})
 
 
-__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive"]
+__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive", "std_mean", "var_mean"]
