@@ -26,6 +26,8 @@ _MODULES = (
     "block_scales",
     "normalize",
     "loss",
+    "losses",
+    "class_losses",
     "tables",
     "bags",
     "scatters",
