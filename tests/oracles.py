@@ -240,6 +240,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
 
 KINKED = frozenset(
     "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor ceil clamp clamp_tensor copysign eq floor floordiv"
-    " fmax fmin fmod frac ge gt invert le lt max maximum min minimum mod ne relu round sign trunc".split()
+    " fmax fmin fmod frac ge gt hardshrink hardsigmoid hardswish hardtanh invert le leaky_relu lt max maximum min"
+    " minimum mod ne prelu relu relu6 round rrelu sign softshrink threshold trunc".split()
 )
 """Ops with kinks or jumps: the second order is not compared where torch's choice is its own."""

@@ -493,6 +493,56 @@ def _polygamma(x: torch.Tensor, order: int) -> torch.Tensor:
     return -((-1) ** order) * math.factorial(order) * total
 
 
+def _reduced(each: torch.Tensor, reduction: str) -> torch.Tensor:
+    return {"none": each, "sum": each.sum(), "mean": each.mean()}[reduction]
+
+
+def _gaussian(
+    x: torch.Tensor, t: torch.Tensor, var: torch.Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> torch.Tensor:
+    """By torch's definition: the held variance passes its gradient on."""
+    var = var.unsqueeze(-1) if 0 < var.ndim == x.ndim - 1 else var
+    held = var + (var.clamp_min(eps) - var).detach()
+    each = (torch.log(held) + (x - t) ** 2 / held) / 2 + (math.log(2 * math.pi) / 2 if full else 0)
+    return _reduced(each, reduction)
+
+
+def _nll(
+    x: torch.Tensor, target: torch.Tensor, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"
+) -> torch.Tensor:
+    """By definition (torch's own does not differentiate the weight)."""
+    axis = 0 if x.ndim == 1 else 1
+    target = target.long()
+    kept = target != ignore_index
+    w = torch.ones(x.shape[axis], dtype=x.dtype) if weight is None else weight
+    own = torch.where(kept, w[torch.where(kept, target, 0)], 0)
+    each = -own * x.gather(axis, torch.where(kept, target, 0).unsqueeze(axis)).squeeze(axis)
+    each = torch.where(kept, each, 0)
+    return each.sum() / own.sum() if reduction == "mean" else _reduced(each, reduction)
+
+
+def _multi_margin(
+    x: torch.Tensor, target: torch.Tensor, weight: Any = None, p: int = 1, margin: float = 1.0, reduction: str = "mean"
+) -> torch.Tensor:
+    """By definition (torch's own has no second derivative and, of no rows, a value that nobody wrote)."""
+    target = target.long().unsqueeze(-1)
+    over = (margin - x.gather(-1, target) + x).clamp_min(0) ** p
+    own = torch.arange(x.shape[-1]) == target
+    each = torch.where(own, 0, over * (1 if weight is None else weight[target]))
+    return _reduced(each.sum(-1) / x.shape[-1], reduction)
+
+
+def _multilabel_margin(x: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    """By definition, row after row."""
+    each = []
+    for row, listed in zip(x.reshape(-1, x.shape[-1]), target.reshape(-1, x.shape[-1]).tolist(), strict=True):
+        named = listed[: listed.index(-1)] if -1 in listed else listed
+        others = [c for c in range(len(row)) if c not in named]
+        terms = [(1 - row[a] + row[b]).clamp_min(0) for a in named for b in others]
+        each.append(sum(terms, row.sum() * 0) / len(row))
+    return _reduced(torch.stack(each).reshape(x.shape[:-1]) if each else x.sum(-1), reduction)
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "standardize": _standardize,
     "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
@@ -547,6 +597,15 @@ TORCH: dict[str, Callable[..., Any]] = {
     "cast": _cast,
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "silu": F.silu,
+    **{
+        name: getattr(F, name)
+        for name in (
+            "elu selu celu leaky_relu rrelu prelu hardtanh relu6 hardswish softshrink hardshrink tanhshrink "
+            "threshold mish logsigmoid softsign"
+        ).split()
+    },
+    "hardsigmoid": lambda x: F.relu6(x + 3) / 6,  # torch's own gradient has a sixth of 24 bits in f64, too
+    "glu": lambda x, axis=-1: F.glu(x, axis),
     "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),
     "dim": lambda size: torch.tensor(size),
@@ -580,6 +639,19 @@ TORCH: dict[str, Callable[..., Any]] = {
     "max": _first(torch.max),
     "min": _first(torch.min),
     "var": _var,
+    "std": lambda x, **attrs: _var(x, **attrs).sqrt(),
+    "nansum": _reduction(torch.nansum),
+    "nanmean": _reduction(torch.nanmean),
+    "count_nonzero": lambda x, axis=None, keepdims=False: (x != 0).sum(_axes(x, axis), keepdim=keepdims),
+    "any": lambda x, axis=None, keepdims=False: torch.any(x, _axes(x, axis), keepdim=keepdims),
+    "all": lambda x, axis=None, keepdims=False: torch.all(x, _axes(x, axis), keepdim=keepdims),
+    "norm": lambda x, p=2.0, axis=None, keepdims=False: torch.linalg.vector_norm(x, p, axis, keepdim=keepdims),
+    "normalize": lambda x, p=2.0, axis=1, eps=1e-12: (
+        x / torch.linalg.vector_norm(x, p, axis, keepdim=True).clamp_min(eps)
+    ),
+    "cosine_similarity": lambda x1, x2, axis=1, eps=1e-8: F.cosine_similarity(x1, x2, axis, eps),
+    "pairwise_distance": F.pairwise_distance,
+    "cdist": lambda x1, x2, p=2.0: torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1),
     "logsumexp": _reduction(torch.logsumexp),
     "softmax": lambda x, axis=-1: torch.softmax(x, axis),
     "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
@@ -611,6 +683,28 @@ TORCH: dict[str, Callable[..., Any]] = {
     "dequantize": _dequantize,
     "cross_entropy": _cross_entropy,
     "mse_loss": _mse,
+    **{
+        name: getattr(F, name)
+        for name in (
+            "l1_loss smooth_l1_loss huber_loss kl_div poisson_nll_loss margin_ranking_loss "
+            "multilabel_soft_margin_loss hinge_embedding_loss cosine_embedding_loss triplet_margin_loss"
+        ).split()
+    },
+    "binary_cross_entropy": lambda x, t, weight=None, reduction="mean": _reduced(
+        (1 if weight is None else weight)
+        * -(t * torch.log(x).clamp_min(-100) + (1 - t) * torch.log1p(-x).clamp_min(-100)),
+        reduction,
+    ),
+    "binary_cross_entropy_with_logits": lambda x, t, weight=None, pos=None, reduction="mean": _reduced(
+        (1 if weight is None else weight)
+        * -((1 if pos is None else pos) * t * F.logsigmoid(x) + (1 - t) * F.logsigmoid(-x)),
+        reduction,
+    ),
+    "gaussian_nll_loss": _gaussian,
+    "nll_loss": _nll,
+    "soft_margin_loss": lambda x, t, reduction="mean": _reduced(-F.logsigmoid(t * x), reduction),
+    "multi_margin_loss": _multi_margin,
+    "multilabel_margin_loss": _multilabel_margin,
     "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(
         x, _shape(normalized_shape), weight, bias, eps
     ),

@@ -19,6 +19,7 @@ SYNONYMS = (
     ("x", "input"),
     ("y", "other"),
     ("shape", "size"),
+    ("p", "ord"),
 )
 """Names that NumPy, torch and ONNX give to one argument: an op takes each of them for the one that it has."""
 

@@ -137,8 +137,8 @@ class Sample:
 
     :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant
         arrays.
-    :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct`` (default
-        ``normal``).
+    :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct``, by default
+        ``normal``.
     """
 
     operands: tuple[Any, ...]

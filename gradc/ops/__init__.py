@@ -14,11 +14,14 @@ _MODULES = (
     "rounding",
     "logic",
     "activations",
+    "piecewise",
     "movement",
     "diagonals",
     "windows",
     "reduce",
     "views",
+    "statistics",
+    "norms",
     "indexing",
     "contract",
     "convolution",
@@ -32,6 +35,8 @@ _MODULES = (
     "attention",
     "resample",
     "loss",
+    "losses",
+    "class_losses",
     "tables",
     "bags",
     "scatters",
@@ -42,6 +47,8 @@ _MODULES = (
 for _module in _MODULES:  # importing a module registers its records
     importlib.import_module(f".{_module}", __name__)
 # A module and an op may have the same name; ops.NAME is always the op.
+from .statistics import std_mean, var_mean  # noqa: E402  (pairs of ops, no op)
+
 globals().update(REGISTRY)
 
 
@@ -53,7 +60,7 @@ def __getattr__(name: str) -> Op:
 
 
 def __dir__() -> list[str]:
-    return sorted(REGISTRY)
+    return sorted({*REGISTRY, "std_mean", "var_mean"})
 
 
-__all__ = ["REGISTRY", "Composite", "Function", "Library", "Node", "Op", "Primitive"]
+__all__ = ["REGISTRY", "Composite", "Function", "Library", "Node", "Op", "Primitive", "std_mean", "var_mean"]

@@ -51,7 +51,7 @@ asin = unary(
     20,
     lambda g, y, x: g * rsqrt((1 - x) * (x + 1)),
     draw="unit",
-    doc="inverse sine, in [-pi/2, pi/2]",
+    doc="inverse sine, radians",
 )
 acos = unary(
     "acos",
@@ -59,7 +59,7 @@ acos = unary(
     20,
     lambda g, y, x: -(g * rsqrt((1 - x) * (x + 1))),
     draw="unit",
-    doc="inverse cosine, in [0, pi]",
+    doc="inverse cosine, radians",
 )
 atan = unary("atan", np.arctan, 20, lambda g, y, x: g / (x * x + 1), doc="inverse tangent, in [-pi/2, pi/2]")
 

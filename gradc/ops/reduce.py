@@ -291,7 +291,7 @@ mean = Composite(
 )
 
 
-def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int = 0) -> Any:
+def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int | float = 0) -> Any:
     type_, attrs = _float_reduction(x, axis=axis, keepdims=keepdims)
     return type_, {**attrs, "ddof": ddof}
 
@@ -302,14 +302,14 @@ def _centred(wide: Node, axis: Any, count: Node) -> Node:
     return centred - along(sum.plain(centred, axis=axis) / count, wide.shape, axis)
 
 
-def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int) -> Node:
+def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> Node:
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
     return _plain(converted(sum.plain(centred * centred, axis=axis) / (count - ddof), x.dtype), axis, keepdims, x.shape)
 
 
-def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int) -> tuple[Node]:
+def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> tuple[Node]:
     # dx = 2 g (x - mean) / (count - ddof), doubled last, so that no intermediate value overflows unless dx does
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
@@ -328,7 +328,7 @@ var = Composite(
         for s, extra in zip(AXES, ({}, {}, {"ddof": 1}, {}, {}, {"ddof": 1}, {}, {}), strict=True)
     ),
     bad=BAD_AXIS,
-    doc="the variance: sum((x - mean)^2) / (count - ddof), ddof=0 by default",
+    doc="the variance: sum((x - mean)^2) / (count - ddof), ddof=0 by default; ddof may be a fraction",
 )
 
 

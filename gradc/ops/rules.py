@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,31 @@ def reshaped(node: Node, shape: Sequence[Size]) -> Node:
 
 def converted(node: Node, dtype: DType) -> Node:
     return node if node.dtype is dtype else call("cast", node, dtype)
+
+
+def widened(function: Callable[..., Node]) -> Callable[..., Node]:
+    """A decomposition that computes in the first operand's compute dtype and rounds once; integers stay as they are."""
+
+    def decompose(*operands: Node, **attrs: Any) -> Node:
+        dtype = operands[0].dtype
+        wide = (converted(o, dtype.compute) if o.dtype.is_float else o for o in operands)
+        return converted(function(*wide, **attrs), dtype)
+
+    return decompose
+
+
+def slopes(function: Callable[..., tuple[Node, ...]]) -> Callable[..., tuple[Node, ...]]:
+    """The vjp of a pointwise op from ``(*operands, **attrs) -> dy/doperand each``, in the compute dtype; the cotangent
+    is multiplied last: what is finite is not lost on the way.
+    """
+
+    def vjp(g: Node, y: Node, *operands: Node, **attrs: Any) -> tuple[Node, ...]:
+        dtype = operands[0].dtype.compute
+        found = function(*(converted(o, dtype) for o in operands), **attrs)
+        wide = converted(g, dtype)
+        return tuple(converted(wide * slope, o.dtype) for slope, o in zip(found, operands, strict=True))
+
+    return vjp
 
 
 def zeros_like(node: Node) -> Node:

@@ -29,7 +29,7 @@ from .pointwise import (
     sigmoid,
     where,
 )
-from .rules import binary_float, cases, converted, floating, full, unary_float, zeros_like
+from .rules import binary_float, cases, converted, floating, full, unary_float, widened, zeros_like
 
 # -- references --------------------------------------------------------------------------------------------------------
 
@@ -174,16 +174,6 @@ polygamma: Primitive = Primitive(
 # -- products and sums with logarithms ---------------------------------------------------------------------------------
 
 
-def _wide(function: Any) -> Any:
-    """A decomposition that computes in the compute dtype and rounds once."""
-
-    def decompose(*operands: Node, **attrs: Any) -> Node:
-        dtype = operands[0].dtype
-        return converted(function(*(converted(o, dtype.compute) for o in operands), **attrs), dtype)
-
-    return decompose
-
-
 def _times_log(function: Any) -> Any:
     def value(x: Node, y: Node) -> Node:
         none = bitwise_and(eq(x, zeros_like(x)), eq(y, y))  # a NaN of y stays
@@ -206,7 +196,7 @@ _LOGARITHM = tuple(Sample((f"F[{s}]",) * 2, draw=("normal", "positive")) for s i
 xlogy = Composite(
     "xlogy",
     infer=binary_float,
-    decompose=_wide(_times_log(log)),
+    decompose=widened(_times_log(log)),
     vjp=_times_log_vjp(log, 0.0),
     broadcast=True,
     samples=_LOGARITHM,
@@ -216,7 +206,7 @@ xlogy = Composite(
 xlog1py = Composite(
     "xlog1py",
     infer=binary_float,
-    decompose=_wide(_times_log(log1p)),
+    decompose=widened(_times_log(log1p)),
     vjp=_times_log_vjp(log1p, 1.0),
     broadcast=True,
     samples=_LOGARITHM,
@@ -244,7 +234,7 @@ def _log_sum_op(name: str, scale: float, doc: str) -> Composite:
     return Composite(
         name,
         infer=binary_float,
-        decompose=_wide(lambda a, b: _log_sum(a, b, scale=scale)),
+        decompose=widened(lambda a, b: _log_sum(a, b, scale=scale)),
         vjp=vjp,
         broadcast=True,
         samples=cases(*FEW, arity=2),
@@ -277,7 +267,7 @@ def _logit_vjp(g: Node, y: Node, x: Node, *, eps: float | None) -> tuple[Node]:
 logit = Composite(
     "logit",
     infer=_logit,
-    decompose=_wide(lambda x, *, eps: log(_held(x, eps) / (1 - _held(x, eps)))),
+    decompose=widened(lambda x, *, eps: log(_held(x, eps) / (1 - _held(x, eps)))),
     vjp=_logit_vjp,
     samples=(*cases("N", "2,N", draw="unit"), Sample(("F[N]",), {"eps": 0.2}, draw=("unit",))),
     bad=NOT_FLOAT,
@@ -296,7 +286,7 @@ def _entr(x: Node) -> Node:
 entr = Composite(
     "entr",
     infer=unary_float,
-    decompose=_wide(_entr),
+    decompose=widened(_entr),
     vjp=lambda g, y, x: (g * (-log(x) - 1),),
     samples=cases("N", "2,N", draw="positive"),
     bad=NOT_FLOAT,
@@ -305,7 +295,7 @@ entr = Composite(
 ndtr = Composite(
     "ndtr",
     infer=unary_float,
-    decompose=_wide(lambda x: erfc(x * -math.sqrt(0.5)) * 0.5),
+    decompose=widened(lambda x: erfc(x * -math.sqrt(0.5)) * 0.5),
     vjp=lambda g, y, x: (g * (exp(x * x * -0.5) * math.sqrt(0.5 / math.pi)),),
     samples=cases("N", "2,N"),
     bad=NOT_FLOAT,
