@@ -733,6 +733,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
     "unsqueeze": lambda x, axis: x.unsqueeze(axis),
     "unflatten": lambda x, axis, sizes: x.unflatten(axis, sizes),
+    "var_mean": lambda x, axis=None, keepdims=False, ddof=0: torch.var_mean(x, axis, correction=ddof, keepdim=keepdims),
+    "std_mean": lambda x, axis=None, keepdims=False, ddof=0: torch.std_mean(x, axis, correction=ddof, keepdim=keepdims),
     "stack": lambda *xs, axis=0: torch.stack(xs, axis),
     "split": lambda x, sizes, axis=0: torch.split(x, list(sizes) if isinstance(sizes, tuple) else sizes, axis),
     "chunk": lambda x, chunks, axis=0: torch.chunk(x, chunks, axis),

@@ -47,8 +47,6 @@ _MODULES = (
 for _module in _MODULES:  # importing a module registers its records
     importlib.import_module(f".{_module}", __name__)
 # A module and an op may have the same name; ops.NAME is always the op.
-from .statistics import std_mean, var_mean  # noqa: E402  (pairs of ops, no op)
-
 globals().update(REGISTRY)
 
 
@@ -60,7 +58,7 @@ def __getattr__(name: str) -> Op:
 
 
 def __dir__() -> list[str]:
-    return sorted({*REGISTRY, "std_mean", "var_mean"})
+    return sorted(REGISTRY)
 
 
-__all__ = ["REGISTRY", "Composite", "Function", "Library", "Node", "Op", "Primitive", "std_mean", "var_mean"]
+__all__ = ["REGISTRY", "Composite", "Function", "Library", "Node", "Op", "Primitive"]

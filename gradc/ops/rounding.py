@@ -182,7 +182,7 @@ def _nan_to_num(
 
 def largest(dtype: DType) -> float:
     """The largest finite number of a float dtype."""
-    return float(ml_dtypes.finfo(dtype.np).max)
+    return float(ml_dtypes.finfo(dtype.np).max)  # type: ignore[no-untyped-call]
 
 
 def _nan_to_num_value(x: Node, *, nan: float, posinf: float, neginf: float) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.node import Node
-from ..ir.op import ZERO, BadSample, Composite, Sample
+from ..ir.op import ZERO, BadSample, Composite, Function, Sample
 from ..ir.types import BOOL, I64, Type
 from .pointwise import eq, invert, ne, sqrt, where
 from .reduce import AXES, BAD_AXIS, _centred, _count, _float_reduction, _kept, _plain, _var, mean, sum, var
@@ -48,15 +48,23 @@ std = Composite(
 )
 
 
-def var_mean(x: Node, axis: Any = None, keepdims: bool = False, ddof: int | float = 0) -> tuple[Node, Node]:
-    """The variance and the mean over axes, as :data:`var` and :data:`mean` have them."""
+def _var_mean(
+    x: Node, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int | float = 0
+) -> tuple[Node, Node]:
     return var(x, axis, keepdims, ddof), mean(x, axis, keepdims)
 
 
-def std_mean(x: Node, axis: Any = None, keepdims: bool = False, ddof: int | float = 0) -> tuple[Node, Node]:
-    """The standard deviation and the mean over axes, as :data:`std` and :data:`mean` have them."""
+def _std_mean(
+    x: Node, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int | float = 0
+) -> tuple[Node, Node]:
     return std(x, axis, keepdims, ddof), mean(x, axis, keepdims)
 
+
+_PAIRS: dict[str, Any] = {"samples": (_FIVE[0], Sample(("F[4,3]",), {"axis": 0, "ddof": 1})), "bad": BAD_AXIS}
+var_mean = Function("var_mean", write=_var_mean, doc="the variance, and the mean", source="torch.var_mean", **_PAIRS)
+std_mean = Function(
+    "std_mean", write=_std_mean, doc="the standard deviation, and the mean", source="torch.std_mean", **_PAIRS
+)
 
 # -- without NaN -------------------------------------------------------------------------------------------------------
 

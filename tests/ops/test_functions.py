@@ -31,9 +31,11 @@ from torch_oracles import FUNCTIONS, to_numpy, to_torch  # noqa: E402
 
 NAMES = [name for name in sorted(REGISTRY) if isinstance(REGISTRY[name], Function)]
 CASES = [
-    case for name in NAMES for k, sample in enumerate(REGISTRY[name].samples)
+    case
+    for name in NAMES
+    for k, sample in enumerate(REGISTRY[name].samples)
     for case in registry.cases_of(REGISTRY[name], sample, k, ["f64"])
-]  # fmt: skip
+]
 BAD = [(REGISTRY[name], bad) for name in NAMES for bad in REGISTRY[name].bad]
 
 
