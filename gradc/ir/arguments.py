@@ -1,4 +1,4 @@
-"""Calls of ops that Python refused: what was wrong with the arguments, in the op's own terms."""
+"""Error messages for op calls with wrong arguments: missing, unknown or too many."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MEANT = {
     "other": "y",
     "size": "shape",
 }
-"""Other libraries' names of arguments -> ours, where an op has none of theirs."""
+"""Argument names of other libraries -> gradc's, for suggestions."""
 
 
 def meant(name: str | None, known: Iterable[str]) -> str:
-    """A question at the end of an error, where a name is close to one that is known or another library's for it."""
+    """``; did you mean ...?`` if ``name`` is similar to a known name, or another library's name for one; else ""."""
     names = list(known)
     near = [MEANT[name]] if name in MEANT and MEANT[name] in names else difflib.get_close_matches(name or "", names, 1)
     return f"; did you mean {near[0]}?" if near else ""
@@ -43,9 +43,9 @@ def signature_text(signature: inspect.Signature) -> str:
 def lifted(
     op: str, signature: inspect.Signature, positional: Sequence[Any], keywords: Mapping[str, Any]
 ) -> inspect.BoundArguments | None:
-    """The arguments of a call that failed, with its arrays and numbers as nodes; None where they were nodes.
+    """The arguments of a failed call with arrays and numbers converted to nodes; None if they were nodes already.
 
-    :raises TypeRuleError: one is missing, too many, or called otherwise.
+    :raises TypeRuleError: an argument is missing, unknown, or one too many.
     """
     try:
         bound = signature.bind(*positional, **keywords)

@@ -92,7 +92,7 @@ def _per_tap(values: object, like: Node) -> Node:
 
 
 def _place(x: Node, size: Size, align_corners: bool) -> Node:
-    """Unnormalises [-1, 1] to pixels: -1 and 1 are the centres (align_corners) or outer edges of the outermost pixels."""
+    """[-1, 1] unnormalised to pixels; -1 and 1 are the centres (align_corners) or outer edges of the outermost ones."""
     return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
 
 

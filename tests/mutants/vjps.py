@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "vjp.softmax-once",
         "gradc/ops/reduce.py",
-        "for _ in range(2):  # where one y",
+        "for _ in range(2):  # where y is",
         "for _ in range(1):  # where one y",
         "cancellation where one probability is nearly 1",
         ("test_special_values -k softmax", "test_normalize_loss -k softmax"),
