@@ -6,7 +6,7 @@ random upstream values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from gradc.ir.node import Node
 from gradc.ir.op import Composite, Function
 
 NAMES = [op.name for op in tested_ops()]
+COMPOSITES = [op.name for op in tested_ops() if isinstance(op, Composite)]
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 """Half the distance from 1 to the next number."""
 
@@ -27,7 +28,7 @@ TURNS = ("f32", "bf16", "f64", "f16")
 """The order in which an op's samples take the float dtypes in turns."""
 
 
-def in_turns(name: str, first: int) -> list[Case]:
+def in_turns(name: str, first: int, dtypes: Sequence[str] = TURNS) -> list[Case]:
     """Each sample of an op at one float dtype, the next sample at the next one, and one of them at f32 in any case.
 
     Tests that differ in ``first`` (one per target) compile a sample at different dtypes: every sample at every dtype
@@ -36,8 +37,8 @@ def in_turns(name: str, first: int) -> list[Case]:
     :param first: the turn of the first sample.
     """
     turn = NAMES.index(name) + first
-    every = list(cases(TURNS, names=[name]))
-    chosen = [case for case in every if case.dtype in ("", TURNS[(turn + case.number) % len(TURNS)])]
+    every = list(cases(dtypes, names=[name]))
+    chosen = [case for case in every if case.dtype in ("", dtypes[(turn + case.number) % len(dtypes)])]
     if not any(case.dtype == "f32" for case in chosen):
         chosen += [case for case in every if case.dtype == "f32"][:1]
     return chosen
