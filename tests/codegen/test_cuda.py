@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import NAMES, OTHERS, agrees_with_numpy, groups, joint, merged
+from agreement import NAMES, OTHERS, agrees_with_numpy, compiled, groups, joint, merged
 
 import gradc
 from benchmarks import resources
@@ -41,7 +41,7 @@ def dtypes_for(name: str) -> tuple[str, ...]:
     return "f32", *([OTHERS[turn // 3 % 3]] if turn % 3 == 1 else [])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", compiled(NAMES, turn=1))
 def test_cuda_is_numpy(name: str) -> None:
     agrees_with_numpy(name, dtypes_for(name), (0, 7), target="cuda-sim")
 
@@ -271,7 +271,7 @@ def program_of(name: str) -> Any:
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", compiled(NAMES, turn=0))
 def test_nvrtc_takes_it_without_spills(name: str) -> None:
     """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.
