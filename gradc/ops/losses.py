@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -76,11 +77,12 @@ def _two(input: Type, target: Type, *, reduction: Reduction = "mean") -> Type:
 
 
 def _samples(*attrs: dict[str, Any], draw: tuple[str, ...] = (), count: int = 2) -> tuple[Sample, ...]:
-    """Each set of attributes once, then each reduction."""
-    shapes = ("N,4", "2,N,3", "N", "")
-    cases = (*attrs, {"reduction": "sum"}, {"reduction": "none"})
+    """Without attributes, and each set of them under another reduction."""
+    cases = ({}, *attrs, {}, {})[: max(3, 1 + len(attrs))]
+    ways = zip(cases, itertools.cycle(("mean", "sum", "none")), itertools.cycle(("N,4", "2,N,3", "N")), strict=False)
     return tuple(
-        Sample((f"F[{shapes[k % len(shapes)]}]",) * count, given, draw=draw) for k, given in enumerate(({}, *cases))
+        Sample((f"F[{shape}]",) * count, given if how == "mean" else {**given, "reduction": how}, draw=draw)
+        for given, how, shape in ways
     )
 
 

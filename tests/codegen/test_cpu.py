@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from agreement import COMPOSITES, NAMES, agree_with_numpy, in_turns
+from agreement import COMPOSITES, NAMES, agree_with_numpy, compiled, in_turns
 from registry import SIZES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", compiled(NAMES, turn=0))
 def test_cpu_is_numpy(name: str) -> None:
     agree_with_numpy(in_turns(name, 0), SIZES, target="cpu")
 
