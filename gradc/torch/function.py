@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,25 +67,24 @@ class Function:
 class Differentiated:
     """A graph and the gradients of some inputs.
 
-    :ivar wrt: those of the inputs whose gradient exists; that of another is None.
-    :ivar differentiable: the outputs through which these are reached.
+    :ivar wrt: those of the inputs that an output is computed from; the gradient of another is None.
+    :ivar differentiable: the outputs that are computed from one of these.
     """
 
     def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
         self.function, self.target = function, target
         graph = function.graph
-        joint = differentiate(graph, wanted, unused="zeros") if wanted and _has_float(graph) else None
-        _, gradient_names = joint_names(graph, wanted)
-        self.wrt = tuple(n for n in wanted if joint is not None and not _is_zero(joint.output(gradient_names[n])))
-        self._joint = joint
-        read = _read_by(joint, [gradient_names[n] for n in self.wrt]) if joint is not None else set()
-        cotangents, _ = joint_names(graph, wanted)
-        self.differentiable = tuple(n for n in graph.output_names if cotangents.get(n) in read)
+        reached = {name: _reached(graph, name) for name in wanted}
+        self.wrt = tuple(name for name in wanted if reached[name])
+        self.differentiable = tuple(n for n in graph.output_names if any(n in reached[name] for name in wanted))
+        self._joint = differentiate(graph, self.wrt, unused="zeros") if self.wrt else None
+        _, gradients = joint_names(graph, self.wrt)
+        read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
         self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
 
     @cached_property
     def module(self) -> Module:
-        return compile(self.function.graph, self.wrt, self.target, **self.function.options)
+        return compile(self.function.graph, self.wrt, self.target, **{"unused": "zeros", **self.function.options})
 
     @cached_property
     def gradient(self) -> Function:
@@ -129,18 +128,18 @@ def _renamed(graph: Graph) -> Graph:
     )
 
 
-def _has_float(graph: Graph) -> bool:
-    return any(node.dtype.is_float for _, node in graph.outputs)
+def _reached(graph: Graph, name: str) -> set[str]:
+    """The outputs that autograd would say require grad if this input does: those that are computed from it through
+    floats alone, also where the derivative is zero everywhere.
+    """
+    reached = {graph.input(name)}
+    for node in graph.nodes:
+        if node.dtype.is_float and node.op.name != "stop_gradient" and any(o in reached for o in node.operands):
+            reached.add(node)
+    return {output for output, node in graph.outputs if node.dtype.is_float and node in reached}
 
 
-def _is_zero(node: Node) -> bool:
-    """Whether a gradient is the constant 0 that stands for none."""
-    while node.op.name == "broadcast_to":
-        (node,) = node.operands
-    return node.op.name == "constant" and not any(node.attrs["value"])
-
-
-def _read_by(graph: Graph, outputs: Sequence[str]) -> set[str]:
+def _read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
     """The inputs that these outputs depend on."""
     seen: set[Node] = set()
     pending = [graph.output(name) for name in outputs]
