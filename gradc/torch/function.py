@@ -11,7 +11,7 @@ from .. import knobs
 from ..api import compile
 from ..autodiff import differentiate, joint_names
 from ..errors import NotDifferentiable
-from ..ir.graph import Graph
+from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node
 from ..module.module import Module
 from ..process.forks import cached_property
@@ -74,9 +74,10 @@ class Differentiated:
     def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
         self.function, self.target = function, target
         graph = function.graph
-        reached = {name: _reached(graph, name) for name in wanted}
-        self.wrt = tuple(name for name in wanted if reached[name])
-        self.differentiable = tuple(n for n in graph.output_names if any(n in reached[name] for name in wanted))
+        reaching = _reaching(graph, wanted)
+        reached = set().union(*reaching.values())
+        self.wrt = tuple(name for name in wanted if name in reached)
+        self.differentiable = tuple(reaching)
         self._joint = differentiate(graph, self.wrt, unused="zeros") if self.wrt else None
         _, gradients = joint_names(graph, self.wrt)
         read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
@@ -97,9 +98,7 @@ class Differentiated:
         names = [*self.read, *(cotangents[n] for n in self.differentiable)]
         outputs = [(f"of.{i}", self._joint.output(gradients[n])) for i, n in enumerate(self.wrt)]
         inputs = {name: self._joint.input(name) for name in names}
-        kept = [
-            n for n in self._joint.inputs if n not in inputs.values() and Graph.input_name(n) in self._joint.defaults
-        ]
+        kept = [n for n in self._joint.inputs if Graph.input_name(n) in self._joint.defaults]
         graph = Graph(
             f"{self.function.graph.name}_gradient"[-180:].lstrip("_."),
             (*inputs.values(), *kept),
@@ -113,8 +112,6 @@ class Differentiated:
 
 def _renamed(graph: Graph) -> Graph:
     """The graph with names of its own for cotangents: ``d.`` belongs to those of the next derivative."""
-    from ..ir.graph import input_node, rebuild
-
     new = {node: input_node(f"in{i}", node.type) for i, node in enumerate(graph.inputs)}
     names = {Graph.input_name(node): f"in{i}" for i, node in enumerate(graph.inputs)}
     made = rebuild([node for _, node in graph.outputs], dict(new))
@@ -128,15 +125,17 @@ def _renamed(graph: Graph) -> Graph:
     )
 
 
-def _reached(graph: Graph, name: str) -> set[str]:
-    """The outputs that autograd would say require grad if this input does: those that are computed from it through
-    floats alone, also where the derivative is zero everywhere.
+def _reaching(graph: Graph, names: Sequence[str]) -> dict[str, set[str]]:
+    """For each output that autograd would say requires grad, the inputs among these that make it so: it is computed
+    from them through floats alone, also where the derivative is zero everywhere.
     """
-    reached = {graph.input(name)}
+    bits = {graph.input(name): 1 << i for i, name in enumerate(names)}
     for node in graph.nodes:
-        if node.dtype.is_float and node.op.name != "stop_gradient" and any(o in reached for o in node.operands):
-            reached.add(node)
-    return {output for output, node in graph.outputs if node.dtype.is_float and node in reached}
+        if node.dtype.is_float and node.op.name != "stop_gradient":
+            for operand in node.operands:
+                bits[node] = bits.get(node, 0) | bits.get(operand, 0)
+    found = {output: bits.get(node, 0) if node.dtype.is_float else 0 for output, node in graph.outputs}
+    return {output: {n for i, n in enumerate(names) if mask >> i & 1} for output, mask in found.items() if mask}
 
 
 def _read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
