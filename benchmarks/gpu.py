@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .gpu_cases import SCATTERS, GpuCase, all_cases
+from .gpu_cases import GpuCase, all_cases
 from .gpu_contest import Round, judged, widest_combine
 
 SLOWER = 20.0
@@ -82,6 +82,8 @@ class Report:
     @property
     def wrong(self) -> list[str]:
         """Cases with a wrong result, or that did not run; of atomics, whose error depends on their order, none."""
+        from gradc.passes.reductions.strategies import STRATEGIES
+
         rows = self.content["cases"].items()
         ids = [
             id for id, row in rows if "failed" in row or any(not r["right"] for r in row.get("results", {}).values())
@@ -90,7 +92,7 @@ class Report:
             f"{id} {name}"
             for id, row in rows
             for name, e in row.get("strategies", {}).items()
-            if name != "atomic" and not e.get("right", "notes" not in e)
+            if STRATEGIES[name].deterministic and not e.get("right", "notes" not in e)
         ]
 
 
@@ -196,6 +198,7 @@ class Benchmark:
         round_, module, exact, theirs = self._kept
         import gradc
         from gradc.codegen.cuda.launch import MOST_PARTIALS
+        from gradc.passes.reductions.strategies import STRATEGIES
 
         buffer, pick, predicted = widest_combine(module, vars(round_.sizes), self.model)
         row["choice"] = {
@@ -211,14 +214,13 @@ class Benchmark:
         elements = math.prod(
             list(module.executables.values())[-1].program.buffer[buffer].type.concrete(vars(round_.sizes))
         )
-        names = [n for n in (*SCATTERS, "regular") if n in predicted]
         try:
-            for name in names:
+            for name in predicted:
                 entry: dict[str, Any] = timings.setdefault(name, {"predicted_s": predicted[name]})
                 if predicted[name] > SLOWER * min(predicted.values()) and not self.tiny:
                     entry["skipped"] = f"predicted to be more than {SLOWER:g} times slower than the best"
                     continue
-                if name == "privatized" and elements > MOST_PARTIALS:
+                if STRATEGIES[name].partials and elements > MOST_PARTIALS:
                     entry["skipped"] = f"{elements} partial sums for each task: there would be one task"
                     continue
                 if self.left() < 10:
@@ -242,8 +244,10 @@ class Benchmark:
 
     def _verdict(self, row: dict[str, Any], timings: Mapping[str, Any]) -> None:
         """The choice's time over the fastest's."""
+        from gradc.passes.reductions.strategies import STRATEGIES
+
         timed = {n: e["median"] for n, e in timings.items() if "median" in e}
-        fixed = [n for n in timed if n != "atomic"]
+        fixed = [n for n in timed if STRATEGIES[n].deterministic]
         for freedom, allowed in (("run", fixed), ("none", list(timed)), ("symbols", fixed)):
             best = min(allowed, key=timed.__getitem__, default="")
             if best and row["choice"].get(freedom) in timed:

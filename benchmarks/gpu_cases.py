@@ -18,7 +18,6 @@ from typing import Any
 
 Draw = Callable[[Any, Sizes, Callable[..., Any]], Any]
 """(torch, sizes, uniform(*shape) in [0, 1)) -> int64 tensor"""
-SCATTERS = ("segmented", "privatized", "atomic", "atomic_fixed")
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1}
 
 

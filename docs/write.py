@@ -25,7 +25,7 @@ from gradc import files, ops
 from gradc.errors import GradcError
 from gradc.ir.graph import input_node
 from gradc.ir.node import Node
-from gradc.ir.op import Composite, Library, Op, Primitive, Sample, describe
+from gradc.ir.op import Composite, Function, Library, Op, Primitive, Sample, describe
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
 from gradc.ir.walk import topological
@@ -41,7 +41,8 @@ Each op is `gradc.ops.NAME`. *Dtypes* are what its type rule takes, *alike* mean
 *Options* are its attributes. In a *gradient*, `g` is the cotangent of the result `y`; `ZERO` is a derivative that
 exists and is zero, `DISCRETE` an operand (an index, a predicate) through which none passes. A gradient that is longer
 than one expression is given in its own words, with the name of the function that writes it. An op *by its
-decomposition* is opened into other ops before it is differentiated.
+decomposition* is opened into other ops before it is differentiated; one whose gradient is *that of the ops that it
+writes* leaves no node of its own in a graph.
 """
 
 
@@ -134,13 +135,17 @@ def _types(sample: Sample) -> list[Type]:
     ]
 
 
-def _call(op: Op, types: Iterable[Type], attrs: Mapping[str, Any]) -> Node | None:
-    """The node of a call, or None where it is refused."""
+def _call(op: Op, types: Iterable[Type], attrs: Mapping[str, Any]) -> tuple[Node, ...] | None:
+    """The nodes that a call gives, or None where it is refused."""
     operands = [input_node(f"x{k}", type_) for k, type_ in enumerate(types)]
     try:
-        if op.sugar is None and op.order:
-            return op(**dict(zip(op.operand_names, operands, strict=False)), **attrs)
-        return op(*operands, **attrs)
+        if isinstance(op, Function):
+            made = op.on(operands, attrs)
+        elif op.sugar is None and op.order:
+            made = op(**dict(zip(op.operand_names, operands, strict=False)), **attrs)
+        else:
+            made = op(*operands, **attrs)
+        return made if isinstance(made, tuple) else (made,)
     except GradcError:
         return None
 
@@ -243,6 +248,8 @@ def _words(function: Any) -> str:
 
 def gradient(op: Op) -> str:
     """The vjp as it is written."""
+    if isinstance(op, Function):
+        return "that of the ops that it writes"
     if op.vjp is None:
         return "by its decomposition" if isinstance(op, Composite) else "none: asking for it is NotDifferentiable"
     found = _lambda(op.vjp)
@@ -278,9 +285,9 @@ def gradient(op: Op) -> str:
 # -- where it runs -----------------------------------------------------------------------------------------------------
 
 
-def _opened(node: Node) -> Iterator[Op]:
-    """The primitives and library ops that a node comes to."""
-    pending, seen = [node], {node}
+def _opened(nodes: Iterable[Node]) -> Iterator[Op]:
+    """The primitives and library ops that some nodes come to."""
+    pending, seen = [*nodes], {*nodes}
     while pending:
         at = pending.pop()
         inside = [at.op.decompose(*at.operands, **at.attrs)] if isinstance(at.op, Composite) else []
@@ -293,8 +300,8 @@ def _opened(node: Node) -> Iterator[Op]:
 
 def targets(op: Op) -> tuple[str, ...]:
     """The targets that have a meaning, or a lowering, for all that the op comes to."""
-    node = next((n for s in op.samples if (n := _call(op, _types(s), _attributes(op, s))) is not None), None)
-    inner = list(_opened(node)) if node is not None else [op]
+    made = next((n for s in op.samples if (n := _call(op, _types(s), _attributes(op, s))) is not None), None)
+    inner = list(_opened(made)) if made is not None else [op]
     numpy = all(getattr(o, "reference", None) is not None for o in inner)
     cpu = all(isinstance(o, Library) or (isinstance(o, Primitive) and o.lower is not None) for o in inner)
     return (*(("numpy",) if numpy else ()), *(("cpu",) if cpu else ()))
@@ -336,7 +343,10 @@ def text() -> str:
     by: dict[str, list[Op]] = {}
     for name in sorted(ops.REGISTRY):
         op = ops.REGISTRY[name]
-        if op.infer is not None and name not in ("input", "getitem"):  # what the IR itself writes
+        if (op.infer is not None or isinstance(op, Function)) and name not in (
+            "input",
+            "getitem",
+        ):  # what the IR itself writes
             by.setdefault(home(op), []).append(op)
     parts = [HEAD]
     parts += [

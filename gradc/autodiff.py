@@ -16,7 +16,7 @@ from .ir.node import Node, Note
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.scan import suffixed
 from .ir.types import F32, F64, DType
-from .ir.walk import reachable, topological
+from .ir.walk import positions, reachable, topological
 from .ops.rules import converted, full
 
 
@@ -159,7 +159,7 @@ def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str
         return gradients[node]
     if unused == "zeros":
         return full(0.0, node, node.dtype if node.dtype.has_tangent else F32)
-    users = [n for n in graph.nodes if node in n.operands]
+    users = [n for n in graph.nodes if positions(n, node)]
     if not users:
         raise NotDifferentiable(
             f"no output of {graph.name} depends on {name!r}; unused='zeros' gives it a zero gradient"

@@ -15,6 +15,7 @@ from .calibration.choose import calibration_text_for
 from .errors import InvalidProblem, Unsupported
 from .interp import sizes_given
 from .ir.graph import Graph
+from .passes.reductions.strategies import ON_GPU, ON_HOST
 from .process.forks import held_off
 from .runtime.cuda import gpu
 
@@ -38,6 +39,12 @@ class Given:
 
 Check = Callable[[Given], Any]
 """The value that is kept, or an error of :mod:`gradc.errors`."""
+
+
+def one_named(names: Sequence[str]) -> str:
+    """Strings to choose from, in words."""
+    *others, last = (f'``"{name}"``' for name in names)
+    return f"{', '.join(others)} or {last}"
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -145,9 +152,6 @@ def strategies(given: Given) -> Mapping[str, str] | None:
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
     if force:
-        with held_off:
-            from .passes.reductions.strategies import ON_GPU, ON_HOST
-
         known = ON_GPU if given.target.startswith("cuda") else ON_HOST
         for name, strategy in force.items():
             if strategy not in known:
@@ -214,8 +218,8 @@ class Options:
     reductions: Mapping[str, str] | None = option(
         None,
         strategies,
-        '``{"*" or output: "segmented" | "regular" | "privatized"}`` forces the choice; CUDA has ``"atomic"`` and'
-        ' ``"atomic_fixed"`` too.',
+        f'``{{"*" or output: strategy}}`` forces the choice.  On a CPU a strategy is {one_named(ON_HOST)}; in CUDA'
+        f" {one_named(ON_GPU)}.",
     )
     dims: Mapping[str, int] | None = option(None, sizes, "values of symbols that no argument binds.")
     donate: tuple[str, ...] = option((), names, "inputs whose memory outputs may take.")

@@ -6,7 +6,7 @@ random upstream values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,26 +17,43 @@ from gradc import interp
 from gradc.autodiff import differentiate
 from gradc.ir.graph import Graph, again, input_node
 from gradc.ir.node import Node
+from gradc.ir.op import Composite, Function
 
 NAMES = [op.name for op in tested_ops()]
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 """Half the distance from 1 to the next number."""
 
-OTHERS = ("f64", "bf16", "f16")
-"""In which ops take turns: every one of each would be a third of the suite's time."""
+TURNS = ("f32", "bf16", "f64", "f16")
+"""The order in which an op's samples take the float dtypes in turns."""
 
 
-def groups(name: str, dtypes: Iterable[str]) -> dict[tuple[tuple[str, int], ...], list[Case]]:
-    """The cases of an op that can share their dims."""
+def in_turns(name: str, first: int) -> list[Case]:
+    """Each sample of an op at one float dtype, the next sample at the next one, and one of them at f32 in any case.
+
+    Tests that differ in ``first`` (one per target) compile a sample at different dtypes: every sample at every dtype
+    for every target would be most of the suite's time.
+
+    :param first: the turn of the first sample.
+    """
+    turn = NAMES.index(name) + first
+    every = list(cases(TURNS, names=[name]))
+    chosen = [case for case in every if case.dtype in ("", TURNS[(turn + case.number) % len(TURNS)])]
+    if not any(case.dtype == "f32" for case in chosen):
+        chosen += [case for case in every if case.dtype == "f32"][:1]
+    return chosen
+
+
+def groups(cases: Iterable[Case]) -> dict[tuple[tuple[str, int], ...], list[Case]]:
+    """The cases by their samples' dims: those that can be compiled as one graph."""
     found: dict[tuple[tuple[str, int], ...], list[Case]] = {}
-    for case in cases(dtypes, names=[name]):
+    for case in cases:
         found.setdefault(tuple(sorted(case.sample.dims.items())), []).append(case)
     return found
 
 
 def joint(case: Case) -> Graph:
     """The case's graph, with gradients where it has any."""
-    if not case.differentiable or (case.op.vjp is None and not hasattr(case.op, "decompose")):
+    if not case.differentiable or not (case.op.vjp or isinstance(case.op, Composite | Function)):
         return case.graph
     return differentiate(case.smooth, case.floats, unused="zeros")
 
@@ -53,7 +70,7 @@ def merged(name: str, parts: Iterable[tuple[str, Graph]]) -> Graph:
                 inputs.append(new[node])
             else:
                 operands = tuple(new[o] for o in node.operands)
-                new[node] = node if operands == node.operands else again(node, operands)
+                new[node] = again(node, operands)
         outputs += [(f"{prefix}.{key}", new[node]) for key, node in graph.outputs]
     return Graph(name, tuple(inputs), tuple(outputs))
 
@@ -97,30 +114,19 @@ def close(got: np.ndarray, want: np.ndarray, exact: np.ndarray, coarsest: str, l
     )
 
 
-def agrees_with_numpy(
-    name: str, dtypes: Iterable[str], sizes: Iterable[int], place: Any = None, **options: Any
-) -> None:
-    """An op's samples and their gradients, compiled, are what the interpreter says.
+def agree_with_numpy(cases: Iterable[Case], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
+    """Cases and their gradients, compiled as one module per set of dims, are what the interpreter says.
 
+    :param sizes: what the symbolic dims are bound to, one after another, where the samples leave them open.
     :param place: puts arrays where the target runs (``put``, ``get``, ``takes``); None: they stay NumPy's.
+    :param options: of :func:`gradc.compile`.
     """
-    agree_with_numpy(name, groups(name, dtypes), sizes, place, **options)
-
-
-def agree_with_numpy(
-    name: str,
-    cases: Mapping[tuple[tuple[str, int], ...], list[Case]],
-    sizes: Iterable[int],
-    place: Any = None,
-    **options: Any,
-) -> None:
-    """:func:`agrees_with_numpy` of cases, by the dims that they share."""
-    for dims, together in cases.items():
+    for dims, together in groups(cases).items():
         together = [case for case in together if place is None or all(place.takes(t.dtype.name) for t in case.types)]
         if not together:
             continue
         graphs = [joint(case) for case in together]
-        whole = merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)])
+        whole = merged(together[0].op.name, [(f"s{k}", g) for k, g in enumerate(graphs)])
         module = gradc.compile(whole, **options)
         for size in [0] if not whole.dims or dims else sizes:
             bound = {d: dict(dims).get(d, size) for d in whole.dims}

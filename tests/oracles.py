@@ -139,6 +139,82 @@ def _bitcast(x: np.ndarray, to: str) -> np.ndarray:
     return x.view(DTYPES[to].np).astype(np.float64)
 
 
+def philox4x32(counter: list[int], key: list[int]) -> list[int]:
+    """Ten rounds, in Python's integers, as Salmon et al. (2011) write them."""
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (second >> 32) ^ counter[1] ^ key[0],
+            second % 2**32,
+            (first >> 32) ^ counter[3] ^ key[1],
+            first % 2**32,
+        ]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return counter
+
+
+def _philox(index: Any, stream: Any, key: Any) -> np.ndarray:
+    """The 64 bits at each place, as i64."""
+
+    def one(i: int, s: int, k: int) -> int:
+        i, s, k = (int(v) % 2**64 for v in (i, s, k))
+        words = philox4x32([i // 2 % 2**32, i // 2**33, s % 2**32, s >> 32], [k % 2**32, k >> 32])
+        low, high = words[2:] if i % 2 else words[:2]
+        return low + 2**32 * high - (2**64 if high >= 2**31 else 0)
+
+    return np.vectorize(one, otypes=[np.int64])(index, stream, key)
+
+
+def _draws(key: Any, shape: Any, stream: int, first: int = 0) -> np.ndarray:
+    places = first + np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)
+    return _philox(places, stream, key).view(np.uint64) if places.size else places.astype(np.uint64)
+
+
+def _rand(key: Any, shape: Any, stream: int, dtype: Any = "f32", first: int = 0) -> np.ndarray:
+    digits = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}[str(dtype)]
+    return (_draws(key, shape, stream, first) >> np.uint64(64 - digits)).astype(np.float64) / 2.0**digits
+
+
+def _randn(key: Any, shape: Any, stream: int, dtype: Any = "f32") -> np.ndarray:
+    bits = _draws(key, shape, stream)
+    if str(dtype) == "f64":
+        count = int(np.prod(shape, dtype=np.int64))
+        ahead, around = _rand(key, shape, stream, "f64") + 2.0**-53, _rand(key, shape, stream, "f64", count)
+    else:
+        ahead = ((bits >> np.uint64(32)).astype(np.float64) + 1) / 2.0**32
+        around = (bits & np.uint64(2**24 - 1)).astype(np.float64) / 2.0**24
+    return np.sqrt(-2 * np.log(ahead)) * np.cos(2 * np.pi * around)
+
+
+def _mask(x: np.ndarray, key: Any, p: float, stream: int, features: bool) -> np.ndarray:
+    shape = x.shape[:2] + (1,) * (x.ndim - 2) if features else x.shape
+    return np.broadcast_to(_rand(key, shape, stream) < np.float32(1 - p), x.shape)
+
+
+def _dropout(features: bool) -> Callable[..., np.ndarray]:
+    def dropped(x: Any, key: Any, p: float = 0.5, stream: int = 0, training: bool = True) -> np.ndarray:
+        if not training:
+            return x
+        return x * 0 if p == 1 else np.where(_mask(x, key, p, stream, features), x / (1 - p), 0)
+
+    return dropped
+
+
+def _alpha_dropout(features: bool) -> Callable[..., np.ndarray]:
+    def dropped(x: Any, key: Any, p: float = 0.5, stream: int = 0, training: bool = True) -> np.ndarray:
+        if not training or p == 1:
+            return x * training * (p != 1) if training else x
+        low = -1.7580993408473766
+        a = ((1 - p) * (1 + p * low**2)) ** -0.5
+        return a * np.where(_mask(x, key, p, stream, features), x, low) - a * low * p
+
+    return dropped
+
+
+def _bernoulli(p: np.ndarray, key: Any, stream: int) -> np.ndarray:
+    return (_rand(key, p.shape, stream, "f64" if p.dtype == np.float64 else "f32") < p).astype(np.float64)
+
+
 NUMPY: dict[str, Callable[..., Any]] = {
     "check_index": lambda indices, bound, **_: indices.astype(np.int64),
     "quantize": _quantize,
@@ -148,10 +224,23 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "bitcast": _bitcast,
     "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64),
     "mx_scale": _mx_scale,
+    "philox": _philox,
+    "random_bits": lambda key, shape, stream: _draws(key, shape, stream).view(np.int64),
+    "rand": _rand,
+    "randn": _randn,
+    "randint": lambda key, low, high, shape, stream: (
+        low + (_draws(key, shape, stream) >> np.uint64(32)).astype(np.int64) * (high - low) // 2**32
+    ),
+    "bernoulli": _bernoulli,
+    "dropout": _dropout(False),
+    "feature_dropout": _dropout(True),
+    "alpha_dropout": _alpha_dropout(False),
+    "feature_alpha_dropout": _alpha_dropout(True),
 }
 
 KINKED = frozenset(
-    "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor clamp eq floor floordiv ge gt invert le lt max"
-    " maximum min minimum mod ne relu round sign".split()
+    "abs amax amin argmax argmin bitwise_and bitwise_or bitwise_xor ceil clamp clamp_tensor copysign eq floor floordiv"
+    " fmax fmin fmod frac ge gt hardshrink hardsigmoid hardswish hardtanh invert le leaky_relu lt max maximum min"
+    " minimum mod ne prelu relu relu6 round rrelu sign softshrink threshold trunc".split()
 )
 """Ops with kinks or jumps: the second order is not compared where torch's choice is its own."""

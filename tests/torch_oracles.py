@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from oracles import _unpack
 
+from gradc.ir.node import REGISTRY
+from gradc.ir.op import Function
 from gradc.ir.types import DTYPES, dtype
 from gradc.ops.block_scales import NF4
 
@@ -70,9 +73,13 @@ def _first(function: Any) -> Callable[..., torch.Tensor]:
 
 
 def _arg(function: Any) -> Callable[..., torch.Tensor]:
-    return lambda x, axis=None, keepdims=False: (
-        function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
-    )
+    def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
+        if not isinstance(axis, tuple):
+            return function(x.reshape(-1), 0) if axis is None else function(x, axis, keepdim=keepdims)
+        kept = [a for a in range(x.ndim) if a not in axis]
+        return function(x.permute(*kept, *axis).flatten(len(kept)), -1)
+
+    return oracle
 
 
 def _var(x: torch.Tensor, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> torch.Tensor:
@@ -271,8 +278,14 @@ def _slice(x: torch.Tensor, start: Any, limit: Any, step: Any) -> torch.Tensor:
     return x[tuple(slice(a, b, c) for a, b, c in zip(start, limit, step, strict=True))]
 
 
-def _pad(x: torch.Tensor, pad_width: Any, value: float = 0) -> torch.Tensor:
-    return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+def _pad(x: torch.Tensor, pad_width: Any, value: float = 0, mode: str = "constant") -> torch.Tensor:
+    if mode == "constant":
+        return F.pad(x, [n for pair in reversed(pad_width) for n in pair], value=value)
+    for axis, pair in enumerate(pad_width):
+        lines = x.movedim(axis, -1)
+        flat = F.pad(lines.reshape(1, -1, x.shape[axis]), pair, mode)
+        x = flat.reshape(*lines.shape[:-1], flat.shape[-1]).movedim(-1, axis)
+    return x
 
 
 def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -383,7 +396,168 @@ def _dynamic_scale(x: torch.Tensor, block: Any = None, dtype: str = "i8", differ
     return scale if differentiable else scale.detach() + 0 * x.sum()
 
 
+def _windows(
+    x: torch.Tensor,
+    axis: Any,
+    size: Any,
+    count: Any,
+    step: Any,
+    dilation: Any,
+    padding: Any,
+    value: float = 0,
+) -> torch.Tensor:
+    rank = x.ndim
+    for j, a in enumerate(axis):
+        far = (count[j] - 1) * step[j] + (size[j] - 1) * dilation[j] + 1
+        widths = [0, 0] * (x.ndim - 1 - a) + [padding[j], max(far - padding[j] - x.shape[a], 0)]
+        wide = F.pad(x, widths, value=value).unfold(a, (size[j] - 1) * dilation[j] + 1, step[j])
+        x = wide[..., :: dilation[j]].narrow(a, 0, count[j])
+    assert x.ndim == rank + len(axis)
+    return x
+
+
+def _overlaps(x: torch.Tensor, axis: Any, length: Any, step: Any, dilation: Any, padding: Any) -> torch.Tensor:
+    rank = x.ndim - len(axis)
+    for j, a in enumerate(axis):
+        planes = []
+        for k, plane in enumerate(x.unbind(rank + j)):
+            plane = plane.movedim(a, 0)
+            line = plane.new_zeros((length[j], *plane.shape[1:]))
+            at = [o * step[j] + k * dilation[j] - padding[j] for o in range(len(plane))]
+            kept = [o for o, place in enumerate(at) if 0 <= place < length[j]]
+            planes.append(line.index_add(0, torch.tensor([at[o] for o in kept]).long(), plane[kept]).movedim(0, a))
+        x = torch.stack(planes, rank + j)
+    return x
+
+
+def _convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    *,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool = False,
+    output_padding: Any = (),
+    groups: int = 1,
+) -> torch.Tensor:
+    spatial = weight.ndim - 2
+    if not transposed:
+        x = F.pad(x, [n for pair in reversed(padding) for n in pair])
+        return getattr(F, f"conv{spatial}d")(x, weight, bias, stride, 0, dilation, groups)
+    y = getattr(F, f"conv_transpose{spatial}d")(x, weight, bias, stride, 0, output_padding or 0, groups, dilation)
+    for a, (low, high) in enumerate(padding):
+        y = y.narrow(2 + a, low, y.shape[2 + a] - low - high)
+    return y
+
+
+def _pool(name: str) -> Callable[..., Any]:
+    def oracle(x: torch.Tensor, kernel_size: Any, stride: Any = None, **attrs: Any) -> Any:
+        spatial = len(kernel_size)
+        flat = x.reshape(int(np.prod(x.shape[: x.ndim - spatial])), 1, *x.shape[x.ndim - spatial :])
+        y = getattr(F, f"{name}_pool{spatial}d")(flat, kernel_size, stride or kernel_size, **attrs)
+        shape = lambda t: t.reshape(*x.shape[: x.ndim - spatial], *t.shape[2:])
+        return tuple(map(shape, y)) if isinstance(y, tuple) else shape(y)
+
+    return oracle
+
+
+def _with_running(function: Any) -> Callable[..., torch.Tensor]:
+    """torch neither differentiates running statistics nor leaves them alone."""
+    return lambda x, mean, var, *affine, **attrs: function(
+        x, mean.detach().clone(), var.detach().clone(), *affine, **attrs
+    )
+
+
+def _standardize(x: torch.Tensor, axis: Any = None, eps: float = 1e-5) -> torch.Tensor:
+    axes = _axes(x, axis)
+    kept = [a for a in range(x.ndim) if a not in {b % x.ndim for b in axes}]
+    order = [*kept, *(a for a in range(x.ndim) if a not in kept)]
+    moved = x.permute(order)
+    y = F.layer_norm(moved, moved.shape[len(kept) :], eps=eps)
+    return y.permute([order.index(a) for a in range(x.ndim)])
+
+
+def _lgamma(x: torch.Tensor) -> torch.Tensor:
+    """Where torch's own second derivative is right to the last digits (below 6 it is so to eight)."""
+    return torch.lgamma(x + 12) - sum(torch.log(x + k) for k in range(12))
+
+
+def _polygamma(x: torch.Tensor, order: int) -> torch.Tensor:
+    """By definition, the sum's tail by Euler and Maclaurin (torch's own of order 1 is right to eight digits)."""
+    s, z = order + 1, x + 40
+    total = sum((x + k) ** -s for k in range(40)) + z ** (1 - s) / (s - 1) + z**-s / 2
+    for k, factor in ((1, 1 / 12), (3, -1 / 720), (5, 1 / 30240)):
+        total = total + factor * math.prod(range(s, s + k)) * z ** -(s + k)
+    return -((-1) ** order) * math.factorial(order) * total
+
+
+def _reduced(each: torch.Tensor, reduction: str) -> torch.Tensor:
+    return {"none": each, "sum": each.sum(), "mean": each.mean()}[reduction]
+
+
+def _gaussian(
+    x: torch.Tensor, t: torch.Tensor, var: torch.Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> torch.Tensor:
+    """By torch's definition: the held variance passes its gradient on."""
+    var = var.unsqueeze(-1) if 0 < var.ndim == x.ndim - 1 else var
+    held = var + (var.clamp_min(eps) - var).detach()
+    each = (torch.log(held) + (x - t) ** 2 / held) / 2 + (math.log(2 * math.pi) / 2 if full else 0)
+    return _reduced(each, reduction)
+
+
+def _nll(
+    x: torch.Tensor, target: torch.Tensor, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"
+) -> torch.Tensor:
+    """By definition (torch's own does not differentiate the weight)."""
+    axis = 0 if x.ndim == 1 else 1
+    target = target.long()
+    kept = target != ignore_index
+    w = torch.ones(x.shape[axis], dtype=x.dtype) if weight is None else weight
+    own = torch.where(kept, w[torch.where(kept, target, 0)], 0)
+    each = -own * x.gather(axis, torch.where(kept, target, 0).unsqueeze(axis)).squeeze(axis)
+    each = torch.where(kept, each, 0)
+    return each.sum() / own.sum() if reduction == "mean" else _reduced(each, reduction)
+
+
+def _multi_margin(
+    x: torch.Tensor, target: torch.Tensor, weight: Any = None, p: int = 1, margin: float = 1.0, reduction: str = "mean"
+) -> torch.Tensor:
+    """By definition (torch's own has no second derivative and, of no rows, a value that nobody wrote)."""
+    target = target.long().unsqueeze(-1)
+    over = (margin - x.gather(-1, target) + x).clamp_min(0) ** p
+    own = torch.arange(x.shape[-1]) == target
+    each = torch.where(own, 0, over * (1 if weight is None else weight[target]))
+    return _reduced(each.sum(-1) / x.shape[-1], reduction)
+
+
+def _multilabel_margin(x: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    """By definition, row after row."""
+    each = []
+    for row, listed in zip(x.reshape(-1, x.shape[-1]), target.reshape(-1, x.shape[-1]).tolist(), strict=True):
+        named = listed[: listed.index(-1)] if -1 in listed else listed
+        others = [c for c in range(len(row)) if c not in named]
+        terms = [(1 - row[a] + row[b]).clamp_min(0) for a in named for b in others]
+        each.append(sum(terms, row.sum() * 0) / len(row))
+    return _reduced(torch.stack(each).reshape(x.shape[:-1]) if each else x.sum(-1), reduction)
+
+
 TORCH: dict[str, Callable[..., Any]] = {
+    "standardize": _standardize,
+    "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
+    "diag_embed": lambda x, offset=0, axis1=-2, axis2=-1, rows=None, columns=None: F.pad(
+        torch.diag_embed(x, offset, axis1, axis2),
+        [0] * 2 * (x.ndim - max(axis1 % (x.ndim + 1), axis2 % (x.ndim + 1)))
+        + [0, 0 if columns is None else columns - x.shape[-1] - abs(offset)],
+    ),
+    "windows": _windows,
+    "overlaps": _overlaps,
+    "overlap_add": lambda x, axis, **attrs: _overlaps(x, axis, **attrs).sum(tuple(range(x.ndim - len(axis), x.ndim))),
+    "convolution": _convolution,
+    "max_pool": _pool("max"),
+    "max_pool_indices": lambda x, **attrs: _pool("max")(x, **attrs, return_indices=True)[1],
+    "avg_pool": _pool("avg"),
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -403,12 +577,35 @@ TORCH: dict[str, Callable[..., Any]] = {
             "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor where"
         ).split()
     },
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "exp2 log2 log10 tan asin acos atan atan2 hypot sinh cosh asinh acosh atanh erfc erfinv "
+            "logaddexp logaddexp2 xlogy ceil trunc frac copysign square deg2rad rad2deg ldexp nan_to_num fmax fmin "
+            "isnan isinf isfinite isposinf isneginf signbit logical_and logical_or logical_xor logical_not logit"
+        ).split()
+    },
+    **{name: getattr(torch.special, name) for name in ("xlog1py", "entr", "ndtr")},
+    "lgamma": _lgamma,
+    "digamma": lambda x: torch.digamma(x + 20) - sum(1 / (x + k) for k in range(20)),
+    "polygamma": _polygamma,
+    "fmod": _divided(torch.fmod),
+    "clamp_tensor": torch.clamp,
     "invert": torch.bitwise_not,
     "stop_gradient": lambda x: x.detach(),
     "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype),
     "cast": _cast,
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "silu": F.silu,
+    **{
+        name: getattr(F, name)
+        for name in (
+            "elu selu celu leaky_relu rrelu prelu hardtanh relu6 hardswish softshrink hardshrink tanhshrink "
+            "threshold mish logsigmoid softsign"
+        ).split()
+    },
+    "hardsigmoid": lambda x: F.relu6(x + 3) / 6,  # torch's own gradient has a sixth of 24 bits in f64, too
+    "glu": lambda x, axis=-1: F.glu(x, axis),
     "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "constant": lambda value, dtype, shape=(): torch.tensor(value, dtype=DTYPE[dtype]).reshape(shape),
     "dim": lambda size: torch.tensor(size),
@@ -442,6 +639,19 @@ TORCH: dict[str, Callable[..., Any]] = {
     "max": _first(torch.max),
     "min": _first(torch.min),
     "var": _var,
+    "std": lambda x, **attrs: _var(x, **attrs).sqrt(),
+    "nansum": _reduction(torch.nansum),
+    "nanmean": _reduction(torch.nanmean),
+    "count_nonzero": lambda x, axis=None, keepdims=False: (x != 0).sum(_axes(x, axis), keepdim=keepdims),
+    "any": lambda x, axis=None, keepdims=False: torch.any(x, _axes(x, axis), keepdim=keepdims),
+    "all": lambda x, axis=None, keepdims=False: torch.all(x, _axes(x, axis), keepdim=keepdims),
+    "norm": lambda x, p=2.0, axis=None, keepdims=False: torch.linalg.vector_norm(x, p, axis, keepdim=keepdims),
+    "normalize": lambda x, p=2.0, axis=1, eps=1e-12: (
+        x / torch.linalg.vector_norm(x, p, axis, keepdim=True).clamp_min(eps)
+    ),
+    "cosine_similarity": lambda x1, x2, axis=1, eps=1e-8: F.cosine_similarity(x1, x2, axis, eps),
+    "pairwise_distance": F.pairwise_distance,
+    "cdist": lambda x1, x2, p=2.0: torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1),
     "logsumexp": _reduction(torch.logsumexp),
     "softmax": lambda x, axis=-1: torch.softmax(x, axis),
     "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
@@ -473,6 +683,28 @@ TORCH: dict[str, Callable[..., Any]] = {
     "dequantize": _dequantize,
     "cross_entropy": _cross_entropy,
     "mse_loss": _mse,
+    **{
+        name: getattr(F, name)
+        for name in (
+            "l1_loss smooth_l1_loss huber_loss kl_div poisson_nll_loss margin_ranking_loss "
+            "multilabel_soft_margin_loss hinge_embedding_loss cosine_embedding_loss triplet_margin_loss"
+        ).split()
+    },
+    "binary_cross_entropy": lambda x, t, weight=None, reduction="mean": _reduced(
+        (1 if weight is None else weight)
+        * -(t * torch.log(x).clamp_min(-100) + (1 - t) * torch.log1p(-x).clamp_min(-100)),
+        reduction,
+    ),
+    "binary_cross_entropy_with_logits": lambda x, t, weight=None, pos=None, reduction="mean": _reduced(
+        (1 if weight is None else weight)
+        * -((1 if pos is None else pos) * t * F.logsigmoid(x) + (1 - t) * F.logsigmoid(-x)),
+        reduction,
+    ),
+    "gaussian_nll_loss": _gaussian,
+    "nll_loss": _nll,
+    "soft_margin_loss": lambda x, t, reduction="mean": _reduced(-F.logsigmoid(t * x), reduction),
+    "multi_margin_loss": _multi_margin,
+    "multilabel_margin_loss": _multilabel_margin,
     "layer_norm": lambda x, weight=None, bias=None, *, normalized_shape, eps=1e-5: F.layer_norm(
         x, _shape(normalized_shape), weight, bias, eps
     ),
@@ -481,3 +713,34 @@ TORCH: dict[str, Callable[..., Any]] = {
         x, _shape(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps
     ),
 }
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
+    "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
+    **{name: _with_running(getattr(F, name)) for name in ("batch_norm", "instance_norm")},
+    **{
+        name: getattr(torch, name)
+        for name in "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm".split()
+    },
+    "einsum": lambda *xs, equation: torch.einsum(equation, *xs),
+    "cross": lambda x, y, axis=-1: torch.linalg.cross(x, y, dim=axis),
+    "weight_norm": torch._weight_norm,
+    "native_batch_norm": lambda x, weight, bias, mean, var, training, momentum=0.1, eps=1e-5: (
+        torch.ops.aten._native_batch_norm_legit_functional(
+            x, weight, bias, mean.detach(), var.detach(), training, momentum, eps
+        )
+    ),
+    "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
+    "unsqueeze": lambda x, axis: x.unsqueeze(axis),
+    "unflatten": lambda x, axis, sizes: x.unflatten(axis, sizes),
+    "var_mean": lambda x, axis=None, keepdims=False, ddof=0: torch.var_mean(x, axis, correction=ddof, keepdim=keepdims),
+    "std_mean": lambda x, axis=None, keepdims=False, ddof=0: torch.std_mean(x, axis, correction=ddof, keepdim=keepdims),
+    "stack": lambda *xs, axis=0: torch.stack(xs, axis),
+    "split": lambda x, sizes, axis=0: torch.split(x, list(sizes) if isinstance(sizes, tuple) else sizes, axis),
+    "chunk": lambda x, chunks, axis=0: torch.chunk(x, chunks, axis),
+    "unbind": lambda x, axis=0: torch.unbind(x, axis),
+    "repeat": lambda x, repeats: x.repeat(repeats),
+    "repeat_interleave": lambda x, repeats, axis=None: torch.repeat_interleave(x, repeats, axis),
+    "roll": lambda x, shifts, axis=None: torch.roll(x, shifts, axis),
+}
+"""What torch says each function means, whose calls leave no node: as in ``TORCH``; several results are a tuple."""

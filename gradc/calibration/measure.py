@@ -23,7 +23,7 @@ from ..errors import DeviceError
 from ..ir.dims import symbol
 from ..ops import scatter_add
 from ..passes.reductions.devices import Gpu, calibration_text, listed_device
-from ..passes.reductions.strategies import passes
+from ..passes.reductions.strategies import SEGMENTED, passes
 from ..runtime.cuda.device import Device, Span
 from ..trace import trace
 
@@ -133,7 +133,7 @@ def sort_plan(rows: int, keys: int) -> LaunchPlan:
     module = compile(
         trace(lambda i, u: scatter_add(i, u, size=symbol("V")), i="i64[N]", u="f32[N,2]"),
         target="cuda-sim",
-        reductions={"*": "segmented"},
+        reductions={"*": SEGMENTED.name},
     )
     program = module.forward.program
     return LaunchPlan(program, render_cuda(program)[1], {"N": rows, "V": keys})

@@ -124,7 +124,7 @@ def shared_names(old: Graph, new: Graph, names: Mapping[Node, str]) -> dict[Node
     for node in new.nodes:
         if node in result:
             continue
-        if node in new.inputs:
+        if node.op.name == "input":
             result[node] = f"%{new.input_name(node)}"
             continue
         twin = by_text.get(_text(node, result))
@@ -205,7 +205,7 @@ def _is(note: Note | None, value: str) -> bool:
 def _graph_lines(graph: Graph, value: str) -> Iterator[str]:
     names = graph.value_names
     for node in graph.nodes:
-        if node in graph.inputs:
+        if node.op.name == "input":
             if graph.input_name(node) in (value, f"d.{value}", f"r.{value}"):
                 yield f"input {names[node]}: {node.type}"
         elif _is(graph.notes.get(node), value) or any(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InternalError
 from ..process.forks import held_off
 from .text import template_dirs
 
@@ -27,7 +28,15 @@ def environment() -> jinja2.Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """A template filled in, empty lines dropped."""
+    """A template filled in, empty lines dropped.
+
+    :raises InternalError: there is no such template, or none that it includes.
+    """
     with held_off:  # Jinja's caches have locks of their own
-        text = environment().get_template(template).render(**context)
+        import jinja2
+
+        try:
+            text = environment().get_template(template).render(**context)
+        except jinja2.TemplateNotFound as error:
+            raise InternalError(f"{template}: there is no template {error.name}") from error
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"

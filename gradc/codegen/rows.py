@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..errors import InternalError
 from ..ir.dims import Size, product
-from ..ir.kernel import Kernel, Phase
+from ..ir.kernel import Kernel, Phase, RowOrder
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..ir.walk import backward_slice
 from ..passes.reductions.combine import Combine, combines
+from ..passes.reductions.strategies import DEFAULT, STRATEGIES, Strategy
 from .expr import Scribe, variable
 from .index import flatten, index, size
 
@@ -41,15 +43,18 @@ class RowWriter:
 
     :ivar parts: each accum by its buffer, :ivar number: and numbered.
     :ivar strategy_of: the strategy of each.
-    :ivar order: that of the visiting order, or "".
+    :ivar order: what decides in which order the rows are visited.
+
+    :param available: names of the strategies that the target has text for.
+    :raises InternalError: the kernel has another.
     """
 
-    def __init__(self, kernel: Kernel, types: Mapping[str, Type], scribe: Scribe):
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], scribe: Scribe, available: Collection[str]):
         self.k, self.types, self.scribe = kernel, types, scribe
         self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
         self.number = {s.buffer: i for i, s in enumerate(kernel.accums)}
-        self.strategy_of = dict.fromkeys(self.number, "privatized") | dict(kernel.strategies)
-        self.order = self.strategy_of.get(kernel.order, "")
+        self.strategy_of = _strategies(kernel, available)
+        self.order: RowOrder = self.strategy_of[kernel.order].visits if kernel.order else ""
 
     def axes(self, axes: Sequence[Axis]) -> list[LoopAxis]:
         return [
@@ -67,16 +72,24 @@ class RowWriter:
         return backward_slice(self.k.body, (v for v in values if v))
 
     def wide_accumulator(self, s: Stmt) -> bool:
-        """Whether a regular accum adds up in a wider row beside its result: where more rows may meet than add up in f32
+        """Whether an owner adds up in a wider row beside its result: where more rows may meet than add up in f32
         without harm.
         """
-        if self.strategy_of[s.buffer] != "regular" or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
+        if not self.owned_by_row(s) or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
             return False
         members: Size = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
         return not isinstance(members, int) or members > NARROW_SUM_ROWS
 
+    def owned_by_row(self, s: Stmt) -> bool:
+        """Whether each kept row owns the elements of the result that it is combined into."""
+        return self.strategy_of[s.buffer].visits == "by owner"
+
+    def in_segments(self, s: Stmt) -> bool:
+        """Whether the rows of one key, which are visited one after another, are combined into a row of the result."""
+        return self.strategy_of[s.buffer].visits == "by key"
+
     def free(self, s: Stmt) -> list[int]:
-        """The axes of a regular accum's buffer that it runs along while its kept row stands still; where one row names
+        """The axes of an owned accum's buffer that it runs along while its kept row stands still; where one row names
         two axes, the second is such: all of it is owned.
         """
         kept, named = set(self.parts[self.k.order].kept), [i.variable for i in s.index]
@@ -114,8 +127,8 @@ class RowWriter:
 
     @property
     def kept_axes(self) -> list[Axis]:
-        """The row axes that stand in the index of a regular accum: each of their rows is a part of the result."""
-        return [a for a in self.k.rows if self.order == "regular" and a[0] in self.parts[self.k.order].kept]
+        """The row axes that stand in the index of an owned accum: each of their rows is a part of the result."""
+        return [a for a in self.k.rows if self.order == "by owner" and a[0] in self.parts[self.k.order].kept]
 
     @property
     def rest_axes(self) -> list[Axis]:
@@ -126,7 +139,12 @@ class RowWriter:
     @property
     def visits_all_rows(self) -> bool:
         """Whether rows that add to no segment have other effects: they are visited, too."""
-        return not all(s.op == "accum" and self.strategy_of[s.buffer] == "segmented" for s in self.k.body if not s.name)
+        return not all(s.op == "accum" and self.in_segments(s) for s in self.k.body if not s.name)
+
+    @property
+    def order_name(self) -> str:
+        """The order in which rows are visited, as templates' names have it."""
+        return self.order.replace(" ", "_") or "rows"
 
     def key_count(self, part: Combine) -> Size:
         """Keys that a row may have: the rows of a result."""
@@ -147,3 +165,14 @@ class RowWriter:
         """The C comment above a kernel: its heading, if there is one, then its IR."""
         lines = [*heading, *([""] if heading else []), *str(self.k).splitlines()]
         return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */"])
+
+
+def _strategies(kernel: Kernel, available: Collection[str]) -> dict[str, Strategy]:
+    """The strategy of each accum, by its buffer."""
+    names = dict.fromkeys((s.buffer for s in kernel.accums), DEFAULT.name) | dict(kernel.strategies)
+    for buffer, name in names.items():
+        if name not in available:
+            raise InternalError(
+                f"{kernel.name} combines into {buffer} by {name}; there is text for {', '.join(available)}"
+            )
+    return {buffer: STRATEGIES[name] for buffer, name in names.items()}

@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import TypeRuleError
+from .dims import Dim
 from .node import Node
 from .operands import adopt
 
-MEANT = {
-    "dim": "axis",
-    "dims": "axis",
-    "axes": "axis",
-    "keepdim": "keepdims",
-    "input": "x",
-    "other": "y",
-    "size": "shape",
-}
-"""Other libraries' names of arguments -> ours, where an op has none of theirs."""
+SYNONYMS = (
+    ("axis", "dim", "axes", "dims"),
+    ("keepdims", "keepdim"),
+    ("ddof", "correction"),
+    ("x", "input"),
+    ("y", "other"),
+    ("shape", "size"),
+    ("p", "ord"),
+)
+"""Names that NumPy, torch and ONNX give to one argument: an op takes each of them for the one that it has."""
+
+
+def renamed(op: str, known: Collection[str], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a call under the op's own names.
+
+    :param known: the op's own names, which mean themselves.
+    :raises TypeRuleError: one argument is given under two names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in keywords.items():
+        group = next((names for names in SYNONYMS if name in names), ())
+        ours = name if name in known else next((own for own in group if own in known), name)
+        if ours in found:
+            one, other, *_ = (given for given in keywords if given == name or given in group)
+            raise TypeRuleError(f"{op}: {one} and {other} are one argument, {ours}; give it once")
+        found[ours] = value
+    return found
 
 
 def meant(name: str | None, known: Iterable[str]) -> str:
-    """A question at the end of an error, where a name is close to one that is known or another library's for it."""
-    names = list(known)
-    near = [MEANT[name]] if name in MEANT and MEANT[name] in names else difflib.get_close_matches(name or "", names, 1)
+    """A question at the end of an error, where a name is close to one that is known."""
+    near = difflib.get_close_matches(name or "", list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _as_one_tuple(op: str, signature: inspect.Signature, positional: Sequence[Any]) -> str:
+    """What to write instead, at the end of an error, where sizes or axes were given one by one."""
+    last = len(signature.parameters) - 1
+    numbers = positional[last:]
+    if len(numbers) < 2 or not all(isinstance(n, int | Dim) and not isinstance(n, bool) for n in numbers):
+        return ""
+    *names, name = signature.parameters
+    written = ", ".join((*names, f"({', '.join(map(str, numbers))})"))
+    return f"; {name} is one argument: {op}({written})"
 
 
 def signature_text(signature: inspect.Signature) -> str:
@@ -51,7 +79,8 @@ def lifted(
         bound = signature.bind(*positional, **keywords)
     except TypeError as error:
         unknown = next((name for name in keywords if name not in signature.parameters), None)
-        raise TypeRuleError(f"{op}{signature_text(signature)}: {error}{meant(unknown, signature.parameters)}") from None
+        hint = meant(unknown, signature.parameters) or _as_one_tuple(op, signature, positional)
+        raise TypeRuleError(f"{op}{signature_text(signature)}: {error}{hint}") from None
     values = {
         p.name: bound.arguments[p.name]
         for p in signature.parameters.values()

@@ -14,7 +14,7 @@ from ..errors import TypeRuleError
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
-from .node import REGISTRY, Node, Note, listening, make
+from .node import REGISTRY, Node, Note, identical, listening, make
 from .op import Composite
 from .scan import LONGEST_NAME, format_attributes, format_note, is_long
 from .types import Type
@@ -46,7 +46,9 @@ def input_node(name: str, type: Type) -> Node:
 
 
 def again(node: Node, operands: tuple[Node, ...]) -> Node:
-    """The same op on other operands; the type rule is asked only if their types differ."""
+    """The same op on other operands, the node itself on its own; the type rule is asked only if their types differ."""
+    if identical(operands, node.operands):
+        return node
     if all(a.type == b.type for a, b in zip(operands, node.operands, strict=True)):
         return make(node.op, operands, node.attrs, node.type)
     result: Node = node.op.apply(operands, node.attrs)
@@ -59,7 +61,7 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
     """
     for node in postorder(roots, new, operands):
         rebuilt = tuple(new[o] for o in node.operands)
-        new[node] = node if rebuilt == node.operands else again(node, rebuilt)
+        new[node] = again(node, rebuilt)
     return new
 
 
@@ -115,6 +117,16 @@ class Graph:
         for node in topological(node for _, node in self.outputs):
             if node.op.name == "input" and node not in known:
                 raise TypeRuleError(f"graph {self.name}: {node!r} is used but is not an input of the graph")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return (
+            (self.name, self.input_names, self.output_names, self.assumptions)
+            == (other.name, other.input_names, other.output_names, other.assumptions)
+            and identical(self.inputs, other.inputs)
+            and identical([n for _, n in self.outputs], [n for _, n in other.outputs])
+        )
 
     def __copy__(self) -> Graph:
         return self
@@ -206,7 +218,7 @@ class Graph:
                 with parts_of(self.composite(node), notes):
                     result = rule(node, operands)
                 if result is None:
-                    result = node if operands == node.operands else again(node, operands)
+                    result = again(node, operands)
                 if not isinstance(result, Node):
                     raise TypeError(f"a rewrite of {node!r} gave {result!r}")
                 new[node] = result
@@ -285,7 +297,5 @@ def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op
     with assuming(graph.assumptions):
         for node in postorder(graph.nodes, new, sources):
             rebuilt = tuple(new[o] for o in node.operands)
-            new[node] = (
-                new[meant[node]] if node in meant else node if rebuilt == node.operands else again(node, rebuilt)
-            )
+            new[node] = new[meant[node]] if node in meant else again(node, rebuilt)
     return replace(graph, notes=notes).renamed(new)

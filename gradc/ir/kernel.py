@@ -29,23 +29,17 @@ KINDS = ("input", "output", "temp", "const")
 RowOrder = Literal["", "by key", "by owner"]
 """What decides in which order a kernel visits its rows: nothing, a sort by the index of an accum, or which row of a
 result they belong to."""
-ROW_ORDERS: dict[str, RowOrder] = {
-    "segmented": "by key",
-    "regular": "by owner",
-    "privatized": "",
-    "atomic_fixed": "",
-    "atomic": "",
-}
-"""How an accum may be done, and the order of rows that it needs; what else is known of each is in its record in
-:mod:`gradc.passes.reductions.strategies`."""
+ROW_ORDERS: dict[str, RowOrder] = {}
+"""Every strategy for an accum by name, and the order of rows that it needs; the records in
+:mod:`gradc.passes.reductions.strategies` enter themselves."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """Statements over rows x cols.
 
-    :param order: the buffer by whose accum the rows are visited (``segmented``, ``regular``), or "".
-    :param strategy: buffer of each accum -> ``privatized | regular | segmented``; filled by choose_reduction.
+    :param order: the buffer whose accum's strategy decides in which order the rows are visited, or "".
+    :param strategy: (buffer of an accum, name of its strategy); filled by choose_reduction.
     """
 
     name: str

@@ -2,12 +2,16 @@
 
 Two nodes with the same op, operands and attributes are one object, so common subexpressions never exist twice and
 equality of graphs is ``==``.  A node has one result; ops with several results are several nodes.
+
+Operators on nodes write graphs, ``==`` and ``!=`` like the others: inside the compiler nodes are compared by ``is``,
+tuples of them by :func:`identical`, and found in sets and dicts (whose keys hash by identity), never by ``in`` a tuple.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import operator
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import TypeRuleError
-from .dims import Size
+from .dims import Dim, Size
 from .types import DType, Type
 
 REGISTRY: dict[str, Any] = {}
@@ -88,6 +92,7 @@ NUMPY_NAMES = {
     "concatenate": "concat",
     "clip": "clamp",
     "take": "gather",
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
 }
 """NumPy's name of a function -> the op's, where they differ."""
 
@@ -266,7 +271,13 @@ class Node:
     def __ge__(self, other: Any) -> Node:
         return call("ge", self, other)
 
-    # == and != are identity (hash-consing); ops.eq and ops.ne compare values
+    def __eq__(self, other: Any) -> Any:
+        return call("eq", self, other) if _comparable(other) else NotImplemented
+
+    def __ne__(self, other: Any) -> Any:
+        return call("ne", self, other) if _comparable(other) else NotImplemented
+
+    __hash__ = object.__hash__
 
     @property
     def T(self) -> Node:
@@ -298,6 +309,17 @@ class Node:
 
     def min(self, axis: Any = None, keepdims: bool = False) -> Node:
         return call("min", self, axis=axis, keepdims=keepdims)
+
+
+def identical(nodes: Iterable[Node], others: Iterable[Node]) -> bool:
+    """Whether two sequences hold the same nodes in the same order."""
+    nodes, others = tuple(nodes), tuple(others)
+    return len(nodes) == len(others) and all(map(operator.is_, nodes, others))
+
+
+def _comparable(other: Any) -> bool:
+    """Whether ``==`` with it compares values; None, a str and the like are just not equal to a traced value."""
+    return isinstance(other, Node | bool | int | float | list | Dim) or hasattr(other, "__array__")
 
 
 def call(name: str, *operands: Any, **attrs: Any) -> Node:

@@ -1,14 +1,16 @@
 """The records an op is made of, and what calling one does.
 
 Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are
-three kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
-:class:`Library` op is a call: of cuBLAS, or of the runtime's matrix product.  What a pass may know of an op is a field
+four kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
+:class:`Library` op is a call: of cuBLAS, or of the runtime's matrix product, and a :class:`Function` writes other ops
+where it is called and leaves no node.  What a pass may know of an op is a field
 of its record; outside ``ops/`` only declared rewrite patterns and exact algebra name one.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import types as _types
 import typing
@@ -20,11 +22,11 @@ import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
 from ..process.forks import cached_property
-from .arguments import lifted, meant, signature_text
+from .arguments import lifted, meant, renamed, signature_text
 from .dims import Assumption, Dim, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
-from .types import DTYPES, DType, Type, dtype, shown
+from .types import DTYPES, DType, Type, dtype, shown, typeof
 
 
 class _Mark:
@@ -135,7 +137,8 @@ class Sample:
 
     :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant
         arrays.
-    :param draw: per operand one of ``normal positive unit nonzero index:N bool int distinct`` (default ``normal``).
+    :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct``, by default
+        ``normal``.
     """
 
     operands: tuple[Any, ...]
@@ -281,6 +284,8 @@ class Op:
         traced graph.
     :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
+    :param omitted: ``{operand: (type of the first operand, **attrs) -> node}``: what stands for an optional operand
+        that is None where a later one is given.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops'
         plain forms.
     """
@@ -303,6 +308,7 @@ class Op:
     below: Callable[[Node], Size] | None = field(default=None, kw_only=True)
     implies: Callable[[Node], Sequence[Assumption]] | None = field(default=None, kw_only=True)
     ascending: tuple[int, ...] = field(default=(), kw_only=True)
+    omitted: Mapping[str, Callable[..., Node]] = field(default_factory=dict, kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
@@ -376,6 +382,8 @@ class Op:
 
     def __call__(self, *positional: Any, **keywords: Any) -> Node:
         _no_huge_integer(self.name, (*positional, *keywords.values()))
+        if keywords:
+            keywords = renamed(self.name, self.__signature__.parameters, keywords)
         if self.sugar is None:
             return self.plain(*positional, **keywords)
         try:
@@ -421,9 +429,12 @@ class Op:
         operands = [given.pop(name, None) for name in self.operand_names]
         while operands and operands[-1] is None:
             operands.pop()
-        for name, operand in zip(self.operand_names, operands, strict=False):
-            if operand is None:
+        for k, name in enumerate(self.operand_names[: len(operands)]):
+            if operands[k] is None and (name not in self.omitted or operands[0] is None):
                 raise TypeRuleError(f"{self.name}: operand {name} is missing")
+            if operands[k] is None:
+                first = operands[0]
+                operands[k] = self.omitted[name](first.type if isinstance(first, Node) else typeof(first), **given)
         if len(operands) < self.required:
             raise TypeRuleError(
                 f"{self.name} needs {self.required} operands ({', '.join(self.operand_names)}), got {len(operands)}"
@@ -518,3 +529,95 @@ class Library(Op):
     reference: Any = field(default=None, kw_only=True)
     axes: Any = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Op):
+    """An op that writes others where it is called and leaves no node of its own: ``stack``, ``split``, ``conv2d``.
+
+    Operands are the parameters of ``write`` that are annotated as nodes, attributes those annotated otherwise; both are
+    checked before it is called.
+
+    :param write: ``(*nodes, **attrs) -> node``, or a tuple of nodes; operands are one variadic parameter, or named.
+    """
+
+    write: Callable[..., Any] = field(default=None, kw_only=True)  # type: ignore[assignment]
+
+    def _rule(self) -> Callable[..., Any]:
+        raise TypeRuleError(f"{self.name} is no node of a graph: a call of it writes other ops")
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.write)
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.write)
+
+    def _takes_node(self, name: str) -> bool:
+        return Node in (typing.get_args(self._hints[name]) or (self._hints[name],))
+
+    @cached_property
+    def operand_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.__signature__.parameters if self._takes_node(name))
+
+    @cached_property
+    def variadic(self) -> bool:
+        return any(p.kind is p.VAR_POSITIONAL for p in self.__signature__.parameters.values())
+
+    @cached_property
+    def required(self) -> int:
+        return sum(self.__signature__.parameters[n].default is inspect.Parameter.empty for n in self.operand_names)
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """The attributes: name -> Parameter, in the order of a call."""
+        return {
+            p.name: Parameter(p.name, self._hints[p.name], p.default)
+            for p in self.__signature__.parameters.values()
+            if not self._takes_node(p.name)
+        }
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        _no_huge_integer(self.name, (*positional, *keywords.values()))
+        keywords = renamed(self.name, self.__signature__.parameters, keywords)
+        if self.variadic and positional and isinstance(positional[-1], tuple | list):
+            positional = (*positional[:-1], *positional[-1])
+        try:
+            bound = self.__signature__.bind(*positional, **keywords)
+        except TypeError:
+            lifted(self.name, self.__signature__, positional, keywords)  # raises it in the op's own terms
+            raise
+        types: list[Type] = []
+        try:
+            for name, nodes in self._nodes(bound).items():
+                bound.arguments[name] = nodes
+                types += [n.type for n in (nodes if isinstance(nodes, tuple) else (nodes,))]
+            for name, parameter in self.parameters.items():
+                if name in bound.arguments and not (
+                    bound.arguments[name] is None and parameter.default is None
+                ):  # None where it is the default
+                    bound.arguments[name] = parameter.check(bound.arguments[name])
+            return self.write(*bound.args, **bound.kwargs)
+        except TypeRuleError as error:
+            raise _located(error, self.name, types) from None
+
+    def on(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Any:
+        """The call with these operands, in their order, and attributes by name."""
+        if not self.variadic:
+            return self(**dict(zip(self.operand_names, operands, strict=False)), **attrs)
+        first = [n for n in itertools.takewhile(lambda n: not self._takes_node(n), self.__signature__.parameters)]
+        return self(*(attrs[n] for n in first), *operands, **{n: v for n, v in attrs.items() if n not in first})
+
+    def _nodes(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """The operands of a call as nodes of it; several of one parameter as a tuple."""
+        given = {name: bound.arguments[name] for name in self.operand_names if bound.arguments.get(name) is not None}
+        for name in self.operand_names:
+            empty = self.__signature__.parameters[name].default is inspect.Parameter.empty
+            if not self.variadic and empty and name not in given:
+                raise TypeRuleError(f"operand {name} is missing")
+        flat = [v for value in given.values() for v in (value if self.variadic else (value,))]
+        if all(isinstance(v, Node) for v in flat):
+            return given
+        nodes = iter(adopt(self.name, flat, broadcasting=False))
+        return {n: tuple(next(nodes) for _ in value) if self.variadic else next(nodes) for n, value in given.items()}

@@ -32,6 +32,10 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
     if isinstance(value, Dim):
         node = REGISTRY["dim"](size=value)
         return REGISTRY["cast"](node, like) if like and like is not node.dtype else node  # type: ignore[no-any-return]
+    if isinstance(value, bool) and like is not None and like.kind != "b":
+        raise TypeRuleError(
+            f"{name}: the Python bool {value} meets a {like} operand; write {int(value)}, or the cast of a traced mask"
+        )
     if isinstance(value, bool | int | float):
         kind = like or typeof(value).dtype
         if not kind.is_float and isinstance(value, float):

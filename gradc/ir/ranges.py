@@ -309,10 +309,21 @@ class KernelRanges:
 
 
 def multiples(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:
-    """Each (factor, rest) with index = factor * tested + rest that eliminates a variable from the rest."""
+    """Each (factor, rest) with index = factor * tested + rest that eliminates a variable from the rest, or all."""
     steps = dict(index.terms)
-    for factor in dict.fromkeys(steps[v] * c for v, c in tested.terms if v in steps and c in (1, -1)):
-        yield factor, index + tested * (factor * -1)
+    factors = [_quotient(steps[v], c) for v, c in tested.terms if v in steps] or [1] * same_place(index, tested)
+    for factor in dict.fromkeys(factors):
+        if factor is not None:
+            yield factor, index + tested * (factor * -1)
+
+
+def _quotient(step: Size, by: Size) -> Size | None:
+    """step / by where that is whole."""
+    if step == by:
+        return 1
+    if isinstance(by, int) and by in (1, -1):
+        return step * by
+    return step // by if isinstance(step, int) and isinstance(by, int) and step % by == 0 else None
 
 
 def same_place(a: Index, b: Index) -> bool:

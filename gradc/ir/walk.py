@@ -14,6 +14,11 @@ from .statement import Stmt
 T = TypeVar("T", bound=Hashable)
 
 
+def positions(user: Node, node: Node) -> tuple[int, ...]:
+    """Which of ``user``'s operands are ``node``."""
+    return tuple(k for k, operand in enumerate(user.operands) if operand is node)
+
+
 def reachable(starts: Iterable[T], further: Callable[[T], Iterable[T]]) -> Iterator[T]:
     """The starts, and what ``further`` leads to from them, each once; in no particular order."""
     pending = list(dict.fromkeys(starts))

@@ -5,29 +5,48 @@ from __future__ import annotations
 import importlib
 
 from ..ir.node import REGISTRY, Node
-from ..ir.op import Composite, Library, Op, Primitive
+from ..ir.op import Composite, Function, Library, Op, Primitive
 
 _MODULES = (
     "pointwise",
+    "elementary",
+    "special",
+    "rounding",
+    "logic",
     "activations",
+    "piecewise",
     "movement",
+    "diagonals",
+    "windows",
     "reduce",
+    "views",
+    "statistics",
+    "norms",
     "indexing",
     "contract",
+    "convolution",
+    "pooling",
     "bits",
     "quantization",
     "block_scales",
     "normalize",
+    "batch_norm",
+    "einsum",
+    "attention",
+    "resample",
     "loss",
+    "losses",
+    "class_losses",
     "tables",
     "bags",
     "scatters",
     "sparse",
     "sample",
+    "random",
 )
-for _module in _MODULES:  # the records register themselves
+for _module in _MODULES:  # importing a module registers its records
     importlib.import_module(f".{_module}", __name__)
-# A module may bear an op's name (embedding); ops.NAME is the op.
+# A module and an op may have the same name; ops.NAME is always the op.
 globals().update(REGISTRY)
 
 
@@ -42,4 +61,4 @@ def __dir__() -> list[str]:
     return sorted(REGISTRY)
 
 
-__all__ = ["REGISTRY", "Composite", "Library", "Node", "Op", "Primitive"]
+__all__ = ["REGISTRY", "Composite", "Function", "Library", "Node", "Op", "Primitive"]

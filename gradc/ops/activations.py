@@ -20,7 +20,7 @@ relu = Primitive(
     lower=Expr("relu({0})"),
     vjp=lambda g, y, x: (where(gt(x, zeros_like(x)), g, zeros_like(g)),),
     samples=UNARY,
-    doc="max(x, 0); NaN stays; the derivative at 0 is 0",
+    doc="max(x, 0); propagates NaN; the derivative at 0 is 0",
 )
 
 
@@ -34,14 +34,14 @@ _TANH = (math.sqrt(2 / math.pi), 0.044715)
 
 
 def _logistic(z: Node) -> tuple[Node, Node]:
-    """sigmoid(z) and its slope, of one exponential: s (1 - s) would cancel."""
+    """(sigmoid(z), its derivative), from one exponential; the derivative as s (1 - s) would cancel for large z."""
     e = exp(-abs(z))
     r = reciprocal(e + 1)
     return where(ge(z, zeros_like(z)), r, e * r), e * r * r
 
 
 def _gelu_argument(wide: Node) -> Node:
-    """What tanh is of in the tanh form."""
+    """The argument of tanh in the tanh approximation: sqrt(2/pi) (x + 0.044715 x^3)."""
     return (wide * wide * wide * _TANH[1] + wide) * _TANH[0]
 
 
@@ -52,18 +52,18 @@ def _gelu_value(x: Node, *, approximate: str) -> Node:
 
 
 def _gelu_vjp(g: Node, y: Node, x: Node, *, approximate: str) -> tuple[Node]:
-    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last, for g x may lie outside the dtype, and P'
-    # is 0 where x^2 does
+    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last because g x may overflow, and P' is 0 where
+    # x^2 overflows
     wide = converted(x, x.dtype.compute)
     if approximate == "none":
-        below = (erf(wide * math.sqrt(0.5)) + 1) * 0.5
+        cdf = (erf(wide * math.sqrt(0.5)) + 1) * 0.5
         slope = wide * (exp(wide * wide * -0.5) * math.sqrt(0.5 / math.pi))
     else:
-        below, flat = _logistic(_gelu_argument(wide) * 2)
+        cdf, flat = _logistic(_gelu_argument(wide) * 2)
         slope = where(
             eq(flat, zeros_like(flat)), flat, wide * flat * (wide * wide * (6 * _TANH[0] * _TANH[1]) + 2 * _TANH[0])
         )
-    return (converted(converted(g, wide.dtype) * (below + slope), x.dtype),)
+    return (converted(converted(g, wide.dtype) * (cdf + slope), x.dtype),)
 
 
 gelu = Composite(
@@ -73,7 +73,7 @@ gelu = Composite(
     vjp=_gelu_vjp,
     samples=(*cases(*SHAPES), *(Sample((f"F[{s}]",), {"approximate": "tanh"}) for s in ("N", "2,N"))),
     bad=(BadSample(("f32[3]",), {"approximate": "erf"}, match="neither"), *NOT_FLOAT),
-    doc="x * Phi(x); approximate='tanh' for the tanh form",
+    doc="x * Phi(x), with Phi the standard normal CDF; approximate='tanh' selects the tanh approximation",
     source="Hendrycks and Gimpel 2016",
 )
 
@@ -84,7 +84,7 @@ def _silu_value(x: Node) -> Node:
 
 
 def _silu_vjp(g: Node, y: Node, x: Node) -> tuple[Node]:
-    # dx = g (s + x s') with s = sigmoid(x); g is multiplied last: g x may lie outside the dtype
+    # dx = g (s + x s') with s = sigmoid(x); g is multiplied last because g x may overflow
     wide = converted(x, x.dtype.compute)
     s, slope = _logistic(wide)
     return (converted(converted(g, wide.dtype) * (s + wide * slope), x.dtype),)
@@ -104,13 +104,13 @@ def _softplus(x: Type, *, beta: float = 1.0, threshold: float = 20.0) -> Type:
 def _softplus_value(x: Node, *, beta: float, threshold: float) -> Node:
     wide = converted(x, x.dtype.compute)
     scaled = wide * beta
-    far = gt(scaled, full(threshold, scaled))
+    linear = gt(scaled, full(threshold, scaled))
     soft = (maximum(scaled, zeros_like(scaled)) + log1p(exp(-abs(scaled)))) / beta
-    return converted(where(far, wide, soft), x.dtype)
+    return converted(where(linear, wide, soft), x.dtype)
 
 
 def _softplus_vjp(g: Node, y: Node, x: Node, *, beta: float, threshold: float) -> tuple[Node]:
-    # dx = g sigmoid(beta x), g itself above the threshold
+    # dx = g sigmoid(beta x), and g where beta x exceeds the threshold
     scaled = converted(x, x.dtype.compute) * beta
     slope = where(gt(scaled, full(threshold, scaled)), full(1, scaled), sigmoid(scaled))
     return (converted(converted(g, x.dtype.compute) * slope, x.dtype),)
@@ -123,5 +123,5 @@ softplus = Composite(
     vjp=_softplus_vjp,
     samples=(*cases(*SHAPES), Sample(("F[N]",), {"beta": 2.0, "threshold": 1.0})),
     bad=(BadSample(("f32[3]",), {"beta": 0.0}, match="not above 0"), *NOT_FLOAT),
-    doc="log(1 + exp(beta*x)) / beta; x itself above the threshold",
+    doc="log(1 + exp(beta*x)) / beta; x itself where beta*x exceeds threshold",
 )

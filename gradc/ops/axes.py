@@ -1,5 +1,5 @@
-"""Where the axes of a movement op's operand go, and the same movement with one axis of its result replaced
-(``Op.replace_axis``).
+"""Axis maps of movement ops: which result axis each operand axis becomes, and the rules (``Op.replace_axis``) that
+rewrite a movement op so that one axis of its result is replaced by several.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from ..ir.op import AxisReplacement
 
 
 def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
-    """The axes of two shapes in the smallest runs with equal products: [2,3,N] and [6,N] give (0-1, 0) and (2, 1)."""
+    """Partitions the axes of two shapes into the shortest consecutive runs whose sizes have equal products:
+    [2,3,N] and [6,N] give ({0,1}, {0}) and ({2}, {1}).
+
+    :raises TypeRuleError: the shapes have different products.
+    """
     groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(before) or j < len(after):
@@ -26,7 +30,7 @@ def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[ran
                     break
             if lengths:
                 break
-        if lengths is None:  # sizes of 0 were matched too soon: what is left belongs to the runs before
+        if lengths is None:  # a size of 0 closed a run too early: merge the remaining axes into the runs before it
             old, new = range(i, len(before)), range(j, len(after))
             while not same(product(before[a] for a in old), product(after[a] for a in new)):
                 if not groups:
@@ -40,7 +44,7 @@ def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[ran
 
 
 def reshape_axes(node: Node) -> tuple[int | None, ...]:
-    """For each operand axis of a reshape the result axis that is it, or None where it is split or merged."""
+    """For each operand axis of a reshape, the result axis that is identical to it; None if it is split or merged."""
     before, after = node.operands[0].shape, node.shape
     answer: list[int | None] = [None] * len(before)
     for old, new in axis_groups(before, after):
@@ -51,7 +55,7 @@ def reshape_axes(node: Node) -> tuple[int | None, ...]:
 
 
 def replaced(shape: Sequence[Any], axis: int, sizes: Sequence[Any]) -> tuple[Any, ...]:
-    """The tuple with the entry of one axis replaced by several."""
+    """The tuple ``shape`` with the entry at ``axis`` replaced by the entries ``sizes``."""
     return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""embedding_bag: rows of a table combined over bags of indices, and the op that says which bag a position is in."""
+"""embedding_bag: rows of a table reduced over bags of indices; segment_ids: the bag that each position belongs to."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from .tables import embedding_renorm
 
 
 def count_not_above(line: Any, values: Any) -> Any:
-    """For each value how many elements of an ascending line are <= it; of a line that does not ascend, what a binary
-    search finds.
+    """The number of elements of the ascending 1-D array ``line`` that are <= each value (``searchsorted`` on the
+    right); an unsorted line gives what this binary search finds, as in the kernels.
     """
     line, values = np.asarray(line).astype(np.int64), np.asarray(values).astype(np.int64)
     low, high = np.zeros(values.shape, np.int64), np.full(values.shape, line.size, np.int64)
@@ -88,8 +88,8 @@ segment_ids = Primitive(
         BadSample(("i64[3,2]",), {"size": 4}, match="rank 2, not 1"),
     ),
     doc=(
-        "for each position below size the segment it is in, where segment s begins at offsets[s]; -1 before the first."
-        " With oob='error' the offsets must begin with 0, not decrease, and not exceed size"
+        "the segment of each position 0..size-1, i64[size], where segment s begins at offsets[s]; -1 before the first"
+        " segment. With oob='error' the offsets must begin with 0, not decrease, and not exceed size"
     ),
 )
 
@@ -99,7 +99,7 @@ Mode = Literal["sum", "mean", "max", "sqrtn"]
 
 
 def _parts(indices: Any, offsets: Any, per_sample_weights: Any) -> tuple[Any, Any]:
-    """Bags that are rows of the indices need no offsets: what stands third is then the weights."""
+    """(offsets, per_sample_weights): with 2-D indices, which need no offsets, a float third operand is the weights."""
     if per_sample_weights is None and offsets is not None and offsets.dtype.is_float and len(indices.shape) == 2:
         return None, offsets
     return offsets, per_sample_weights
@@ -163,8 +163,9 @@ def _embedding_bag(
 
 @dataclass(frozen=True)
 class _Bags:
-    """One embedding_bag in its compute dtype: what value and vjp share.  A member is an index of a bag; one of padding,
-    or skipped, is in none.
+    """The intermediate values of one embedding_bag in its compute dtype, shared by value and vjp.
+
+    A member is one index of a bag; padding and skipped indices belong to no bag.
     """
 
     indices: Node
@@ -179,7 +180,7 @@ class _Bags:
 
     @cached_property
     def kept(self) -> Node | None:
-        """Which members count, or None for all."""
+        """Mask of the members that are neither padding nor skipped; None if all count."""
         size, mask, place = self.weight.shape[0], None, converted(self.indices, I64)
         if self.oob == "skip":
             mask = logical_and(ge(place, 0), lt(place, call("dim", size=size)))
@@ -192,14 +193,14 @@ class _Bags:
 
     @cached_property
     def bag(self) -> Node:
-        """Of each of the members in a line the bag."""
+        """The bag of each member: i64[N], for indices with offsets."""
         return segment_ids.plain(
             self.offsets, size=self.indices.shape[0], oob="skip" if self.oob == "skip" else "error"
         )
 
     @cached_property
     def place(self) -> Node:
-        """The bag, -1 for members that do not count."""
+        """The bag of each member, -1 for those that do not count."""
         return self.bag if self.kept is None else where(self.kept, self.bag, full(-1, self.bag))
 
     @property
@@ -207,29 +208,29 @@ class _Bags:
         return self.indices.shape[0] if self.offsets is None else self.offsets.shape[0] - int(self.include_last_offset)
 
     def wide(self, x: Node) -> Node:
-        """Something of each member ([N] or [B, L]) along the columns of the table."""
+        """A value per member ([N] or [B, L]) broadcast over the columns of the table."""
         return spread(reshaped(x, (*x.shape, 1)), (*x.shape, self.weight.shape[1]))
 
     def alone(self, x: Node, fill: Any = 0) -> Node:
-        """x of each member, ``fill`` for those that do not count."""
+        """x per member, with ``fill`` for those that do not count."""
         if self.kept is None:
             return x
         return where(self.wide(self.kept) if x.rank > self.indices.rank else self.kept, x, full(fill, x))
 
     def total(self, x: Node) -> Node:
-        """The sum of each bag."""
+        """The sum of x over the members of each bag."""
         if self.offsets is None:
             return converted(sum.plain(self.alone(x), axis=(1,)), x.dtype)
         return scatter_add.plain(self.place, x, axis=0, size=self.bags, oob="skip")
 
     def best(self, op: Any, scattered: Any, x: Node) -> Node:
-        """The extremum of each bag and column."""
+        """The extremum of x over the members of each bag, per column."""
         if self.offsets is None:
             return op.plain(x, axis=(1,), empty="infinite")  # type: ignore[no-any-return]
         return scattered.plain(self.wide(self.place), x, axis=0, size=self.bags, oob="skip")  # type: ignore[no-any-return]
 
     def back(self, x: Node) -> Node:
-        """What a bag has, for each of its members."""
+        """A value per bag, gathered to each of its members: the adjoint of ``total``."""
         if self.offsets is None:
             return along(x, (*self.indices.shape, *x.shape[1:]), (1,))
         return gather.plain(x, self.bag, axis=0, oob="skip")
@@ -255,14 +256,14 @@ class _Bags:
 
     @cached_property
     def members(self) -> Node:
-        """How many members of each bag count: i64[B]."""
+        """The number of members of each bag that count: i64[B]."""
         if self.offsets is None and self.kept is None:
             return spread(call("dim", size=self.indices.shape[1]), (self.bags,))
         return self.total(full(1, self.indices, I64))
 
     @cached_property
     def divisor(self) -> Node | None:
-        """r of each bag: sum w, or the root of sum w^2; 1 for an empty bag."""
+        """r of each bag: sum w (mean) or sqrt(sum w^2) (sqrtn); 1 for an empty bag; None for sum."""
         if self.mode == "sum":
             return None
         if self.w is None:
@@ -283,7 +284,7 @@ class _Bags:
 
     @cached_property
     def filled(self) -> Node:
-        """Which bags have members, along the columns."""
+        """Mask of the bags that have members, broadcast over the columns."""
         return along(gt(self.members, full(0, self.members)), (self.bags, self.weight.shape[1]), (1,))
 
     @cached_property
@@ -299,7 +300,7 @@ class _Bags:
             return back if self.w is None else back * self.wide(self.w)
         winner = bitwise_or(
             eq(self.rows, self.back(self.largest)), ne(self.rows, self.rows)
-        )  # the first of equals takes all; NaN is the largest
+        )  # NaN is the largest; of equal members the first gets all of g
         winner = winner if self.kept is None else logical_and(winner, self.wide(self.kept))
         axis = self.indices.rank - 1
         line = iota(shape=self.rows.shape, axis=axis)
@@ -339,9 +340,9 @@ def _bag_vjp(
     per_sample_weights: Node | None = None,
     **attrs: Any,
 ) -> tuple[Any, ...]:
-    # with r of each bag (1, sum w, or the root of sum w^2) and j a member: sum, mean and sqrtn give row j w_j g / r,
-    # max gives g to the first winner of each column; dw_j = g.x_j (sum), g.(x_j - y) / r (mean), (g.x_j - w_j (g.y) /
-    # r) / r (sqrtn)
+    # with r per bag (sum: 1, mean: sum w, sqrtn: sqrt(sum w^2)) and a member j: the gradient of its row is w_j g / r;
+    # for max it is g at the first maximum of each column; dw_j = g.x_j (sum), g.(x_j - y) / r (mean), (g.x_j - w_j
+    # (g.y) / r) / r (sqrtn)
     b = _bags(indices, weight, offsets, per_sample_weights, attrs)
     g = converted(g, b.rows.dtype)
     of_weight, _ = gather.vjp(b.of_rows(g), b.raw, *b.raw.operands, **b.raw.attrs)  # type: ignore[misc]
@@ -436,9 +437,10 @@ embedding_bag: Composite = Composite(
         BadSample(("i64[7,2]", "i8[5,3]"), match="i8 is no float"),
     ),
     doc=(
-        "rows of a table summed (sum), averaged (mean), divided by the root of the sum of squared weights (sqrtn), or"
-        " their largest (max) over each bag; a bag is a row of indices, or begins at an offset; padding does not count,"
-        " an empty bag is 0; oob is 'error' here and 'skip' in gradc.plans"
+        "rows of a table reduced over each bag: weighted sum (sum), divided by the sum of weights (mean) or by the root"
+        " of the sum of squared weights (sqrtn), or the maximum (max); a bag is a row of 2-D indices, or begins at an"
+        " offset into 1-D indices; padding does not count, an empty bag gives 0; oob defaults to 'error' here and to"
+        " 'skip' in gradc.plans"
     ),
     source="torch.nn.functional.embedding_bag; tf.nn.embedding_lookup_sparse (sqrtn)",
 )

@@ -1,4 +1,4 @@
-"""Bits: shifts, the same bits under another type, and narrow values packed into bytes."""
+"""Bit-level ops: right_shift, bitcast, and unpack of sub-byte values stored several to a byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rules import alike, canonical_axis, cases
 Array = np.ndarray[Any, Any]
 U8 = DTYPES["u8"]
 PACKED = ("i2", "i4", "u2", "u4", "f4e2m1")
-"""What a byte holds several of."""
+"""The sub-byte dtypes, of which a byte holds several."""
 
 # -- shifts ------------------------------------------------------------------------------------------------------------
 
@@ -47,7 +47,10 @@ right_shift = Primitive(
         BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"),
         BadSample(("i32[3]", "u8[3]"), match="dtypes differ"),
     ),
-    doc="a / 2**b rounded down; a shift by a negative number, or by all of the bits, leaves the sign",
+    doc=(
+        "arithmetic shift: a / 2**b rounded down; a shift by a negative number or by at least the width gives -1 for a"
+        " negative a, else 0"
+    ),
     source="numpy.right_shift",
 )
 
@@ -63,7 +66,7 @@ def _bitcast(x: Type, *, to: DType) -> Any:
 
 
 def with_bits(x: Array, to: DType) -> Array:
-    """Unsigned integers as the values that have these bits; of a byte only the low ones, where a value has fewer."""
+    """NumPy's bitcast: unsigned integers reinterpreted as ``to``; a sub-byte dtype takes the low bits of each byte."""
     x = np.asarray(x)
     if to.bits >= 8:
         return np.ascontiguousarray(x).view(to.np).reshape(x.shape)
@@ -86,7 +89,7 @@ bitcast = Primitive(
         BadSample(("i8[3]",), {"to": "f4e2m1"}, match="no unsigned"),
         BadSample(("u8[3]",), {"to": "f32"}, match="u8 holds no bits of f32"),
     ),
-    doc="the values whose bits an unsigned integer holds; of a byte only the low ones, where a value has fewer",
+    doc="the bits of unsigned integers as values of another dtype; a sub-byte dtype takes the low bits of each byte",
     source="jax.lax.bitcast_convert_type",
 )
 
@@ -104,7 +107,7 @@ def infer_unpacked(packed: Type, *, dtype: DType, axis: int = -1, low_nibble_fir
 
 
 def _shifts(bits: int, low_nibble_first: bool) -> Array:
-    """By how much the first, the second... value of a byte is shifted."""
+    """The right shift that moves each value of a byte to the low bits, in the order of the values; u8[8/bits]."""
     places = np.arange(0, 8, bits, dtype=np.uint8)
     return places if low_nibble_first else places[::-1]
 
@@ -118,7 +121,7 @@ def _unpack_reference(packed: Array, *, dtype: DType, axis: int, low_nibble_firs
 
 
 def _unpack_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
-    """The byte at half (a quarter of) the position, shifted by the value's place in it."""
+    """Kernel statements: the byte at position // (8/bits), shifted by the value's offset in it."""
     axis, to = node.attrs["axis"], node.dtype
     place, part = kernel.divided(index[axis], 8 // to.bits)
     byte = kernel.read(node.operands[0], replaced(index, axis, (place,)))
@@ -158,19 +161,20 @@ unpack = Primitive(
         BadSample(("u8[4,2]",), {"dtype": "i4", "axis": 2}, match="axis=2"),
     ),
     doc=(
-        "bytes as the narrow values they hold, 8/bits times as many along an axis, the low bits first unless"
-        " low_nibble_first=False; read where they are used, never stored; a constant for the gradient. gradc.pack makes"
-        " such bytes in NumPy"
+        "the sub-byte values that u8 bytes hold, 8/bits times as many along an axis, low bits first unless"
+        " low_nibble_first=False; unpacked where they are used, never stored; no gradient. gradc.pack is the inverse,"
+        " in NumPy"
     ),
 )
 
 
 def pack(values: Any, dtype: Any = None, axis: int = -1, low_nibble_first: bool = True) -> Array:
-    """NumPy: values as the bytes that ``ops.unpack`` reads, u8 with the size along ``axis`` divided by 8/bits.
+    """Packs sub-byte values into the bytes that ``ops.unpack`` reads, in NumPy: u8, the size along ``axis`` divided by
+    8/bits.
 
-    :param values: of the narrow type, or integers in its range, or (for f4e2m1) floats, which are rounded.
-    :param dtype: ``i2 i4 u2 u4 f4e2m1``; not needed where ``values`` have one of these types.
-    :raises InvalidProblem: an integer out of range, or a size that fills no whole bytes.
+    :param values: of the sub-byte dtype, or integers in its range, or (for f4e2m1) floats, which are rounded.
+    :param dtype: ``i2 i4 u2 u4 f4e2m1``; needed only if ``values`` have none of these dtypes.
+    :raises InvalidProblem: an integer is out of range, or the size along ``axis`` is no multiple of 8/bits.
     """
     array = np.asarray(values)
     to = dtype_of(array.dtype if dtype is None else dtype)

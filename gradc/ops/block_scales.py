@@ -1,11 +1,11 @@
-"""Scales made from the values they are for, and 4-bit values with a code book."""
+"""Block scales computed from the values to be quantized (MX, dynamic), and NF4: 4-bit codes with a code book."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size
+from ..ir.dims import Size, SizeLike
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, AxisReplacement, BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, F64, DType, Type
@@ -16,7 +16,6 @@ from .pointwise import eq, maximum, stop_gradient, where
 from .quantization import LARGEST, TARGETS
 from .rules import converted, floating, full
 
-SizeLike = int | Dim
 E8M0, U4 = DTYPES["e8m0"], DTYPES["u4"]
 
 # -- NF4 ---------------------------------------------------------------------------------------------------------------
@@ -39,7 +38,7 @@ NF4 = (
     0.7229568362236023,
     1.0,
 )
-"""The quantiles of a normal distribution that NormalFloat 4 stands for: Dettmers et al. 2023 (QLoRA), appendix E."""
+"""The 16 values of NormalFloat 4, quantiles of a normal distribution: Dettmers et al. 2023 (QLoRA), appendix E."""
 
 
 def _codebook(*, dtype: DType = F32) -> Any:
@@ -115,7 +114,7 @@ def _nf4_vjp(
 
 def _replace_axis_of_nf4(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     own = node.attrs["axis"]
-    if axis == own:  # two values to a byte
+    if axis == own:  # an axis of packed pairs cannot be split
         return None
     replacement = replace_axis_of_blocks(node, axis, sizes)
     return replacement and (replacement[0], {**replacement[1], "axis": own if own < axis else own + len(sizes) - 1})
@@ -143,8 +142,8 @@ dequantize_nf4 = Composite(
     ),
     doc=(
         "nf4_codebook()[unpack(packed)] * scale, one scale per block of the unpacked values (block: as for dequantize);"
-        " axis is the one along which two values share a byte, the first in the low half (low_nibble_first=False for"
-        " data of bitsandbytes)"
+        " two consecutive values along axis share a byte, the first in the low nibble (low_nibble_first=False for"
+        " bitsandbytes' format)"
     ),
     source="Dettmers et al. 2023 (QLoRA)",
 )
@@ -157,7 +156,7 @@ BAD_BLOCKS = (
     BadSample(("f32[4]",), {"block": (0,), "dtype": "f8e4m3"}, match="a block of 0 on axis 0"),
 )
 EMAX = {"f8e4m3": 8, "f8e5m2": 15, "f4e2m1": 2}
-"""The exponent of the largest number of each format."""
+"""The exponent of the largest normal number of each format (emax in the MX specification)."""
 
 
 def _mx_scale(x: Type, *, block: tuple[SizeLike, ...] | None = None, dtype: DType) -> Any:
@@ -171,7 +170,7 @@ def _mx_value(x: Node, *, block: tuple[Size, ...], dtype: DType) -> Node:
     blocks = Blocks(x.shape, block)
     wide = converted(x, x.dtype.compute)
     most = converted(blocks.largest(blocks.enter(call("abs", wide))), F64)
-    # e8m0 rounds from 1.5 * 2^k on to 2^(k+1): three quarters of a number round to the power of two not above it
+    # the cast to e8m0 rounds 1.5 * 2^k and above to 2^(k+1); 0.75 x therefore rounds to the largest power of two <= x
     return converted(maximum(most * (0.75 * 2.0 ** -EMAX[dtype.name]), full(2.0**-127, most)), E8M0)
 
 
@@ -188,9 +187,8 @@ mx_scale = Composite(
     ),
     bad=(*BAD_BLOCKS, BadSample(("f32[4]",), {"dtype": "i8"}, match="dtype=i8; values with power-of-two scales")),
     doc=(
-        "the e8m0 scale 2^(floor(log2(max |x|)) - emax) of each block of x, for values of a dtype whose largest has the"
-        " exponent emax; 2^-127 where that is smaller and for a block of zeros, NaN where a block has NaN or infinity;"
-        " a constant for the gradient"
+        "the e8m0 scale 2^(floor(log2(max |x|)) - emax) of each block of x, where emax is the exponent of dtype's"
+        " largest value; at least 2^-127 (also for a block of zeros), NaN for a block with NaN or infinity; no gradient"
     ),
     source="OCP Microscaling Formats (MX) v1.0, 6.3",
 )
@@ -230,9 +228,9 @@ dynamic_scale = Composite(
     ),
     bad=(*BAD_BLOCKS, BadSample(("f32[4]",), {"dtype": "f32"}, match="dtype=f32; quantized values may be")),
     doc=(
-        "max |x| over each block of x, divided by the largest value of dtype: the scale at which quantize clamps"
-        " nothing; 1 where that is 0 (a block of zeros), NaN or infinity where a block has one; in f32, or f64 for f64;"
-        " a constant for the gradient unless differentiable=True"
+        "max |x| over each block of x, divided by the largest value of dtype, so that quantize clamps nothing; 1 where"
+        " that is 0 (a block of zeros), NaN or infinity for a block that has one; f32, or f64 for an f64 x; no gradient"
+        " unless differentiable=True"
     ),
     source="per-token dynamic quantization: Yao et al. 2022 (ZeroQuant)",
 )

@@ -1,4 +1,4 @@
-"""A shape cut into blocks, each with one value of a parameter."""
+"""Block partition of a shape, as block-wise quantization uses it: one scale and zero point per block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def text_of(sizes: Sequence[Size]) -> str:
 
 
 def canonical_block(shape: Sequence[Size], block: Sequence[Size] | None) -> tuple[Size, ...]:
-    """One size per axis; whatever covers a whole axis is that axis's size."""
+    """One block size per axis; a size that covers a whole axis becomes that axis's size, and None covers all."""
     if block is None:
         return tuple(shape)
     if len(block) != len(shape):
@@ -38,10 +38,10 @@ def canonical_block(shape: Sequence[Size], block: Sequence[Size] | None) -> tupl
 
 @dataclass(frozen=True)
 class Blocks:
-    """A shape cut into blocks, and the view of it in which blocks are axes.
+    """A shape partitioned into blocks, and its blocked view, in which blocks are axes of their own.
 
-    An axis whose blocks are single elements or the whole axis stays one axis of the view; any other becomes two:
-    [number of blocks, block].
+    An axis whose block is 1 or the whole axis stays one axis of the blocked view; any other axis becomes two:
+    [number of blocks, block size].
     """
 
     shape: tuple[Size, ...]
@@ -55,7 +55,7 @@ class Blocks:
         )
 
     def fit(self, parameter: Sequence[Size]) -> bool:
-        """Whether a parameter has this shape; where there is one block, a scalar will do."""
+        """Whether a parameter has one value per block; for a single block it may be a scalar."""
         if not parameter and all(c == 1 for c in self.counts):
             return True
         return len(parameter) == len(self.counts) and all(map(same, parameter, self.counts))
@@ -66,12 +66,12 @@ class Blocks:
 
     @cached_property
     def view(self) -> tuple[Size, ...]:
-        """The shape in which blocks are axes of their own."""
+        """The shape of the blocked view."""
         return self._axes(lambda n, c, b: (c, b), lambda n, c: n)
 
     @cached_property
     def parameter(self) -> tuple[Size, ...]:
-        """A parameter's shape within the view: 1 along each block."""
+        """A parameter's shape in the blocked view: 1 along each block."""
         return self._axes(lambda n, c, b: (c, 1), lambda n, c: c)
 
     def _axes(self, two: Any, one: Any) -> tuple[Size, ...]:
@@ -87,7 +87,7 @@ class Blocks:
         )
 
     def enter(self, x: Node, fill: float = 0.0) -> Node:
-        """A value in the view, with ``fill`` where the last block stands out."""
+        """A value of ``shape`` in the blocked view; the elements of a partial last block are padded with ``fill``."""
         if not any(self.split):
             return x
         return reshaped(
@@ -95,23 +95,23 @@ class Blocks:
         )
 
     def leave(self, x: Node) -> Node:
-        """Back from the view."""
+        """The inverse of ``enter``: a value of the blocked view in ``shape``, without the padding."""
         if not any(self.split):
             return x
         x, rank = reshaped(x, self.padded), len(self.shape)
         return x if x.shape == self.shape else call("slice", x, start=(0,) * rank, limit=self.shape, step=(1,) * rank)
 
     def spread(self, parameter: Node) -> Node:
-        """A parameter repeated over its blocks, in the view."""
+        """A parameter broadcast over its blocks, in the blocked view."""
         return spread(parameter if parameter.rank == 0 else reshaped(parameter, self.parameter), self.view)
 
     def total(self, x: Node, like: Node) -> Node:
-        """The sum over each block: the adjoint of spread."""
+        """The sum over each block, in the shape of ``like``: the adjoint of ``spread``."""
         axes = broadcast_axes(self.parameter, self.view)
         return reshaped(sum.plain(x, axis=axes) if axes else x, like.shape)
 
     def largest(self, x: Node) -> Node:
-        """The largest of each block, with the shape of a parameter; of values >= 0, and 0 of none."""
+        """The maximum of each block of values >= 0, in a parameter's shape; 0 for an empty block."""
         axes = broadcast_axes(self.parameter, self.view)
         extreme = amax.plain(x, axis=axes, empty="infinite") if axes else x
         return reshaped(call("maximum", extreme, 0.0), self.counts)
@@ -121,7 +121,7 @@ class Blocks:
 
 
 def check_parameters(x: Type, scale: Type, zero_point: Type | None, block: tuple[Size, ...] | None) -> tuple[Size, ...]:
-    """The canonical block, where the parameters have the types and shapes for it."""
+    """The canonical block shape; TypeRuleError if a parameter's dtype or shape does not fit it."""
     if not scale.dtype.is_float:
         raise TypeRuleError(f"the scale is {scale.dtype}, no float")
     if zero_point is not None and zero_point.dtype.kind == "b":
@@ -136,25 +136,25 @@ def check_parameters(x: Type, scale: Type, zero_point: Type | None, block: tuple
 
 
 def compute_dtype(*dtypes: DType | None) -> DType:
-    """What a quantization computes in: f64 where one takes part, else f32."""
+    """The dtype a quantization computes in: f64 if any of ``dtypes`` is f64, else f32."""
     return F64 if F64 in dtypes else F32
 
 
 def tangent(node: Node, compute: DType) -> DType:
-    """The dtype in which an operand's gradient is given: a float's own; a quantized value passes it straight
-    through.
+    """The dtype of an operand's gradient: its own for a float, ``compute`` for a quantized value, which passes the
+    gradient straight through.
     """
     return node.dtype if node.dtype.has_tangent else compute
 
 
 def scale_gradient(gradient: Node, scale: Node) -> Any:
-    """A scale's vjp entry: powers of two are not moved by a gradient."""
+    """A scale's vjp entry; an e8m0 scale (a power of two) has no gradient."""
     return DISCRETE if scale.dtype.name == "e8m0" else converted(gradient, tangent(scale, gradient.dtype))
 
 
 def replace_axis_of_blocks(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
-    """Along an axis where blocks are single elements everything goes with it; along one whole block no parameter
-    varies.
+    """Where the block is 1 along the axis, the parameters' axis is replaced too; where it is the whole axis, the
+    parameters have size 1 there.
     """
     block, whole = node.attrs["block"], node.shape[axis]
     if block[axis] not in (1, whole):

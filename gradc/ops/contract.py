@@ -39,7 +39,7 @@ def _matmul_call(x: Any, y: Any) -> Node:
     if y.rank == 1:
         full = _matmul_call(x, reshaped(y, (*y.shape, 1)))
         return reshaped(full, full.shape[:-1])
-    if y.rank == 2 and x.rank > 2:  # one product over all rows, so that the gradient of y is one too
+    if y.rank == 2 and x.rank > 2:  # flatten the batch: one matrix product, and one for the gradient of y
         flat = matmul.plain(reshaped(x, (product(x.shape[:-1]), x.shape[-1])), y)
         return reshaped(flat, (*x.shape[:-1], y.shape[-1]))
     batch = broadcast_shapes([x.shape[:-2], y.shape[:-2]])
@@ -47,7 +47,7 @@ def _matmul_call(x: Any, y: Any) -> Node:
 
 
 def _matmul_axes(node: Node) -> Any:
-    """The product as an einsum: axes with sizes, and how each operand and the result are indexed by them."""
+    """The product as an einsum: (axes with sizes, index of each operand, index of the result)."""
     x, y = node.operands
     batch = [(f"b{i}", size) for i, size in enumerate(node.shape[:-2])]
     axes = (*batch, ("m", x.shape[-2]), ("n", y.shape[-1]), ("k", x.shape[-1]))
@@ -64,7 +64,7 @@ def _matmul_map(node: Node) -> dict[int, tuple[int | None, ...]]:
 def _matmul_reference(x: Any, y: Any) -> Any:
     wide = (
         np.result_type(x.dtype, np.float64) if x.dtype.kind == "f" else x.dtype
-    )  # f64 at most: the library's product is not made for more
+    )  # f64 at most: BLAS has no wider matrix product
     return np.matmul(x.astype(wide), y.astype(wide)).astype(x.dtype)
 
 

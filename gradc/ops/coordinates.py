@@ -1,7 +1,8 @@
-"""Where a normalised coordinate falls on an axis: the positions that are read there, and their weights.
+"""Maps normalised coordinates to the integer positions that are read on an axis, and to their interpolation weights.
 
-The one definition of mode x padding x align_corners, as pointwise ops on the coordinate; every derivative follows from
-it by calculus. Positions are tested in float before they become integers, and -1 stands for all that lie outside.
+The only definition of mode x padding_mode x align_corners, written as pointwise ops on the coordinate, from which
+autodiff derives the gradients. Positions are range-checked in float before they are converted to integers; every
+position outside the axis becomes -1.
 """
 
 from __future__ import annotations
@@ -27,28 +28,32 @@ _TAPS: dict[str, tuple[int, tuple[tuple[float, ...], ...]]] = {
         ((_A, -2 * _A, _A, 0), (_A + 2, -(_A + 3), 0, 1), (-(_A + 2), 2 * _A + 3, -_A, 0), (-_A, _A, 0, 0)),
     ),
 }
-"""mode -> (the first tap's distance from the floor, each tap's weight as a polynomial of the fraction, highest power
+"""mode -> (offset of the first tap from the floor, each tap's weight as a polynomial in the fraction t, highest power
 first).
 
-Cubic: Keys 1981 at the signed distances -1-t, -t, 1-t, 2-t.
+Bicubic: the kernel of Keys 1981 with A = -0.75 at the signed distances -1-t, -t, 1-t, 2-t.
 """
 _FAR = 3
-"""So far outside every tap of every mode is outside too, and nothing depends on the coordinate any more."""
+"""Pixels beyond the axis at which every tap of every mode is outside, so that the result no longer depends on the
+coordinate.
+"""
 
 
 def position_dtype(sizes: Iterable[Size]) -> DType:
-    """i32 where it is known to hold every position on axes of these sizes."""
+    """i32 if it is known to hold every position on axes of these sizes, else i64."""
     return I32 if all(isinstance(n, int) and n < 2**31 for n in sizes) else I64
 
 
 def read_at(
     coordinate: Node, size: Size, dtype: DType, *, mode: str, padding_mode: str, align_corners: bool
 ) -> tuple[Node, Node | None]:
-    """(positions, weights) on an axis of ``size``: ``[N,T,...]`` for coordinates ``[N,...]``; nearest has no taps T and
-    no weights.
+    """(positions, weights) on an axis of ``size``.
 
-    Coordinates are mapped in f64: in f32 a place on an axis of 1000 pixels keeps 14 bits of its fraction, and may fall
-    beside its pixel.  In f32 the products of 16-bit coordinates are exact already.
+    For coordinates ``[N,...]`` both are ``[N,T,...]`` with T taps; mode nearest gives positions ``[N,...]`` and None.
+    Positions have the integer dtype ``dtype``.
+
+    Coordinates are unnormalised in f64: in f32 a position on an axis of 1000 pixels keeps only 14 bits of fraction and
+    may round to the wrong pixel.  For 16-bit coordinates the products are already exact in f32.
     """
     compute, coordinate = coordinate.dtype.compute, converted(coordinate, F32 if coordinate.dtype.bits == 16 else F64)
     known = where(eq(coordinate, coordinate), coordinate, -1.0)  # NaN counts as -1
@@ -68,10 +73,10 @@ def read_at(
         fraction = _completed(fraction, known, place, base, size, align_corners, mode=mode, padding_mode=padding_mode)
     base, fraction = _over_taps(base), _over_taps(converted(fraction, compute))
     taps = base + _per_tap(range(first, first + len(polynomials)), base)
-    if mode == "bicubic" and padding_mode != "zeros":  # each tap is padded, never the coordinate
+    if mode == "bicubic" and padding_mode != "zeros":  # padding applies to each integer tap, not to the coordinate
         taps = _padded(taps, size, padding_mode, align_corners)
     weights = None
-    for coefficients in zip(*polynomials, strict=True):  # Horner
+    for coefficients in zip(*polynomials, strict=True):  # Horner's rule
         constant = _per_tap(coefficients, fraction)
         weights = constant if weights is None else weights * fraction + constant
     return _index(taps, size, dtype), weights
@@ -87,22 +92,22 @@ def _per_tap(values: object, like: Node) -> Node:
 
 
 def _place(x: Node, size: Size, align_corners: bool) -> Node:
-    """[-1, 1] -> pixels: -1 and 1 are the centres of the outermost ones, or their outer edges."""
+    """Unnormalises [-1, 1] to pixels; -1 and 1 are centres (align_corners) or outer edges of the outermost pixels."""
     return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
 
 
 def _completed(
     fraction: Node, x: Node, place: Node, base: Node, size: Size, align_corners: bool, *, mode: str, padding_mode: str
 ) -> Node:
-    """place - base of the coordinate x with the bits that f64 itself lost: x in two parts, of which one times a size is
-    exact.
+    """place - base for the coordinate x, including the bits that rounding in f64 lost: x is split into two parts, of
+    which the product of one with a size is exact.
     """
     if mode == "bilinear" and padding_mode == "reflection":
-        x = x - round(x / 4) * 4  # folded back at -1 and 1: exact in floats, as is 2 - x between 1 and 2
+        x = x - round(x / 4) * 4  # reflection has period 4: exact in floats, as is 2 - x between 1 and 2
         x = where(gt(x, 1), 2 - x, where(lt(x, -1), -2 - x, x))
     scale, coarse = size - 1 if align_corners else size, round(x * 2.0**26) / 2.0**26
     exact = ((coarse * scale + (size - 1)) / 2 - base) + (x - coarse) * scale / 2
-    free = lt(abs(x), 16)  # only bicubic reflection makes anything of larger ones
+    free = lt(abs(x), 16)  # larger coordinates only matter in bicubic reflection
     if mode == "bilinear" or padding_mode != "reflection":
         low, high = (0, size - 1) if mode == "bilinear" and padding_mode != "zeros" else (-_FAR, size + (_FAR - 1))
         free = logical_and(free, logical_and(gt(place, low), lt(place, high)))
@@ -110,7 +115,7 @@ def _completed(
 
 
 def _padded(place: Node, size: Size, padding_mode: str, align_corners: bool) -> Node:
-    """A place brought to the axis; under zeros, to a place outside it at most."""
+    """The position after padding: on the axis, or for zeros padding at most ``_FAR`` outside it."""
     if padding_mode == "zeros":
         return _held(place, -_FAR, size + (_FAR - 1))
     if padding_mode == "reflection":
@@ -119,17 +124,19 @@ def _padded(place: Node, size: Size, padding_mode: str, align_corners: bool) -> 
 
 
 def _held(x: Node, low: Size, high: Size) -> Node:
-    """x between two bounds; on them and beyond, NaN included, the derivative is 0."""
+    """x clamped to [low, high]; the derivative is 0 on the bounds, beyond them, and for NaN."""
     return where(gt(x, low), where(lt(x, high), x, high), low)
 
 
 def _finite(place: Node, align_corners: bool) -> Node:
-    """An infinite place counts as that of the coordinate -1."""
+    """The position, with infinite ones replaced by that of the coordinate -1."""
     return where(lt(abs(place), math.inf), place, 0.0 if align_corners else -0.5)
 
 
 def _reflected(x: Node, size: Size, align_corners: bool) -> Node:
-    """x folded back at the outermost centres, or at their outer edges; each fold turns the derivative's sign."""
+    """x reflected at the centres (align_corners) or outer edges of the outermost pixels; each reflection negates the
+    derivative.
+    """
     low = 0.0 if align_corners else -0.5
     period = maximum(2 * size - 2, 1) if align_corners else 2 * size
     along = mod(abs(x - low), period)
@@ -137,8 +144,8 @@ def _reflected(x: Node, size: Size, align_corners: bool) -> Node:
 
 
 def _index(place: Node, size: Size, dtype: DType) -> Node:
-    """A whole place as an integer, -1 outside the axis: the test is made in float, so that no number becomes a wild
-    position.
+    """An integral float position as an integer, -1 outside the axis; range-checked in float, so that no value
+    overflows in the conversion.
     """
     inside = logical_and(ge(place, 0), le(place, size - 1))
     return converted(where(inside, place, -1.0), dtype)

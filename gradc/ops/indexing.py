@@ -1,4 +1,6 @@
-"""Data-dependent reads and their adjoints: gather, scatter_add, take_along_axis; index_select and index_add."""
+"""Data-dependent reads and their adjoints: gather, scatter_add, take_along_axis, scatter_add_along_axis; torch's
+index_select and index_add; check_index.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Padding = int | Dim | None
 
 
 def _padding(padding_idx: Padding, size: Size) -> Padding:
-    """The row counted from 0; where a size is symbolic, :func:`padding_exists` says what the call has to check."""
+    """``padding_idx`` counted from 0; for a symbolic size, :func:`padding_exists` gives what the call must check."""
     if padding_idx is None or isinstance(padding_idx, Dim):
         return padding_idx
     if not isinstance(size, int):
@@ -43,7 +45,7 @@ def _padding(padding_idx: Padding, size: Size) -> Padding:
 
 
 def padding_exists(padding_idx: Padding, size: Size) -> list[Assumption]:
-    """0 <= padding_idx < size, where that is not certain."""
+    """The assumptions for 0 <= padding_idx < size, unless that is known already."""
     if padding_idx is None:
         return []
     least = size - padding_idx if isinstance(padding_idx, Dim) else 0  # counted from the end
@@ -53,12 +55,12 @@ def padding_exists(padding_idx: Padding, size: Size) -> list[Assumption]:
 
 
 def unpadded(place: Node, padding_idx: Padding) -> Node:
-    """Which positions are not the padding's; in i64, whatever their dtype."""
+    """Mask of the positions that differ from padding_idx, compared in i64."""
     return call("ne", converted(place, I64), padding_idx)
 
 
 def in_range(place: Node, size: Size) -> Node:
-    """Which positions are inside an axis."""
+    """Mask of the positions in [0, size)."""
     wide = converted(place, I64)
     return call(
         "bitwise_and", call("ge", wide, full(0, wide)), call("lt", wide, spread(call("dim", size=size), wide.shape))
@@ -66,9 +68,9 @@ def in_range(place: Node, size: Size) -> Node:
 
 
 def check_positions(op: str, name: str, values: Any, bound: int, *, ascending: bool = False) -> None:
-    """Every value is in [0, bound); ``ascending``: the first is 0 and none is below the one before it.
+    """Checks that every value is in [0, bound) and, if ``ascending``, that the first is 0 and none decreases.
 
-    :raises IndexOutOfRange, NotAscending: at the first that is wrong.
+    :raises IndexOutOfRange, NotAscending: for the first value that is wrong, with its flat position.
     """
     line = np.asarray(values).reshape(-1)
     if ascending and line.size:
@@ -90,7 +92,7 @@ def check_positions(op: str, name: str, values: Any, bound: int, *, ascending: b
 
 
 def resolve(raw: Any, size: int, oob: str, op: str, name: str = "indices") -> tuple[Any, Any]:
-    """NumPy: (positions inside the table, which of them count)."""
+    """NumPy: (positions in [0, size), mask of those that read a row), under the rule ``oob``."""
     raw = np.asarray(raw).astype(np.int64)
     inside = (raw >= 0) & (raw < size)
     if oob == "error":
@@ -103,12 +105,12 @@ def resolve(raw: Any, size: int, oob: str, op: str, name: str = "indices") -> tu
 
 
 def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, Any]:
-    """Kernel statements: (index, where)."""
+    """Kernel statements for the rule ``oob``: (index, mask of the positions that read a row, or None for all)."""
     if oob in ("clamp", "wrap"):
         value = kernel.clamp_index(value, size, oob)
         return Index.of(value), (
             None if known_nonnegative(size - 1) else kernel.in_bounds(Index.of(value), 0, size)
-        )  # an empty table has no row at all
+        )  # if the axis may be empty, clamped positions may still be outside it
     if oob == "skip":
         return Index.of(value), kernel.in_bounds(Index.of(value), 0, size)
     return Index.of(value), None
@@ -146,8 +148,8 @@ check_index = Primitive(
         BadSample(("i64[2,3]",), {"bound": 5, "ascending": True}, match="rank 2"),
     ),
     doc=(
-        "the indices themselves, once each has been found in [0, bound), before any kernel reads through them;"
-        " IndexOutOfRange names op. What check_indices puts before each access with oob='error'"
+        "the indices, after a check that each is in [0, bound), made before any kernel reads through them; the error,"
+        " IndexOutOfRange, names op. The pass check_indices inserts it before each access with oob='error'"
     ),
 )
 
@@ -191,18 +193,18 @@ def _gather_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def row_share(indices: Node, size: Size, dtype: DType, *, oob: str, padding_idx: Padding) -> Node:
-    """1 / how many of the indices name the same row: what scale_grad_by_freq multiplies a gradient by; padding is not
-    counted.
+    """1 / (number of indices with the same value), the factor of scale_grad_by_freq; shape of the indices; padding is
+    not counted.
     """
     counts = scatter_add.plain(indices, full(1, indices, I32), axis=0, size=size, oob=oob, padding_idx=padding_idx)
-    count = converted(call("maximum", gather.plain(counts, indices, axis=0, oob=oob), 1), dtype)  # padding counts 0
+    count = converted(call("maximum", gather.plain(counts, indices, axis=0, oob=oob), 1), dtype)  # padding has count 0
     return full(1, count) / count
 
 
 def _gather_vjp(
     g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: str, padding_idx: Padding, scale_grad_by_freq: bool
 ) -> tuple[Any, Any]:
-    # dx[i] = the sum of g over the positions that read i, divided by how many they are under scale_grad_by_freq; 0 for
+    # dx[i] = sum of g over the positions that read i, divided by their number with scale_grad_by_freq; 0 for
     # padding_idx
     size = x.shape[axis]
     if scale_grad_by_freq:
@@ -217,7 +219,7 @@ def _gather_vjp(
 def _gather_surrogate(
     x: Node, indices: Node, *, axis: int, oob: str, padding_idx: Padding, scale_grad_by_freq: bool
 ) -> Node:
-    """The rows, of which those of padding stand still and a row read k times moves by 1/k."""
+    """The rows, with derivative 0 for padding and 1/k for a row read k times (scale_grad_by_freq)."""
     rows = gather.plain(x, indices, axis=axis, oob=oob)
     if not x.dtype.is_float or (padding_idx is None and not scale_grad_by_freq):
         return rows
@@ -269,10 +271,10 @@ gather = Primitive(
         BadSample(("f32[5,3]", "i64[2]"), {"oob": "ignore"}, match="oob='ignore'"),
     ),
     doc=(
-        "slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq shape its"
-        " gradient. An index out of range is an error that names it, reads zeros (oob='skip'), or is held at the end"
-        " ('clamp') or taken modulo the size ('wrap'); an axis of size 0 has no place to hold it at: there clamp and"
-        " wrap read zeros, too, and what is scattered there is added nowhere"
+        "slices of x at integer positions along an axis (numpy.take); padding_idx and scale_grad_by_freq affect only"
+        " the gradient. An index out of range raises IndexOutOfRange (oob='error'), reads zeros ('skip'), is clamped to"
+        " the nearest end ('clamp') or taken modulo the size ('wrap'); on an axis of size 0, clamp and wrap read zeros"
+        " too, and scattered updates are dropped"
     ),
 )
 
@@ -320,7 +322,7 @@ def _scatter_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[I
 def _scatter_vjp(
     g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str, padding_idx: Padding
 ) -> tuple[Any, Node]:
-    # du = g at the indices; 0 at padding_idx
+    # du = g at the indices; 0 for padding_idx
     back = gather.plain(g, indices, axis=axis, oob=oob)
     if padding_idx is not None:
         kept = unpadded(indices if oob in ("error", "skip") else _as_resolved(indices, size, oob), padding_idx)
@@ -570,8 +572,8 @@ index_add = Composite(
         BadSample(("f32[5,3]", "f32[2]", "f32[2,3]"), {"dim": 0}, match="indices are f32"),
     ),
     doc=(
-        "input with alpha * source added at the positions in index along dim; 16-bit floats add up in f32; oob is"
-        " 'error' here and 'skip' in gradc.plans"
+        "input with alpha * source added at the positions in index along dim; 16-bit floats accumulate in f32; oob"
+        " defaults to 'error' here and to 'skip' in gradc.plans"
     ),
     source="torch.index_add",
 )

@@ -46,7 +46,7 @@ def _cross_entropy(
     if classes == 0 and (target.dtype.is_float or known_nonnegative(product(positions) - 1)):
         raise TypeRuleError(
             "an input of 0 classes"
-        )  # with no positions nothing names one; of a symbolic number the call finds out
+        )  # without positions no class is indexed; a symbolic number of positions is checked by the call
     if target.dtype.is_float:
         alike(input, target)
         if ignore_index >= 0:
@@ -69,9 +69,9 @@ def _cross_entropy(
 
 @dataclass(frozen=True)
 class _Entropy:
-    """The pieces of a cross entropy in its compute dtype, each made once for the value and the gradient.
+    """The intermediate values of one cross entropy in its compute dtype, shared by value and vjp.
 
-    A loss is -sum_c a_c log p_c, where a is the target distribution, smoothed and weighted.
+    The loss of a position is -sum_c a_c log p_c, where a is the target distribution, smoothed and weighted.
     """
 
     input: Node
@@ -120,7 +120,7 @@ class _Entropy:
 
     @cached_property
     def share(self) -> Node:
-        """label_smoothing / C, what every class gets; a scalar."""
+        """label_smoothing / C, the smoothing mass of each class; a scalar."""
         classes = _count(self.input, (self.axis,))
         return full(self.label_smoothing, classes) / classes
 
@@ -134,18 +134,18 @@ class _Entropy:
 
     @cached_property
     def kept(self) -> Node | None:
-        """Which positions count; None where no index of the target's dtype can be ignore_index."""
+        """Mask of the positions whose target is not ignore_index; None if the target's dtype cannot hold that."""
         low, high = self.target.dtype.range
         return ne(self.target, full(self.ignore_index, self.target)) if low <= self.ignore_index <= high else None
 
     @cached_property
     def index(self) -> Node:
-        """The target with a class that exists where it is ignored."""
+        """The target, with class 0 in place of ignore_index."""
         return self.target if self.kept is None else where(self.kept, self.target, zeros_like(self.target))
 
     @cached_property
     def hit(self) -> Node:
-        """The target's one-hot form, as a mask."""
+        """The one-hot encoding of the target, as a mask of the input's shape."""
         classes = call("iota", shape=self.input.shape, axis=self.axis, dtype=I64)
         return eq(classes, self.over_classes(converted(self.target, I64)))
 
@@ -154,7 +154,7 @@ class _Entropy:
         return None if self.weight is None else gather.plain(converted(self.weight, self.dtype), self.index, axis=0)
 
     def keep(self, x: Node) -> Node:
-        """x where a position counts, else 0; x has the positions' or the input's shape."""
+        """x, with 0 at ignored positions; x has the shape of the positions or of the input."""
         if self.kept is None:
             return x
         return where(self.kept if x.shape == self.positions else self.over_classes(self.kept), x, zeros_like(x))
@@ -169,7 +169,7 @@ class _Entropy:
 
     @cached_property
     def distribution(self) -> Node:
-        """a, of the input's shape; for class indices only where a position counts."""
+        """a, in the input's shape; for class indices defined only at positions that are not ignored."""
         if self.probabilities:
             target = self.smoothed
         else:
@@ -179,7 +179,7 @@ class _Entropy:
 
     @cached_property
     def mass(self) -> Node | None:
-        """sum_c a_c per position; None means 1."""
+        """sum_c a_c per position; None if it is 1."""
         if self.probabilities:
             return sum.plain(self.distribution, axis=(self.axis,))
         if self.target_weight is None or self.weight is None:
@@ -205,7 +205,7 @@ class _Entropy:
 
     @cached_property
     def norm(self) -> Node:
-        """What a mean divides by: the weight of the positions that count."""
+        """The divisor of a mean: the total weight of the positions that are not ignored."""
         if not self.probabilities and self.target_weight is not None:
             return _all(self.keep(self.target_weight))
         if not self.probabilities and self.kept is not None:
@@ -217,7 +217,7 @@ class _Entropy:
         return _reduced(self.each, self.reduction, self.norm if self.reduction == "mean" else None)
 
     def cotangent(self, g: Node) -> Node:
-        """What reaches each position's loss."""
+        """The cotangent of each position's loss, given that of the result."""
         g = converted(g, self.dtype)
         return spread(g / _nonzero(self.norm) if self.reduction == "mean" else g, self.positions)
 
@@ -227,7 +227,7 @@ def _count_of(shape: tuple[Size, ...], dtype: DType) -> Node:
 
 
 def _nonzero(norm: Node) -> Node:
-    """The norm, and 1 for 0: where nothing counts the mean is NaN, and its gradient 0 as torch's is."""
+    """``norm`` with 0 replaced by 1: if every position is ignored the mean is NaN, but its gradient 0, as in torch."""
     return where(eq(norm, zeros_like(norm)), full(1, norm), norm)
 
 
@@ -266,7 +266,7 @@ def _cross_entropy_vjp(
 
 
 def _weight_gradient(e: _Entropy, each: Node) -> Node:
-    # dloss_i/dw_c = -t_ic log p_ic, and a mean over indices also divides by its weights: -loss per hit
+    # dloss_i/dw_c = -t_ic log p_ic; a mean over class indices also divides by the weights: -loss for each target class
     others = tuple(a for a in range(e.input.rank) if a != e.axis)
     if e.probabilities:
         terms = -(each * e.smoothed * e.log_p)
@@ -321,10 +321,9 @@ cross_entropy = Composite(
         BadSample(("i32[4,5]", "i64[4]"), match="i32 is no float"),
     ),
     doc=(
-        "-log softmax(input) at the target: class indices [N, d1...] or probabilities of the "
-        "input's shape, the classes on axis 1 (0 of rank 1); positions "
-        "with ignore_index have no loss and no gradient and are not counted by "
-        "mean; an index outside the classes is an error"
+        "-log softmax(input) at the target: class indices [N, d1...] or probabilities in the"
+        " input's shape; the class axis is axis 1 (axis 0 for rank 1); positions whose target is ignore_index have no"
+        " loss and no gradient and are not counted in a mean; a target outside the classes is an error"
     ),
     source="torch.nn.functional.cross_entropy; label smoothing: Szegedy et al. 2016",
 )
@@ -348,8 +347,8 @@ def _mse_value(input: Node, target: Node, *, reduction: str) -> Node:
 
 
 def _mse_vjp(g: Node, y: Node, input: Node, target: Node, *, reduction: str) -> tuple[Node, Node]:
-    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx; doubled last: what is finite is not lost on
-    # the way
+    # dx = 2 g (x - target), divided by the count for a mean; dtarget = -dx; doubled last, so that no intermediate
+    # value overflows unless dx does
     difference = _difference(input, target)
     g = converted(g, difference.dtype)
     g = spread(g / _nonzero(_count_of(input.shape, difference.dtype)) if reduction == "mean" else g, input.shape)
@@ -376,6 +375,6 @@ mse_loss = Composite(
         BadSample(("i32[3]", "i32[3]"), match="i32 is no float"),
         BadSample(("f32[3]", "f32[3]"), {"reduction": "max"}, match="reduction='max'"),
     ),
-    doc="(input - target)^2, its mean, or its sum",
+    doc="(input - target)^2 per element, or its mean or sum (reduction)",
     source="torch.nn.functional.mse_loss",
 )

@@ -1,16 +1,17 @@
-"""Ops that move data: each says where a result element is read, so that a kernel can read it there and nothing is
-copied.
+"""Data movement ops: each gives the operand index that a result element is read from, so that kernels read through it
+and nothing is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, ceildiv, floordiv, known_nonnegative, maximum, product, same
+from ..ir.dims import Dim, Size, SizeLike, ceildiv, floordiv, known_nonnegative, maximum, product, same
 from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ..ir.operands import adopt
@@ -28,8 +29,7 @@ from .axes import (
 )
 from .rules import canonical_axes, canonical_axis, reshaped
 
-SizeLike = int | Dim
-_range: Any = slice  # Python's own; ``slice`` is an op below
+_range: Any = slice  # Python's built-in; in this module ``slice`` is an op
 
 # -- values without operands -------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ constant = Primitive(
         Sample((), {"value": (1, -2), "dtype": "i8", "shape": (2,)}),
     ),
     bad=(BadSample((), {"value": (1, 2), "dtype": "f32", "shape": (3,)}, match="2 values"),),
-    doc="up to 64 elements, printed exactly",
+    doc="a constant of up to 64 elements, rounded to dtype once and printed exactly",
 )
 
 
@@ -149,7 +149,7 @@ def _reshape_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
             flat = flat * after[a] + index[a]
         parts = [flat] if len(kept) < 2 else kernel.parted(flat, [before[a] for a in kept])
         if parts is None:
-            return None  # would need division: the buffer's alias serves instead
+            return None  # would need an integer division: the kernel reads an alias of the buffer instead
         for a, part in zip(kept, parts, strict=False):
             where[a] = part
     return kernel.read(node.operands[0], where)
@@ -176,7 +176,7 @@ reshape = Primitive(
         BadSample(("f32[6]",), {"shape": (4,)}, match="6 elements"),
         BadSample(("f32[N]",), {"shape": (4, 2)}, match="N elements"),
     ),
-    doc="the same elements in row-major order under another shape; -1 is what is left",
+    doc="the same elements in row-major order with another shape; one size may be -1, which is inferred",
 )
 
 
@@ -194,7 +194,7 @@ def _transpose_call(x: Node, axes: Any = None) -> Node:
     order = tuple(reversed(range(x.rank))) if axes is None else tuple(axes)
     node: Node = transpose.plain(x, axes=order)
     order = node.attrs["axes"]
-    if x.op is transpose:  # two turns are one
+    if x.op is transpose:  # compose two transposes
         node = transpose.plain(x.operands[0], axes=tuple(x.attrs["axes"][a] for a in order))
     return node.operands[0] if node.attrs["axes"] == tuple(range(x.rank)) else node
 
@@ -225,7 +225,7 @@ transpose: Primitive = Primitive(
         BadSample(("f32[2,3]",), {"axes": (0, 0)}, match="no permutation"),
         BadSample(("f32[2,3]",), {"axes": (0, 2)}, match="axes=2"),
     ),
-    doc="axes reordered; without axes, reversed",
+    doc="axes permuted; without axes, reversed",
 )
 
 
@@ -287,7 +287,7 @@ broadcast_to = Primitive(
         BadSample(("f32[3]",), {"shape": (4,)}, match="3 does not broadcast to 4"),
         BadSample(("f32[2,3]",), {"shape": (3,)}, match="rank 2"),
     ),
-    doc="repeated along new axes and axes of size 1",
+    doc="x repeated along new leading axes and along its axes of size 1",
 )
 
 
@@ -311,14 +311,14 @@ def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...],
 
 
 def _slice_vjp(g: Node, y: Node, x: Node, *, start: Any, limit: Any, step: Any) -> tuple[Node]:
-    # dx = g where it was read, zeros elsewhere
+    # dx = g at the elements that were read, 0 elsewhere
     if any(s != 1 for s in step):
         return (_strided_back(g, x, start, step),)
     return (pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)
 
 
 def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
-    """The adjoint of a strided slice: each axis of g spread out by its step with zeros between, then padded."""
+    """The adjoint of a strided slice: each axis of g dilated by its step with zeros, then padded."""
     for axis, stride in enumerate(step):
         if stride == 1:
             continue
@@ -326,7 +326,7 @@ def _strided_back(g: Node, x: Node, start: Any, step: Any) -> Node:
         wide = reshaped(g, (*g.shape[: axis + 1], 1, *g.shape[axis + 1 :]))
         wide = pad(wide, tuple((0, stride - 1 if a == axis + 1 else 0) for a in range(wide.rank)), 0)
         g = reshaped(wide, (*g.shape[:axis], n * stride, *g.shape[axis + 1 :]))
-    # the last spread step may stand out over the end
+    # the dilated g may extend beyond the end of x, by less than a step
     kept = tuple(
         n if known_nonnegative(size - low - n) else size - low
         for size, low, n in zip(x.shape, start, g.shape, strict=True)
@@ -381,11 +381,90 @@ def _pad(x: Type, *, pad_width: tuple[tuple[SizeLike, ...], ...], value: int | f
     }
 
 
-def _pad_call(x: Node, pad_width: Any, value: Any = 0) -> Node:
+def _pad_call(x: Node, pad_width: Any, value: Any = 0, mode: str = "constant") -> Node:
     if isinstance(pad_width, int):
         pad_width = ((pad_width, pad_width),) * x.rank
-    node: Node = pad.plain(x, pad_width=tuple(tuple(p) for p in pad_width), value=value)
+    widths: tuple[Any, ...] = tuple(tuple(p) if isinstance(p, tuple | list) else p for p in pad_width)
+    if mode not in ("constant", *_BORDERS):
+        raise TypeRuleError(f"mode={mode!r} is not one of 'constant', {', '.join(map(repr, _BORDERS))}")
+    if mode != "constant" and value != 0:
+        raise TypeRuleError(f"value={value} with mode={mode!r}: only a constant border has one")
+    if len(widths) == x.rank and all(isinstance(p, tuple) and len(p) == 2 for p in widths):
+        x, widths = _cropped(x, widths)
+        if mode != "constant":
+            for axis, (low, high) in enumerate(widths):
+                x = _bordered(x, axis, low, high, mode)
+            return x
+    node: Node = pad.plain(x, pad_width=widths, value=value)
     return x if node.shape == x.shape else node
+
+
+def _cropped(x: Node, widths: tuple[Any, ...]) -> tuple[Node, tuple[Any, ...]]:
+    """Negative widths cut: x without what they take, and the widths that are left."""
+    low = tuple(-a if isinstance(a, int) and a < 0 else 0 for a, _ in widths)
+    high = tuple(-b if isinstance(b, int) and b < 0 else 0 for _, b in widths)
+    if not any((*low, *high)):
+        return x, widths
+    limit = tuple(n - b for n, b in zip(x.shape, high, strict=True))
+    for axis, (a, b) in enumerate(zip(low, limit, strict=True)):
+        if isinstance(b, int) and b < a:
+            raise TypeRuleError(f"pad_width {widths[axis]} takes more than the {x.shape[axis]} of axis {axis}")
+    cut = slice.plain(x, start=low, limit=limit, step=(1,) * x.rank)
+    kept = tuple((0 if a else p, 0 if b else q) for (p, q), a, b in zip(widths, low, high, strict=True))
+    return cut, kept
+
+
+def _bordered(x: Node, axis: int, low: Size, high: Size, mode: str) -> Node:
+    """x with elements of its own before and after an axis."""
+    size, border = x.shape[axis], _BORDERS[mode]
+    if low == 0 and high == 0:
+        return x
+    for width in (low, high):
+        short = border.most(size) - width if border.most is not None else size - 1
+        if isinstance(short, int) and short < 0:
+            raise TypeRuleError(f"a border of {width} by mode={mode!r} for a size of {size}")
+
+    def part(start: Size, limit: Size) -> Node:
+        cut = tuple(zip(*((start, limit) if a == axis else (0, n) for a, n in enumerate(x.shape)), strict=True))
+        return slice.plain(x, start=cut[0], limit=cut[1], step=(1,) * x.rank)
+
+    parts = [*(() if low == 0 else (border.before(part, size, low, axis),)), x]
+    parts += () if high == 0 else (border.after(part, size, high, axis),)
+    return concat(*parts, axis=axis)
+
+
+def _repeated(x: Node, axis: int, width: Size) -> Node:
+    return broadcast_to(x, tuple(width if a == axis else n for a, n in enumerate(x.shape)))
+
+
+@dataclass(frozen=True)
+class _Border:
+    """How a border is made of the array: ``(part, size, width, axis)`` -> what stands before or after it.
+
+    :param most: the widest border of a size; None where there is no bound.
+    """
+
+    before: Callable[..., Node]
+    after: Callable[..., Node]
+    most: Callable[[Size], Size] | None = None
+
+
+_BORDERS = {
+    "reflect": _Border(
+        before=lambda part, size, width, axis: flip.plain(part(1, width + 1), axis=(axis,)),
+        after=lambda part, size, width, axis: flip.plain(part(size - 1 - width, size - 1), axis=(axis,)),
+        most=lambda size: size - 1,
+    ),
+    "replicate": _Border(
+        before=lambda part, size, width, axis: _repeated(part(0, 1), axis, width),
+        after=lambda part, size, width, axis: _repeated(part(size - 1, size), axis, width),
+    ),
+    "circular": _Border(
+        before=lambda part, size, width, axis: part(size - width, size),
+        after=lambda part, size, width, axis: part(0, width),
+        most=lambda size: size,
+    ),
+}
 
 
 def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
@@ -400,7 +479,7 @@ def _pad_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
-    # a symbolic border may come out negative: it cuts
+    # a symbolic pad width may evaluate to a negative number, which crops
     wide = (
         np.pad(x, [(max(a, 0), max(b, 0)) for a, b in pad_width], constant_values=np.asarray(value).astype(x.dtype))
         if x.ndim
@@ -437,12 +516,21 @@ pad: Primitive = Primitive(
         Sample(("F[N]",), {"pad_width": ((1, 2),)}),
         Sample(("F[4,3]",), {"pad_width": ((0, 0), (1, 2))}),
         Sample(("F[2,3]",), {"pad_width": ((0, 1), (2, 0)), "value": 1.5}),
+        Sample(("F[4,3]",), {"pad_width": ((-1, 2), (1, -2))}),
+        Sample(("F[N,5]",), {"pad_width": ((2, 0), (1, 3)), "mode": "reflect"}, dims={"N": 3}),
+        Sample(("F[N,3]",), {"pad_width": ((2, 1), (0, 4)), "mode": "replicate"}, dims={"N": 2}),
+        Sample(("F[2,5]",), {"pad_width": ((0, 2), (5, 1)), "mode": "circular"}),
     ),
     bad=(
-        BadSample(("f32[3]",), {"pad_width": ((-1, 0),)}, match="negative pad"),
+        BadSample(("f32[3]",), {"pad_width": ((-2, -2),)}, match="takes more than the 3 of axis 0"),
         BadSample(("f32[3]",), {"pad_width": ((1, 0), (0, 0))}, match="not 1 pairs"),
+        BadSample(("f32[3]",), {"pad_width": ((3, 0),), "mode": "reflect"}, match="a border of 3 by mode='reflect'"),
+        BadSample(("f32[3]",), {"pad_width": ((3, 0),), "mode": "edge"}, match="mode='edge' is not one of"),
     ),
-    doc="a constant border",
+    doc=(
+        "a border around x, a pair of widths per axis; constant, or elements of x: reflect, replicate, circular;"
+        " negative widths cut"
+    ),
 )
 
 
@@ -473,7 +561,7 @@ flip: Primitive = Primitive(
     multilinear=lambda node: {0: tuple(None if a in node.attrs["axis"] else a for a in range(node.rank))},
     samples=(Sample(("F[N]",)), Sample(("F[2,3,N]",), {"axis": (0, 2)})),
     bad=(BadSample(("f32[3]",), {"axis": 1}, match="axis=1"),),
-    doc="reversed along axes",
+    doc="x reversed along axes",
 )
 
 
@@ -504,7 +592,7 @@ def _concat_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _concat_vjp(g: Node, y: Node, *xs: Node, axis: int) -> tuple[Node, ...]:
-    # each operand's part of g
+    # each operand gets its slice of g
     parts: list[Node] = []
     start: Size = 0
     for x in xs:
@@ -537,19 +625,24 @@ concat = Primitive(
         BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"),
         BadSample(("f32[2]", "f64[2]"), match="does not join"),
     ),
-    doc="joined along an axis",
+    doc="operands concatenated along an axis",
 )
 
 # -- x[...] ------------------------------------------------------------------------------------------------------------
 
 
 def _getitem(x: Node, key: Any) -> Node:
-    """NumPy's basic indexing: ints, slices, None, Ellipsis; one integer-valued node or array indexes the first axis
-    (gather).
+    """NumPy's basic indexing with ints, slices, None and Ellipsis; an integer node, array or list in their place is a
+    gather along its axis.
     """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(map(_is_mask, keys)):
+        raise TypeRuleError(
+            "getitem: x[mask] would have a shape that only the data knows; write ops.where(mask, x, 0) and reduce"
+            " over that, or give the positions as integers"
+        )
     if isinstance(key, Node | np.ndarray | list):
         return call("gather", x, key, axis=0)
-    keys = list(key) if isinstance(key, tuple) else [key]
     gathered: list[tuple[int, Any]] = []  # (axis of the result, integer array)
     if sum(k is Ellipsis for k in keys) > 1:
         raise TypeRuleError("getitem: two ellipses")
@@ -608,8 +701,17 @@ def _getitem(x: Node, key: Any) -> Node:
     return x
 
 
+def _is_mask(key: Any) -> bool:
+    """Whether an index is of bools: a traced mask, an array or a list of them, or one bool."""
+    if isinstance(key, Node):
+        return key.dtype.kind == "b"
+    return isinstance(key, bool | np.bool_) or (
+        isinstance(key, np.ndarray | list) and np.size(key) > 0 and np.asarray(key).dtype.kind == "b"
+    )
+
+
 def _reversed(k: Any, size: Size, stride: int) -> tuple[Size, Size]:
-    """(low, high) of the forward slice that, flipped, is ``k`` with the step -stride."""
+    """(low, high) of the forward slice whose reversal is the slice ``k``, which has the step -stride."""
     if k.start is None and k.stop is None and stride == 1:
         return 0, size
     if not isinstance(size, int):
@@ -641,5 +743,5 @@ getitem = Primitive(
     reference=None,
     lower=None,
     sugar=_getitem,
-    doc="x[...] written as slice, flip, reshape and gather",
+    doc="x[...], expressed as slice, flip, reshape and gather",
 )

@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, same
+from ..ir.dims import Dim, Size, SizeLike, same
 from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import Type
 from .pointwise import rsqrt
 from .reduce import _count, sum
-from .rules import along, converted, floating, spread
-
-SizeLike = int | Dim
+from .rules import along, converted, floating, full, spread
 
 
 def _trailing(input: Type, normalized_shape: Any, **parameters: Type | None) -> tuple[Size, ...]:
-    """The trailing sizes as a tuple; input and parameters end in them."""
+    """``normalized_shape`` as a tuple; TypeRuleError if the input's or a parameter's shape does not end in it."""
     sizes: tuple[Size, ...] = normalized_shape if isinstance(normalized_shape, tuple) else (normalized_shape,)
     if (
         not sizes
@@ -42,7 +40,7 @@ def _axes(input: Node, normalized_shape: tuple[Size, ...]) -> tuple[int, ...]:
 
 
 def _lead(x: Node, parameter: Node) -> Node:
-    """A parameter's gradient: the sum over the axes it was repeated along."""
+    """A parameter's gradient: the sum of x over the leading axes, along which the parameter was broadcast."""
     axes = tuple(range(x.rank - parameter.rank))
     return converted(sum.plain(x, axis=axes) if axes else x, parameter.dtype)
 
@@ -69,11 +67,11 @@ def _layer_norm(
 
 
 def _centred_rows(input: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node]:
-    """(xhat, 1 / standard deviation per row), which both directions share."""
+    """(xhat, 1 / standard deviation per row), for the value and the vjp."""
     wide = converted(input, input.dtype.compute)
     count = _count(input, axes)
     centred = wide - along(sum.plain(wide, axis=axes) / count, wide.shape, axes)
-    # the mean was rounded: what it missed is the mean of what is left, and small
+    # the mean was rounded; subtracting the mean of the centred values removes its error
     centred = centred - along(sum.plain(centred, axis=axes) / count, wide.shape, axes)
     rstd = rsqrt(sum.plain(centred * centred, axis=axes) / count + eps)
     return centred * along(rstd, wide.shape, axes), rstd
@@ -111,12 +109,19 @@ def _layer_norm_vjp(
     return tuple(gradients)
 
 
+def _ones(input: Type, *, normalized_shape: Any, **_: Any) -> Node:
+    """The weight of a norm that has a bias alone."""
+    sizes = tuple(normalized_shape) if isinstance(normalized_shape, tuple | list) else (normalized_shape,)
+    return full(1, input.with_shape(*sizes))
+
+
 layer_norm = Composite(
     "layer_norm",
     infer=_layer_norm,
     decompose=_layer_norm_value,
     vjp=_layer_norm_vjp,
     order=("input", "normalized_shape", "weight", "bias", "eps"),
+    omitted={"weight": _ones},
     samples=(
         Sample(("F[N,5]", "F[5]", "F[5]"), {"normalized_shape": (5,)}),
         Sample(("F[5]",), {"normalized_shape": 5}),
@@ -137,7 +142,7 @@ layer_norm = Composite(
     ),
     doc=(
         "(x - mean) / sqrt(variance + eps) over the trailing normalized_shape, times weight plus bias; "
-        "statistics in f32 for 16-bit types; a bias needs a weight"
+        "statistics in f32 for 16-bit types"
     ),
     source="Ba et al. 2016; torch.nn.functional.layer_norm",
 )
@@ -160,7 +165,7 @@ def _rms_norm(
 
 
 def _scaled_rows(input: Node, axes: tuple[int, ...], eps: float) -> tuple[Node, Node]:
-    """(xhat, 1 / root of the mean square per row), which both directions share."""
+    """(xhat, 1 / root mean square per row), for the value and the vjp."""
     wide = converted(input, input.dtype.compute)
     rstd = rsqrt(sum.plain(wide * wide, axis=axes) / _count(input, axes) + eps)
     return wide * along(rstd, wide.shape, axes), rstd
@@ -205,8 +210,8 @@ rms_norm = Composite(
         BadSample(("f32[2,3]",), {"normalized_shape": (3,), "eps": "small"}, match="eps='small'"),
     ),
     doc=(
-        "x / sqrt(mean(x^2) + eps) over the trailing normalized_shape, times weight; without eps, "
-        "the epsilon of the dtype it is computed in"
+        "x / sqrt(mean(x^2) + eps) over the trailing normalized_shape, times weight; eps=None is the machine epsilon of"
+        " the compute dtype"
     ),
     source="Zhang and Sennrich 2019; torch.nn.functional.rms_norm",
 )

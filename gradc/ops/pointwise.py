@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
-from ..ir.node import Node
+from ..ir.node import Node, call
 from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
 from ..ir.operands import adopt, broadcast
 from ..ir.types import BOOL, DType, Type
@@ -137,7 +137,7 @@ def _mod(a: Any, b: Any) -> Node:
 
 
 def _divided(function: Any) -> Any:
-    def reference(a: Any, b: Any) -> Any:  # an integer divided by 0 gives 0, on every target, without a trap
+    def reference(a: Any, b: Any) -> Any:  # integer division by 0 gives 0 on every target, without a trap
         if a.dtype.kind == "f":
             return function(a, b)
         return np.where(b == 0, 0, function(a, np.where(b == 0, 1, b)))
@@ -173,7 +173,7 @@ mod = Primitive(
         Sample(("i32[N]",) * 2, draw=("int", "int")),
     ),
     bad=MISMATCH,
-    doc="a - b*floor(a/b): the sign of b, as Python and NumPy",
+    doc="a - b*floor(a/b): has the sign of b, as in Python and NumPy; an integer modulo 0 gives 0",
 )
 neg = Primitive(
     "neg",
@@ -202,9 +202,7 @@ def _pow_vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
     # da = g b a^(b-1), 0 where b is 0; db = g y log(a), 0 where a is 0 and b >= 0 (torch), not 0 * log(0)
     zero = zeros_like(y)
     da = where(eq(b, zero), zero, g * b * pow(a, b - 1))
-    known = where(
-        logical_and(eq(a, zero), ge(b, zero)), full(1, a), a
-    )  # d/db a^b at a = 0 is 0, as torch says, not 0 * log(0)
+    known = where(logical_and(eq(a, zero), ge(b, zero)), full(1, a), a)  # log(1) where a is 0
     db = where(logical_and(eq(a, zero), ge(b, zero)), zero, g * y * log(known))
     return da, db
 
@@ -235,7 +233,7 @@ def _power(a: Any, b: Any) -> Any:
 
 
 def _extremum_vjp(loses: Any) -> Any:
-    def vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:  # half each on a tie
+    def vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:  # a tie gives half to each
         half = where(eq(a, b), g * 0.5, g)
         zero = zeros_like(g)
         return where(loses(a, b), zero, half), where(loses(b, a), zero, half)
@@ -252,7 +250,7 @@ maximum = Primitive(
     vjp=_extremum_vjp(lambda a, b: lt(a, b)),
     samples=NUMBERS,
     bad=MISMATCH,
-    doc="the larger; NaN wins",
+    doc="the larger of a and b; propagates NaN; ties share the gradient evenly",
 )
 minimum = Primitive(
     "minimum",
@@ -263,7 +261,7 @@ minimum = Primitive(
     vjp=_extremum_vjp(lambda a, b: lt(b, a)),
     samples=NUMBERS,
     bad=MISMATCH,
-    doc="the smaller; NaN wins",
+    doc="the smaller of a and b; propagates NaN; ties share the gradient evenly",
 )
 
 
@@ -276,6 +274,14 @@ def _clamp(x: Type, *, min: int | float | None = None, max: int | float | None =
     return number(x)
 
 
+def _clamp_call(x: Node, min: Any = None, max: Any = None) -> Node:
+    """Bounds that are traced values or arrays may be of any shape that broadcasts, numbers stand in the op."""
+    if not any(isinstance(bound, Node | np.ndarray | list) for bound in (min, max)):
+        return clamp.plain(x, min=min, max=max)
+    least, most = (-math.inf, math.inf) if x.dtype.is_float else x.dtype.range
+    return call("clamp_tensor", x, least if min is None else min, most if max is None else max)
+
+
 def _clamp_value(x: Node, *, min: int | float | None, max: int | float | None) -> Node:
     low = x if min is None else maximum(x, full(min, x))
     return low if max is None else minimum(low, full(max, x))
@@ -284,7 +290,7 @@ def _clamp_value(x: Node, *, min: int | float | None, max: int | float | None) -
 def _clamp_vjp(g: Node, y: Node, x: Node, *, min: int | float | None, max: int | float | None) -> tuple[Node]:
     inside = [ge(x, full(min, x))] if min is not None else []
     inside += [le(x, full(max, x))] if max is not None else []
-    for mask in inside:  # 1 on the closed bounds
+    for mask in inside:  # the derivative is 1 on the closed bounds
         g = where(mask, g, zeros_like(g))
     return (g,)
 
@@ -293,6 +299,7 @@ clamp = Composite(
     "clamp",
     infer=_clamp,
     decompose=_clamp_value,
+    sugar=_clamp_call,
     vjp=_clamp_vjp,
     samples=(
         *(Sample((f"F[{s}]",), {"min": -0.5, "max": 0.7}) for s in SHAPES),
@@ -300,7 +307,7 @@ clamp = Composite(
         Sample(("i32[N]",), {"min": 1}, draw=("int",)),
     ),
     bad=(BadSample(("i32[3]",), {"min": 0.5}, match="no int"), BadSample(("f32[3]",), {"min": "x"}, match="min='x'")),
-    doc="x held between min and max; derivative 1 on the closed bounds",
+    doc="x limited to [min, max]; the derivative is 1 within the closed bounds, else 0",
 )
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -447,7 +454,7 @@ sign: Primitive = Primitive(
     lower=Expr("sign({0})"),
     vjp=lambda g, y, x: (ZERO,),
     samples=UNARY,
-    doc="-1, 0 or 1; NaN stays",
+    doc="-1, 0 or 1; propagates NaN",
 )
 floor = Primitive(
     "floor",
@@ -459,15 +466,25 @@ floor = Primitive(
     bad=NOT_FLOAT,
     doc="rounded down",
 )
+
+
+def _round_call(x: Node, decimals: int = 0) -> Node:
+    if decimals == 0:
+        return round.plain(x)
+    scale = 10.0 ** (decimals if decimals > 0 else -decimals)
+    return round.plain(x * scale) / scale if decimals > 0 else round.plain(x / scale) * scale
+
+
 round = Primitive(
     "round",
     infer=unary_float,
     reference=np.rint,
     lower=Expr("round({0})"),
+    sugar=_round_call,
     vjp=lambda g, y, x: (ZERO,),
     samples=UNARY,
     bad=NOT_FLOAT,
-    doc="to the nearest integer, half to even",
+    doc="to the nearest integer, or to a number of decimals, half to even",
 )
 
 # -- comparisons and masks ---------------------------------------------------------------------------------------------
@@ -541,7 +558,7 @@ invert = Primitive(
 
 
 def logical_and(a: Node, b: Node) -> Node:
-    """Both of two masks."""
+    """The conjunction of two masks."""
     return bitwise_and(a, b)
 
 
@@ -558,6 +575,11 @@ def _where_vjp(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[Any
 
 
 def _where_call(condition: Any, x: Any, y: Any) -> Node:
+    if isinstance(condition, bool):
+        raise TypeRuleError(
+            f"the condition is the Python bool {condition}, not a traced mask: compare values (x > 0, x == y, ops.eq),"
+            " or choose the branch in Python"
+        )
     # scalars adopt the dtype of the other branch, never the condition's
     x, y = adopt("where", [x, y], broadcasting=False)
     (condition,) = adopt("where", [condition], broadcasting=False)
@@ -592,12 +614,10 @@ def _cast(x: Type, *, dtype: DType) -> Type:
 
 
 def _cast_vjp(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Any]:
-    # float to int: 0; else dx = g in x's dtype, or wide where x holds quantized values
+    # to an int: 0; else dx = g in x's dtype, or in the compute dtype if x is quantized
     if not dtype.is_float:
         return (ZERO,)
-    return (
-        converted(g, x.dtype if x.dtype.has_tangent else dtype.compute),
-    )  # a quantized value passes it on (contracts 4)
+    return (converted(g, x.dtype if x.dtype.has_tangent else dtype.compute),)  # straight-through for quantized values
 
 
 cast = Primitive(
@@ -615,16 +635,16 @@ cast = Primitive(
         Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",)),
     ),
     bad=(BadSample(("f32[3]",), {"dtype": "f31"}, match="not a dtype"),),
-    doc="converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values",
+    doc="x converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values",
 )
 
 
 LIMITS = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
-"""The largest values of the formats in which a cast saturates (f4e2m1 has nothing beyond 6 to overflow to)."""
+"""The largest finite values of the formats to which a cast saturates (f4e2m1 has no value beyond 6 to overflow to)."""
 
 
 def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """NumPy's meaning of a cast, on every target (contracts 3)."""
+    """The reference meaning of ``cast`` in NumPy, which every target follows."""
     x = np.asarray(x)
     if x.dtype == dtype.np:
         return x
@@ -645,7 +665,7 @@ def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         answer = np.where(inside, np.where(inside, whole, 0).astype(np.int64), np.where(whole >= high, high, low))
         return answer.astype(dtype.np)
     if dtype.is_integer:
-        if dtype.bits < 8:  # wrap to the narrow width by hand
+        if dtype.bits < 8:  # wrap to the narrow width explicitly
             low = dtype.range[0]
             x = (((x.astype(np.int64) - low) & (2**dtype.bits - 1)) + low).astype(np.int8)
         return x.astype(dtype.np)
@@ -655,16 +675,16 @@ def convert(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         if dtype.name in LIMITS:
             limit = np.float32(LIMITS[dtype.name])
             x = np.where(np.isfinite(x), np.clip(x, -limit, limit), x)
-        if dtype.name == "f4e2m1":  # without a NaN: ml_dtypes makes the positive one -0
+        if dtype.name == "f4e2m1":  # it has no NaN: ml_dtypes converts the positive one to -0
             x = np.where(np.isnan(x), np.float32(np.nan), x)
-        if dtype.name == "e8m0":  # ml_dtypes rounds up whatever lies above the least power of two
+        if dtype.name == "e8m0":  # ml_dtypes rounds every value above 2^-127 up
             x = np.where((x > 0) & (x < np.float32(1.5 * 2.0**-127)), np.float32(2.0**-127), x)
         return x.astype(dtype.np)
 
 
 def _odd(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """f64 as an f32 that rounds to a shorter format as x itself does: what f32 does not hold becomes the neighbour
-    whose last bit is 1.
+    """Round-to-odd from f64 to f32, after which rounding to a shorter format is correct: a value that f32 does not
+    hold becomes the neighbour whose last bit is 1.
     """
     y = np.asarray(x.astype(np.float32))
     back = y.astype(np.float64)
@@ -685,7 +705,7 @@ stop_gradient = Primitive(
     in_place_of_dtype=True,
     vjp=lambda g, y, x: (ZERO,),
     samples=(*UNARY, *cases("N", dtype="i32", draw="int")),
-    doc="x, whose derivative is taken as zero",
+    doc="x, with derivative zero",
 )
 
 
@@ -723,8 +743,5 @@ scale_gradient = Composite(
         BadSample(("f32[3]", "f64[3]"), match="dtypes differ"),
         BadSample(("f32[3]", "f32[4]"), match="do not broadcast"),
     ),
-    doc=(
-        "x, whose gradient is multiplied by factor (of x's dtype, or of the one it is computed in); factor has no"
-        " gradient of its own"
-    ),
+    doc=("x, with its gradient multiplied by factor (of x's dtype or its compute dtype); factor gets no gradient"),
 )

@@ -1,8 +1,8 @@
 """Quantization with a block shape: dequantize, quantize, fake_quantize.
 
-One block shape covers every granularity: a parameter (scale, zero point) has one value per block, ceil(shape / block)
-of them.  Per tensor the block is the shape; per channel it is 1 on the channel's axis and whole elsewhere; per group of
-32 it is (1, 32).  Nothing is learnable by itself: a scale or zero point is learned by naming it in ``wrt``.
+The block shape expresses every granularity: a parameter (scale, zero point) has one value per block, hence the shape
+ceil(shape / block).  Per tensor, the block is the whole shape; per channel, it is 1 on the channel axis and the whole
+size on the others; for groups of 32 it is (1, 32).  A scale or zero point is learnable if ``wrt`` names it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size
+from ..ir.dims import Size, SizeLike
 from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.types import DTYPES, F32, DType, Type
@@ -20,13 +20,12 @@ from .blocks import Blocks, check_parameters, compute_dtype, replace_axis_of_blo
 from .pointwise import LIMITS, ge, le, logical_and, maximum, minimum, round, stop_gradient, where
 from .rules import converted, full, reshaped, zeros_like
 
-SizeLike = int | Dim
 STORED = ("i2", "i4", "i8", "i16", "i32", "u2", "u4", "u8", "u16", "u32", "f8e4m3", "f8e5m2", "f4e2m1")
-"""What dequantize reads."""
+"""The operand dtypes of dequantize."""
 TARGETS = ("i2", "i4", "i8", "i16", "u2", "u4", "u8", "u16", "f8e4m3", "f8e5m2", "f4e2m1")
-"""What quantize makes: every value of these is exact in f32."""
+"""The result dtypes of quantize; f32 holds every value of them exactly."""
 LARGEST = {**LIMITS, "f4e2m1": 6.0}
-"""The largest value of each short float."""
+"""The largest finite value of each narrow float."""
 
 
 def _dtype_of(node: Node | None) -> DType | None:
@@ -52,7 +51,7 @@ def _dequantize(
 
 
 def _centred(q: Node, zero_point: Node | None, blocks: Blocks, compute: DType) -> Node:
-    """q - zp, in the view."""
+    """q - zp, in the blocked view."""
     whole = blocks.enter(converted(q, compute))
     return whole if zero_point is None else whole - blocks.spread(converted(zero_point, compute))
 
@@ -68,8 +67,8 @@ def _dequantize_value(
 def _dequantize_vjp(
     g: Node, y: Node, q: Node, scale: Node, zero_point: Node | None = None, *, block: tuple[Size, ...], out_dtype: DType
 ) -> tuple[Any, ...]:
-    # y = (q - zp) s, with q taken as a real number: dq = g s, ds = the sum over each block of g (q - zp), dzp = -s
-    # times that of g
+    # y = (q - zp) s with q treated as real: dq = g s, ds = sum of g (q - zp) over each block, dzp = -s times the sum of
+    # g over each block
     blocks, compute = Blocks(q.shape, block), compute_dtype(scale.dtype, _dtype_of(zero_point), out_dtype)
     s, dy = converted(scale, compute), blocks.enter(converted(g, compute))
     dq = converted(blocks.leave(dy * blocks.spread(s)), tangent(q, compute))
@@ -128,9 +127,10 @@ dequantize = Composite(
         BadSample(("i8[4]", "f32[1]"), {"out_dtype": "i8"}, match="out_dtype=i8 is no float"),
     ),
     doc=(
-        "(q - zero_point) * scale, one scale and zero point per block of q "
-        "(block: a size per axis; the whole shape if not given, and then a scalar will do); computed in f32, or f64 "
-        "where an f64 takes part, and rounded once to out_dtype; q takes its gradient straight through"
+        "(q - zero_point) * scale, with one scale and zero point per block of q "
+        "(block: a size per axis; by default the whole shape, for which the parameters may be scalars); computed in"
+        " f32, or in f64 if a parameter or out_dtype is f64, and rounded once to out_dtype; q's gradient is"
+        " straight-through: scale times the cotangent"
     ),
     source="Jacob et al. 2018, equation 1",
 )
@@ -140,7 +140,9 @@ dequantize = Composite(
 
 @dataclass(frozen=True)
 class _Steps:
-    """The steps of a quantization, each made once for value and gradient; what has x's shape is in the view."""
+    """The intermediate values of one quantization in its compute dtype, shared by value and vjp; those of x's shape are
+    in the blocked view.
+    """
 
     x: Node
     parameter: Node
@@ -165,7 +167,7 @@ class _Steps:
 
     @cached_property
     def wide(self) -> Node:
-        # beyond the edge x is 1, so that a scale of 0 gives inf there and not NaN
+        # x is padded with 1, so that a scale of 0 gives inf in the padding and not NaN
         return self.blocks.enter(converted(self.x, self.compute), 1.0)
 
     @cached_property
@@ -174,7 +176,7 @@ class _Steps:
 
     @cached_property
     def whole_zero(self) -> Node | None:
-        """The zero point that is used, per block: a float one is brought to an integer of the range."""
+        """The zero point per block as it is used: a float one is rounded and clamped to the range."""
         if self.zero_point is None or not self.zero_point.dtype.is_float:
             return None if self.zero_point is None else converted(self.zero_point, self.compute)
         return self.clamp(round(converted(self.zero_point, self.compute)))
@@ -191,14 +193,16 @@ class _Steps:
 
     @cached_property
     def before(self) -> Node:
-        """What is clamped, and the mask is taken from: round(x / s) + zp, or x / s where a float is made."""
+        """The value before clamping, from which the gradient's mask is computed: round(x / s) + zp, or x / s for a
+        float dtype.
+        """
         if self.dtype.is_float:
             return self.ratio
         return round(self.ratio) if self.zero is None else round(self.ratio) + self.zero
 
     @cached_property
     def inside(self) -> Node:
-        """Where the clamp changes nothing, bounds included."""
+        """Mask of the values within the closed bounds of the clamp."""
         low, high = (full(bound, self.before) for bound in self.bounds)
         return logical_and(ge(self.before, low), le(self.before, high))
 
@@ -209,21 +213,21 @@ class _Steps:
 
     @cached_property
     def above_zero(self) -> Node:
-        """q - zp."""
+        """q - zp, in the blocked view."""
         return self.clamped if self.zero is None else self.clamped - self.zero
 
     def clamp(self, x: Node) -> Node:
         low, high = (full(bound, x) for bound in self.bounds)
         return minimum(maximum(x, low), high)
 
-    # for the surrogates: what stop_gradient holds stays as it is while the operands move
+    # for the surrogates, the functions whose derivatives the vjps are: stop_gradient marks what they treat as constant
 
     @cached_property
     def rounding(self) -> Node:
         return stop_gradient((self.clamped if self.dtype.is_float else round(self.ratio)) - self.ratio)
 
     def moving(self, operand: Node, value: Node) -> Node:
-        """``value`` per block, moving ``grad_factor`` times as fast as ``operand``, in the view."""
+        """``value`` per block in the blocked view, with ``grad_factor`` times the derivative of ``operand``."""
         wide = converted(operand, self.compute)
         return self.blocks.spread(stop_gradient(value) + self.slowed(wide - stop_gradient(wide)))
 
@@ -277,8 +281,8 @@ def _quantize_value(x: Node, scale: Node, zero_point: Node | None = None, **attr
 def _quantize_vjp(
     g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any
 ) -> tuple[Any, ...]:
-    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m / s, ds = the sum over each block of -g m x / s^2, dzp =
-    # that of g m
+    # with m = [qmin <= round(x/s) + zp <= qmax]: dx = g m / s, ds = sum of -g m x / s^2 over each block, dzp = sum of
+    # g m over each block
     steps = _Steps(x, scale, zero_point, **attrs)
     blocks, inside = steps.blocks, steps.inside
     dq = blocks.enter(converted(g, steps.compute))
@@ -293,7 +297,7 @@ def _quantize_vjp(
 
 
 def _quantize_surrogate(x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> Node:
-    """In range x/s + zp but for the rounding, outside the bound; a float."""
+    """As a float: x/s + zp plus a constant rounding error in range, the constant bound outside."""
     steps = _Steps(x, scale, zero_point, **attrs)
     q = steps.ratio + steps.rounding
     if zero_point is not None and steps.whole_zero is not None:
@@ -338,11 +342,12 @@ quantize = Composite(
         BadSample(("f32[4]", "f32[1]", "f32[1]"), {"dtype": "f8e4m3"}, match="f8e4m3 has no zero point"),
     ),
     doc=(
-        "clamp(round(x / scale) + zero_point, quant_min, quant_max) as dtype, half to even, one scale and zero point"
-        " per block of x (block: as for dequantize); a float zero point is rounded and clamped first; NaN gives 0; the"
-        " gradient passes straight through where nothing is clamped. With an f8 or f4e2m1 dtype: x / scale, saturated"
-        " and rounded, without a zero point; f8 keeps NaN. A scale of 0 gives the bound on x's side (0/0 as NaN), an"
-        " infinite one 0, NaN as a NaN in x, a negative one mirrors"
+        "clamp(round(x / scale) + zero_point, quant_min, quant_max) as dtype, rounding half to even, with one scale and"
+        " zero point per block of x (block: as for dequantize); a float zero point is rounded and clamped first; a NaN"
+        " in x gives 0; the gradient is straight-through where nothing is clamped, else 0. With an f8 or f4e2m1 dtype:"
+        " x / scale, saturated and rounded, without a zero point; f8 keeps NaN. A scale of 0 gives the bound with x's"
+        " sign (0/0 counts as NaN), an infinite scale gives 0, a NaN scale counts as a NaN in x, a negative scale"
+        " quantizes -x by -scale"
     ),
     source="Jacob et al. 2018, equation 12; OCP Microscaling Formats v1.0",
 )
@@ -371,15 +376,15 @@ def _fake_value(x: Node, scale: Node, zero_point: Node | None = None, **attrs: A
 
 
 def _fake_vjp(g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> tuple[Any, ...]:
-    # with m where qmin <= round(x/s) + zp <= qmax: dx = g m, ds = the sum over each block of g ((q - zp) - m x/s), dzp
-    # = -s times that of g (1 - m); ds and dzp times grad_factor
+    # with m = [qmin <= round(x/s) + zp <= qmax]: dx = g m, ds = sum of g ((q - zp) - m x/s) over each block, dzp = -s
+    # times the sum of g (1 - m) over each block; ds and dzp times grad_factor
     steps = _Steps(x, scale, zero_point, **attrs)
     blocks, inside = steps.blocks, steps.inside
     narrow = blocks.enter(g)
     dx = blocks.leave(where(inside, narrow, zeros_like(narrow)))
     dy = converted(narrow, steps.compute)
     none = zeros_like(dy)
-    # one difference per element: two sums would cancel
+    # the difference is taken per element: the difference of two sums would cancel
     ds = steps.slowed(blocks.total(dy * (steps.above_zero - where(inside, steps.ratio, none)), scale))
     gradients = (dx, scale_gradient(ds, scale))
     if zero_point is None:
@@ -390,7 +395,7 @@ def _fake_vjp(g: Node, y: Node, x: Node, scale: Node, zero_point: Node | None = 
 
 
 def _fake_surrogate(x: Node, scale: Node, zero_point: Node | None = None, **attrs: Any) -> Node:
-    """In range x + (rounding error) s, outside (bound - zp) s."""
+    """x + (rounding error) s in range, (bound - zp) s outside, with rounding error and bound constant."""
     steps = _Steps(x, scale, zero_point, **attrs)
     s, outside = steps.moving(scale, converted(scale, steps.compute)), stop_gradient(steps.clamped)
     if zero_point is not None and steps.whole_zero is not None:
@@ -416,8 +421,8 @@ fake_quantize = Composite(
     ),
     bad=quantize.bad,
     doc=(
-        "dequantize(quantize(x)) in x's dtype, whose gradients are those of the two together; grad_factor "
-        "multiplies the gradients of scale and zero point (LSQ); NaN stays"
+        "dequantize(quantize(x)) in x's dtype, with the gradients of that composition; grad_factor "
+        "multiplies the gradients of scale and zero point (LSQ); propagates NaN"
     ),
     source="Esser et al. 2020 (LSQ); torch._fake_quantize_learnable_per_tensor_affine",
 )

@@ -1,7 +1,8 @@
-"""Reductions over any axes, and what is made of them."""
+"""Reductions over axes, and the composites built on them: mean, var, logsumexp, softmax."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -68,7 +69,7 @@ def _sum_type(x: Type, *, axis: tuple[int, ...]) -> Any:
 
 
 Empty = Literal["error", "infinite"]
-"""What an extremum over no elements is: refused at the call, or the infinity that every float beats."""
+"""What an extremum over no elements does: raise an error, or give the neutral infinity of a float."""
 
 
 def _nonempty(x: Type, *, axis: tuple[int, ...], empty: Empty = "error") -> Any:
@@ -126,7 +127,8 @@ sum = Primitive(
 
 
 def _prod_vjp(g: Node, y: Node, x: Node, *, axis: Any) -> tuple[Node]:
-    # d(prod x)/dx_j = prod of the others: with no zero y/x_j, with one zero the product of the rest at it, else 0
+    # d(prod x)/dx_j = prod of the others: y/x_j without zeros; with one zero, the product of the rest for it and 0 for
+    # the others; with more, 0
     zero = eq(x, zeros_like(x))
     others = prod.plain(where(zero, full(1, x), x), axis=axis)
     zeros = sum.plain(converted(zero, DTYPES["i32"]), axis=axis)
@@ -153,7 +155,7 @@ prod = Primitive(
 
 
 def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any, empty: str) -> tuple[Node]:
-    hit = eq(x, along(y, x.shape, axis))  # split evenly among the winners
+    hit = eq(x, along(y, x.shape, axis))  # ties share the gradient evenly
     count = sum.plain(converted(hit, g.dtype), axis=axis)
     return (where(hit, along(g / count, x.shape, axis), zeros_like(x)),)
 
@@ -167,7 +169,7 @@ amax = Primitive(
     vjp=_extremum_vjp,
     samples=NONEMPTY,
     bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")),
-    doc="the largest over axes; NaN wins; ties share the gradient",
+    doc="the maximum over axes; propagates NaN; ties share the gradient evenly",
 )
 amin = Primitive(
     "amin",
@@ -178,23 +180,38 @@ amin = Primitive(
     vjp=_extremum_vjp,
     samples=NONEMPTY,
     bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")),
-    doc="the smallest over axes; NaN wins; ties share the gradient",
+    doc="the minimum over axes; propagates NaN; ties share the gradient evenly",
 )
 
 
-def _arg_type(x: Type, *, axis: int) -> Any:
-    axis = canonical_axis(axis, x.rank)
-    if x.shape[axis] == 0:
-        raise TypeRuleError("the extremum over no elements")
-    return number(x).with_shape(*without(x.shape, (axis,))).with_dtype(I64), {"axis": axis}
+def _arg_type(x: Type, *, axis: int | tuple[int, ...]) -> Any:
+    gone = canonical_axes(axis, x.rank)
+    if not gone or any(x.shape[a] == 0 for a in gone):
+        raise TypeRuleError("the extremum over no elements" if gone else "axis () names no axis")
+    return number(x).with_shape(*without(x.shape, gone)).with_dtype(I64), {"axis": gone if gone[1:] else gone[0]}
+
+
+def _arg_reference(function: Any) -> Any:
+    def reference(x: Any, *, axis: Any) -> Any:
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        last = np.moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
+        flat = last.reshape(*last.shape[: x.ndim - len(axes)], math.prod(x.shape[a] for a in axes))
+        return _extremum_reference(function, 0)(flat, axis=flat.ndim - 1)
+
+    return reference
+
+
+def _places(node: Node) -> Size:
+    axis = node.attrs["axis"]
+    return product(node.operands[0].shape[a] for a in (axis if isinstance(axis, tuple) else (axis,)))
 
 
 def _arg_call(name: str) -> Any:
-    def sugar(x: Node, axis: int | None = None, keepdims: bool = False) -> Node:
+    def sugar(x: Node, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Node:
         if axis is None:
             x, axis = reshaped(x, (x.type.count,)), 0
-        axis = canonical_axis(axis, x.rank)
-        return _plain(_OPS[name].plain(x, axis=axis), (axis,), keepdims, x.shape)
+        axes = canonical_axes(axis, x.rank)
+        return _plain(_OPS[name].plain(x, axis=axes), axes, keepdims, x.shape)
 
     return sugar
 
@@ -203,29 +220,35 @@ _ARG = (
     Sample(("F[N]",), {"axis": 0}, dims={"N": 5}),
     Sample(("F[2,N,3]",), {"axis": 1, "keepdims": True}, dims={"N": 5}),
     Sample(("F[3,4]",)),
-    Sample(("i32[3,4]",), {"axis": 1}, draw=("int",)),
+    Sample(("i32[3,4,2]",), {"axis": (0, 2)}, draw=("int",)),
 )
 argmax = Primitive(
     "argmax",
     infer=_arg_type,
-    reference=_extremum_reference(np.argmax, 0),
+    reference=_arg_reference(np.argmax),
     lower=Reduction("argmax", nonempty=True),
-    below=lambda node: node.operands[0].shape[node.attrs["axis"]],
+    below=_places,
     sugar=_arg_call("argmax"),
     samples=_ARG,
     bad=BAD_AXIS[:1],
-    doc="where the largest stands, the first of equals, NaN first of all; i64",
+    doc=(
+        "the index of the maximum along an axis, the first among equals; a NaN counts as the maximum; over several axes"
+        " their row-major index; i64"
+    ),
 )
 argmin = Primitive(
     "argmin",
     infer=_arg_type,
-    reference=_extremum_reference(np.argmin, 0),
+    reference=_arg_reference(np.argmin),
     lower=Reduction("argmin", nonempty=True),
-    below=lambda node: node.operands[0].shape[node.attrs["axis"]],
+    below=_places,
     sugar=_arg_call("argmin"),
     samples=_ARG,
     bad=BAD_AXIS[:1],
-    doc="where the smallest stands, the first of equals, NaN first of all; i64",
+    doc=(
+        "the index of the minimum along an axis, the first among equals; a NaN counts as the minimum; over several axes"
+        " their row-major index; i64"
+    ),
 )
 
 _OPS = {"sum": sum, "prod": prod, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin}
@@ -248,7 +271,7 @@ def _float_reduction(x: Type, *, axis: int | tuple[int, ...] | None = None, keep
 
 
 def _count(x: Node, axes: tuple[int, ...]) -> Node:
-    """The number of reduced elements as a value of x's compute dtype."""
+    """The number of elements reduced over ``axes``: a scalar in x's compute dtype."""
     return call("cast", call("dim", size=product(x.shape[a] for a in axes)), x.dtype.compute)
 
 
@@ -268,26 +291,26 @@ mean = Composite(
 )
 
 
-def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int = 0) -> Any:
+def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, ddof: int | float = 0) -> Any:
     type_, attrs = _float_reduction(x, axis=axis, keepdims=keepdims)
     return type_, {**attrs, "ddof": ddof}
 
 
 def _centred(wide: Node, axis: Any, count: Node) -> Node:
-    """x - mean(x); the mean was rounded, so the mean of what is left is taken away once more."""
+    """x - mean(x); the mean of the centred values is subtracted too, to remove the rounding error of the first."""
     centred = wide - along(sum.plain(wide, axis=axis) / count, wide.shape, axis)
     return centred - along(sum.plain(centred, axis=axis) / count, wide.shape, axis)
 
 
-def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int) -> Node:
+def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> Node:
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
     return _plain(converted(sum.plain(centred * centred, axis=axis) / (count - ddof), x.dtype), axis, keepdims, x.shape)
 
 
-def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int) -> tuple[Node]:
-    # dx = 2 g (x - mean) / (count - ddof), doubled last: what is finite is not lost on the way
+def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> tuple[Node]:
+    # dx = 2 g (x - mean) / (count - ddof), doubled last, so that no intermediate value overflows unless dx does
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
@@ -305,7 +328,7 @@ var = Composite(
         for s, extra in zip(AXES, ({}, {}, {"ddof": 1}, {}, {}, {"ddof": 1}, {}, {}), strict=True)
     ),
     bad=BAD_AXIS,
-    doc="the variance; ddof=0 unless given",
+    doc="the variance: sum((x - mean)^2) / (count - ddof), ddof=0 by default; ddof may be a fraction",
 )
 
 
@@ -313,7 +336,7 @@ def _extremum_type(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdi
     type_, attrs = _kept(number(x), axis, keepdims)
     if any(x.shape[a] == 0 for a in attrs["axis"]):
         raise TypeRuleError("the extremum over no elements")
-    # an int axis means the first winner takes the gradient; several axes share it
+    # with an int axis the first maximum gets the gradient; with several axes ties share it
     return type_, {**attrs, "axis": attrs["axis"] if axis is None or isinstance(axis, tuple) else attrs["axis"][0]}
 
 
@@ -336,7 +359,7 @@ max = Composite(
     decompose=_extremum_value(argmax, amax),
     samples=NONEMPTY,
     bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
-    doc="the largest; over one int axis the first winner takes the gradient, over several they share it",
+    doc="the maximum; among ties the first gets the gradient if axis is an int, otherwise they share it evenly",
 )
 min = Composite(
     "min",
@@ -344,21 +367,21 @@ min = Composite(
     decompose=_extremum_value(argmin, amin),
     samples=NONEMPTY,
     bad=(*BAD_AXIS, BadSample(("f32[0]",), match="no elements")),
-    doc="the smallest; over one int axis the first winner takes the gradient, over several they share it",
+    doc="the minimum; among ties the first gets the gradient if axis is an int, otherwise they share it evenly",
 )
 
 
 def _logsumexp_value(x: Node, *, axis: Any, keepdims: bool) -> Node:
     wide = converted(x, x.dtype.compute)
     top = amax.plain(wide, axis=axis, empty="infinite")
-    # an infinite maximum is its own logarithm of the sum; inf - inf is not
+    # an infinite maximum must not be subtracted: inf - inf is NaN
     shift = where(eq(call("abs", top), full(float("inf"), top)), zeros_like(top), top)
     total = log(sum.plain(exp(wide - along(shift, x.shape, axis)), axis=axis)) + shift
     return _plain(converted(total, x.dtype), axis, keepdims, x.shape)
 
 
 def _logsumexp_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool) -> tuple[Node]:
-    # dx = g exp(x - y): 0 where all x are -inf; where one is inf, NaN for it and 0 for the others
+    # dx = g exp(x - y): 0 if all x are -inf; if one is inf, NaN for it and 0 for the others
     wide = converted(x, x.dtype.compute)
     exact = logsumexp(wide, axis)
     shift = where(eq(exact, full(-float("inf"), exact)), zeros_like(exact), exact)
@@ -382,7 +405,7 @@ def _row_function(x: Type, *, axis: int = -1) -> Any:
 
 
 def _shifted(wide: Node, axis: int) -> tuple[Node, Node]:
-    """exp(x - max) and its sum, the pair that softmax and log_softmax share."""
+    """(x - max, sum of exp(x - max)) along the axis, for softmax and log_softmax."""
     centred = wide - along(amax.plain(wide, axis=(axis,), empty="infinite"), wide.shape, (axis,))
     return centred, sum.plain(exp(centred), axis=(axis,))
 
@@ -392,14 +415,14 @@ def _softmax_value(x: Node, *, axis: int) -> Node:
     centred, total = _shifted(wide, axis)
     return converted(
         exp(centred) * along(reciprocal(total), x.shape, (axis,)), x.dtype
-    )  # one division per row: total is 1 or more
+    )  # one division per row; total >= 1, so its reciprocal does not overflow
 
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
-    # dx = y (g - sum(g y)), by halves: of two finite g the difference may lie outside the dtype, dx does not
+    # dx = y (g - sum(g y)), computed on g / 2: the difference of two finite g may overflow where dx does not
     p = softmax(converted(x, x.dtype.compute), axis)
     centred = converted(g, p.dtype) * 0.5
-    for _ in range(2):  # where one y is nearly 1 its difference cancels; that of what is left is right, for sum(y) = 1
+    for _ in range(2):  # where y is nearly 1 the first difference cancels; since sum(y) = 1, the second corrects it
         centred = centred - along(sum.plain(centred * p, axis=(axis,)), x.shape, (axis,))
     return (converted(p * 2 * centred, x.dtype),)
 
@@ -418,7 +441,7 @@ softmax = Composite(
     vjp=_softmax_vjp,
     samples=_SOFT,
     bad=BAD_AXIS[:1],
-    doc="exp(x) / sum(exp(x)) along an axis; a row of -inf is NaN",
+    doc="exp(x) / sum(exp(x)) along an axis; a row of only -inf gives NaN",
 )
 
 

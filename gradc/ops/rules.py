@@ -1,8 +1,8 @@
-"""Type rules and small pieces that many records share."""
+"""Type rules, node builders and samples that many op records share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..ir.types import BOOL, DType, Type
 
 
 def alike(*types: Type) -> Type:
-    """One dtype, one shape."""
+    """The common type of operands that must have equal dtypes and shapes."""
     first = types[0]
     for other in types[1:]:
         if other.dtype is not first.dtype:
@@ -28,14 +28,14 @@ def alike(*types: Type) -> Type:
 
 
 def number(type: Type) -> Type:
-    """Not bool."""
+    """A dtype that arithmetic is defined on: any but bool."""
     if type.dtype.kind == "b":
         raise TypeRuleError("bool has no arithmetic; cast it")
     return type
 
 
 def floating(type: Type) -> Type:
-    """A float dtype that arithmetic is defined on."""
+    """A float dtype; TypeRuleError otherwise."""
     if not type.dtype.is_float:
         raise TypeRuleError(f"{type.dtype} is no float; write a cast")
     return type
@@ -62,14 +62,14 @@ def comparison(x: Type, y: Type) -> Type:
 
 
 def canonical_axis(axis: int, rank: int, argument: str = "axis") -> int:
-    """An axis as a number from 0; negative counts from the end."""
+    """``axis`` in 0..rank-1; a negative one counts from the end."""
     if not -rank <= axis < rank:
         raise TypeRuleError(f"{argument}={axis} of a rank {rank} operand: {-rank} to {rank - 1} exist")
     return axis % rank
 
 
 def canonical_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """None (all), an int or several, as a sorted tuple without repetition."""
+    """None (all axes), an int or several ints, as a sorted tuple of distinct axes in 0..rank-1."""
     if axis is None:
         return tuple(range(rank))
     axes = tuple(canonical_axis(int(a), rank) for a in (axis if isinstance(axis, tuple | list) else (axis,)))
@@ -84,25 +84,25 @@ def without(shape: Sequence[Size], axes: Iterable[int]) -> tuple[Size, ...]:
 
 
 def keeping(shape: Sequence[Size], axes: Iterable[int]) -> tuple[Size, ...]:
-    """The shape with the reduced axes as 1."""
+    """The shape with ``axes`` reduced to size 1 (keepdims)."""
     gone = set(axes)
     return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
 
 
 def full(value: float | int | bool, like: Node | Type, dtype: DType | None = None) -> Node:
-    """A constant spread over a shape."""
+    """A constant broadcast to the shape of ``like``, in its dtype unless another is given."""
     type_ = like.type if isinstance(like, Node) else like
     kind = dtype or type_.dtype
     return spread(call("constant", value=(kind.literal(value),), dtype=kind, shape=()), type_.shape)
 
 
 def spread(node: Node, shape: Sequence[Size]) -> Node:
-    """broadcast_to, where it changes anything."""
+    """broadcast_to, or the node itself if it has the shape already."""
     return node if node.shape == tuple(shape) else call("broadcast_to", node, tuple(shape))
 
 
 def along(node: Node, shape: Sequence[Size], axes: Iterable[int]) -> Node:
-    """A reduction's result spread back over the reduced axes of ``shape``."""
+    """A reduction's result broadcast back over the reduced axes of ``shape``."""
     return spread(reshaped(node, keeping(shape, axes)), shape)
 
 
@@ -114,12 +114,37 @@ def converted(node: Node, dtype: DType) -> Node:
     return node if node.dtype is dtype else call("cast", node, dtype)
 
 
+def widened(function: Callable[..., Node]) -> Callable[..., Node]:
+    """A decomposition that computes in the first operand's compute dtype and rounds once; integers stay as they are."""
+
+    def decompose(*operands: Node, **attrs: Any) -> Node:
+        dtype = operands[0].dtype
+        wide = (converted(o, dtype.compute) if o.dtype.is_float else o for o in operands)
+        return converted(function(*wide, **attrs), dtype)
+
+    return decompose
+
+
+def slopes(function: Callable[..., tuple[Node, ...]]) -> Callable[..., tuple[Node, ...]]:
+    """The vjp of a pointwise op from ``(*operands, **attrs) -> dy/doperand each``, in the compute dtype; the cotangent
+    is multiplied last: what is finite is not lost on the way.
+    """
+
+    def vjp(g: Node, y: Node, *operands: Node, **attrs: Any) -> tuple[Node, ...]:
+        dtype = operands[0].dtype.compute
+        found = function(*(converted(o, dtype) for o in operands), **attrs)
+        wide = converted(g, dtype)
+        return tuple(converted(wide * slope, o.dtype) for slope, o in zip(found, operands, strict=True))
+
+    return vjp
+
+
 def zeros_like(node: Node) -> Node:
     return full(0, node)
 
 
 def linear_all(count: int, rank: int) -> dict[int, tuple[int | None, ...]]:
-    """Linear in each of ``count`` operands, axis by axis."""
+    """The ``multilinear`` map of a pointwise op: linear in each of ``count`` operands, axis a to axis a."""
     return {k: tuple(range(rank)) for k in range(count)}
 
 
@@ -129,11 +154,13 @@ def cases(*shapes: str, arity: int = 1, draw: str = "normal", dtype: str = "F") 
 
 
 SHAPES = ("", "N", "3,N", "2,N,3", "2,1,N,3")
-"""Ranks 0 to 4 with a symbolic dim: what pointwise ops are tried on."""
+"""Sample shapes of pointwise ops: ranks 0 to 4, with a symbolic dim."""
 
 
 def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which NumPy adds up: a wider one, so that the oracle's own sums are right to the last bit."""
+    """The accumulator dtype of NumPy references: wider than ``dtype``, so that the reference's own rounding error is
+    negligible.
+    """
     wider: dict[np.dtype[Any], np.dtype[Any]] = {
         np.dtype(np.float32): np.dtype(np.float64),
         np.dtype(np.float64): np.dtype(np.longdouble),
@@ -142,7 +169,7 @@ def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-"""How NumPy combines."""
+"""NumPy's ufunc for each combine of a reduction or scatter."""
 
 
 def as_tuple(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Reading between pixels: grid_sample, affine_grid, and the gathers and scatters at points that they are made of."""
+"""Image sampling: grid_sample, affine_grid, and the point gathers and scatters that grid_sample decomposes into."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Assumption, Dim, Size, maximum, same
+from ..ir.dims import Assumption, Size, SizeLike, maximum, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample, Scatter
 from ..ir.statement import Index
@@ -20,14 +20,13 @@ from .indexing import _indices
 from .pointwise import ge, logical_and, where
 from .rules import alike, converted, floating, full, number, reshaped, spread, summing
 
-SizeLike = int | Dim
 Places = tuple[Any, ...]
 
 # -- gather and scatter at points: one position per spatial axis, the same for every channel ---------------------------
 
 
 def _points(x: Type, *positions: Type) -> None:
-    """[N,C,*S] and one [N,*Q] of positions per spatial axis."""
+    """Checks x [N,C,*S] and one operand of positions [N,*Q] per spatial axis."""
     if x.rank != len(positions) + 2:
         raise TypeRuleError(
             f"positions on {len(positions)} axes in an operand of rank {x.rank}, not {len(positions) + 2}"
@@ -52,7 +51,7 @@ def _at(points: Type, updates: Type, *positions: Type, size: tuple[SizeLike, ...
 
 
 def _inside(positions: Sequence[Any], size: Sequence[int]) -> tuple[Places, Any]:
-    """NumPy: (positions, 0 where one of them is outside; which are inside)."""
+    """NumPy: (positions, with 0 for points outside; mask of the points inside)."""
     inside = np.logical_and.reduce([(p >= 0) & (p < n) for p, n in zip(positions, size, strict=True)])
     return tuple(np.where(inside, p, 0).astype(np.int64) for p in positions), inside
 
@@ -82,7 +81,7 @@ def _scatter_reference(updates: Any, *positions: Any, size: tuple[int, ...]) -> 
 def _read(
     index: Sequence[Index], positions: Sequence[Node], size: Sequence[Size], kernel: Any
 ) -> tuple[list[Index], Any]:
-    """Kernel statements: (the place read for a result index [n, c, *q], which are inside)."""
+    """Kernel statements: (index that is read for the result index [n, c, *q], mask of the points inside)."""
     places = [Index.of(kernel.read(p, [index[0], *index[2:]])) for p in positions]
     inside = None
     for place, n in zip(places, size, strict=True):
@@ -157,8 +156,8 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
             BadSample((x.replace("F", "f32"), "i64[2,3]", *["f32[2,3]"] * (rank - 1)), match="indices are f32"),
         ),
         doc=(
-            f"x[n, c, {', '.join('ijk'[:rank])}] at integer positions of each batch element, the same for every"
-            " channel; 0 outside"
+            f"x[n, c, {', '.join('ijk'[:rank])}] at integer positions given per batch element, the same for all"
+            " channels; 0 for positions outside x"
         ),
     )
     scatter = Primitive(
@@ -178,8 +177,8 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
             BadSample(("f32[2,3,4]", *["i64[2,4]"] * rank), {"size": (5,)}, match=f"1 entries for {rank}"),
         ),
         doc=(
-            f"zeros [N,C,{','.join('HWD'[:rank])}] with updates added at integer positions of each batch element;"
-            f" outside, nothing: the adjoint of gather_{name}"
+            f"zeros [N,C,{','.join('HWD'[:rank])}] with updates added at integer positions given per batch element;"
+            f" updates outside are dropped: the adjoint of gather_{name}"
         ),
     )
     return gather, scatter
@@ -220,8 +219,8 @@ def _each(
     skip: int = -1,
     at: int = 0,
 ) -> Node:
-    """Sum over the taps of weights times values, innermost axis first; on the axis ``skip`` only the tap ``at``,
-    unweighted.
+    """The sum over taps of weights times values, innermost axis first; on the axis ``skip`` only the tap ``at``
+    contributes, with weight 1.
     """
     if axis == len(taps):
         return values[fixed]
@@ -241,7 +240,7 @@ def _by_channel(x: Node) -> Node:
 
 
 def _interpolate_value(x: Node, *parts: Node) -> Node:
-    """Each tap written out: the sum stays pointwise, and what reads it can join its kernel."""
+    """The sum with every tap unrolled: it stays pointwise, so that its readers can be fused with it."""
     rank, wide = x.rank - 2, x.dtype.compute
     weights, positions = [converted(w, wide) for w in parts[:rank]], parts[rank:]
     taps = [w.shape[1] for w in weights]
@@ -253,7 +252,7 @@ def _interpolate_value(x: Node, *parts: Node) -> Node:
 
 
 def _interpolate_vjp(g: Node, y: Node, x: Node, *parts: Node) -> tuple[Any, ...]:
-    # linear in x and in each axis's weights; for dx the taps stand side by side, so that it is one scatter
+    # linear in x and in each axis's weights; for dx all taps become axes of one scatter's updates
     rank, wide = x.rank - 2, x.dtype.compute
     weights, positions = [converted(w, wide) for w in parts[:rank]], parts[rank:]
     taps, points, g = tuple(w.shape[1] for w in weights), y.shape[2:], converted(g, wide)
@@ -310,8 +309,8 @@ def _interpolate(rank: int, rule: Any) -> Composite:
         ),
         doc=(
             f"sum over taps of {'*'.join(f'{w}[n, {t}, ...]' for w, t in zip('uvw', 'abc'[:rank], strict=False))} *"
-            f" gather_{rank}d(x, {', '.join(f'{p}[n, {t}, ...]' for p, t in zip(letters, 'abc', strict=False))}); -1 is"
-            " a position outside, where x is 0"
+            f" gather_{rank}d(x, {', '.join(f'{p}[n, {t}, ...]' for p, t in zip(letters, 'abc', strict=False))});"
+            " position -1 is outside, where x counts as 0"
         ),
     )
 
@@ -331,7 +330,7 @@ insensitive = Composite(
     multilinear=lambda node: {0: tuple(range(node.rank))},
     vjp=lambda g, y, x, to: (g, full(0, to) if to.dtype.is_float else DISCRETE),
     samples=(Sample(("F[N,3]", "F[4]")), Sample(("F[2]", "F[N,2]"))),
-    doc="x, taken as a function of `to` whose derivative is zero: its gradient is a real zero tensor",
+    doc="x; the gradient of `to` is a tensor of zeros, not an absent gradient",
 )
 
 # -- grid_sample -------------------------------------------------------------------------------------------------------
@@ -363,7 +362,7 @@ def _grid_sample(
 def _grid_sample_value(input: Node, grid: Node, *, mode: str, padding_mode: str, align_corners: bool) -> Node:
     rank, dtype = input.rank - 2, position_dtype(input.shape[2:])
     positions, weights = [], []
-    for axis, size in enumerate(input.shape[2:]):  # the grid's last dim counts from the last axis
+    for axis, size in enumerate(input.shape[2:]):  # the grid's last dim is (x, y[, z]): the last axis comes first
         position, weight = read_at(
             grid[..., rank - 1 - axis], size, dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners
         )
@@ -406,8 +405,8 @@ grid_sample = Composite(
         BadSample(("i32[2,3,5,4]", "f32[2,4,4,2]"), match="i32 is no float"),
     ),
     doc=(
-        "input [N,C,H,W] (or [N,C,D,H,W]) read at the points of grid [N,OH,OW,2] (or [N,OD,OH,OW,3]), (x, y(, z)) in"
-        " [-1, 1] across the image; a NaN coordinate counts as -1; 16-bit types are computed in f32"
+        "input [N,C,H,W] (or [N,C,D,H,W]) interpolated at the points of grid [N,OH,OW,2] (or [N,OD,OH,OW,3]), which are"
+        " (x, y(, z)) in [-1, 1] across the image; a NaN coordinate counts as -1; 16-bit types are computed in f32"
     ),
     source="torch.nn.functional.grid_sample; Keys 1981",
 )
@@ -440,7 +439,7 @@ def _affine_grid_value(theta: Node, *, size: tuple[Size, ...], align_corners: bo
     for k in range(spatial):
         axis = spatial - 1 - k
         n = size[2 + axis]
-        # the pixels' centres, symmetric about 0; one pixel lies at 0
+        # the pixels' centres, symmetric about 0; a single pixel lies at 0
         line = (call("iota", shape=(n,), dtype=wide.dtype) * 2 - (n - 1)) / (maximum(n - 1, 1) if align_corners else n)
         term = column(k) * spread(reshaped(line, (1, *(n if a == axis else 1 for a in range(spatial)), 1)), shape)
         total = term if total is None else total + term
@@ -464,8 +463,8 @@ affine_grid = Composite(
         BadSample(("i32[2,2,3]",), {"size": (2, 1, 5, 4)}, match="i32 is no float"),
     ),
     doc=(
-        "the grid [N,H,W,2] (or [N,D,H,W,3]) of an affine map theta [N,2,3] (or [N,3,4]) of the pixels' centres, for"
-        " grid_sample"
+        "the grid [N,H,W,2] (or [N,D,H,W,3]) for grid_sample: the pixels' centres, transformed by the affine maps theta"
+        " [N,2,3] (or [N,3,4])"
     ),
     source="torch.nn.functional.affine_grid",
 )

@@ -1,4 +1,4 @@
-"""Scatters that keep the largest, the smallest or the product, and torch's scatter_reduce."""
+"""Scatters that combine by max, min or product, and torch's scatter_reduce."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _combined_reference(name: str, combine: str) -> Callable[..., Any]:
 def _extremum_vjp(
     g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str
 ) -> tuple[Any, Node]:
-    winner = eq(updates, take_along_axis.plain(y, indices, axis=axis, oob=oob))  # the winners share it evenly
+    winner = eq(updates, take_along_axis.plain(y, indices, axis=axis, oob=oob))  # ties share the gradient evenly
     wide = g.dtype.compute
     count = scatter_add_along_axis.plain(indices, converted(winner, wide), axis=axis, size=size, oob=oob)
     share = take_along_axis.plain(converted(g, wide) / maximum(count, full(1, count)), indices, axis=axis, oob=oob)
@@ -44,16 +44,16 @@ def _extremum_vjp(
 
 
 def _others(zero: Node, zeros: Node, rest: Node, x: Node) -> Node:
-    """The product of all but x, where ``rest`` is the product of those that are not zero and ``zeros`` counts those
-    that are.
+    """The product of all factors but x, from ``rest``, the product of the nonzero factors, and ``zeros``, the number
+    of zero factors; ``zero`` is x == 0.
     """
     none = where(eq(zeros, full(0, zeros)), rest / where(zero, full(1, x), x), zeros_like(x))
     return where(zero, where(eq(zeros, full(1, zeros)), rest, zeros_like(x)), none)
 
 
 def _prod_vjp(g: Node, y: Node, indices: Node, updates: Node, *, axis: int, size: Size, oob: str) -> tuple[Any, Node]:
-    # du_j = g at its index times the product of the others there: with no zero y/u_j, with one zero the product of the
-    # rest at it, else 0
+    # du_j = g[index_j] times the product of the other updates with that index: y/u_j without zeros; with one zero, the
+    # product of the rest for it and 0 for the others; with more, 0
     attrs: dict[str, Any] = {"axis": axis, "size": size, "oob": oob}
     x, g = converted(updates, g.dtype.compute), converted(g, g.dtype.compute)
     zero = eq(x, zeros_like(x))
@@ -84,8 +84,8 @@ def _scatter(name: str, combine: str, vjp: Any, result: str) -> Primitive:
             BadSample(("i64[4]", "bool[4]"), {"axis": 0, "size": 5}, match="no arithmetic"),
         ),
         doc=(
-            f"{result} of the updates at each index along an axis of the given size; where there is none,"
-            f" {neutral_text(combine)}"
+            f"{result} of the updates with each index, along an axis of the given size; {neutral_text(combine)} at"
+            " positions without an update"
         ),
     )
 
@@ -94,8 +94,8 @@ def neutral_text(combine: str) -> str:
     return {"max": "-inf (or the least int)", "min": "inf (or the greatest int)", "prod": "1"}[combine]
 
 
-scatter_amax = _scatter("scatter_amax", "max", _extremum_vjp, "the largest (NaN wins)")
-scatter_amin = _scatter("scatter_amin", "min", _extremum_vjp, "the smallest (NaN wins)")
+scatter_amax = _scatter("scatter_amax", "max", _extremum_vjp, "the maximum (propagating NaN)")
+scatter_amin = _scatter("scatter_amin", "min", _extremum_vjp, "the minimum (propagating NaN)")
 scatter_prod: Primitive = _scatter("scatter_prod", "prod", _prod_vjp, "the product")
 
 # -- scatter_reduce ----------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _scatter_reduce(
 
 
 class _Reduction:
-    """One scatter_reduce in its compute dtype: what value and vjp share."""
+    """The intermediate values of one scatter_reduce in its compute dtype, shared by value and vjp."""
 
     def __init__(self, input: Node, index: Node, src: Node, dim: int, reduce: str, include_self: bool, oob: str):
         line = (lambda x: x) if input.rank else (lambda x: reshaped(x, (1,)))
@@ -135,7 +135,7 @@ class _Reduction:
         self.size = self.input.shape[dim]
 
     def cut(self, x: Node, along: bool = True) -> Node:
-        """x as far as the index goes (``along``: also on the axis itself)."""
+        """x sliced to the index's shape; ``along=False`` keeps the whole axis ``dim``."""
         limit = tuple(
             n if along or a != self.dim else m for a, (n, m) in enumerate(zip(self.index.shape, x.shape, strict=True))
         )
@@ -143,7 +143,7 @@ class _Reduction:
 
     @staticmethod
     def grow(x: Node, shape: Any, value: int | float = 0) -> Node:
-        """x padded at its ends."""
+        """x padded with ``value`` at the end of each axis, to ``shape``."""
         return (
             x
             if x.shape == tuple(shape)
@@ -161,7 +161,7 @@ class _Reduction:
 
     @property
     def count(self) -> Node:
-        """How many updates each element got."""
+        """The number of updates of each element of input."""
         return self.scatter(scatter_add_along_axis, full(1, self.index, I32))
 
     @property
@@ -170,12 +170,12 @@ class _Reduction:
 
     @property
     def own(self) -> Node:
-        """Where the element of input itself takes part."""
+        """Mask of the elements of input that are combined in themselves."""
         return full(True, self.input, BOOL) if self.include_self else invert(self.hit)
 
     @property
     def terms(self) -> Node:
-        """How many a mean is over: at least 1."""
+        """The divisor of a mean: the number of terms, at least 1."""
         return converted(
             self.count + 1 if self.include_self else maximum(self.count, full(1, self.count)), self.input.dtype
         )
@@ -195,7 +195,7 @@ class _Reduction:
         return reduced if self.include_self else where(self.hit, reduced, self.input)
 
     def gradients(self, g: Node) -> tuple[Node, Node]:
-        """Of input and of src."""
+        """(gradient of input, gradient of src)."""
         zero = zeros_like(g)
         if self.reduce in ("sum", "mean"):
             share = g if self.reduce == "sum" else g / self.terms
@@ -227,9 +227,8 @@ def _scatter_reduce_value(
 def _scatter_reduce_vjp(
     g: Node, y: Node, input: Node, index: Node, src: Node, *, dim: int, reduce: str, include_self: bool, oob: str
 ) -> tuple[Any, ...]:
-    # sum: g, at the index; mean: g over the count; amax and amin: g shared by the winners; prod: g times the product of
-    # the others, exact with any number of zeros; input has none of it where include_self=False and something is
-    # combined in
+    # sum: g at the index; mean: g / count; amax and amin: g shared evenly among ties; prod: g times the product of the
+    # other factors, exact with any number of zeros; with include_self=False, input gets g only where there is no update
     r = _Reduction(input, index, src, dim, reduce, include_self, oob)
     of_input, of_src = r.gradients(converted(reshaped(g, r.input.shape), r.input.dtype))
     return (
@@ -276,8 +275,8 @@ scatter_reduce = Composite(
         BadSample(("f32[5]", "i64[4,1]", "f32[4]"), {"dim": 0, "reduce": "sum"}, match="ranks 1, 2 and 1"),
     ),
     doc=(
-        "input with src combined in at the index along dim: sum, mean, amax, amin or prod, with or without the element"
-        " that is there; winners share the gradient, prod's is exact with any number of zeros"
+        "input with src combined into it at index along dim by sum, mean, amax, amin or prod, with or without input's"
+        " own element (include_self); ties share the gradient, prod's is exact with any number of zeros"
     ),
     source="torch.scatter_reduce",
 )

@@ -1,7 +1,7 @@
-"""The gradient of a table as rows, values and count: what is added at each index, for the rows that are hit alone.
+"""The gradient of a table in coalesced sparse form: the rows that indices select, ascending; their values; the count.
 
-No sizes depend on data: of N indices at most N rows are hit, so there is room for N; what is left over has the row
-``size`` and zeros.
+Sizes do not depend on data: N indices select at most N rows, so rows and values have size N; entries from ``count`` on
+have the row number ``size`` and the value 0.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from .reduce import sum
 from .rules import converted, full, number, reshaped, spread
 
 BLOCK, LEVELS = 64, 3
-"""Running sums are made in blocks, whose totals are summed likewise, three times at most: 2^31 elements leave 2^13."""
+"""A running sum is computed in blocks, and recursively over the blocks' totals, at most LEVELS deep: 2^31 elements
+leave 2^13 totals.
+"""
 
 
 def running_sum(x: Node, levels: int = LEVELS) -> Node:
-    """x[0] + ... + x[i] of a line of ints: a masked sum within each block, and the blocks before it."""
+    """The inclusive prefix sum of ints [N]: a masked sum within each block plus the total of the blocks before it."""
     (size,) = x.shape
     small = isinstance(size, int) and size <= BLOCK
     block: Size = size if small or not levels else BLOCK
@@ -57,7 +59,7 @@ def running_sum(x: Node, levels: int = LEVELS) -> Node:
 
 
 class _Coalesced:
-    """What the three ops share: the indices in a line, and which rows they hit."""
+    """What the three ops share: the flattened indices, and which rows they select."""
 
     def __init__(self, indices: Node, size: Size, oob: str, padding_idx: Padding):
         self.size, self.oob = size, oob
@@ -69,7 +71,7 @@ class _Coalesced:
 
     @property
     def hit(self) -> Node:
-        """i64[size]: 1 for each row that an index names."""
+        """i64[size]: 1 for each row that an index selects, else 0."""
         count = scatter_add.plain(
             self.indices, full(1, self.indices, I64), axis=0, size=self.size, oob=self.oob, padding_idx=self.padding_idx
         )
@@ -77,7 +79,7 @@ class _Coalesced:
 
     @property
     def slot(self) -> Node:
-        """i64[size]: where each row that is hit stands among those that are, -1 for the others."""
+        """i64[size]: the rank of each selected row among the selected rows, -1 for the others."""
         return where(gt(self.hit, full(0, self.hit)), running_sum(self.hit) - 1, full(-1, self.hit))
 
     def rows(self) -> Node:
@@ -91,7 +93,7 @@ class _Coalesced:
         if self.oob != "error" and not (self.oob in ("clamp", "wrap") and known_nonnegative(self.size - 1)):
             place = where(
                 in_range(self.indices, self.size), place, full(-1, place)
-            )  # where there is no row a gather gives 0, which is a slot
+            )  # a gather out of range gives 0, which would be a valid slot
         if self.padding_idx is not None:
             place = where(unpadded(self.indices, self.padding_idx), place, full(-1, place))
         return scatter_add.plain(place, flat, axis=0, size=self.room, oob="skip")
@@ -163,19 +165,19 @@ coalesce_rows = _op(
     "coalesce_rows",
     _rows,
     lambda indices, **attrs: _Coalesced(indices, **attrs).rows(),
-    "the rows that the indices name, each once, ascending; i64 with room for all, size where there is none",
+    "the distinct rows that the indices select, ascending: i64 with one entry per index, filled up with size",
 )
 coalesce_count = _op(
     "coalesce_count",
     _count,
     lambda indices, **attrs: sum.plain(_Coalesced(indices, **attrs).hit, axis=(0,)),
-    "how many rows the indices name; i64[]",
+    "the number of distinct rows that the indices select: i64[]",
 )
 coalesce_values = _op(
     "coalesce_values",
     _values,
     lambda indices, updates, **attrs: _Coalesced(indices, **attrs).values(updates),
-    "the updates summed for each of coalesce_rows; zeros where there is none",
+    "the sum of the updates of each row of coalesce_rows, filled up with zeros",
     updates=True,
 )
 
@@ -183,8 +185,8 @@ coalesce_values = _op(
 def coalesce(
     indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
 ) -> tuple[Node, Node, Node]:
-    """(rows i64[N], values [N, D], count i64[]): the first ``count`` rows of a ``[size, D]`` gradient that are not zero
-    by being untouched.
+    """(rows i64[N], values [N, D], count i64[]): a ``[size, D]`` gradient in coalesced sparse form, valid in the first
+    ``count`` entries.
     """
     attrs: dict[str, Any] = {"size": size, "oob": oob, "padding_idx": padding_idx}
     return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)

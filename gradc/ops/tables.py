@@ -1,4 +1,6 @@
-"""Rows of a table: embedding, and the table whose touched rows are brought to a norm of at most max_norm."""
+"""Table lookups: embedding, and embedding_renorm, which scales the rows that are looked up to a norm of at most
+max_norm.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def _renorm(weight: Type, indices: Type, *, max_norm: float, norm_type: float = 
 
 
 def row_norms(rows: Node, p: float) -> Node:
-    """(sum |x|^p)^(1/p) of each row, with its limits at 0 (how many are not 0), inf and -inf."""
+    """The p-norm (sum |x|^p)^(1/p) of each row, [V, D] -> [V]; p = 0 counts the nonzero elements, inf and -inf give
+    max |x| and min |x|.
+    """
     size = call("abs", rows)
     if p in (float("inf"), -float("inf")):
         return (amax if p > 0 else amin).plain(size, axis=(1,), empty="infinite")
@@ -69,8 +73,9 @@ embedding_renorm: Composite = Composite(
         BadSample(("f32[5,3]", "f32[2]"), {"max_norm": 1.0}, match="indices are f32"),
     ),
     doc=(
-        "the table with every row that an index names, and whose norm exceeds max_norm, scaled by max_norm / (norm +"
-        " 1e-7); the gradient is that of the table as it comes out, as PyTorch has it"
+        "the table, with each row that an index selects and whose norm exceeds max_norm scaled by max_norm / (norm +"
+        " 1e-7); the gradient of weight is the cotangent of the result (the scaling is not differentiated), as in"
+        " PyTorch"
     ),
     source="torch.embedding_renorm_",
 )
@@ -101,8 +106,8 @@ def _embedding_call(
     oob: Bounds = "error",
     sparse: bool = False,
 ) -> Node:
-    """``max_norm`` is another op in front: the table itself stays as it is, ``ops.embedding_renorm`` gives the new
-    one.
+    """``max_norm`` inserts ``ops.embedding_renorm`` before the lookup; unlike torch, the table is not changed in
+    place.
     """
     if sparse:
         raise Unsupported(
@@ -140,8 +145,8 @@ embedding: Composite = Composite(
         BadSample(("i64[2]", "f32[5,3]"), {"padding_idx": 7}, match="padding_idx=7"),
     ),
     doc=(
-        "rows of a table: [..., D] for indices [...]; padding rows get no gradient; max_norm puts embedding_renorm in"
-        " front; oob is 'error' here and 'skip' in gradc.plans"
+        "rows of a table: [..., D] for indices [...]; positions with padding_idx give no gradient; max_norm applies"
+        " embedding_renorm to the table first; oob defaults to 'error' here and to 'skip' in gradc.plans"
     ),
     source="torch.nn.functional.embedding",
 )

@@ -122,7 +122,7 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
                     continue
                 name = str(source.attrs["name"])
                 drawn = {s.draw[k] for s in node.op.samples if k < len(s.draw)}
-                if len(drawn) == 1 and drawn <= {"positive", "nonzero", "unit"}:
+                if len(drawn) == 1 and drawn <= {"positive", "above_one", "nonzero", "unit"}:
                     words.setdefault(name, drawn.pop())
                 if k in node.op.ascending:
                     words[name] = "ascending"
@@ -156,6 +156,7 @@ def _draw(random: np.random.Generator, dtype: DType, shape: tuple[int, ...], wor
     signs = np.where(random.random(shape) < 0.5, -1.0, 1.0)
     values = {
         "positive": lambda: random.uniform(0.25, 4.0, shape),
+        "above_one": lambda: random.uniform(1.25, 4.0, shape),
         "unit": lambda: random.uniform(0.02, 0.98, shape),
         "nonzero": lambda: signs * random.uniform(0.25, 3.0, shape),
     }

@@ -467,6 +467,8 @@ GRADC_FN f64 sigmoid_f64(f64 x) {
     return (x >= 0.0 ? 1.0 : e) / (1.0 + e);
 }
 
+#include "special.h"
+
 /* ---- storage formats: bf16, f16, f8e4m3, f8e5m2, f4e2m1, e8m0 ----------------------------------------------- */
 
 /* f64 on its way to a shorter format, as an f32 from which the second rounding is that of x itself: what f32 does not
@@ -746,5 +748,23 @@ GRADC_SEARCH(i32)
 GRADC_SEARCH(i64)
 GRADC_SEARCH(u8)
 #undef GRADC_SEARCH
+
+/* 64 random bits: half of a block of Philox4x32-10 (Salmon et al. 2011) for the counter (index / 2, stream). */
+GRADC_FN i64 philox_i64(i64 index, i64 stream, i64 key) {
+    u64 count = (u64)index >> 1;
+    u32 c0 = (u32)count, c1 = (u32)(count >> 32), c2 = (u32)stream, c3 = (u32)((u64)stream >> 32);
+    u32 k0 = (u32)key, k1 = (u32)((u64)key >> 32);
+    for (i32 round = 0; round < 10; round++) {
+        u64 left = 0xd2511f53ull * c0, right = 0xcd9e8d57ull * c2;
+        c0 = (u32)(right >> 32) ^ c1 ^ k0;
+        c1 = (u32)right;
+        c2 = (u32)(left >> 32) ^ c3 ^ k1;
+        c3 = (u32)left;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    u64 low = (u64)c0 | (u64)c1 << 32, high = (u64)c2 | (u64)c3 << 32;
+    return (i64)((index & 1) != 0 ? high : low);
+}
 
 #endif

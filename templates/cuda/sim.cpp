@@ -4,6 +4,7 @@
  * same warp first.  A thread that nobody waits for costs no switch: its fiber takes the next one.  Where nothing can run
  * and not all have returned, somebody waits for what will not come: a fault.  A fault leaves the fibers where they are
  * and goes back to the caller, so the launch ends and the process does not. */
+#define GRADC_SIM_RUNTIME 1
 #include "sim.h"
 
 #include <link.h>

@@ -4,7 +4,6 @@
  * own, blocks run one after another.  What must stop a thread (barriers, collectives) or be seen as a whole (atomics) is
  * a call of sim.cpp; everything else is an ordinary function, loads and stores of which the checking mode sees. */
 #pragma once
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -190,6 +189,45 @@ template <class T> SIM_INLINE void __stcg(T *at, T value) { *at = value; }
 template <class T> SIM_INLINE void __stwb(T *at, T value) { *at = value; }
 template <class T> SIM_INLINE void __stwt(T *at, T value) { *at = value; }
 
+/* ---- Mathematical functions ------------------------------------------------------------------------------------------
+ * Those of the C library, declared here: <math.h> is ten times the rest of a small text's compilation, and its macros take
+ * names (INFINITY, M_PI) that NVRTC leaves free. */
+
+#define SIM_MATH_1(name)               \
+  extern "C" double name(double);      \
+  extern "C" float name##f(float);     \
+  SIM_INLINE float name(float x) { return name##f(x); }
+#define SIM_MATH_2(name)                       \
+  extern "C" double name(double, double);      \
+  extern "C" float name##f(float, float);      \
+  SIM_INLINE float name(float x, float y) { return name##f(x, y); }
+SIM_MATH_1(acos) SIM_MATH_1(acosh) SIM_MATH_1(asin) SIM_MATH_1(asinh) SIM_MATH_1(atan) SIM_MATH_1(atanh) SIM_MATH_1(cbrt)
+SIM_MATH_1(ceil) SIM_MATH_1(cos) SIM_MATH_1(cosh) SIM_MATH_1(erf) SIM_MATH_1(erfc) SIM_MATH_1(exp) SIM_MATH_1(exp2)
+SIM_MATH_1(expm1) SIM_MATH_1(fabs) SIM_MATH_1(floor) SIM_MATH_1(lgamma) SIM_MATH_1(log) SIM_MATH_1(log10) SIM_MATH_1(log1p)
+SIM_MATH_1(log2) SIM_MATH_1(logb) SIM_MATH_1(nearbyint) SIM_MATH_1(rint) SIM_MATH_1(round) SIM_MATH_1(sin) SIM_MATH_1(sinh)
+SIM_MATH_1(sqrt) SIM_MATH_1(tan) SIM_MATH_1(tanh) SIM_MATH_1(tgamma) SIM_MATH_1(trunc)
+SIM_MATH_2(atan2) SIM_MATH_2(copysign) SIM_MATH_2(fdim) SIM_MATH_2(fmax) SIM_MATH_2(fmin) SIM_MATH_2(fmod) SIM_MATH_2(hypot)
+SIM_MATH_2(nextafter) SIM_MATH_2(pow) SIM_MATH_2(remainder)
+extern "C" double fma(double, double, double);
+extern "C" float fmaf(float, float, float);
+SIM_INLINE float fma(float x, float y, float z) { return fmaf(x, y, z); }
+extern "C" double ldexp(double, int);
+extern "C" float ldexpf(float, int);
+SIM_INLINE float ldexp(float x, int exponent) { return ldexpf(x, exponent); }
+#ifndef GRADC_SIM_RUNTIME /* which includes <stdlib.h>, where C++ has them */
+extern "C" int abs(int);
+SIM_INLINE long long abs(long long x) { return x < 0 ? -x : x; }
+SIM_INLINE float abs(float x) { return fabsf(x); }
+SIM_INLINE double abs(double x) { return fabs(x); }
+#endif
+#define SIM_CLASSIFY(T)                                               \
+  SIM_INLINE bool isnan(T x) { return __builtin_isnan(x); }           \
+  SIM_INLINE bool isinf(T x) { return __builtin_isinf(x) != 0; }      \
+  SIM_INLINE bool isfinite(T x) { return __builtin_isfinite(x) != 0; } \
+  SIM_INLINE bool signbit(T x) { return __builtin_signbit(x) != 0; }
+SIM_CLASSIFY(float)
+SIM_CLASSIFY(double)
+
 /* ---- Bits and numbers ---------------------------------------------------------------------------------------------- */
 
 template <class To, class From> SIM_INLINE To sim_cast(From from) {
@@ -265,8 +303,6 @@ SIM_INLINE double __ddiv_rn(double a, double b) { return a / b; }
 SIM_INLINE double __drcp_rn(double a) { return 1.0 / a; }
 SIM_INLINE double __dsqrt_rn(double a) { return sqrt(a); }
 SIM_INLINE double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
-#define rsqrtf sim_rsqrtf /* newer C libraries have their own */
-#define rsqrt sim_rsqrt
 SIM_INLINE float rsqrtf(float a) { return 1.0f / sqrtf(a); }
 SIM_INLINE double rsqrt(double a) { return 1.0 / sqrt(a); }
 SIM_INLINE float __saturatef(float a) { return fminf(fmaxf(a, 0.0f), 1.0f); }

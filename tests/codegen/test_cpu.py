@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from agreement import NAMES, OTHERS, agrees_with_numpy
+from agreement import NAMES, agree_with_numpy, in_turns
 from registry import SIZES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cpu_is_numpy(name: str) -> None:
-    """f32, and for every second op another."""
-    turn = NAMES.index(name)
-    agrees_with_numpy(name, ("f32", *([OTHERS[turn // 2 % 3]] if turn % 2 else [])), SIZES, target="cpu")
+    agree_with_numpy(in_turns(name, 0), SIZES, target="cpu")
 
 
 @pytest.mark.parametrize("name", NAMES[::2])
 def test_cpu_is_numpy_without_fusion(name: str) -> None:
-    agrees_with_numpy(name, [OTHERS[NAMES.index(name) // 2 % 3]], SIZES, target="cpu", fuse=False)
+    agree_with_numpy(in_turns(name, 1), SIZES, target="cpu", fuse=False)

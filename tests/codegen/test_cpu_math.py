@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from gradc.ir.types import DTYPES
+from gradc.ops import special
 from gradc.ops.pointwise import convert
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpu"
@@ -59,6 +60,20 @@ LIMITS_F32 = {
     "sin": (np.sin, 1.6),
     "cos": (np.cos, 1.6),
     "rsqrt": (lambda x: 1 / np.sqrt(x), 0.51),
+    "exp2": (np.exp2, 1.1),
+    "log2": (np.log2, 1.6),
+    "log10": (np.log10, 2.0),
+    "tan": (np.tan, 3.6),
+    "asin": (np.arcsin, 2.4),
+    "acos": (np.arccos, 1.2),
+    "atan": (np.arctan, 2.2),
+    "sinh": (np.sinh, 2.9),
+    "cosh": (np.cosh, 2.2),
+    "asinh": (np.arcsinh, 1.9),
+    "acosh": (np.arccosh, 2.0),
+    "atanh": (np.arctanh, 2.2),
+    "erfc": (lambda x: np.frompyfunc(math.erfc, 1, 1)(x).astype(np.float64), 5.6),
+    "erfinv": (special.erfinv.reference, 3.0),
     "sqrt": (np.sqrt, 0.5),
     "reciprocal": (lambda x: 1 / x, 0.5),
 }
@@ -73,8 +88,18 @@ EXACT = {
     "isnan": np.isnan,
     "isfinite": np.isfinite,
 }
-EXACT_PAIRS = {"minimum": np.minimum, "maximum": np.maximum, "floormod": np.mod, "floordiv": np.floor_divide}
-LIBM_F64 = ("exp", "log", "log1p", "expm1", "tanh", "sigmoid", "erf", "sin", "cos", "rsqrt", "sqrt", "reciprocal")
+EXACT_PAIRS = {
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "floormod": np.mod,
+    "floordiv": np.floor_divide,
+    "fmod": np.fmod,
+    "copysign": np.copysign,
+}
+PAIRS_F32 = {"atan2": (np.arctan2, 2.2), "hypot": (np.hypot, 1.2)}
+GAMMA_F32 = {"lgamma": (special.lgamma.reference, 5.0), "digamma": (special.digamma.reference, 4.0)}
+"""Of arguments above 0, in units of the larger of 1 and the result: both have zeros there."""
+LIBM_F64 = tuple(name for name in LIMITS_F32 if name != "erfinv")
 INTEGER_UNARY, INTEGER_PAIRS = ("abs", "sign"), ("minimum", "maximum", "floordiv", "floormod", "pow", "right_shift")
 
 
@@ -86,9 +111,9 @@ def signatures() -> dict[str, tuple[list[str], str]]:
     """Every public function of the header: name -> (operand types, result type)."""
     table = {}
     for f in FLOATS:
-        for name in (*LIBM_F64, *EXACT):
+        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32):
             table[f"{name}_{f}"] = ([f], "i32" if name.startswith("is") else f)
-        for name in ("pow", *EXACT_PAIRS):
+        for name in ("pow", *EXACT_PAIRS, *PAIRS_F32):
             table[f"{name}_{f}"] = ([f, f], f)
         table[f"fma_{f}"] = ([f, f, f], f)
         for t in INTEGERS:
@@ -258,7 +283,9 @@ def test_special_values(loops, name, x, expected):
     assert np.isnan(loops(f"{name}_f32", np.float32([np.nan]))).all()
 
 
-@pytest.mark.parametrize("name", ["expm1", "log1p", "tanh", "erf", "sin"])
+@pytest.mark.parametrize(
+    "name", ["expm1", "log1p", "tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "erfinv"]
+)
 def test_odd_functions_keep_the_sign_of_zero(loops, name):
     assert np.signbit(loops(f"{name}_f32", np.array([0.0, -0.0], np.float32))).tolist() == [False, True]
 
@@ -380,6 +407,50 @@ def test_exact_function_of_two(loops, name, f):
         assert (np.signbit(got) == np.signbit(expected))[number].all()
 
 
+@pytest.mark.parametrize("name", PAIRS_F32)
+def test_f32_function_of_two_is_within_its_bound(loops, name):
+    function, limit = PAIRS_F32[name]
+    a, b = pairs(7, "f32", SAMPLES // 4)
+    with np.errstate(all="ignore"):
+        exact = function(a.astype(np.float64), b.astype(np.float64))
+    got = loops(f"{name}_f32", a, b)
+    error, at = largest_error(got, exact)
+    assert error <= limit, f"{name}({a[at]!r}, {b[at]!r}) = {got[at]!r}, exact {exact[at]!r}: {error:.3f} ulp"
+    zero = exact == 0
+    assert (np.signbit(got) == np.signbit(exact))[zero].all()
+
+
+@pytest.mark.parametrize("name", GAMMA_F32)
+def test_f32_function_of_the_gamma_function_is_within_its_bound(loops, name):
+    function, limit = GAMMA_F32[name]
+    x = np.abs(all_f32_samples(seed=8)[:: SAMPLES // 50_000])
+    exact = function(x.astype(np.float64))
+    got = loops(f"{name}_f32", x)
+    finite = np.abs(exact) < 3.4e38
+    assert same_values(got, exact.astype(np.float32))[~finite].all()
+    error = np.abs(got - exact)[finite] / (2.0**-23 * np.maximum(np.abs(exact[finite]), 1))
+    assert error.max() <= limit, (x[finite][error.argmax()], error.max())
+    negative = -np.random.default_rng(9).uniform(0.1, 0.9, 2000).astype(np.float32) - np.float32(3)
+    np.testing.assert_allclose(loops(f"{name}_f32", negative), function(negative.astype(np.float64)), rtol=0, atol=4e-5)
+    poles = np.float32([0.0, -0.0, -1.0, -7.0, -np.inf, np.inf, np.nan])
+    np.testing.assert_array_equal(loops(f"{name}_f32", poles), function(poles.astype(np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["erfinv", *GAMMA_F32])
+def test_f64_function_without_libm(loops, name):
+    """Near its poles and ends, too; torch is the oracle of the references (tests/ops/test_ops_torch.py)."""
+    rng = np.random.default_rng(10)
+    if name == "erfinv":
+        far = 1 - np.exp2(-rng.uniform(1, 52, 5000))
+        x = np.concatenate([rng.uniform(-1, 1, 20_000), far, -far, rng.normal(0, 1e-9, 100), [0.0, 1.0, -1.0, 1.5]])
+    else:
+        x = np.concatenate([rng.uniform(0, 30, 20_000), rng.uniform(-20, 0, 20_000), [0.0, -3.0, 1e17, 1e300, np.inf]])
+    got, want = loops(f"{name}_f64", x), getattr(special, name).reference(x)
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    np.testing.assert_allclose(got[finite], want[finite], rtol=2e-14 if name == "erfinv" else 1e-12, atol=1e-14)
+
+
 def test_pow(loops):
     a, b = pairs(5, "f32", SAMPLES // 2)
     rng = np.random.default_rng(6)
@@ -418,7 +489,7 @@ def test_hot_loops_are_vectorised(loops):
     hot |= {f"{name}_{t}" for name in ("floordiv", "floormod") for t in ("i8", "u8", "i16", "u16", "i32", "u32")}
     hot |= {f"{name}_{t}" for name in ("minimum", "maximum", "sign") for t in INTEGERS} | {f"abs_{t}" for t in SIGNED}
     if loops.machine != "native":  # SSE shifts all lanes by one count, and their reduction shifts each by its own
-        hot -= {"sin_f32", "cos_f32"}
+        hot -= {"sin_f32", "cos_f32", "tan_f32"}
     assert hot <= set(SIGNATURES)
     scalar = hot - loops.vectorised()
     assert not scalar, f"gcc left these loops scalar: {sorted(scalar)}"

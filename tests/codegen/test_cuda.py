@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import NAMES, OTHERS, agrees_with_numpy, groups, joint, merged
+from agreement import NAMES, agree_with_numpy, in_turns, joint, merged
 
 import gradc
 from benchmarks import resources
@@ -33,17 +33,9 @@ def checked() -> Iterator[None]:
         yield
 
 
-def dtypes_for(name: str) -> tuple[str, ...]:
-    """f32, and for every third op another (not in step with the architectures): every one of each would be most of the
-    suite's time.
-    """
-    turn = NAMES.index(name) // 3
-    return "f32", *([OTHERS[turn // 3 % 3]] if turn % 3 == 1 else [])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_cuda_is_numpy(name: str) -> None:
-    agrees_with_numpy(name, dtypes_for(name), (0, 7), target="cuda-sim")
+    agree_with_numpy(in_turns(name, 2), (0, 7), target="cuda-sim")
 
 
 # -- combines ----------------------------------------------------------------------------------------------------------
@@ -262,18 +254,14 @@ def test_offsets_that_decrease() -> None:
 
 
 def program_of(name: str) -> Any:
-    """All samples of an op with their gradients, in the dtype whose turn it is, as one program for CUDA."""
-    graphs = [
-        joint(case)
-        for together in groups(name, [("f32", "bf16", "f64", "f16")[NAMES.index(name) % 4]]).values()
-        for case in together
-    ]
+    """All samples of an op with their gradients, as one program for CUDA."""
+    graphs = [joint(case) for case in in_turns(name, 3)]
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nvrtc_takes_it_without_spills(name: str) -> None:
-    """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
+    """Every op's kernels; ops take turns in three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.
     """
     pytest.importorskip("nvidia.cuda_nvrtc")

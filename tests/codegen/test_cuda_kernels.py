@@ -349,6 +349,25 @@ def test_a_diagonal_is_cleared_beside_itself(rows: int) -> None:
         np.testing.assert_array_equal(g, np.diag(x.sum(0)))
 
 
+def test_owned_sums_in_memory_wait_only_for_wider_ones() -> None:
+    """Rows that meet in an owner's elements, whose columns each belong to one thread: a barrier between rows is for
+    sums in wider rows beside the result, which other threads round.
+    """
+    types = {f"x{dtype}": f"{dtype}[B,6,D]" for dtype in ("f64", "f32", "bf16")}
+    graph = gradc.trace(lambda **x: {f"y{n}": ops.sum(ops.softmax(a) * a, axis=1) for n, a in x.items()}, **types)
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": "regular"})
+    assert {how for k in module.forward.program.kernels for _, how in k.strategy} == {"regular"}
+    waits = {name: "the next row may add" in k.source for name, k in module.kernels.items() if "softmax" in name}
+    assert sorted(waits.values()) == [False, False, True], waits
+    for columns in (7, 40, 600):
+        rng = np.random.default_rng(columns)
+        given = {
+            name: rng.standard_normal((3, 6, columns)).astype(type_.dtype.np)
+            for name, type_ in ((n.attrs["name"], n.type) for n in graph.inputs)
+        }
+        agree(module, graph, given, UNIT["bf16"], seeds=(1,))
+
+
 def test_what_a_sort_cannot_count_is_refused() -> None:
     graph = differentiate(gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,4]"), ["w"])
     module = gradc.compile(graph, target="cuda", reductions={"*": "segmented"})

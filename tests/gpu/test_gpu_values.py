@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from agreement import NAMES, UNIT, agrees_with_numpy
+from agreement import NAMES, UNIT, agree_with_numpy
 from machines import Machine
 from models import MODELS
+from registry import cases
 
 import gradc
 
@@ -19,14 +20,14 @@ FEW = ("mul", "embedding", "softmax", "scatter_add")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_op_is_numpy(name: str, machine: Machine) -> None:
     """Every sample of an op's record and its gradients, in every float, at ordinary sizes and empty."""
-    agrees_with_numpy(name, ("f64", "f32", "bf16", "f16"), (0, 7, 64), place=machine, target=machine.target)
+    agree_with_numpy(cases(names=[name]), (0, 7, 64), place=machine, target=machine.target)
 
 
 @pytest.mark.places("cuda-sim", "memory")
 @pytest.mark.kinds("torch")
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_ops_where_there_is_no_gpu(name: str, machine: Machine) -> None:
-    agrees_with_numpy(name, ("f32", "bf16"), (7,), place=machine, target=machine.target)
+    agree_with_numpy(cases(("f32", "bf16"), names=[name]), (7,), place=machine, target=machine.target)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -25,6 +25,7 @@ from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, mini
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, Note
+from gradc.ir.op import Function
 from gradc.ir.program_text import parse_kernel, parse_program
 from gradc.ir.size_text import parse_size
 from gradc.ir.statement import Index, Operand, Stmt
@@ -79,7 +80,7 @@ def check_round_trip(graph: Graph) -> None:
 def sample_graphs() -> list[tuple[str, Graph]]:
     found = []
     for name, op in sorted(REGISTRY.items()):
-        for sample in op.samples:
+        for sample in op.samples if not isinstance(op, Function) else ():
             for dtype in ("f32", "bf16"):
                 inputs = [
                     input_node(f"x{i}", parse_type(t.replace("F[", f"{dtype}[")))
@@ -98,7 +99,9 @@ def sample_graphs() -> list[tuple[str, Graph]]:
 
 def test_every_sample_of_every_op_round_trips() -> None:
     graphs = sample_graphs()
-    assert {name for name, _ in graphs} >= {name for name, op in REGISTRY.items() if op.samples}
+    assert {name for name, _ in graphs} >= {
+        name for name, op in REGISTRY.items() if op.samples and not isinstance(op, Function)
+    }
     for _, graph in graphs:
         check_round_trip(graph)
 

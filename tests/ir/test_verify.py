@@ -15,7 +15,7 @@ from gradc.ir.dims import Assumption, assuming, maximum, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, make
-from gradc.ir.op import Primitive
+from gradc.ir.op import Function, Primitive
 from gradc.ir.program_text import parse_program
 from gradc.ir.statement import Index, Operand, Stmt
 from gradc.ir.types import BOOL, DTYPES, F32, F64, I64, Type, parse_type
@@ -307,7 +307,7 @@ def test_wrong_programs(case: str) -> None:
 def test_every_scheduled_sample() -> None:
     checked = 0
     for name, op in sorted(REGISTRY.items()):
-        for sample in op.samples:
+        for sample in op.samples if not isinstance(op, Function) else ():
             inputs = [
                 input_node(f"x{i}", parse_type(t.replace("F[", "f32[")))
                 for i, t in enumerate(sample.operands)

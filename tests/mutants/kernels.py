@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-c.carry",
-        "templates/cpu/rows/segmented.c.j2",
+        "templates/cpu/rows/by_key.c.j2",
         "start[to + 1] > first + chunk ? 2 * task + 1 : -1",
         "start[to + 1] >= first + chunk ? 2 * task + 1 : -1",
         "off by one: a segment that ends with its chunk goes to a carry row that nobody reads",

@@ -510,7 +510,7 @@ def opened(graph: Graph) -> Graph:
             if isinstance(node.op, Composite):
                 new[node] = deep(node.op.decompose(*operands, **node.attrs))
             else:
-                new[node] = node if operands == node.operands else node.op.apply(operands, node.attrs)
+                new[node] = again(node, operands)
         return new[root]
 
     return graph.with_outputs((name, deep(node)) for name, node in graph.outputs)

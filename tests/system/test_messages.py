@@ -34,16 +34,40 @@ def traced(call: Any, **types: str) -> Any:
 # -- ops ---------------------------------------------------------------------------------------------------------------
 
 CALLS = {
-    "another library's name": (
-        lambda x: ops.sum(x, dim=1),
-        r"sum\(x, axis=None, keepdims=False\): got an unexpected keyword argument 'dim'; did you mean axis\?",
-    ),
-    "and of a second": (lambda x: ops.sum(x, axis=1, keepdim=True), r"sum\(.*'keepdim'; did you mean keepdims\?"),
-    "an op without comforts": (
-        lambda x: ops.softmax(x, dim=1),
-        r"softmax has no attribute 'dim'; it has .*; did you mean axis\?",
-    ),
     "misspelled": (lambda x: ops.transpose(x, axess=(1, 0)), r"transpose\(.*'axess'; did you mean axes\?"),
+    "unknown to an op without comforts": (
+        lambda x: ops.softmax(x, axos=1),
+        r"softmax has no attribute 'axos'; it has axis; did you mean axis\?",
+    ),
+    "one argument under two names": (
+        lambda x: ops.sum(x, axis=1, dim=1),
+        r"sum: axis and dim are one argument, axis; give it once",
+    ),
+    "the same of an op without comforts": (
+        lambda x: ops.softmax(x, axis=1, dim=1),
+        r"softmax: axis and dim are one argument, axis; give it once",
+    ),
+    "one argument by place and by another name": (lambda x: ops.sum(x, 1, dim=1), r"sum\(.*multiple values.*'axis'"),
+    "sizes one by one": (
+        lambda x: ops.reshape(x, 3, 1),
+        r"reshape\(x, shape\): too many .*; shape is one argument: reshape\(x, \(3, 1\)\)",
+    ),
+    "a Python bool as a condition": (
+        lambda x: ops.where(x is None, x, 0.0),
+        r"where.*: the condition is the Python bool False, not a traced mask: compare values",
+    ),
+    "a Python bool as an operand": (
+        lambda x: ops.mul(x, x is None),
+        r"mul.*: the Python bool False meets a f32 operand; write 0",
+    ),
+    "a mask as an index": (
+        lambda x: x[x > 0],
+        r"getitem: x\[mask\] would have a shape that only the data knows; write ops.where",
+    ),
+    "a Python bool as an index": (lambda x: x[True], r"getitem: x\[mask\]"),
+    "a list of bools as an index": (lambda x: x[[True, False]], r"getitem: x\[mask\]"),
+    "a branch on data": (lambda x: x if x == 0.0 else -x, r"has no truth value: Python cannot branch on data"),
+    "a traced value in a tuple": (lambda x: x if -x in (x, x + 1) else -x, r"has no truth value"),
     "missing": (lambda x: ops.reshape(x), r"reshape\(x, shape\): missing a required argument: 'shape'"),
     "too many": (lambda x: ops.exp(x, 1, 2), r"exp\(x\): takes 1 arguments, got 3"),
     "too many for comforts": (

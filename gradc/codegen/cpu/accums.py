@@ -25,7 +25,7 @@ class AccumWriter(RowMemory):
             raise InternalError(f"an accum into {type_}: upcast makes it f32")
         wide = F64 if type_.dtype.is_float else type_.dtype
         start = neutral(s.combine, type_.dtype)
-        free = self.free(s) if strategy == "regular" else []
+        free = self.free(s) if self.owned_by_row(s) else []
         extents = [type_.shape[axis] for axis in free]
         entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
         return Accum(
@@ -46,7 +46,7 @@ class AccumWriter(RowMemory):
             partial_at=index(flatten([entries[axis] for axis in free], extents)),
             wide_accumulator=self.wide_accumulator(s),
             block_sums=self.sums_by_block(s),
-            streamed=strategy == "segmented" and self.large(s.buffer),
+            streamed=self.in_segments(s) and self.large(s.buffer),
         )
 
     def partial_type(self, s: Stmt) -> str:
@@ -54,14 +54,14 @@ class AccumWriter(RowMemory):
         that the total keeps.
         """
         dtype = self.types[s.buffer].dtype
-        privatized_sum = self.strategy_of[s.buffer] == "privatized" and s.combine == "sum"
+        privatized_sum = self.strategy_of[s.buffer].partials and s.combine == "sum"
         return "f64" if dtype.is_float and (self.wide_accumulator(s) or privatized_sum) else stored(dtype)
 
     def sums_by_block(self, s: Stmt) -> bool:
         """Whether a few rows are added in f32 before they are added to the task's partial result."""
         few = isinstance(self.k.row_count, int) and self.k.row_count < BLOCK_SUM_ROWS
         narrow = self.partial_type(s) == "f64" and self.types[s.buffer].dtype is F32
-        return narrow and self.strategy_of[s.buffer] == "privatized" and self.side_by_side(s) and not few
+        return narrow and self.strategy_of[s.buffer].partials and self.side_by_side(s) and not few
 
     def side_by_side(self, s: Stmt) -> bool:
         """Whether the innermost columns add to neighbouring elements, the same in every row."""
@@ -69,10 +69,10 @@ class AccumWriter(RowMemory):
         return bool(self.k.cols) and self.k.cols[-1][0] in places and set(places) <= {a for a, _ in self.k.cols}
 
     def target_of(self, s: Stmt, ctype: str = "i64") -> tuple[str, str]:
-        """Where an accum that is not segmented adds: an array, and the place in it, of values that are ``ctype``."""
+        """Where an accum that has no segments adds: an array, and the place in it, of values that are ``ctype``."""
         number, shape, wide = self.number[s.buffer], self.types[s.buffer].shape, self.wide_accumulator(s)
         own = self.free(s) if wide else list(range(len(shape)))
-        privatized = self.strategy_of[s.buffer] == "privatized"
+        privatized = self.strategy_of[s.buffer].partials
         array = f"block{number}" if self.sums_by_block(s) else f"acc{number}" if wide or privatized else s.buffer
         return array, index(flatten([s.index[axis] for axis in own], [shape[axis] for axis in own]), ctype)
 
@@ -95,7 +95,7 @@ class AccumWriter(RowMemory):
         if s.op == "store":
             assert s.dtype is not None
             return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
-        if self.strategy_of[s.buffer] == "segmented":
+        if self.in_segments(s):
             return self.segment_update(s, value)
         ctype = stored(self.types[s.buffer].dtype)
         array, place = self.target_of(s)

@@ -131,7 +131,7 @@ class ColumnWriter(AccumWriter):
         known inside the run alone.
         """
         places = [v for i in s.index for v, _ in i.terms]
-        if s.op != "accum" or s.combine != "sum" or self.strategy_of[s.buffer] == "segmented":
+        if s.op != "accum" or s.combine != "sum" or self.in_segments(s):
             return False
         return self.innermost not in places and not self.placed_by_column(s)
 
@@ -152,8 +152,7 @@ class ColumnWriter(AccumWriter):
         """Whether an accum goes where each column says: values and places are computed side by side, then added one
         after another.
         """
-        segmented = s.op == "accum" and self.strategy_of[s.buffer] == "segmented"
-        return s.op == "accum" and not segmented and bool(self.k.cols) and self.placed_by_column(s)
+        return s.op == "accum" and not self.in_segments(s) and bool(self.k.cols) and self.placed_by_column(s)
 
     def scatter(self, s: Stmt) -> Scatter:
         """Such an accum.

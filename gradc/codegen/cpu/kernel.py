@@ -84,7 +84,7 @@ def _rendered(
     parts = [
         f"{writer.comment(above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *_sizes(k),
-        *_stages(k, writer.mapping),
+        *_stages(k, writer.mapping, writer.order == "by key"),
         _entry(k),
     ]
     return KernelSource(indented("\n".join(parts)), bool(k.workspace), bool(k.thread_memory))
@@ -103,19 +103,22 @@ def _sizes(k: KernelText) -> list[str]:
     return parts
 
 
-def _stages(k: KernelText, mapping: str) -> list[str]:
-    """The functions of a task."""
+def _stages(k: KernelText, mapping: str, sorts: bool) -> list[str]:
+    """The functions of a task.
+
+    :param mapping: the template that visits rows.
+    :param sorts: whether they are visited in the order of their keys.
+    """
 
     def stage(name: str, body: str) -> str:
         args = Declaration("A", f"const {k.name}_args *const A = args;")
         return _function(k, f"static void {k.name}_{name}(const void *args, i64 task)", body, [args])
 
-    sorted_ = mapping == "segmented"
     return [
-        *([stage("key", render("cpu/rows/key.c.j2", k=k))] if sorted_ else []),
+        *([stage("key", render("cpu/rows/key.c.j2", k=k))] if sorts else []),
         stage("rows", render(f"cpu/rows/{mapping}.c.j2", k=k)),
-        *(stage(f"fold{a.number}", render("cpu/rows/fold.c.j2", k=k, a=a)) for a in k.privatized),
-        *([stage("finish", render("cpu/rows/finish.c.j2", k=k))] if sorted_ else []),
+        *(stage(f"fold{a.number}", render(f"cpu/rows/{a.strategy.fold}.c.j2", k=k, a=a)) for a in k.privatized),
+        *([stage("finish", render("cpu/rows/finish.c.j2", k=k))] if sorts else []),
     ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ... import knobs
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Program, Select, Step, alternatives
+from ...ir.types import Type
 from ..index import size
 from ..jinja import render
 from .kernel import KernelSource, render_kernel
@@ -89,8 +90,20 @@ def render_program(program: Program) -> Source:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
     calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
-    steps = [text for number, step in enumerate(program.steps) for text in _step(number, step, program, kernels)]
-    entry = render("cpu/program.c.j2", kernels=kernels, steps=steps, readers=readers(program, calls))
+    numbers = {b.name: i for i, b in enumerate(b for b in program.buffers if not b.alias)}
+    place = {b.name: numbers[program.root(b.name)] for b in program.buffers}
+    dims = {name: f"n[{i}]" for i, name in enumerate(program.dims)}
+    steps = [
+        (number, _step(number, step, program, kernels, types, place, dims)) for number, step in enumerate(program.steps)
+    ]
+    entry = render(
+        "cpu/program.c.j2",
+        kernels=kernels,
+        steps=steps,
+        readers=readers(program, calls),
+        workspace_sizes=_sizes(steps, "workspace_bytes", lambda kernel: kernel.has_workspace),
+        thread_sizes=_sizes(steps, "local_bytes", lambda kernel: kernel.has_thread_memory),
+    )
     texts = {name: kernel.text for name, kernel in kernels.items()}
     return Source(_units(texts, costly, entry), texts, sites)
 
@@ -110,12 +123,37 @@ def _units(texts: Mapping[str, str], costly: set[str], entry: str) -> tuple[str,
     return tuple(units)
 
 
-def _step(number: int, step: Step, program: Program, kernels: Mapping[str, KernelSource]) -> list[StepText]:
-    """A step, or each case of a choice."""
-    dims = {name: f"n[{i}]" for i, name in enumerate(program.dims)}
-    roots = [b.name for b in program.buffers if not b.alias]
-    place = {b.name: roots.index(program.root(b.name)) for b in program.buffers}
-    types = {b.name: b.type for b in program.buffers}
+def _sizes(
+    steps: Sequence[tuple[int, Sequence[StepText]]], function: str, asked: Callable[[KernelCall], bool]
+) -> list[str]:
+    """The statements that raise ``most`` to what each step needs, each once."""
+    lines: dict[str, None] = {}
+    for _, cases in steps:
+        line = ""
+        for s in cases:
+            own = ""
+            if s.kernel and asked(s.kernel):
+                dims = ", ".join(s.kernel.dims) or "0"
+                own = f"most = gradc_max(most, {s.name}_{function}((const i64[]){{ {dims} }}));"
+            line += f"{s.opening} {own} {s.closing} " if s.opening else own
+        if "most" in line:
+            lines[line.strip()] = None
+    return [*lines]
+
+
+def _step(
+    number: int,
+    step: Step,
+    program: Program,
+    kernels: Mapping[str, KernelSource],
+    types: Mapping[str, Type],
+    place: Mapping[str, int],
+    dims: Mapping[str, str],
+) -> list[StepText]:
+    """A step, or each case of a choice.
+
+    :param place: the number of each buffer's memory in the program's table, :param dims: and each dim as C.
+    """
     cases: list[tuple[Assumption | None, Kernel | Call]] = (
         [*step.cases] if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...passes.reductions.strategies import Strategy
 from ..declarations import Declaration
 from ..rows import LoopAxis
 
@@ -51,7 +52,7 @@ class Accum:
     :param number: of the accum in its kernel.
     :param buffer: the result.
     :param ctype: the type of its elements in memory.
-    :param strategy: how rows are combined: ``segmented``, ``regular`` or ``privatized``.
+    :param strategy: how rows are combined.
     :param combine: the function that combines two values.
     :param partial: the type of a partial result.
     :param wide: the type in which partial results are combined.
@@ -69,7 +70,7 @@ class Accum:
     number: int
     buffer: str
     ctype: str
-    strategy: str
+    strategy: Strategy
     combine: str
     partial: str
     wide: str
@@ -262,15 +263,15 @@ class KernelText:
 
     @property
     def privatized(self) -> tuple[Accum, ...]:
-        return tuple(a for a in self.accums if a.strategy == "privatized")
+        return tuple(a for a in self.accums if a.strategy.partials)
 
     @property
     def owned(self) -> tuple[Accum, ...]:
-        return tuple(a for a in self.accums if a.strategy == "regular")
+        return tuple(a for a in self.accums if a.strategy.visits == "by owner")
 
     @property
     def segmented(self) -> tuple[Accum, ...]:
-        return tuple(a for a in self.accums if a.strategy == "segmented")
+        return tuple(a for a in self.accums if a.strategy.visits == "by key")
 
     @property
     def block_sums(self) -> tuple[Accum, ...]:

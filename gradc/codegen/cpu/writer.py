@@ -9,6 +9,7 @@ from ...ir.kernel import Kernel
 from ...ir.statement import Axis
 from ...ir.types import F32, Type
 from ...passes.reductions.chunks import chunk_rows, interchanged_chunk_rows, task_rows
+from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored
 from ..index import size
@@ -29,16 +30,15 @@ class KernelWriter(ColumnWriter):
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], guarded: bool):
         self.dims = dims
-        super().__init__(
-            kernel, types, Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols], guarded=guarded)
-        )
+        scribe = Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols], guarded=guarded)
+        super().__init__(kernel, types, scribe, ON_HOST)
         self.row_cache = self.worth_caching()
         streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j))
         self.stream_number = {s: i for i, s in enumerate(streamed)}
 
     def record(self) -> KernelText:
         k = self.k
-        part = self.parts[self.k.order] if self.order == "segmented" else None
+        part = self.parts[self.k.order] if self.order == "by key" else None
         counts = self.counts()
         chunk = self.chunk(counts)
         return KernelText(
@@ -73,9 +73,7 @@ class KernelWriter(ColumnWriter):
         """How rows are given to tasks: the template of the stage that visits them."""
         if self.is_map:
             return "map"
-        if self.order == "regular":
-            return "interchanged" if self.interchanged else "regular"
-        return "segmented" if self.order == "segmented" else "rows"
+        return "interchanged" if self.interchanged else self.order_name
 
     @property
     def member_axes(self) -> list[Axis]:
@@ -85,7 +83,7 @@ class KernelWriter(ColumnWriter):
     @property
     def interchanged(self) -> bool:
         """Whether all owners go through one member before the next: those gather from a part of memory of its own."""
-        if self.order != "regular" or any(self.strategy_of[s.buffer] != "regular" for s in self.k.accums):
+        if self.order != "by owner" or not all(map(self.owned_by_row, self.k.accums)):
             return False
         axes = {a for a, _ in self.member_axes}
         gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
@@ -119,25 +117,25 @@ class KernelWriter(ColumnWriter):
         owners, members = (product(n for _, n in axes) for axes in (self.kept_axes, self.member_axes))
         if self.interchanged:
             return interchanged_chunk_rows(short("owners", owners), short("cols", self.k.col_count))
-        if self.order == "regular":
+        if self.order == "by owner":
             return chunk_rows(short("owners", owners), short("combined", members * self.k.col_count))
-        private = [product(self.types[b].shape) for b, how in self.strategy_of.items() if how == "privatized"]
+        private = [product(self.types[b].shape) for b, how in self.strategy_of.items() if how.partials]
         private = [short(f"size{i}", n) for i, n in enumerate(private)]
         return task_rows(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
 
     def counts(self) -> dict[str, Size]:
         """The sizes that the stages name."""
         sizes: dict[str, Size] = {"rows": self.k.row_count, "cols": self.k.col_count}
-        if self.order == "regular":
+        if self.order == "by owner":
             sizes["owners"] = product(n for _, n in self.kept_axes)
-        if self.order == "segmented":
+        if self.order == "by key":
             sizes["keys"] = self.key_count(self.parts[self.k.order])
         return sizes
 
     def launches(self) -> list[str]:
         """The statements that run the stages, one after another."""
         sort, tasks = [], "chunks"
-        if self.order == "segmented":
+        if self.order == "by key":
             tasks = f"gradc_chunks({'rows' if self.visits_all_rows else 'start[keys]'}, chunk)"
             sort = [self.launch("key", "gradc_chunks(rows, GRADC_KEY_ROWS)")]
             sort.append("gradc_sort(ctx, key, rows, keys, start, order);")
@@ -146,9 +144,9 @@ class KernelWriter(ColumnWriter):
         folds = [
             self.launch(f"fold{a.number}", f"gradc_chunks({a.size}, GRADC_FOLD)")
             for a in map(self.accum, self.k.accums)
-            if a.strategy == "privatized"
+            if a.strategy.partials
         ]
-        finish = [self.launch("finish", "gradc_chunks(keys, GRADC_SEGMENTS)")] if self.order == "segmented" else []
+        finish = [self.launch("finish", "gradc_chunks(keys, GRADC_SEGMENTS)")] if self.order == "by key" else []
         return [*sort, self.launch("rows", tasks), *folds, *finish]
 
     def launch(self, stage: str, tasks: str) -> str:
@@ -157,16 +155,16 @@ class KernelWriter(ColumnWriter):
     def workspace(self) -> list[LocalArray]:
         """What the stages of a kernel hand to one another."""
         arrays = []
-        if self.order == "segmented":
+        if self.order == "by key":
             arrays = [
                 LocalArray("key", "i32", "rows"),
                 LocalArray("order", "i32", "rows"),
                 LocalArray("start", "i32", "keys + 2"),
             ]
         for a in map(self.accum, self.k.accums):
-            if a.strategy == "segmented":
+            if a.strategy.visits == "by key":
                 count = f"2 * chunks * {a.inner}"
-            elif a.strategy == "privatized":
+            elif a.strategy.partials:
                 count = f"chunks * {a.size}"
             elif a.wide_accumulator and not self.interchanged:
                 count = f"chunks * {a.owned_size}"

@@ -10,7 +10,7 @@ from ..declarations import used
 from ..expr import stored
 from ..index import flatten, index, literal, size
 from .columns import OFFSETS, Access
-from .tasks import UNORDERED, TaskWriter
+from .tasks import TaskWriter
 from .views import AccumView, OwnedElements
 from .workspace import axis_declarations
 
@@ -32,41 +32,39 @@ class AccumWriter(TaskWriter):
         """The C type of partial results in the workspace."""
         if self.shared:
             return stored(self.sums(s))
-        wide = self.wide_accumulator(s) or self.strategy_of[s.buffer] == "privatized"
+        wide = self.wide_accumulator(s) or self.strategy_of[s.buffer].partials
         return self.accumulator(s) if wide else stored(self.sums(s))
 
     def wide_accumulator(self, s: Stmt) -> bool:
-        return super().wide_accumulator(s) or (
-            self.strategy_of[s.buffer] == "regular" and self.types[s.buffer].dtype is not self.sums(s)
-        )
+        narrow = self.types[s.buffer].dtype is not self.sums(s)
+        return super().wide_accumulator(s) or (self.owned_by_row(s) and narrow)
 
     def f32_staged(self, s: Stmt) -> bool:
         """Whether its sums are added up in f32 in memory and rounded after that."""
-        strategy = self.strategy_of[s.buffer]
         return self.types[s.buffer].dtype is not self.sums(s) and (
-            strategy == "atomic" or (strategy == "segmented" and not self.register_accumulators and not self.warp_scan)
+            self.strategy_of[s.buffer].atomics == "values"
+            or (self.in_segments(s) and not self.register_accumulators and not self.warp_scan)
         )
 
     def in_workspace(self, s: Stmt) -> bool:
         """Whether chunks have partial results of it in the workspace."""
-        return self.strategy_of[s.buffer] in ("privatized", "segmented") or (
-            self.wide_accumulator(s) and not self.register_accumulators
-        )
+        several = self.strategy_of[s.buffer].partials or self.in_segments(s)
+        return several or (self.wide_accumulator(s) and not self.register_accumulators)
 
     def scratch_size(self, s: Stmt) -> tuple[Size, int]:
         """(elements per chunk, bytes of one) of its partial results."""
         shape, part = self.types[s.buffer].shape, self.parts[s.buffer]
         bytes_ = 8 if self.partial(s) == "sum_f32" else self.sums(s).itemsize
-        if self.strategy_of[s.buffer] == "segmented":
+        if self.in_segments(s):
             return 2 * product(shape[part.leading :]), bytes_
-        if self.strategy_of[s.buffer] == "regular":
+        if self.owned_by_row(s):
             return product(shape[axis] for axis in self.free(s)), bytes_
         return product(shape), bytes_
 
     def flushed(self, s: Stmt) -> Access | None:
         """The row of the result that sums in registers are written to, a thread's columns at once."""
         type_ = self.types[s.buffer]
-        if not self.register_accumulators or self.strategy_of[s.buffer] not in ("segmented", "regular"):
+        if not self.register_accumulators or not self.strategy_of[s.buffer].visits:
             return None
         row = product(type_.shape[self.parts[s.buffer].leading :])
         return Access(s.buffer, stored(type_.dtype), type_.dtype.itemsize, Index(0, (("segment", row),)))
@@ -77,11 +75,11 @@ class AccumWriter(TaskWriter):
         strategy, dtype, staged = self.strategy_of[s.buffer], self.sums(s), self.f32_staged(s)
         if dtype.is_float and dtype.bits < 32:
             raise InternalError(f"an accum into {type_}: upcast makes it f32")
-        if strategy == "atomic_fixed" and (s.combine != "sum" or dtype is not F32):
+        if strategy.atomics == "fixed point" and (s.combine != "sum" or dtype is not F32):
             raise InternalError(f"{s.combine} into {type_} in fixed point: sums of f32 alone")
-        inner, regular = size(product(type_.shape[part.leading :])), strategy == "regular"
-        row = index(flatten(s.index[: part.leading], type_.shape[: part.leading]), OFFSETS) if regular else ""
-        wide = strategy != "segmented" and (not regular or self.wide_accumulator(s))
+        inner, owned = size(product(type_.shape[part.leading :])), self.owned_by_row(s)
+        row = index(flatten(s.index[: part.leading], type_.shape[: part.leading]), OFFSETS) if owned else ""
+        wide = not strategy.visits or self.wide_accumulator(s)
         return AccumView(
             number=number,
             buffer=s.buffer,
@@ -89,7 +87,7 @@ class AccumWriter(TaskWriter):
             ctype=stored(type_.dtype),
             combine=s.combine,
             strategy=strategy,
-            ordered=strategy not in UNORDERED,
+            ordered=not strategy.atomics,
             neutral=literal(neutral(s.combine, dtype), dtype),
             sum=stored(dtype),
             accumulator=self.accumulator(s),
@@ -104,12 +102,12 @@ class AccumWriter(TaskWriter):
             additions=self.scribe.size(self.k.row_count * self.k.col_count),
             target=f"staged{number}" if staged else s.buffer,
             target_bytes=4 if staged else type_.dtype.itemsize,
-            kept_row=f"{s.buffer} + ({row}) * ({inner})" if regular else "",
-            owned=self.owned(s) if regular else None,
+            kept_row=f"{s.buffer} + ({row}) * ({inner})" if owned else "",
+            owned=self.owned(s) if owned else None,
         )
 
     def owned(self, s: Stmt) -> OwnedElements:
-        """The elements of a regular result that belong to one kept row."""
+        """The elements of an owned result that belong to one kept row."""
         type_, free = self.types[s.buffer], self.free(s)
         extents = [type_.shape[axis] for axis in free]
         entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]

@@ -129,7 +129,7 @@ class PassWriter(AccumWriter):
         """
         if (
             s.op != "accum"
-            or self.strategy_of[s.buffer] != "atomic"
+            or self.strategy_of[s.buffer].atomics != "values"
             or s.combine != "sum"
             or self.sums(s) is not F32
             or self.vec % 4
@@ -204,7 +204,7 @@ class PassWriter(AccumWriter):
     def effect(self, s: Stmt, value: str = "", once: bool = False) -> list[str]:
         """A store, accum or check; once: by one thread of the task."""
         value = value or variable(s.args[0])
-        if self.scanning and not (s.op == "accum" and self.strategy_of[s.buffer] == "atomic_fixed"):
+        if self.scanning and not (s.op == "accum" and self.strategy_of[s.buffer].atomics == "fixed point"):
             return []
         alone = "if (lane == 0) " if once and self.width > 1 and not self.warp_scan else ""
         if s.op == "check":
@@ -229,22 +229,22 @@ class PassWriter(AccumWriter):
         strategy, number = self.strategy_of[s.buffer], self.number[s.buffer]
         guard = alone + (f"if ({variable(s.where)}) " if s.where else "")
         if self.register_accumulators and s in self.ordered:
-            guard = "if (valid) " if strategy == "segmented" else guard
+            guard = "if (valid) " if self.in_segments(s) else guard
             return guard + self.joined(s, f"a{number}[t][j]", value)
-        if strategy == "segmented":
+        if self.in_segments(s):
             return self.into_segment(s, value, alone)
         shape, wide = self.types[s.buffer].shape, self.wide_accumulator(s)
         axes = self.free(s) if wide else list(range(len(shape)))
         at = index(flatten([s.index[axis] for axis in axes], [shape[axis] for axis in axes]), OFFSETS)
-        if wide or strategy == "privatized":
+        if wide or strategy.partials:
             return guard + self.joined(s, f"p{number}[{at}]", value)
-        if strategy == "atomic_fixed" and self.scanning:
+        if strategy.atomics == "fixed point" and self.scanning:
             found, most = f"gradc_magnitude({value})", f"maximum{number}"
             return f"{guard}{most} = {found} > {most} ? {found} : {most};"
-        if strategy == "atomic_fixed":
+        if strategy.atomics == "fixed point":
             return f"{guard}gradc_fixed_add(&fixed{number}[{at}], {value}, scale{number});"
         element = f"{self.sum_array(s)}[{at}]"
-        if strategy == "atomic":
+        if strategy.atomics == "values":
             return f"{guard}gradc_atomic_{'add' if s.combine == 'sum' else s.combine}(&{element}, {value});"
         return guard + self.joined(s, element, value)
 

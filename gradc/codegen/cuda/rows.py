@@ -19,7 +19,7 @@ from .columns import OFFSETS
 from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
 from .passes import PassWriter
-from .tasks import STAGED_ROWS, UNORDERED, WARPS
+from .tasks import STAGED_ROWS, WARPS
 from .views import (
     FunctionView,
     KernelView,
@@ -73,9 +73,9 @@ class Writer(PassWriter):
         super().__init__(kernel, types)
         self.dims = kernel.dims(types)
         self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(kernel.passes))
-        fixed = "atomic_fixed" in self.strategy_of.values()
-        self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if fixed else ()
-        self.part = self.parts[kernel.order] if self.order == "segmented" else None
+        self.fixed = [a for a in self.views.values() if a.strategy.atomics == "fixed point"]
+        self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if self.fixed else ()
+        self.part = self.parts[kernel.order] if self.order == "by key" else None
         self.splits = self.can_split_rows()
 
     def made(self) -> CudaKernel:
@@ -95,14 +95,14 @@ class Writer(PassWriter):
             threads=self.threads,
             rows=k.row_count,
             columns=k.col_count,
-            chunked=product(n for _, n in self.kept_axes) if self.order == "regular" else k.row_count,
-            by_chunk=self.order != "regular" and bool(self.ordered),
+            chunked=product(n for _, n in self.kept_axes) if self.order == "by owner" else k.row_count,
+            by_chunk=self.order != "by owner" and bool(self.ordered),
             tile=self.width * self.vec if self.tiled or self.shared else 0,
             warp_scan=self.warp_scan,
             private=private,
             keys=self.keys,
             scratch=partials,
-            fixed=tuple(self.types[s.buffer].count for s in self.by_strategy("atomic_fixed")),
+            fixed=tuple(self.types[a.buffer].count for a in self.fixed),
             f32_staged=tuple(self.types[s.buffer].count for s in k.accums if self.f32_staged(s)),
             split_rows=tuple(k.row_count for _ in self.strips_of_reductions),
             strips=self.strips,
@@ -136,7 +136,7 @@ class Writer(PassWriter):
         name = f"{self.k.name}_{suffix}"
         view = FunctionView(
             name=name,
-            purpose=PURPOSE[template],
+            purpose=PURPOSE["fold" if kind == "fold" else template],
             threads=self.threads,
             min_blocks=max(1, 512 // self.threads),
             buffers=self.parameters,
@@ -148,22 +148,22 @@ class Writer(PassWriter):
 
     def before_rows(self) -> Iterator[Function]:
         """What is done before rows are visited: results cleared, keys computed, the largest values looked for."""
-        for s in reversed([s for s in self.k.accums if self.strategy_of[s.buffer] in UNORDERED]):
-            a, fixed = self.views[s.buffer], self.strategy_of[s.buffer] == "atomic_fixed"
-            count = maximum(self.types[s.buffer].count, 1)
-            yield self.function(f"clear{a.number}", "clear", "clear_fixed" if fixed else "clear", count, 1, a=a)
+        for a in reversed([a for a in self.views.values() if not a.ordered]):
+            count = maximum(self.types[a.buffer].count, 1)
+            yield self.function(
+                f"clear{a.number}", "clear", "clear_fixed" if a in self.fixed else "clear", count, 1, a=a
+            )
         if self.part is not None:
             yield self.function("key", "key", "key", self.k.row_count, 1, key=self.sort_key("keys", "element"))
         if self.scan:
-            sums = tuple(self.views[s.buffer] for s in self.by_strategy("atomic_fixed"))
-            scan = ScanView(sums, self.scan, self.row_axes(self.scan))
+            scan = ScanView(tuple(self.fixed), self.scan, self.row_axes(self.scan))
             yield self.function("scan", "scan", "scan", None, self.width, setup=self.whole_rows, scan=scan)
 
     def rows(self) -> Function:
         """The row program."""
         scales = [
             declared(f"const int scale{a.number} = gradc_fixed_scale(largest{a.number}[0], {a.additions});")
-            for a in (self.views[s.buffer] for s in self.by_strategy("atomic_fixed"))
+            for a in self.fixed
         ]
         if self.shared:
             return self.function("rows", "rows", "shared_table", None, self.threads, self.width, s=self.table())
@@ -178,19 +178,18 @@ class Writer(PassWriter):
 
     def after_rows(self) -> Iterator[Function]:
         """What finishes the results: partial results added up, sums stored in their own types."""
-        for s in self.by_strategy("privatized"):
-            a, count = self.views[s.buffer], self.types[s.buffer].count
-            yield self.function(f"fold{a.number}", "fold", "fold", count, self.threads // 32, a=a)
+        for a in self.view.privatized:
+            count = self.types[a.buffer].count
+            yield self.function(f"fold{a.number}", "fold", a.strategy.fold, count, self.threads // 32, a=a)
         if self.keys is not None:
             width = 1 if self.warp_scan else self.width
             yield self.function("tree", "tree", "tree", None, width)
             yield self.function("finish", "finish", "finish", self.keys, width)
         if self.splits:
             yield from self.split_rows()
-        for s in self.k.accums:
-            a, count = self.views[s.buffer], self.types[s.buffer].count
-            if a.strategy == "atomic_fixed" or a.f32_staged:
-                yield self.function(f"settle{a.number}", "settle", "settle", count, 1, a=a)
+        for a in self.views.values():
+            if a in self.fixed or a.f32_staged:
+                yield self.function(f"settle{a.number}", "settle", "settle", self.types[a.buffer].count, 1, a=a)
 
     def split_rows(self) -> Iterator[Function]:
         """A function for each phase of few long rows."""
@@ -238,7 +237,7 @@ class Writer(PassWriter):
 
     def declarations(self, width: int) -> list[Declaration]:
         """All that a function may need before its body, in order."""
-        kept = product(n for _, n in self.kept_axes) if self.order == "regular" else None
+        kept = product(n for _, n in self.kept_axes) if self.order == "by owner" else None
         per_chunk = [self.scratch_size(s)[0] if self.in_workspace(s) else 0 for s in self.k.accums]
         arrays = workspace(self.view.accums, per_chunk, self.keys is not None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
@@ -281,10 +280,9 @@ class Writer(PassWriter):
     def view(self) -> KernelView:
         """The row program, for its templates."""
         folder = f"{FOLDER}/{'registers' if self.register_accumulators else 'memory'}"
-        segmented, fixed_loop = self.order == "segmented", self.register_accumulators or self.tiled
-        order = self.order if self.order in ("regular", "segmented") else "rows"
+        sorts, fixed_loop = self.order == "by key", self.register_accumulators or self.tiled
         text = "\n".join([p.text for p in self.passes] + [a.kept_text for a in self.views.values()])
-        kept = used(axis_declarations(self.kept_axes, "q"), text) if self.order == "regular" else []
+        kept = used(axis_declarations(self.kept_axes, "q"), text)
         return KernelView(
             threads=self.threads,
             vec=self.vec,
@@ -292,10 +290,10 @@ class Writer(PassWriter):
             iterations=self.iterations if fixed_loop else 0,
             column_loop=f"{FOLDER}/loop_{'iterations' if fixed_loop else 'columns'}.cu.j2",
             sums="registers" if self.register_accumulators else "memory",
-            order_template=f"{FOLDER}/order_{order}.cu.j2",
+            order_template=f"{FOLDER}/order_{self.order_name}.cu.j2",
             visit_template=f"{FOLDER}/visit_{'prefetched' if self.tiled else 'each'}.cu.j2",
-            begin_segment=f"{folder}/begin_segment.cu.j2" if segmented else "",
-            task_count="gradc_max(chunks, 1)" if segmented else "chunks",
+            begin_segment=f"{folder}/begin_segment.cu.j2" if sorts else "",
+            task_count="gradc_max(chunks, 1)" if sorts else "chunks",
             syncs=self.syncs,
             passes=self.passes,
             row_axes=self.row_axes(self.passes),
@@ -314,13 +312,9 @@ class Writer(PassWriter):
 
     @property
     def syncs(self) -> bool:
-        """Whether what the threads of a task add for a row others of them may add to for the next."""
+        """Whether what the threads of a task add for a row others of them may add to for the next, or read."""
         in_memory = bool(self.ordered) and not (self.tiled or self.register_accumulators or self.warp_scan)
-        return in_memory and (self.order == "regular" or not all(map(self.own, self.ordered)))
-
-    def by_strategy(self, strategy: str) -> list[Stmt]:
-        """The accums of one strategy."""
-        return [s for s in self.k.accums if self.strategy_of[s.buffer] == strategy]
+        return in_memory and not all(self.own(s) and not self.wide_accumulator(s) for s in self.ordered)
 
     def row_axes(self, passes: Sequence[PassView]) -> tuple[str, ...]:
         """The declarations of the axes of row ``r`` that passes need."""
@@ -328,12 +322,12 @@ class Writer(PassWriter):
 
     @property
     def visited_axes(self) -> list[Declaration]:
-        """The axes of row ``r`` of those that are visited: in a regular order the rows that meet."""
-        return axis_declarations(self.rest_axes if self.order == "regular" else self.k.rows, "r")
+        """The axes of row ``r`` of those that are visited: of an owner the rows that meet."""
+        return axis_declarations(self.rest_axes if self.order == "by owner" else self.k.rows, "r")
 
     def row_at(self, position: str) -> str:
         """The row at a position of the visiting order."""
-        return f"sorted_rows[{position}]" if self.order == "segmented" else position
+        return f"sorted_rows[{position}]" if self.order == "by key" else position
 
     def visit(self) -> Visit:
         """A row at position ``p``."""
@@ -395,14 +389,14 @@ class Writer(PassWriter):
         kept_row = any("group_rows" in line for line in later)
         row = declared(f"const ix r = {'group_rows[u] = ' if kept_row else ''}{self.row_at('group + u')};")
         load = used([row, *self.visited_axes], f"{moved} r" if kept_row else moved)
-        if segmented := self.order == "segmented":
+        if sorts := self.order == "by key":
             load.insert(1 if load[:1] == [row.line] else 0, "group_keys[u] = sorted_keys[group + u];")
         return PrefetchedRows(
             count=self.prefetch,
             kept=tuple(Value(variable(s.name), carrier(s.dtype)) for s in values if s.dtype is not None),
             again=tuple(again),
             row_values=tuple(row_values),
-            arrays=(*(["group_rows"] if kept_row else []), *(["group_keys"] if segmented else [])),
+            arrays=(*(["group_rows"] if kept_row else []), *(["group_keys"] if sorts else [])),
             load_lines=tuple(load),
             work_lines=tuple(later),
         )

@@ -32,6 +32,7 @@ from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...passes.reductions.combine import own
+from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
@@ -51,8 +52,6 @@ FEW_ROWS = 256
 """Rows below which long ones are cut up."""
 LONG_ROW = 16384
 """Columns of a row that may be cut up."""
-UNORDERED = ("atomic", "atomic_fixed")
-"""Strategies whose additions come in any order."""
 
 
 class TaskWriter(RowWriter):
@@ -68,8 +67,8 @@ class TaskWriter(RowWriter):
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS))
-        self.ordered = [s for s in kernel.accums if self.strategy_of[s.buffer] not in UNORDERED]
+        super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS), ON_GPU)
+        self.ordered = [s for s in kernel.accums if not self.strategy_of[s.buffer].atomics]
         once = any(
             not s.name for p in kernel.passes for s in p.row
         )  # what a row does once is not for each of its strips
@@ -84,18 +83,14 @@ class TaskWriter(RowWriter):
             alone
             and bool(self.ordered)
             and all(map(self.own, self.ordered))
-            and (self.order != "regular" or all(map(self.lasting, self.ordered)))
+            and (self.order != "by owner" or all(map(self.lasting, self.ordered)))
         )
-        self.shared = [self.strategy_of[b] for b in self.parts] == ["privatized"] and own(
+        self.shared = [self.strategy_of[b].partials for b in self.parts] == [True] and own(
             kernel, next(iter(self.parts.values())), types
         )
         self.tiled &= not self.shared
         self.vec = 1 if self.shared else columns_at_once(kernel, types, len(kernel.accums))
-        self.warp_scan = (
-            not kernel.cols
-            and self.order == "segmented"
-            and all(self.strategy_of[s.buffer] == "segmented" for s in self.ordered)
-        )
+        self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
         self.width = 32 if self.warp_scan or self.shared else self.threads_per_task()
         self.tiled &= self.width > 1
         self.iterations = 1 if self.tiled else 0 if self.shared else self.row_iterations()
@@ -103,7 +98,8 @@ class TaskWriter(RowWriter):
         if not self.register_accumulators and not self.tiled and self.width > THREADS:
             self.width = THREADS
         self.prefetch = self.prefetched_rows() if self.tiled else 1
-        self.strips = alone and not self.shared and set(self.strategy_of.values()) <= {"atomic"} and self.width > 1
+        unordered = all(strategy.atomics == "values" for strategy in self.strategy_of.values())
+        self.strips = alone and not self.shared and unordered and self.width > 1
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -162,12 +158,12 @@ class TaskWriter(RowWriter):
 
     def lasting(self, s: Stmt) -> bool:
         """Whether it adds to one row of the result while its segment, its kept row or its chunk lasts."""
-        part, strategy = self.parts[s.buffer], self.strategy_of[s.buffer]
+        part = self.parts[s.buffer]
         if not self.own(s):
             return False
-        if strategy == "regular":
+        if self.owned_by_row(s):
             return all(i == Index() or i.variable in self.parts[self.k.order].kept for i in s.index[: part.leading])
-        return strategy == "segmented" or all(i == Index() for i in s.index[: part.leading])
+        return self.in_segments(s) or all(i == Index() for i in s.index[: part.leading])
 
     @property
     def even_cols(self) -> bool:
@@ -197,7 +193,7 @@ class TaskWriter(RowWriter):
             if s not in vectors
             for u in (s.args if s in self.ordered and self.register_accumulators else s.uses)
         }
-        used |= {s.where for s in self.ordered if self.strategy_of[s.buffer] != "segmented"}
+        used |= {s.where for s in self.ordered if not self.in_segments(s)}
         return [s for s in row.row if s.name in used and s.op not in ("const", "size")]
 
     def can_split_rows(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.types import DType
+from ...passes.reductions.strategies import Strategy
 from ..expr import to_memory
 
 
@@ -95,7 +96,7 @@ class PassView:
 
 @dataclass(frozen=True)
 class OwnedElements:
-    """The elements of a regular result that belong to one kept row.
+    """The elements of an owned result that belong to one kept row.
 
     :param axes: declare their axes, from the number ``e`` of an element.
     :param size: how many there are.
@@ -127,13 +128,13 @@ class AccumView:
     :param register: C type of partial results in registers.
     :param size: elements of the result; ``outer`` times ``inner``, those of a row.
     :param in_workspace: whether chunks have partial results in the workspace.
-    :param wide_accumulator: whether a regular result is added up in wider elements beside it.
+    :param wide_accumulator: whether an owned result is added up in wider elements beside it.
     :param f32_staged: whether a 16-bit result is added up in f32 in the workspace and rounded at the end.
     :param additions: values that one element may be the sum of, at most.
     :param target: where sums are finished: the result, or its f32 staging.
     :param target_bytes: of an element there.
-    :param kept_row: address of a kept row in the result; regular alone.
-    :param owned: its elements; regular alone.
+    :param kept_row: address of a kept row in the result, where it is owned.
+    :param owned: its elements, likewise.
     """
 
     number: int
@@ -141,7 +142,7 @@ class AccumView:
     dtype: DType
     ctype: str
     combine: str
-    strategy: str
+    strategy: Strategy
     ordered: bool
     neutral: str
     sum: str
@@ -189,7 +190,7 @@ class AccumView:
         n = self.number
         scale = f"gradc_fixed_scale(largest{n}[0], {self.additions})"
         fixed = f"gradc_fixed_value(fixed{n}[element], {scale})"
-        return self.final(fixed if self.strategy == "atomic_fixed" else f"staged{n}[element]", self.sum)
+        return self.final(fixed if self.strategy.atomics == "fixed point" else f"staged{n}[element]", self.sum)
 
     @property
     def kept_text(self) -> str:
@@ -354,6 +355,21 @@ class KernelView:
     kept_axes: tuple[str, ...]
     rest_count: str
     group: PrefetchedRows | None
+
+    @property
+    def segmented(self) -> tuple[AccumView, ...]:
+        """Results into whose rows segments are combined: rows of one key."""
+        return tuple(a for a in self.accums if a.strategy.visits == "by key")
+
+    @property
+    def owned(self) -> tuple[AccumView, ...]:
+        """Results of which each kept row owns a part."""
+        return tuple(a for a in self.accums if a.strategy.visits == "by owner")
+
+    @property
+    def privatized(self) -> tuple[AccumView, ...]:
+        """Results of which each chunk has a partial one."""
+        return tuple(a for a in self.accums if a.strategy.partials)
 
 
 @dataclass(frozen=True)

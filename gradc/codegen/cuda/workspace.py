@@ -74,7 +74,7 @@ def workspace(accums: Sequence[AccumView], per_chunk: Sequence[Size], sorts: boo
             bytes_ = f"(i64)(chunks * {_factor(count)}) * (i64)sizeof({a.partial})"
             arrays.array(a.partial, f"partial{a.number}", bytes_)
     for a in accums:
-        if a.strategy == "atomic_fixed":
+        if a.strategy.atomics == "fixed point":
             arrays.array("gradc_fixed", f"fixed{a.number}", f"(i64)({a.size}) * (i64)sizeof(gradc_fixed)")
             arrays.array("u32", f"largest{a.number}", "4")
     for a in accums:

@@ -19,7 +19,7 @@ def fold(graph: Graph) -> Graph:
     """2.0 * 3.0  ->  6.0, spread over any shape"""
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        current = node if operands == node.operands else again(node, operands)
+        current = again(node, operands)
         if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr) or not operands:
             if node.op.name == "dim" and isinstance(node.attrs["size"], int):
                 return full(node.attrs["size"], current)

@@ -14,7 +14,7 @@ from ...ir.dims import Size, evaluate, product
 from ...ir.node import Node
 from ...ir.op import Alias, AxisReplacement, Composite, Expr, Lookup, Movement, Primitive
 from ...ir.pattern import Var, match, op, splat
-from ...ir.walk import operands, postorder, reachable
+from ...ir.walk import operands, positions, postorder, reachable
 from ...ops.rules import reshaped
 from ..reductions.cost import nominal
 
@@ -44,7 +44,7 @@ def computes(node: Node) -> bool:
         return isinstance(node.op, Composite)
 
     def given(inner: Node) -> bool:
-        return inner in node.operands or splat(inner) is not None
+        return bool(positions(node, inner)) or splat(inner) is not None
 
     inside = reachable(
         [node.op.decompose(*node.operands, **node.attrs)], lambda inner: () if given(inner) else inner.operands

@@ -117,7 +117,7 @@ class _Unrolling:
         return self.before.rewrite(self.rule)
 
     def rule(self, old: Node, operands: tuple[Node, ...]) -> Node | None:
-        node = old if operands == old.operands else again(old, operands)
+        node = again(old, operands)
         new = self.unrolled(node)
         if old not in self.pieces:
             self.whole.add(new)

@@ -20,6 +20,7 @@ from ...ir.node import Node, Note, call
 from ...ir.op import Expr, Library, Scatter
 from ...ir.pattern import Var, match, op, splat
 from ...ir.types import DType
+from ...ir.walk import positions
 from ...ops.rules import converted, spread
 from .replace_axis import VaryingAxes, count, elements, moves, nbytes, placed
 
@@ -40,7 +41,7 @@ class Uses:
     def single(self, node: Node) -> bool:
         """Whether there is one reader, which reads it once."""
         users = self.of[node]
-        return node not in self.outputs and len(users) == 1 and users[0].operands.count(node) == 1
+        return node not in self.outputs and len(users) == 1 and len(positions(users[0], node)) == 1
 
 
 def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
@@ -155,10 +156,11 @@ class _Look:
         total = 0
         steps: dict[tuple[Node, int], _Step] = {}
         for user in users:
-            if user in self.seen or len(self.seen) > MOST or user.operands.count(node) != 1:
+            read = positions(user, node)
+            if user in self.seen or len(self.seen) > MOST or len(read) != 1:
                 return here, {}
             self.seen.add(user)
-            operand = user.operands.index(node)
+            (operand,) = read
             options = []
             through = _through(user, operand, axes, self.zero_stays)
             if through is not None:
@@ -244,7 +246,7 @@ def _sunk(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, i
             operands.append(value)
         for other, scale in over:
             operands[other] = scale.onto(operands[other])
-        new[node] = node if tuple(operands) == node.operands else again(node, tuple(operands))
+        new[node] = again(node, tuple(operands))
         if node in plans:
             split = plans[node][0]
             narrow = None if split.scale is None else variation.narrow(operands[split.scale], split.axes)

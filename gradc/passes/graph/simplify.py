@@ -164,7 +164,7 @@ def simplify(graph: Graph, *, numerics: str = "real") -> Graph:
     structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        current = node if operands == node.operands else again(node, operands)
+        current = again(node, operands)
         for _ in range(20):
             new = apply_rules(rules, current)
             moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)

@@ -19,6 +19,7 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Expr, Primitive, Reduction, Scatter
 from ...ir.pattern import Var, match, op, splat
+from ...ir.walk import positions
 from ...ops.indexing import in_range
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
@@ -191,7 +192,7 @@ def _scatters_below(root: Node) -> list[_Chain]:
             inner = [
                 o
                 for k, o in enumerate(node.operands)
-                if node.operands.count(o) == 1 and homogeneous(node, k) is not None
+                if len(positions(node, o)) == 1 and homogeneous(node, k) is not None
             ]
             pending += [(*path, o) for o in reversed(inner)]
     return chains
@@ -201,7 +202,7 @@ def _chain(path: tuple[Node, ...]) -> _Chain | None:
     root, scatter = path[0], path[-1]
     axis = int(scatter.attrs["axis"])
     for below, above in zip(reversed(path), reversed(path[1:-1]), strict=False):
-        known = homogeneous(above, above.operands.index(below))
+        known = homogeneous(above, positions(above, below)[0])
         moved = None if known is None else known[axis]
         if moved is None or not same(above.shape[moved], below.shape[axis]):
             return None
@@ -214,7 +215,7 @@ def _chain(path: tuple[Node, ...]) -> _Chain | None:
             return None
         inner = call("sum", *root.operands, axis=columns)
         return _Chain(inner, scatter, (inner, *path[1:]), axis - sum(c < axis for c in columns), root)
-    known = homogeneous(root, root.operands.index(path[1]))
+    known = homogeneous(root, positions(root, path[1])[0])
     kept = None if known is None else known[axis]
     return None if kept is None else _Chain(root, scatter, path, kept, root)
 
@@ -231,7 +232,7 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
         return read[node]
 
     def opens(node: Node) -> bool:
-        if node in chain.path or moves(node):
+        if any(node is step for step in chain.path) or moves(node):
             return node is not chain.scatter
         if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr):
             return False

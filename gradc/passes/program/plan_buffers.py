@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,16 +27,15 @@ def plan_buffers(program: Program) -> Program:
     span = lifetimes(program)
     slots: list[tuple[Size, int]] = []  # bytes, the last step that uses it
     placed: dict[str, int] = {}
+    holds = functools.cache(lambda size, need: known_nonnegative(size - need))  # few sizes differ
     with assuming(program.assumptions):
         for name in sorted(span, key=lambda n: span[n]):
             first, last = span[name]
             need = program.buffer[name].type.nbytes
-            fits = [i for i, (size, busy) in enumerate(slots) if busy < first and known_nonnegative(size - need)]
-            if fits:
-                best = fits[0]
+            best = next((i for i, (size, busy) in enumerate(slots) if busy < first and holds(size, need)), len(slots))
+            if best < len(slots):
                 slots[best] = (slots[best][0], last)
             else:
-                best = len(slots)
                 slots.append((need, last))
             placed[name] = best
     return replace(program, buffers=tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers))

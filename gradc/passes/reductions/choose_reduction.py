@@ -23,7 +23,7 @@ from .combine import Combine, combines
 from .cost import Estimate, estimates, nominal, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
-from .strategies import ON_HOST, SORTED_ROW, STRATEGIES
+from .strategies import DEFAULT, ON_HOST, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
 
 
 def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
@@ -38,14 +38,14 @@ def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
         enough, many = SORTED_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // SORTED_ROW + 1
         least = MOST_PARTIALS * floordiv(rows, many) + enough
     except TypeRuleError:  # the sizes have more terms than a size may have
-        return ((None, "privatized"),)
+        return ((None, PRIVATIZED.name),)
     if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
-        return ((None, "segmented"),)
+        return ((None, SEGMENTED.name),)
     if known_nonnegative(enough - 1 - size):
-        return ((None, "privatized"),)
+        return ((None, PRIVATIZED.name),)
     if isinstance(size, int) and known_nonnegative(size - enough):
-        return (Assumption(rows, ">=", many), "privatized"), (None, "segmented")
-    return (Assumption(size, ">=", least), "segmented"), (None, "privatized")
+        return (Assumption(rows, ">=", many), PRIVATIZED.name), (None, SEGMENTED.name)
+    return (Assumption(size, ">=", least), SEGMENTED.name), (None, PRIVATIZED.name)
 
 
 def choose_reduction(
@@ -147,7 +147,7 @@ def _on_gpu(
     for when, strategy in options:
         chosen = {**picks, part.buffer: strategy}
         # rows in that order serve every result with these keys; without it none is worth the sort alone
-        if strategy in ("segmented", "privatized"):
+        if STRATEGIES[strategy].visits == "by key" or STRATEGIES[strategy].partials:
             chosen |= dict.fromkeys(same, strategy)
         made.append((when, _with(kernel, parts, chosen, types, instead)))
     return Select(tuple(made))
@@ -176,15 +176,17 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
     for key, group in by_key.items():
         options = host_cases(kernel.row_count, kernel.col_count, elements(group))
-        if any(picks.get(part.buffer) == "segmented" and part.key == key for part in parts):
-            pick(group, "segmented")
+        picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
+        sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
+        if sorts:
+            pick(group, sorts[0])
         elif len(options) == 1:
             pick(group, options[0][1])
         else:
             undecided.append((group, options))
     if undecided and any(STRATEGIES[strategy].visits for strategy in picks.values()):  # the rows have an order
         for group, _ in undecided:
-            pick(group, "privatized")
+            pick(group, DEFAULT.name)
         undecided = []
     if not undecided:
         return _with(kernel, parts, picks, types)
@@ -192,7 +194,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     largest = max(range(len(sizes)), key=lambda i: evaluate(sizes[i], nominal([sizes[i]])))
     for i, (group, _) in enumerate(undecided):
         if i != largest:
-            pick(group, "privatized")
+            pick(group, DEFAULT.name)
     made: list[tuple[Assumption | None, Kernel]] = []
     for when, strategy in undecided[largest][1]:
         pick(undecided[largest][0], strategy)
@@ -205,7 +207,7 @@ def _with(
     parts: list[Combine],
     picks: Mapping[str, str],
     types: Mapping[str, Type],
-    instead: Callable[[Combine], str] = lambda part: "privatized",
+    instead: Callable[[Combine], str] = lambda part: DEFAULT.name,
 ) -> Kernel:
     """The kernel with its strategies.  It visits its rows in one order at most: an accum that needs another order gets
     a strategy without one.

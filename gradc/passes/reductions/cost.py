@@ -26,7 +26,7 @@ from .combine import (
     scatter_sizes,
 )
 from .devices import CPU, Cpu, Device, Gpu
-from .strategies import ON_GPU, ON_HOST, STRATEGIES, floor
+from .strategies import DEFAULT, ON_GPU, ON_HOST, STRATEGIES, floor
 
 MARGIN = 1.1
 """What is not deterministic must be faster by this much to be picked."""
@@ -169,7 +169,7 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
             if count > MOST_SORTED:
                 raise Unsupported(
                     f"{kernel.name}: a segmented sum over {count} {counted}; it counts to {MOST_SORTED},"
-                    " reductions={'*': 'privatized'} further"
+                    f" reductions={{'*': {DEFAULT.name!r}}} further"
                 )
 
 

@@ -20,7 +20,7 @@ from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
 from .combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
 from .cost import cheapest, deterministic, nominal
 from .devices import Gpu
-from .strategies import ROW, STRATEGIES
+from .strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, ROW, SEGMENTED, STRATEGIES, Strategy
 
 Case = tuple[Assumption | None, str]
 """A strategy and when it is taken; the first that holds is meant, the last has no predicate."""
@@ -100,24 +100,25 @@ def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[st
 
 def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
     """The terms of the formulas that decide, in the order in which they do."""
-    thresholds: list[tuple[Size, str]] = []  # taken where the size is >= 0
-    if "regular" in names and not (s.gathered and "segmented" in names):
+    ways = [STRATEGIES[name] for name in names]
+    thresholds: list[tuple[Size, Strategy]] = []  # taken where the size is >= 0
+    if REGULAR in ways and not (s.gathered and SEGMENTED in ways):
         # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another,
         # as many as do that as fast as atomics
-        thresholds.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), "regular"))
-    if "atomic" in names and "segmented" in names and not s.exact:  # R hot > sort, R being N / V at least
-        thresholds.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), "segmented"))
-    if "atomic" in names:
-        thresholds.append((device.room // s.wide - s.out, "atomic"))  # the table stays in L2
-    if "segmented" in names:
+        thresholds.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), REGULAR))
+    if ATOMIC in ways and SEGMENTED in ways and not s.exact:  # R hot > sort, R being N / V at least
+        thresholds.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), SEGMENTED))
+    if ATOMIC in ways:
+        thresholds.append((device.room // s.wide - s.out, ATOMIC))  # the table stays in L2
+    if SEGMENTED in ways:
         if (
-            "atomic" in names and s.item >= 4
+            ATOMIC in ways and s.item >= 4
         ):  # 2 U D a > B sort: rows hit come and go; U is near N, and three passes are enough for 2^24 rows
             least = int((device.sort_base + 3 * device.sort_pass) * device.bandwidth)
             each = int(3 * device.bandwidth / device.sort_rate)
-            thresholds += [(s.rows * (s.width * (2 * s.wide) - each) - least, "segmented"), (0, "atomic")]
+            thresholds += [(s.rows * (s.width * (2 * s.wide) - each) - least, SEGMENTED), (0, ATOMIC)]
         elif (
-            "privatized" in names and "atomic" not in names
+            PRIVATIZED in ways and ATOMIC not in ways
         ):  # 2 (N / 8 V + N) D b / rate > sort + launch, or so many rows for each task that a sort is sooner
             pays = device.sort_base + device.launch
             amount = int(min(pays * device.resident, max(pays * device.bandwidth, 2 * device.room)))
@@ -125,20 +126,16 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
                 (
                     ((s.rows + (GPU_SHORTEST - 1)) * s.width) * (s.keys + GPU_SHORTEST) * (2 * s.pair // GPU_SHORTEST)
                     - amount,
-                    "segmented",
+                    SEGMENTED,
                 ),
-                (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, "segmented"),
-                (0, "privatized"),
+                (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, SEGMENTED),
+                (0, PRIVATIZED),
             ]
         else:
-            thresholds.append((0, "segmented"))
-    thresholds.append(
-        (
-            0,
-            next(name for name in ("segmented", "atomic", "atomic_fixed", "privatized", "regular") if name in names),
-        )
-    )
-    return _decided(thresholds)
+            thresholds.append((0, SEGMENTED))
+    rest = [way for way in (SEGMENTED, ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR) if way in ways]
+    thresholds.append((0, (rest or ways)[0]))
+    return _decided([(size, way.name) for size, way in thresholds])
 
 
 def _decided(thresholds: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:

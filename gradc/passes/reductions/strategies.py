@@ -1,8 +1,9 @@
 """The strategies for combining values of many rows into one result, one record each: where it is correct, what it
 costs, whether it is deterministic.
 
-The choice, the cost model, ``explain``, the precision of an executable, the verifier and the documentation read
-:data:`STRATEGIES`; a new strategy is its name in :mod:`gradc.ir.kernel`, a record here and its part of a template.
+The choice, the cost model, ``explain``, the precision of an executable, the verifier, the writers of C and CUDA and
+the documentation read :data:`STRATEGIES`.  A new strategy is a record here; where its partial results are combined in a
+new way, also the template that does it (:attr:`Strategy.fold`).
 The cost on a CPU is bytes moved at the device's bandwidth; the cost on a GPU:
 
 N rows add D elements each into V rows of a result; U of these are hit, the hottest R times.  B is the bandwidth of a
@@ -36,7 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+from ...errors import InternalError
 from ...ir.dims import ceildiv, evaluate
 from ...ir.kernel import ROW_ORDERS, RowOrder
 from ...ir.types import DType
@@ -53,6 +56,11 @@ ROW = 0.25e-6
 
 Cost = tuple[int, float]
 """(bytes moved, seconds)"""
+
+
+Atomics = Literal["", "values", "fixed point"]
+"""What atomics combine: nothing, values of the result's own type (16-bit floats in f32), or 64-bit integers that floats
+are scaled to."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,16 @@ class Strategy:
     :param text: for the documentation.
     :param right: (combine, dtype of the result, exact) -> whether it is correct; ``exact``: the values are integers
         that atomics combine to the same bits in any order.
-    :param deterministic: floats have the same bits in every run.
-    :param partials: each task has a partial result of its own.
-    :param loses_digits: values that are small beside the largest lose digits.
     :param host: (sizes, CPU) -> (bytes, seconds, in words), the cost on a CPU (:func:`_regular_host` is the simplest);
         None: there is no kernel for CPUs.
     :param gpu: the cost on a GPU; None: there is no CUDA kernel.
+    :param visits: what decides in which order a kernel visits its rows: part of the kernel language.
+    :param fold: the template that combines the partial results of the tasks, in ``templates/cpu/rows`` and in
+        ``templates/cuda/kernel``; "": a task has no partial result of its own.
+    :param atomics: what atomics combine.
+    :param deterministic: floats have the same bits in every run.
+    :raises InternalError: it has not exactly one of ``visits``, ``fold`` and ``atomics``, which say where a task
+        combines: in rows of the result that it alone has, in a partial result, in a result that all tasks share.
     """
 
     name: str
@@ -87,14 +99,25 @@ class Strategy:
     right: Callable[[Combine, DType, bool], bool]
     host: Callable[[HostScatter, Cpu], tuple[int, float, str]] | None = None
     gpu: GpuCost | None = None
+    visits: RowOrder = ""
+    fold: str = ""
+    atomics: Atomics = ""
     deterministic: bool = True
-    partials: bool = False
-    loses_digits: bool = False
+
+    def __post_init__(self) -> None:
+        if [bool(self.visits), bool(self.fold), bool(self.atomics)].count(True) != 1:
+            raise InternalError(f"the strategy {self.name} has not exactly one of visits, fold and atomics")
+        ROW_ORDERS[self.name] = self.visits
 
     @property
-    def visits(self) -> RowOrder:
-        """What decides in which order a kernel visits its rows: part of the kernel language."""
-        return ROW_ORDERS[self.name]
+    def partials(self) -> bool:
+        """Whether each task has a partial result of its own."""
+        return bool(self.fold)
+
+    @property
+    def loses_digits(self) -> bool:
+        """Whether values that are small beside the largest lose digits."""
+        return self.atomics == "fixed point"
 
 
 # -- what several cost -------------------------------------------------------------------------------------------------
@@ -164,6 +187,7 @@ SEGMENTED = Strategy(
     right=lambda part, dtype, exact: part.gathered and part.tail,
     host=_segmented_host,
     gpu=GpuCost(_segmented_gpu, _segmented_words),
+    visits="by key",
 )
 
 
@@ -197,6 +221,7 @@ REGULAR = Strategy(
     right=lambda part, dtype, exact: bool(part.kept),
     host=_regular_host,
     gpu=GpuCost(_regular_gpu, _regular_words),
+    visits="by owner",
 )
 
 
@@ -234,9 +259,9 @@ PRIVATIZED = Strategy(
     "privatized",
     "each fixed chunk of rows has a partial result; these are folded in the order of the chunks",
     right=lambda part, dtype, exact: True,
-    partials=True,
     host=_privatized_host,
     gpu=GpuCost(_privatized_gpu, _privatized_words),
+    fold="fold",
 )
 
 
@@ -264,8 +289,8 @@ ATOMIC_FIXED = Strategy(
     "floats are added as 64-bit integers by atomics, in any order to the same bits; values that are small beside the"
     " largest lose digits",
     right=lambda part, dtype, exact: dtype.is_float and 16 <= dtype.bits <= 32 and part.stmt.combine == "sum",
-    loses_digits=True,
     gpu=GpuCost(_atomic_fixed_gpu, _atomic_fixed_words),
+    atomics="fixed point",
 )
 
 
@@ -293,13 +318,16 @@ ATOMIC = Strategy(
     "atomic",
     "atomics, in any order: integers to the same bits, floats not",
     right=lambda part, dtype, exact: exact or (dtype.is_float and dtype.bits >= 16 and part.stmt.combine == "sum"),
-    deterministic=False,
     gpu=GpuCost(_atomic_gpu, _atomic_words),
+    atomics="values",
+    deterministic=False,
 )
 
 
 STRATEGIES: dict[str, Strategy] = {s.name: s for s in (SEGMENTED, REGULAR, PRIVATIZED, ATOMIC_FIXED, ATOMIC)}
 """All, in the order in which equals are picked."""
+DEFAULT = PRIVATIZED
+"""Right for every combine: what a kernel does where nothing is chosen, or what is chosen cannot be."""
 ON_HOST = tuple(s.name for s in reversed(STRATEGIES.values()) if s.host)
 """Strategies with a kernel for CPUs."""
 _GPU_ALONE = tuple(s.name for s in reversed(STRATEGIES.values()) if s.gpu and not s.host)

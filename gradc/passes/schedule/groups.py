@@ -13,7 +13,7 @@ from ...ir.node import Node
 from ...ir.op import Alias, Expr, Movement
 from ...ir.pattern import Var, match
 from ...ir.statement import Index, Operand
-from .lower import CannotInline, IterationSpace, KernelBuilder
+from .lower import CannotInline, IterationSpace, KernelBuilder, truncate
 
 
 def lowering(node: Node) -> Any:
@@ -43,6 +43,17 @@ class Group:
         self.scatter: Node | None = None
         self.walked: list[frozenset[str]] = []
         self.builder: KernelBuilder
+
+    def state(self) -> Any:
+        """What :meth:`restore` needs: a group only grows."""
+        return len(self.placed), len(self.walked), self.scatter, self.domain, self.builder.snapshot()
+
+    def restore(self, state: Any) -> None:
+        placed, walked, self.scatter, self.domain, builder = state
+        truncate(self.placed, placed)
+        del self.walked[walked:]
+        self.builder.domain = self.domain
+        self.builder.restore(builder)
 
     @property
     def alone(self) -> bool:

@@ -105,11 +105,15 @@ class KernelBuilder:
         return self.memo[key]
 
     def snapshot(self) -> Any:
-        return len(self.body), dict(self.memo), dict(self.loaded), self.cost
+        """What :meth:`restore` needs: all but the cost only grows."""
+        return len(self.body), len(self.memo), len(self.homes), len(self.loaded), self.cost
 
     def restore(self, saved: Any) -> None:
-        length, self.memo, self.loaded, self.cost = saved[0], saved[1], saved[2], saved[3]
-        del self.body[length:]
+        body, memo, homes, loaded, self.cost = saved
+        del self.body[body:]
+        truncate(self.memo, memo)
+        truncate(self.homes, homes)
+        truncate(self.loaded, loaded)
 
     # -- what ops ask for (Movement.at, Scatter.at) --------------------------------------------------------------------
 
@@ -266,7 +270,9 @@ class KernelBuilder:
         return self._emit(op, args, dtype, attrs=tuple(attrs.items()))
 
     def divided(self, index: Index, by: int) -> tuple[Index, str | int]:
-        """``index // by`` and ``index % by``, for a power of two: affine in what is a multiple, values of the rest."""
+        """``index // by`` and ``index % by``, rounded down: affine in what is a multiple, values of the rest."""
+        if by == 1:
+            return index, 0
         whole = tuple((v, c) for v, c in index.terms if isinstance(c, int) and c % by == 0)
         const = index.const // by if isinstance(index.const, int) else 0
         quotient = Index(const, tuple((v, c // by) for v, c in whole))
@@ -274,8 +280,16 @@ class KernelBuilder:
         if not rest.terms and isinstance(rest.const, int):
             return quotient, rest.const
         value = self.position(rest, I64)
-        further = self.emit("right_shift", value, self.number(by.bit_length() - 1, I64), dtype=I64)
-        return quotient + Index.of(further), self.emit("bitwise_and", value, self.number(by - 1, I64), dtype=I64)
+        if by & (by - 1):
+            divisor = self.number(by, I64)
+            further, left = (self.emit(name, value, divisor, dtype=I64) for name in ("floordiv", "mod"))
+        else:
+            further = self.emit("right_shift", value, self.number(by.bit_length() - 1, I64), dtype=I64)
+            left = self.emit("bitwise_and", value, self.number(by - 1, I64), dtype=I64)
+        return quotient + Index.of(further), left
+
+    def is_zero(self, value: str) -> str:
+        return self._emit("eq", (value, self.number(0, self._dtype(value))), BOOL)
 
     def _stmt(self, value: str) -> Stmt:
         return self.body[int(value[1:])]
@@ -424,6 +438,12 @@ class KernelBuilder:
                 )
             )
         return Kernel(name, rows, cols, tuple(body))
+
+
+def truncate(items: dict[Any, Any], length: int) -> None:
+    """Remove the items that were inserted last."""
+    while len(items) > length:
+        items.popitem()
 
 
 def _unit(index: Sequence[Index], node: Node) -> tuple[Index, ...]:

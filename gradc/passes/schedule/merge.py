@@ -8,6 +8,7 @@ left that can be.
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,28 +33,33 @@ class MissedFusion:
 def merge(scheduler: Scheduler, limits: Limits) -> None:
     """Changes the groups of a scheduler that has placed every node."""
     scheduler.limits = limits
-    position = {node: i for i, node in enumerate(scheduler.graph.nodes)}
+    scheduler.refused.clear()
     size = functools.cache(lambda node: int(nbytes(node)))
-    refused = scheduler.refused
-    live = [g for g in scheduler.groups if g.key in scheduler.order and not g.alone]
-    worth = {
-        pair: saving
-        for i, a in enumerate(live)
-        for b in live[i + 1 :]
-        if (saving := saved(scheduler, *(pair := (a, b)), size))
-    }
-    while worth:
-        a, b = pair = min(worth, key=lambda pair: (-worth[pair], pair[1].key, pair[0].key))
-        why = _merged(scheduler, a, b, position)
-        if why:
-            del worth[pair]
-            refused[a.key, b.key] = total(node.type.nbytes for node in moved_by_both(scheduler, a, b)), why
+    live = {g.key: g for g in scheduler.groups if g.key in scheduler.order and not g.alone}
+    pairs = {(a, b) for b in live.values() for key in partners(scheduler, b) if key < b.key and (a := live.get(key))}
+    heap = [(-saving, b.key, a.key) for a, b in pairs if (saving := saved(scheduler, a, b, size))]
+    heapq.heapify(heap)
+    while heap:  # the pair that saves most, of those the two earliest
+        _, second, first = heapq.heappop(heap)
+        if first not in live or second not in live:
             continue
-        live = [g for g in live if g not in pair]
-        worth = {x: saving for x, saving in worth.items() if not {*x} & {*pair}}
+        a, b = live[first], live[second]
+        why = _merged(scheduler, a, b)
+        if why:
+            scheduler.refused[first, second] = total(node.type.nbytes for node in moved_by_both(scheduler, a, b)), why
+            continue
+        del live[first], live[second]
         new = scheduler.groups[-1]
-        worth |= {(g, new): saving for g in live if (saving := saved(scheduler, g, new, size))}
-        live.append(new)
+        for key in partners(scheduler, new) & live.keys():
+            if saving := saved(scheduler, live[key], new, size):
+                heapq.heappush(heap, (-saving, new.key, key))
+        live[new.key] = new
+
+
+def partners(scheduler: Scheduler, group: Group) -> set[int]:
+    """Groups that load what this one loads or computes, or compute what it loads."""
+    keys = {key for node in (*scheduler.loads[group.key], *group.placed) for key in scheduler.readers.get(node, ())}
+    return keys | {owner.key for node in scheduler.loads[group.key] if (owner := scheduler.group_of.get(node))}
 
 
 def saved(scheduler: Scheduler, a: Group, b: Group, size: Callable[[Node], int]) -> int:
@@ -74,29 +80,23 @@ def moved_by_both(scheduler: Scheduler, a: Group, b: Group) -> set[Node]:
     return shared | (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
 
 
-def _merged(scheduler: Scheduler, a: Group, b: Group, position: dict[Node, int]) -> str:
+def _merged(scheduler: Scheduler, a: Group, b: Group) -> str:
     """Merge two groups; the reason if they cannot be, and then nothing has changed, else ""."""
-    import networkx as nx
-
-    order = nx.contracted_nodes(scheduler.order, a.key, b.key, self_loops=False, copy=True)
-    if not nx.is_directed_acyclic_graph(order):
+    if scheduler.order.between(a.key, b.key):
         return "a third kernel needs the one and is needed by the other"
     wider = max((a, b), key=lambda g: (len(g.domain.real), g.domain.cols is not None))
-    nodes = sorted([*a.placed, *b.placed], key=position.__getitem__)
-    before = scheduler.order, dict(scheduler.group_of)
-    scheduler.order = nx.relabel_nodes(order, {a.key: len(scheduler.groups)})
+    nodes = sorted([*a.placed, *b.placed], key=scheduler.position.__getitem__)
+    before = len(scheduler.trail)
+    scheduler.contract(a, b)
     new = scheduler.open(wider.domain.shape, wider.domain.cols)
     for node in nodes:
-        del scheduler.group_of[node]
-        scheduler.in_memory.discard(node)
+        scheduler.forget(node)
     refusal = next((reason for node in nodes if (reason := _add(scheduler, node, new)) is not None), None)
     if refusal is None:
-        del scheduler.loads[a.key], scheduler.loads[b.key]
+        scheduler.retire(a)
+        scheduler.retire(b)
         return ""
-    scheduler.groups.pop()
-    del scheduler.loads[new.key]
-    scheduler.order, scheduler.group_of = before
-    scheduler.in_memory.update(nodes)
+    scheduler.rewind(before)
     return f"{refusal.why} ({refusal.node.op.name} {refusal.node.type})"
 
 

@@ -10,7 +10,6 @@ from ...ir.node import Node, Note
 from ...ir.op import Alias, Checked, Expr, Movement
 from ...ir.scan import is_long, suffixed
 from ...ir.statement import Operand
-from ...ir.types import Type
 from ...ir.walk import topological
 from .groups import Group, StridedView, lowering
 from .lower import IterationSpace, KernelBuilder
@@ -27,8 +26,12 @@ class ProgramBuilder:
         self.s = scheduler
         self.graph = scheduler.graph
         self.names: dict[Node, str] = {n: self.graph.input_name(n) for n in self.graph.inputs}
-        self.buffers: list[Buffer] = [Buffer(self.graph.input_name(n), n.type, "input") for n in self.graph.inputs]
+        self.buffers: list[Buffer] = []
+        self.buffer: dict[str, Buffer] = {}
+        for n in self.graph.inputs:
+            self.add(Buffer(self.graph.input_name(n), n.type, "input"))
         self.used = scheduler.names
+        scheduler.kernel_names.clear()
         self.outputs: list[tuple[str, str]] = []
         self.copies: list[tuple[int, Step]] = []
 
@@ -37,17 +40,15 @@ class ProgramBuilder:
         while name in self.used:
             k += 1
             name = suffixed(name_hint, f".{k}")
-        self.used.add(name)
-        return name
+        return self.s.take_name(name)
 
     def program(self) -> Program:
         needed = set().union(*self.s.loads.values()) if self.s.loads else set()
         needed |= {n for _, n in self.graph.outputs}
         owners: dict[Node, str] = {}
-        for (
-            name,
-            node,
-        ) in self.graph.outputs:  # an output claims the memory of its node, or of the node it is an alias of
+        first: dict[Node, str] = {}
+        for name, node in self.graph.outputs:  # it claims the memory of its node, or of the node it is an alias of
+            first.setdefault(node, name)
             base = node
             while isinstance(lowering(base), Alias) and base in self.s.in_memory:
                 (base,) = base.operands
@@ -62,19 +63,19 @@ class ProgramBuilder:
         for node in self.graph.nodes:
             if node in self.names or node not in used:
                 continue
-            hint = owners.get(node) or next((n for n, o in self.graph.outputs if o is node), "") or self.name_hint(node)
+            hint = owners.get(node) or first.get(node) or self.name_hint(node)
             if isinstance(lowering(node), Alias) and node not in self.s.group_of:
                 source = self.names[node.operands[0]]
                 if isinstance(lowering(node), Checked):
                     self.names[node] = source
                     continue
-                kind = next(b.kind for b in self.buffers if b.name == source)
+                kind = self.buffer[source].kind
                 self.names[node] = self.unique(hint if hint not in self.used else suffixed(source, ".view"))
-                self.buffers.append(Buffer(self.names[node], node.type, kind, alias=source))
+                self.add(Buffer(self.names[node], node.type, kind, alias=source))
             else:
-                through_alias = node in owners and not any(o is node for _, o in self.graph.outputs)
+                through_alias = node in owners and node not in first
                 self.names[node] = self.unique(f"{hint}.base" if through_alias else hint)
-                self.buffers.append(Buffer(self.names[node], node.type, "output" if node in owners else "temp"))
+                self.add(Buffer(self.names[node], node.type, "output" if node in owners else "temp"))
         steps = self.steps(used)
         taken: set[str] = set()
         for name, node in self.graph.outputs:
@@ -105,16 +106,22 @@ class ProgramBuilder:
         """An output whose bytes belong to an input or to another output is copied."""
         source = self.names[node]
         target = self.unique(name)
-        self.buffers.append(Buffer(target, node.type, "output"))
+        self.add(Buffer(target, node.type, "output"))
         group = Group(-1, node.shape, None)
         builder = KernelBuilder(group.domain, lambda n: source if n is node else None)
         builder.store(target, node, group.place(node.shape, "element"))
-        steps.append(builder.kernel("copy").named_by_structure("copy", self.types))
+        steps.append(self.named(builder.kernel("copy"), "copy"))
         return target
 
-    @property
-    def types(self) -> dict[str, Type]:
-        return {b.name: b.type for b in self.buffers} | {name: n.type for n, name in self.s.constants.items()}
+    def add(self, buffer: Buffer) -> None:
+        self.buffers.append(buffer)
+        self.buffer[buffer.name] = buffer
+
+    def named(self, kernel: Kernel, meaning: str) -> Kernel:
+        """The kernel under a name made of its meaning and its structure."""
+        constants = {name: n.type for n, name in self.s.constants.items()}
+        types = {b: constants[b] if b in constants else self.buffer[b].type for b in kernel.buffers}
+        return kernel.named_by_structure(meaning, types)
 
     def steps(self, used: set[Node]) -> list[Step]:
         import networkx as nx
@@ -122,8 +129,10 @@ class ProgramBuilder:
         steps: list[Step] = []
         groups = self.s.groups
         # checks as early as they can be: of a call with a bad index as little as possible has run
+        ordered: nx.DiGraph[int] = nx.DiGraph(self.s.order.edges)
+        ordered.add_nodes_from(self.s.order.before)
         order = nx.lexicographical_topological_sort(
-            self.s.order, key=lambda key: ("check" not in groups[key].placed.values(), key)
+            ordered, key=lambda key: ("check" not in groups[key].placed.values(), key)
         )
         for key in order:
             group = groups[key]
@@ -135,7 +144,7 @@ class ProgramBuilder:
             else:
                 kernel = self.kernel(group, used)
                 if kernel.writes:
-                    steps.append(kernel.named_by_structure(meaning(group, self.graph), self.types))
+                    steps.append(self.named(kernel, meaning(group, self.graph)))
                     self.s.kernel_names[key] = steps[-1].name
         return steps
 
@@ -185,7 +194,7 @@ class ProgramBuilder:
             self.s.constant_buffer,
         )
         builder.check(index, node.attrs["bound"], node.attrs["op"], self.source(index), node.attrs["ascending"])
-        return builder.kernel("check").named_by_structure("check", self.types)
+        return self.named(builder.kernel("check"), "check")
 
     def source(self, index: Node) -> str:
         """What the user calls positions: the value's own name, else the input that they are computed from."""

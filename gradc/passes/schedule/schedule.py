@@ -49,16 +49,15 @@ def missed_fusions(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
 def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler]:
     graph = check_indices(graph)
     forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
+    scheduler = Scheduler(graph, fuse, forced, host)
     with assuming(graph.assumptions):
-        for _ in range(2 * len(graph.nodes) + 2):
-            scheduler = Scheduler(graph, fuse, forced, host)
+        while True:
             try:
                 scheduler.run()
                 if fuse:
                     merge(scheduler, MERGED if host else FIRST)
                 return ProgramBuilder(scheduler).program(), scheduler
-            except CannotInline as reason:  # this node needs memory after all: again, with that known
-                if reason.node in forced:
+            except CannotInline as reason:
+                if reason.node in scheduler.forced:
                     raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason
-                forced.add(reason.node)
-    raise InternalError(f"scheduling of {graph.name} does not end")
+                scheduler.revisit(reason.node)  # it needs memory after all

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.dims import Size
@@ -14,6 +15,7 @@ from ...ir.statement import Index
 from ...ir.walk import reachable
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
+from .order import GroupOrder
 
 
 @dataclass(frozen=True)
@@ -37,48 +39,124 @@ LONGEST = 48
 
 
 class Scheduler:
-    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], host: bool):
-        import networkx as nx  # a tenth of a second, and nothing that comes from the cache is scheduled
+    """What has been decided so far, and the trail of it: every change leaves how it is undone, so that a node which
+    turns out to need memory is visited again with that known, and nothing before it is.
+    """
 
+    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], host: bool):
         self.graph, self.fuse, self.host = graph, fuse, host
         self.limits = FIRST
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.group_of: dict[Node, Group] = {}
         self.checks: dict[Node, Group] = {}
         """The step that checks the elements of each :class:`Checked` node."""
         self.groups: list[Group] = []
-        self.order: nx.DiGraph[int] = nx.DiGraph()
-        self.has_path = nx.has_path
+        self.order = GroupOrder()
         self.library: list[Node] = []
         self.in_memory: set[Node] = set(graph.inputs)
         self.loads: dict[int, set[Node]] = {}
+        self.readers: dict[Node, set[int]] = {}
+        """The groups that load a node: ``loads`` the other way round."""
         self.constants: dict[Node, str] = {}
         self.names = set(graph.input_names)
         """Names of buffers given so far."""
-        self.inline: set[Node] = set()
         self.refused: dict[tuple[int, int], tuple[Size, str]] = {}
         """Pairs of groups that would save bytes as one and cannot be: the bytes and why."""
         self.kernel_names: dict[int, str] = {}
+        self.trail: list[Callable[[], object]] = []
+        """What undoes each change, the oldest first."""
+        self.visited: list[int] = []
+        """The trail's length before the visit to each node of the graph."""
+
+    # -- the trail -----------------------------------------------------------------------------------------------------
+
+    def rewind(self, length: int) -> None:
+        """Undo every change since the trail had this length."""
+        while len(self.trail) > length:
+            self.trail.pop()()
+
+    def revisit(self, node: Node) -> None:
+        """The node needs memory: undo what was decided since it was visited."""
+        self.forced.add(node)
+        position = min(self.position[node], len(self.visited) - 1)
+        self.rewind(self.visited[position])
+        del self.visited[position:]
+
+    def remember(self, node: Node, group: Group) -> None:
+        """The node is computed by a group, and lies in memory from then on."""
+        self._hold(node, group)
+        self.trail.append(functools.partial(self._release, node))
+
+    def forget(self, node: Node) -> None:
+        """The node's group is taken apart."""
+        self.trail.append(functools.partial(self._hold, node, self.group_of[node]))
+        self._release(node)
+
+    def _hold(self, node: Node, group: Group) -> None:
+        self.group_of[node] = group
+        self.in_memory.add(node)
+
+    def _release(self, node: Node) -> None:
+        del self.group_of[node]
+        self.in_memory.discard(node)
+
+    def load(self, group: Group, loaded: set[Node]) -> None:
+        """What a group loads, and so which groups run before it."""
+        before = self.loads.get(group.key, set())
+        self._set_loads(group.key, before, loaded)
+        self.trail.append(functools.partial(self._set_loads, group.key, loaded, before))
+        for node in loaded:
+            owner = self.owner(node)
+            if owner is not None and owner is not group:
+                self.trail.append(self.order.connect(owner.key, group.key))
+
+    def contract(self, a: Group, b: Group) -> None:
+        """The group that is opened next stands for both in the order."""
+        self.trail.append(self.order.contract(a.key, b.key, len(self.groups)))
+
+    def retire(self, group: Group) -> None:
+        """Another group computes its nodes."""
+        loaded = self.loads[group.key]
+        self._set_loads(group.key, loaded, set())
+        del self.loads[group.key]
+        self.trail.append(functools.partial(self._set_loads, group.key, set(), loaded))
+
+    def _set_loads(self, key: int, before: set[Node], after: set[Node]) -> None:
+        self.loads[key] = after
+        for node in before - after:
+            self.readers[node].discard(key)
+        for node in after - before:
+            self.readers.setdefault(node, set()).add(key)
+
+    def take_name(self, name: str) -> str:
+        self.names.add(name)
+        self.trail.append(functools.partial(self.names.discard, name))
+        return name
 
     # -- who gets memory -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Give each node its place: in a kernel, in memory, or where it is read."""
-        for node in self.graph.nodes:
-            if node.op.name == "input":
-                continue
-            if isinstance(node.op, Library):
-                self.library_node(node)
-            elif isinstance(lowering(node), Checked):
-                self.checked_node(node)
-            elif isinstance(lowering(node), Alias) and (node in self.forced or not self.fuse):
-                self.force(node.operands[0])
-                self.in_memory.add(node)
-            elif node in self.forced or not self.fuse or not self.read_in_place(node):
-                self.place(node)
-            else:
-                self.inline.add(node)
+        self.limits = FIRST
+        for node in itertools.islice(self.graph.nodes, len(self.visited), None):
+            self.visited.append(len(self.trail))
+            self.visit(node)
+
+    def visit(self, node: Node) -> None:
+        if node.op.name == "input":
+            return
+        if isinstance(node.op, Library):
+            self.library_node(node)
+        elif isinstance(lowering(node), Checked):
+            self.checked_node(node)
+        elif isinstance(lowering(node), Alias) and (node in self.forced or not self.fuse):
+            self.force(node.operands[0])
+            self.in_memory.add(node)
+            self.trail.append(functools.partial(self.in_memory.discard, node))
+        elif node in self.forced or not self.fuse or not self.read_in_place(node):
+            self.place(node)
 
     def force(self, node: Node) -> None:
         if node not in self.in_memory:
@@ -142,11 +220,10 @@ class Scheduler:
                 raise CannotInline(self.behind(operand), "a library reads it") from None
         group = self.open((), None)
         group.placed[node] = "library"
-        self.group_of[node] = group
-        self.in_memory.add(node)
-        self.loads[group.key] = set().union(*(s.bases for s in seen))
-        self.connect(group, self.loads[group.key])
+        self.remember(node, group)
+        self.load(group, set().union(*(s.bases for s in seen)))
         self.library.append(node)
+        self.trail.append(self.library.pop)
 
     def checked_node(self, node: Node) -> None:
         """Memory that is read after a step of its own has looked at it."""
@@ -155,29 +232,34 @@ class Scheduler:
         group.placed[node] = "check"
         self.checks[node] = group
         self.in_memory.add(node)
-        self.loads[group.key] = set(node.operands)
-        self.connect(group, self.loads[group.key])
+        self.trail += functools.partial(self.in_memory.discard, node), functools.partial(self.checks.pop, node)
+        self.load(group, set(node.operands))
 
     def behind(self, node: Node) -> Node:
         """What needs memory so that a library can read the node: the value behind ops that only move it; if that has
-        some, a reshape of it; if none, the node.
+        some, a reshape of it; if none, the nearest reshape, of which the moves after it are views; if none, the node.
         """
         base, above = node, node
+        nearest: Node | None = None
         while (
             base.operands
             and isinstance(lowering(base), Movement | Alias)
             and not base.op.indices
             and base not in self.in_memory
         ):
-            above, base = (base if isinstance(lowering(base), Alias) else node), base.operands[0]
+            reshapes = isinstance(lowering(base), Alias)
+            nearest = base if reshapes and nearest is None else nearest
+            above, base = (base if reshapes else node if nearest is None else nearest), base.operands[0]
         return above if base in self.in_memory else base
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
         group = Group(len(self.groups), shape, cols)
         group.builder = self.builder(group)
         self.groups.append(group)
-        self.order.add_node(group.key)
         self.loads[group.key] = set()
+        self.trail += functools.partial(self.loads.pop, group.key), self.groups.pop
+        if group.key not in self.order:  # it stands for two others already
+            self.trail.append(self.order.add(group.key))
         return group
 
     def builder(self, group: Group) -> KernelBuilder:
@@ -196,20 +278,14 @@ class Scheduler:
                 for k in itertools.count(len(self.constants))
                 if (name := f"c{k}") not in self.names and name not in self.graph.output_names
             )
-            self.constants[node] = next(free)
-            self.names.add(self.constants[node])
+            self.constants[node] = self.take_name(next(free))
+            self.trail.append(functools.partial(self.constants.pop, node))
         return self.constants[node]
 
     def owner(self, node: Node) -> Group | None:
         while isinstance(lowering(node), Alias) and node not in self.group_of and node not in self.checks:
             (node,) = node.operands
         return self.checks.get(node) or self.group_of.get(node)
-
-    def connect(self, group: Group, loaded: set[Node]) -> None:
-        for node in loaded:
-            owner = self.owner(node)
-            if owner is not None and owner is not group:
-                self.order.add_edge(owner.key, group.key)
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
@@ -219,12 +295,12 @@ class Scheduler:
                 if self.join(node, group) is None:
                     return
         shape, cols = self.own_space(node)
+        before = len(self.trail)
         reason = self.attempt(node, self.open(shape, cols))
         if reason is not None and isinstance(lowering(node), Scatter):  # with every axis a row, each element is visited
-            self.groups.pop()
+            self.rewind(before)
             reason = self.attempt(node, self.open(shape, ()))
         if reason is not None:
-            self.groups.pop()
             raise reason
 
     def candidates(self, node: Node) -> list[Group]:
@@ -233,9 +309,7 @@ class Scheduler:
         leaves = [at for at in behind if at in self.in_memory]
         producers = {g.key for leaf in leaves if (g := self.group_of.get(leaf)) is not None}
         size = nbytes(self.source(node))
-        sharers = {
-            g.key for g in self.groups for leaf in leaves if leaf in self.loads[g.key] and nbytes(leaf) * 2 >= size
-        }
+        sharers = {key for leaf in leaves if nbytes(leaf) * 2 >= size for key in self.readers.get(leaf, ())}
         ranked = [*sorted(producers, reverse=True), *sorted(sharers - producers, reverse=True)]
         return [self.groups[key] for key in ranked if not self.groups[key].alone]
 
@@ -291,50 +365,50 @@ class Scheduler:
                 not axes & {f"i{d}" for d in mapped} for axes in group.walked
             ):
                 return CannotInline(node, "the kernel's columns are not what is summed")
-            before = group.domain
-            group.domain = IterationSpace(before.shape, mapped)
-            group.builder.domain = group.domain
+            before = len(self.trail)
+            self.trail.append(functools.partial(group.restore, group.state()))
+            group.builder.domain = group.domain = IterationSpace(group.domain.shape, mapped)
             reason = self.attempt(node, group)
             if reason is not None:
-                group.domain = group.builder.domain = before
+                self.rewind(before)
             return reason
         return self.attempt(node, group)
 
     def attempt(self, node: Node, group: Group) -> CannotInline | None:
         """Write the node into the group's kernel; None if it stands, else why not, with nothing changed."""
-        builder = group.builder
-        saved = builder.snapshot(), dict(builder.homes), list(group.walked)
         level = self.level(node, group)
         if level is None:
             return CannotInline(node, self.misfit(node, group))
+        before = len(self.trail)
+        self.trail.append(functools.partial(group.restore, group.state()))
         group.placed[node] = level
         try:
-            self.write(node, group, builder, level)
-            loaded = {n for n in builder.loaded.values() if n not in group.placed}
-            if len(loaded) + len(group.placed) > self.limits.buffers and len(group.placed) > 1:
-                raise CannotInline(node, "too many buffers in one kernel")
-            if (len(builder.body) > self.limits.statements or builder.cost > self.limits.cost) and len(
-                group.placed
-            ) > 1:
-                raise CannotInline(node, "too long a kernel")
+            self.write(node, group, group.builder, level)
+            loaded = {n for n in group.builder.loaded.values() if n not in group.placed}
+            self.check_limits(node, group, loaded)
             for other in loaded:
                 owner = self.owner(other)
                 if owner is group:
                     raise CannotInline(node, "it needs a finished result of the same kernel")
-                if owner is not None and self.has_path(self.order, group.key, owner.key):
+                if owner is not None and self.order.has_path(group.key, owner.key):
                     raise CannotInline(node, "the kernels would wait for each other")
         except CannotInline as reason:
-            del group.placed[node]
-            builder.restore(saved[0])
-            builder.homes, group.walked = saved[1], saved[2]
+            self.rewind(before)
             return reason
-        self.group_of[node] = group
-        self.in_memory.add(node)
-        self.loads[group.key] = loaded
-        self.connect(group, loaded)
         if isinstance(lowering(node), Scatter):
             group.scatter = node
+        self.remember(node, group)
+        self.load(group, loaded)
         return None
+
+    def check_limits(self, node: Node, group: Group, loaded: set[Node]) -> None:
+        """:raises CannotInline: the kernel is longer with the node than a kernel of several values may be."""
+        if len(group.placed) == 1:
+            return
+        if len(loaded) + len(group.placed) > self.limits.buffers:
+            raise CannotInline(node, "too many buffers in one kernel")
+        if len(group.builder.body) > self.limits.statements or group.builder.cost > self.limits.cost:
+            raise CannotInline(node, "too long a kernel")
 
     def level(self, node: Node, group: Group) -> str | None:
         lower = lowering(node)

@@ -114,7 +114,7 @@ def check_unrecorded(x: Any, name: str) -> None:
         raise NotDifferentiable(
             f"{name} is a tensor that requires grad, and autograd does not record this call: no gradient would reach it"
             " through backward() of torch. Pass x.detach(), or call under torch.no_grad(), and use the gradients that"
-            " gradc gives; or make a gradc.torch.Module of it (docs/torch.md); or call it inside a"
+            " gradc gives; or make a gradc.torch.Module of it (docs/torch.md), or call it inside a"
             " torch.autograd.Function"
         )
 

@@ -35,8 +35,17 @@ from . import faults
 
 Array = np.ndarray[Any, Any]
 
-# DWARF 4: addr2line of 2022 takes the first file of a table of DWARF 5 for the unit's own.
-_PLAIN = ("-gdwarf-4", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-optimize-sibling-calls", "-w")
+# DWARF 4: addr2line of 2022 takes the first file of a table of DWARF 5 for the unit's own.  Lines are all that it is
+# asked for; where variables lie takes a fifth of the compilation to find out.
+_PLAIN = (
+    "-gdwarf-4",
+    "-g1",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fno-optimize-sibling-calls",
+    "-w",
+)
 _CHECK = (
     *_PLAIN,
     "-DGRADC_SIM_CHECK",

@@ -167,9 +167,10 @@ def _slice_scatter(x: Node, part: Node, axis: int = 0, start: Any = None, end: A
 
 def _select_scatter(x: Node, part: Node, axis: int, index: int) -> Node:
     axis = axis % x.rank
-    if not isinstance(x.shape[axis], int):
+    size = x.shape[axis]
+    if not isinstance(size, int):
         raise Unsupported("select_scatter along a symbolic size")
-    index = index % x.shape[axis]
+    index = index % size
     return _written(x, _unsqueeze(converted(part, x.dtype), axis), axis, index, index + 1)
 
 

@@ -62,7 +62,6 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
   const ix first_col = 0;
   const ix end_col = cols;
   if (task >= chunks) return;
-  gradc_sync<WIDTH>();
   const ix from = chunk_index * chunk, until = gradc_min(from + chunk, rows);
   for (ix p = from; p < until; p++) {
     const ix r = p;

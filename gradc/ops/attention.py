@@ -1,0 +1,119 @@
+"""Scaled dot product attention."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import TypeRuleError
+from ..ir.dims import Size, same
+from ..ir.node import Node, call
+from ..ir.op import BadSample, Function, Sample
+from ..ir.operands import broadcast_shapes
+from .movement import iota
+from .pointwise import eq, le, where
+from .reduce import amax, softmax
+from .rules import along, converted, floating, full, reshaped, spread, zeros_like
+
+
+def _check(query: Node, key: Node, value: Node, dropout_p: float) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if floating(x.type).rank < 2:
+            raise TypeRuleError(f"{name} of rank {x.rank}: [..., L, E]")
+        if x.dtype is not query.dtype:
+            raise TypeRuleError(f"dtypes differ: query {query.dtype} and {name} {x.dtype}; write a cast")
+    if not same(query.shape[-1], key.shape[-1]):
+        raise TypeRuleError(f"query has {query.shape[-1]} features and key {key.shape[-1]}")
+    if not same(key.shape[-2], value.shape[-2]):
+        raise TypeRuleError(f"there are {key.shape[-2]} keys and {value.shape[-2]} values")
+    if dropout_p != 0:
+        raise TypeRuleError(f"dropout_p={dropout_p}: there are no random numbers; 0 is the one probability")
+
+
+def _grouped(query: Node, key: Node) -> int:
+    """How many heads of the query share one of the key."""
+    if query.rank < 3 or key.rank < 3:
+        raise TypeRuleError("enable_gqa wants an axis of heads: [..., H, L, E]")
+    heads, shared = query.shape[-3], key.shape[-3]
+    if not isinstance(heads, int) or not isinstance(shared, int) or shared == 0 or heads % shared:
+        raise TypeRuleError(f"{heads} heads of the query are not a multiple of the key's {shared}")
+    return heads // shared
+
+
+def _probabilities(scores: Node) -> Node:
+    """softmax over the last axis; a row of -inf is zeros, and passes no gradient."""
+    last = (scores.rank - 1,)
+    top = amax.plain(scores, axis=last, empty="infinite")
+    hidden = along(eq(top, full(-math.inf, top)), scores.shape, last)
+    return where(hidden, zeros_like(scores), softmax(where(hidden, zeros_like(scores), scores), -1))
+
+
+def _attention(
+    query: Node,
+    key: Node,
+    value: Node,
+    attn_mask: Node | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Node:
+    _check(query, key, value, dropout_p)
+    rows: Size = query.shape[-2]
+    keys = key.shape[-2]
+    if is_causal and attn_mask is not None:
+        raise TypeRuleError("is_causal with an attn_mask: one of them")
+    if scale is None:
+        if not isinstance(query.shape[-1], int):
+            raise TypeRuleError(f"the features {query.shape[-1]} are symbolic: give a scale")
+        scale = 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else math.inf
+    lead = query.shape[:-2]
+    left = query
+    if enable_gqa and (group := _grouped(query, key)) > 1:  # the rows of the heads that share a key as one matrix
+        left = reshaped(query, (*query.shape[:-3], key.shape[-3], rows * group, query.shape[-1]))
+    # the wide product of 16-bit types is not rounded before the softmax
+    compute = query.dtype.compute
+    scores = call("matmul", converted(left, compute), converted(key, compute).T) * scale
+    if left is not query:
+        scores = reshaped(scores, (*lead, rows, keys))
+    if is_causal:
+        earlier = le(iota.plain(shape=(rows, keys), axis=1), iota.plain(shape=(rows, keys)))
+        scores = where(spread(earlier, scores.shape), scores, full(-math.inf, scores))
+    if attn_mask is not None:
+        shape = broadcast_shapes([scores.shape, attn_mask.shape])
+        scores, mask = spread(scores, shape), spread(attn_mask, shape)
+        if mask.dtype.kind == "b":
+            scores = where(mask, scores, full(-math.inf, scores))
+        else:
+            floating(mask.type)
+            scores = scores + converted(mask, compute)
+    weights = _probabilities(scores)
+    if left is not query:
+        weights = reshaped(weights, (*weights.shape[:-3], key.shape[-3], weights.shape[-2] * group, keys))
+    y = call("matmul", weights, converted(value, compute))
+    if left is not query:
+        y = reshaped(y, (*scores.shape[:-1], value.shape[-1]))
+    return converted(y, query.dtype)
+
+
+scaled_dot_product_attention = Function(
+    "scaled_dot_product_attention",
+    write=_attention,
+    samples=(
+        Sample(("F[2,4,3,8]", "F[2,2,5,8]", "F[2,2,5,6]"), {"is_causal": True, "enable_gqa": True}),
+        Sample(("F[2,3,8]", "F[2,5,8]", "F[2,5,6]", "bool[3,5]"), {"scale": 0.5}),
+        Sample(("F[2,2,3,8]", "F[2,2,5,8]", "F[2,2,5,6]", "F[2,1,3,5]")),
+        Sample(("F[N,M,8]", "F[N,M,8]", "F[N,M,8]"), {"is_causal": True}),
+    ),
+    bad=(
+        BadSample(("f32[3,8]", "f32[5,7]", "f32[5,7]"), match="query has 8 features and key 7"),
+        BadSample(("f32[3,8]", "f32[5,8]", "f32[4,8]"), match="5 keys and 4 values"),
+        BadSample(("f32[3,8]", "f32[5,8]", "f32[5,8]"), {"dropout_p": 0.5}, match="dropout_p=0.5"),
+        BadSample(("f32[3,3,8]", "f32[2,5,8]", "f32[2,5,8]"), {"enable_gqa": True}, match="not a multiple"),
+    ),
+    doc=(
+        "softmax(query @ key.T * scale + mask) @ value over [..., L, E], [..., S, E] and [..., S, D]; a bool mask keeps"
+        " where it is true; a row without keys is zeros; the default scale is 1/sqrt(E); with enable_gqa heads of the"
+        " query share those of the key and value"
+    ),
+    source="torch.nn.functional.scaled_dot_product_attention; Vaswani et al. 2017",
+)

@@ -1,0 +1,416 @@
+"""Convolutions of any rank and their transposes, over windows that are views and the library's matrix product.
+
+A convolution is one of three bilinear maps between an image, a response and a filter, of which each is the gradient of
+the others: the response of an image to a filter, the image that a response spreads to, and the filter that correlates
+both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import TypeRuleError
+from ..ir.dims import Assumption, Size, product, same
+from ..ir.node import Node, call
+from ..ir.op import BadSample, Composite, Function, Sample
+from ..ir.types import Type
+from .rules import floating, reshaped, spread
+from .windows import Ints, overlap_add, overlaps, per_axis, window_count, windows
+
+Padding = int | tuple[int, ...] | Literal["valid", "same"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the windows of an image lie.
+
+    :param image: its spatial sizes, :param response: how many windows there are along each, :param filter: their sizes.
+    :param before: the padding before the first element.
+    """
+
+    image: tuple[Size, ...]
+    response: tuple[Size, ...]
+    filter: tuple[Size, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    groups: int
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return tuple(range(2, 2 + len(self.image)))
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the windows are the image itself."""
+        ones = all(n == 1 for n in (*self.filter, *self.stride))
+        return ones and not any(self.before) and self.image == self.response
+
+    def windows(self, image: Node) -> Node:
+        """[N, C, *image] -> [N, C, *response, *filter]"""
+        if self.pointwise:
+            return reshaped(image, (*image.shape, *self.filter))
+        steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
+        return windows.plain(image, axis=self.axes, size=self.filter, count=self.response, value=0, **steps)
+
+    def columns(self, image: Node) -> Node:
+        """[N, C, *image] -> [N, C, *filter, *response]"""
+        if self.pointwise:
+            return reshaped(image, (*image.shape[:2], *self.filter, *self.response))
+        return call("transpose", self.windows(image), self._exchanged(len(self.response)))
+
+    def image_of_columns(self, columns: Node) -> Node:
+        """[N, C, *filter, *response] -> [N, C, *image], the adjoint of columns."""
+        if self.pointwise:
+            return reshaped(columns, (*columns.shape[:2], *self.image))
+        return self.overlap_add(call("transpose", columns, self._exchanged(len(self.response))))
+
+    @staticmethod
+    def _exchanged(spatial: int) -> tuple[int, ...]:
+        """The order of axes that exchanges a response's and a filter's."""
+        return (0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+
+    def overlaps(self, parts: Node, axes: tuple[int, ...]) -> Node:
+        """[..., *response, *filter] -> [..., *image, *filter]"""
+        steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
+        return overlaps.plain(parts, axis=axes, length=self.image, **steps)
+
+    def overlap_add(self, parts: Node) -> Node:
+        """[N, C, *response, *filter] -> [N, C, *image]"""
+        steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
+        return overlap_add.plain(parts, axis=self.axes, length=self.image, **steps)
+
+
+def _is_depthwise(weight: Node) -> bool:
+    """Whether a response has one channel of the image: nothing is left for a matrix product to add up."""
+    return bool(weight.shape[1] == 1)
+
+
+def response_of(image: Node, weight: Node, geometry: Geometry) -> Node:
+    """image [N, G*B, *image], weight [G*A, B, *filter] -> [N, G*A, *response]"""
+    n, groups, spatial = image.shape[0], geometry.groups, len(geometry.image)
+    if _is_depthwise(weight):
+        parts = geometry.windows(image)
+        outer = weight.shape[0] // groups
+        shape = (n, groups, outer, *geometry.response, *geometry.filter)
+        wide = spread(reshaped(parts, (n, groups, 1, *geometry.response, *geometry.filter)), shape)
+        each = wide * _per_window(weight, geometry, shape)
+        total = call("sum", each, axis=tuple(range(3 + spatial, 3 + 2 * spatial)))
+        return reshaped(total, (n, weight.shape[0], *geometry.response))
+    lead = (n,) if groups == 1 else (n, groups)
+    rows = weight.shape[1] * product(geometry.filter)
+    columns = reshaped(geometry.columns(image), (*lead, rows, product(geometry.response)))
+    y = call("matmul", reshaped(weight, _rows(weight, groups)), columns)
+    return reshaped(y, (n, weight.shape[0], *geometry.response))
+
+
+def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
+    """response [N, G*A, *response], weight [G*A, B, *filter] -> [N, G*B, *image], the adjoint of response_of."""
+    n, groups, spatial = response.shape[0], geometry.groups, len(geometry.image)
+    if _is_depthwise(weight):
+        outer = weight.shape[0] // groups
+        shape = (n, groups, outer, *geometry.response, *geometry.filter)
+        wide = spread(reshaped(response, (n, groups, outer, *geometry.response, *(1 for _ in range(spatial)))), shape)
+        each = wide * _per_window(weight, geometry, shape)
+        parts = geometry.overlaps(each, tuple(range(3, 3 + spatial)))
+        return call("sum", parts, axis=(2, *range(3 + spatial, 3 + 2 * spatial)))
+    lead = (n,) if groups == 1 else (n, groups)
+    rows = reshaped(response, (*lead, weight.shape[0] // groups, product(geometry.response)))
+    columns = call("matmul", reshaped(weight, _rows(weight, groups)).T, rows)
+    shape = (n, groups * weight.shape[1], *geometry.filter, *geometry.response)
+    return geometry.image_of_columns(reshaped(columns, shape))
+
+
+def filter_of(response: Node, image: Node, geometry: Geometry) -> Node:
+    """response [N, G*A, *response], image [N, G*B, *image] -> [G*A, B, *filter], the gradient of response_of."""
+    n, groups, spatial = image.shape[0], geometry.groups, len(geometry.image)
+    outer, inner = response.shape[1] // groups, image.shape[1] // groups
+    shape = (groups * outer, inner, *geometry.filter)
+    if inner == 1:
+        parts = geometry.windows(image)
+        wide = (n, groups, outer, *geometry.response, *geometry.filter)
+        ones = tuple(1 for _ in range(spatial))
+        left = spread(reshaped(response, (n, groups, outer, *geometry.response, *ones)), wide)
+        right = spread(reshaped(parts, (n, groups, 1, *geometry.response, *geometry.filter)), wide)
+        return reshaped(call("sum", left * right, axis=(0, *range(3, 3 + spatial))), shape)
+    lead = () if groups == 1 else (groups,)
+    places = n * product(geometry.response)
+    # one product over all images: [G, A, N*response] @ [G, B*filter, N*response].T
+    left = call("transpose", response, (1, 0, *geometry.axes))
+    split = reshaped(geometry.columns(image), (n, groups, inner, *geometry.filter, *geometry.response))
+    kernel = tuple(range(3, 3 + spatial))
+    right = call("transpose", split, (1, 2, *kernel, 0, *range(3 + spatial, split.rank)))
+    columns = reshaped(right, (*lead, inner * product(geometry.filter), places))
+    return reshaped(call("matmul", reshaped(left, (*lead, outer, places)), columns.T), shape)
+
+
+def _rows(weight: Node, groups: int) -> tuple[Size, ...]:
+    """The shape of a weight as a matrix per group: [G, A, B*filter]."""
+    inner = product(weight.shape[1:])
+    return (weight.shape[0], inner) if groups == 1 else (groups, weight.shape[0] // groups, inner)
+
+
+def _per_window(weight: Node, geometry: Geometry, shape: tuple[Size, ...]) -> Node:
+    """A depthwise weight spread to [N, G, A, *response, *filter]."""
+    ones = tuple(1 for _ in geometry.image)
+    return spread(reshaped(weight, (1, shape[1], shape[2], *ones, *geometry.filter)), shape)
+
+
+# -- convolution -------------------------------------------------------------------------------------------------------
+
+
+def _geometry(
+    input: Type | Node,
+    weight: Type | Node,
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, ...], ...],
+    dilation: tuple[int, ...],
+    transposed: bool,
+    output_padding: tuple[int, ...],
+    groups: int,
+) -> Geometry:
+    sizes, filter_ = input.shape[2:], weight.shape[2:]
+    if transposed:
+        far = tuple(
+            (n - 1) * s + d * (k - 1) + 1 + o - low - high
+            for n, k, s, d, o, (low, high) in zip(
+                sizes, filter_, stride, dilation, output_padding, padding, strict=True
+            )
+        )
+        image, response = far, sizes
+    else:
+        image = sizes
+        response = tuple(
+            window_count(n, k, s, d, low + high)
+            for n, k, s, d, (low, high) in zip(sizes, filter_, stride, dilation, padding, strict=True)
+        )
+    return Geometry(image, response, filter_, stride, dilation, tuple(low for low, _ in padding), groups)
+
+
+def _check_channels(input: Type, weight: Type, bias: Type | None, transposed: bool, groups: int) -> Size:
+    """The number of channels of the result."""
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and other.dtype is not input.dtype:
+            raise TypeRuleError(f"dtypes differ: {input.dtype} and {name} {other.dtype}; write a cast")
+    if groups < 1:
+        raise TypeRuleError(f"groups={groups}: 1 at least")
+    for what, size in (("the input has", input.shape[1]), ("the weight has", weight.shape[0])):
+        if not isinstance(size, int) or size % groups:
+            raise TypeRuleError(f"{what} {size} channels, which groups={groups} does not divide")
+    taken = weight.shape[0] if transposed else weight.shape[1] * groups
+    if not same(input.shape[1], taken):
+        raise TypeRuleError(f"the input has {input.shape[1]} channels and the weight takes {taken}")
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    if bias is not None and (bias.rank != 1 or not same(bias.shape[0], channels)):
+        raise TypeRuleError(f"bias {bias} for {channels} channels")
+    return channels
+
+
+def _convolution(
+    input: Type,
+    weight: Type,
+    bias: Type | None = None,
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, ...], ...],
+    dilation: tuple[int, ...],
+    transposed: bool = False,
+    output_padding: tuple[int, ...] = (),
+    groups: int = 1,
+) -> Any:
+    spatial = weight.rank - 2
+    if spatial < 1 or floating(input).rank != weight.rank:
+        raise TypeRuleError(f"an input of rank {input.rank} and a weight of rank {weight.rank}: both 3 at least, alike")
+    channels = _check_channels(input, weight, bias, transposed, groups)
+    output_padding = per_axis("output_padding", output_padding or 0, spatial)
+    if len(padding) != spatial or any(len(p) != 2 or min(p) < 0 for p in padding):
+        raise TypeRuleError(f"padding {padding} is not {spatial} pairs of 0 at least")
+    attrs: dict[str, Any] = {
+        "stride": per_axis("stride", stride, spatial, 1),
+        "padding": padding,
+        "dilation": per_axis("dilation", dilation, spatial, 1),
+        "transposed": transposed,
+        "output_padding": output_padding,
+        "groups": groups,
+    }
+    for extra, s, d in zip(output_padding, attrs["stride"], attrs["dilation"], strict=True):
+        if extra and (not transposed or extra >= max(s, d)):
+            raise TypeRuleError(f"output_padding={extra} is not below stride {s} or dilation {d} of a transpose")
+    geometry = _geometry(input, weight, **attrs)
+    sizes = geometry.image if transposed else geometry.response
+    if any(isinstance(n, int) and n < 1 for n in sizes):
+        raise TypeRuleError(f"a result of {'x'.join(map(str, sizes))}: the kernel is larger than the padded input")
+    return input.with_shape(input.shape[0], channels, *sizes), attrs
+
+
+def _convolution_value(input: Node, weight: Node, bias: Node | None = None, **attrs: Any) -> Node:
+    geometry = _geometry(input, weight, **attrs)
+    y = (image_of if attrs["transposed"] else response_of)(input, weight, geometry)
+    return y if bias is None else y + spread(reshaped(bias, (*bias.shape, *(1 for _ in geometry.image))), y.shape)
+
+
+def _convolution_vjp(
+    g: Node, y: Node, input: Node, weight: Node, bias: Node | None = None, **attrs: Any
+) -> tuple[Node, ...]:
+    # dx is the other direction's value; dw correlates the response with the image; db is the sum over all but channels
+    geometry = _geometry(input, weight, **attrs)
+    if attrs["transposed"]:
+        parts = [response_of(g, weight, geometry), filter_of(input, g, geometry)]
+    else:
+        parts = [image_of(g, weight, geometry), filter_of(g, input, geometry)]
+    return (*parts, *(() if bias is None else (call("sum", g, axis=(0, *geometry.axes)),)))
+
+
+def _implied(node: Node) -> list[Assumption]:
+    return [Assumption(n, ">=", 1) for n in node.shape[2:] if not isinstance(n, int)]
+
+
+_PLAIN = {"stride": (1,), "padding": ((0, 0),), "dilation": (1,)}
+_FULL = {"stride": (2, 1), "padding": ((1, 1), (1, 2)), "dilation": (1, 2)}
+
+convolution = Composite(
+    "convolution",
+    infer=_convolution,
+    decompose=_convolution_value,
+    vjp=_convolution_vjp,
+    implies=_implied,
+    samples=(
+        Sample(("F[2,4,N,4]", "F[6,2,3,2]", "F[6]"), {**_FULL, "groups": 2}, dims={"N": 6}),
+        Sample(("F[N,2,5]", "F[4,1,3]"), {**_PLAIN, "groups": 2}, dims={"N": 2}),
+        Sample(("F[2,3,2,4]", "F[3,2,3,2]", "F[2]"), {**_FULL, "transposed": True, "output_padding": (1, 0)}),
+        Sample(("F[N,2,4]", "F[2,1,3]"), {**_PLAIN, "transposed": True, "groups": 2}, dims={"N": 2}),
+    ),
+    bad=(
+        BadSample(("f32[2,4,6]", "f32[6,3,3]"), _PLAIN, match="has 4 channels and the weight takes 3"),
+        BadSample(("f32[2,4,2]", "f32[6,4,3]"), _PLAIN, match="larger than the padded input"),
+        BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "stride": (0,)}, match="stride=0: 1 at least"),
+        BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "groups": 3}, match="which groups=3 does not divide"),
+        BadSample(("f32[2,4,6]", "f32[6,4,3]", "f32[4]"), _PLAIN, match="bias f32[4] for 6 channels"),
+        BadSample(("f32[2,4,6]", "f64[6,4,3]"), _PLAIN, match="dtypes differ: f32 and weight f64"),
+    ),
+    doc=(
+        "the cross-correlation of input [N,C,...] with weight [O,C/groups,...], or its transpose, with weight"
+        " [C,O/groups,...]; padding is a pair per axis"
+    ),
+    source="torch.ops.aten.convolution",
+)
+
+# -- as torch calls them -----------------------------------------------------------------------------------------------
+
+
+def _named(input: Node, weight: Node, bias: Node | None, spatial: int, **attrs: Any) -> Node:
+    """The convolution of an input with or without a batch axis."""
+    if weight.rank != spatial + 2 or input.rank not in (spatial + 1, spatial + 2):
+        raise TypeRuleError(
+            f"an input of rank {input.rank} and a weight of rank {weight.rank}: {spatial + 1} or {spatial + 2}, and"
+            f" {spatial + 2}"
+        )
+    batched = input if input.rank == spatial + 2 else reshaped(input, (1, *input.shape))
+    y = convolution.plain(batched, weight, *(() if bias is None else (bias,)), **attrs)
+    return y if batched is input else reshaped(y, y.shape[1:])
+
+
+def _pairs(padding: Any, kernel: tuple[Size, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Any:
+    """The padding before and after each axis; 'same' keeps its size, with the odd one after."""
+    if padding == "valid":
+        return tuple((0, 0) for _ in kernel)
+    if padding != "same":
+        return tuple((p, p) for p in per_axis("padding", padding, len(kernel)))
+    if any(s != 1 for s in stride):
+        raise TypeRuleError(f"padding='same' with stride {list(stride)}: 1 is needed")
+    if not all(isinstance(k, int) for k in kernel):
+        raise TypeRuleError(f"padding='same' with a kernel of symbolic size {'x'.join(map(str, kernel))}")
+    whole = [d * (int(k) - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return tuple((n // 2, n - n // 2) for n in whole)
+
+
+def _conv(spatial: int) -> Function:
+    def write(
+        input: Node,
+        weight: Node,
+        bias: Node | None = None,
+        stride: Ints = 1,
+        padding: Padding = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Node:
+        kernel = weight.shape[2:]
+        stride = per_axis("stride", stride, len(kernel), 1)
+        dilation = per_axis("dilation", dilation, len(kernel), 1)
+        pairs = _pairs(padding, kernel, stride, dilation)
+        return _named(input, weight, bias, spatial, stride=stride, padding=pairs, dilation=dilation, groups=groups)
+
+    sizes = ",".join("654"[:spatial])
+    kernel = ",".join("323"[:spatial])
+    return Function(
+        f"conv{spatial}d",
+        write=write,
+        samples=(
+            Sample((f"F[2,4,{sizes}]", f"F[4,2,{kernel}]", "F[4]"), {"stride": 2, "padding": 1, "groups": 2}),
+            Sample((f"F[3,{sizes}]", f"F[2,3,{kernel}]"), {"padding": "same", "dilation": 2}),
+        ),
+        bad=(
+            BadSample((f"f32[2,4,{sizes}]", "f32[4,2]"), match="a weight of rank 2"),
+            BadSample(
+                (f"f32[2,4,{sizes}]", f"f32[4,4,{kernel}]"), {"padding": "same", "stride": 2}, match="1 is needed"
+            ),
+        ),
+        doc=(
+            f"a convolution over {spatial} spatial ax{'es' if spatial > 1 else 'is'} of input [N,C,...] or [C,...] with"
+            " weight [O,C/groups,...]; padding is a number per axis, 'valid' or 'same'"
+        ),
+        source=f"torch.nn.functional.conv{spatial}d",
+    )
+
+
+def _conv_transpose(spatial: int) -> Function:
+    def write(
+        input: Node,
+        weight: Node,
+        bias: Node | None = None,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Node:
+        axes = weight.rank - 2
+        stride, dilation = per_axis("stride", stride, axes, 1), per_axis("dilation", dilation, axes, 1)
+        more = per_axis("output_padding", output_padding, axes)
+        pairs = tuple((p, p) for p in per_axis("padding", padding, axes))
+        return _named(
+            input,
+            weight,
+            bias,
+            spatial,
+            stride=stride,
+            padding=pairs,
+            dilation=dilation,
+            transposed=True,
+            output_padding=more,
+            groups=groups,
+        )
+
+    sizes = ",".join("343"[:spatial])
+    kernel = ",".join("323"[:spatial])
+    more = {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}
+    return Function(
+        f"conv_transpose{spatial}d",
+        write=write,
+        samples=(
+            Sample((f"F[2,4,{sizes}]", f"F[4,2,{kernel}]", "F[4]"), more),
+            Sample((f"F[3,{sizes}]", f"F[3,2,{kernel}]"), {"dilation": 2}),
+        ),
+        bad=(BadSample((f"f32[2,4,{sizes}]", f"f32[4,2,{kernel}]"), {"output_padding": 1}, match="output_padding=1"),),
+        doc=(
+            "the transpose (adjoint) of a convolution with this weight, [C,O/groups,...], stride, padding and dilation;"
+            " output_padding makes the result larger at its end"
+        ),
+        source=f"torch.nn.functional.conv_transpose{spatial}d",
+    )
+
+
+conv1d, conv2d, conv3d = _conv(1), _conv(2), _conv(3)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = _conv_transpose(1), _conv_transpose(2), _conv_transpose(3)

@@ -1,0 +1,91 @@
+"""How ops are called: other libraries' names of arguments, operators, optional operands that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradc import interp, ops
+from gradc.trace import trace
+
+X = np.array([[1.0, 2.0, 0.0], [-1.0, 2.0, 7.0]])
+
+
+def value(fn: Callable[..., Any], **arrays: Any) -> np.ndarray:
+    given = arrays or {"x": X}
+    return np.asarray(interp.run(trace(fn, **given), **given)["y"])
+
+
+NAMES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "dim, keepdim": (lambda x: ops.sum(x, dim=1, keepdim=True), lambda x: ops.sum(x, axis=1, keepdims=True)),
+    "dim of an op without comforts": (lambda x: ops.softmax(x, dim=0), lambda x: ops.softmax(x, axis=0)),
+    "dims": (lambda x: ops.flip(x, dims=(0,)), lambda x: ops.flip(x, axis=(0,))),
+    "correction": (lambda x: ops.var(x, dim=1, correction=1), lambda x: ops.var(x, axis=1, ddof=1)),
+    "input and other": (lambda x: ops.add(input=x, other=1.0), lambda x: x + 1.0),
+    "size": (lambda x: ops.broadcast_to(x, size=(2, 2, 3)), lambda x: ops.broadcast_to(x, (2, 2, 3))),
+    "dim of the sugar": (lambda x: ops.argmax(x, dim=1), lambda x: ops.argmax(x, axis=1)),
+    "axis of an op with dim": (
+        lambda x: ops.index_select(x, np.array([1]), axis=1),
+        lambda x: ops.index_select(x, np.array([1]), dim=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_other_libraries(name: str) -> None:
+    """The same graph, but for its name."""
+    theirs, own = (trace(fn, name="g", x=X) for fn in NAMES[name])
+    assert theirs == own
+
+
+COMPARISONS: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
+    "== a number": (lambda x: x == 2.0, X == 2.0),
+    "!= a number": (lambda x: x != 2.0, X != 2.0),
+    "a number ==": (lambda x: 2.0 == x, X == 2.0),
+    "== a value": (lambda x: x == ops.flip(x, axis=0), X == X[::-1]),
+    "== an array": (lambda x: x == np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]) == X),
+    "an array !=": (lambda x: np.array([1.0, 2.0, 3.0]) != x, np.array([1.0, 2.0, 3.0]) != X),
+    "itself": (lambda x: x != x, X != X),
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_equality_compares_elements(name: str) -> None:
+    fn, want = COMPARISONS[name]
+    np.testing.assert_array_equal(value(fn), want)
+
+
+def test_a_value_equals_no_object_of_another_kind() -> None:
+    def fn(x: Any) -> Any:
+        assert not (x == None) and x != None and not (x == "x")  # noqa: E711
+        return x
+
+    assert value(fn) is not None
+
+
+def test_values_are_keys_by_identity() -> None:
+    def fn(x: Any) -> Any:
+        other = x + 1.0
+        found = {x: 1, other: 2}
+        assert (found[x], found[x + 1.0], len({x, other, x + 1.0})) == (1, 2, 2)
+        return x
+
+    assert value(fn) is not None
+
+
+def test_graphs_are_equal_where_their_nodes_are() -> None:
+    one, again = (trace(lambda x: x * 2.0, name="g", x="f32[N]") for _ in range(2))
+    assert one == again and hash(one) == hash(again) and one != trace(lambda x: x * 3.0, name="g", x="f32[N]")
+    assert one != "g"
+
+
+def test_a_bias_needs_no_weight() -> None:
+    bias = np.array([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(
+        value(lambda x, b: ops.layer_norm(x, (3,), None, b), x=X, b=bias),
+        value(lambda x: ops.layer_norm(x, (3,)), x=X) + bias,
+        rtol=1e-15,
+    )

@@ -1,0 +1,124 @@
+"""Convolutions, pooling and attention: what is read in place, symbolic sizes, extremes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.autodiff import differentiate
+from gradc.errors import InvalidProblem, TypeRuleError
+from gradc.trace import trace
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+rng = np.random.default_rng(0)
+inf, nan = np.inf, np.nan
+
+
+def gradients(fn: Any, g: np.ndarray | None = None, **arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The value and the gradients in NumPy."""
+    graph = trace(fn, **arrays)
+    joint, y = differentiate(graph, list(arrays)), interp.run(graph, arrays)["y"]
+    given = {**arrays, "d.y": np.ones_like(y) if g is None else g}
+    return tuple(interp.run(joint, {n: given[n] for n in joint.input_names}).values())
+
+
+def torchs(fn: Any, g: np.ndarray | None = None, **arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    leaves = {n: torch.tensor(a, requires_grad=True) for n, a in arrays.items()}
+    y = fn(**leaves)
+    y.backward(torch.ones_like(y) if g is None else torch.tensor(g))
+    return (y.detach().numpy(), *(t.grad.numpy() for t in leaves.values()))
+
+
+def test_a_module_serves_every_batch_and_image() -> None:
+    def net(x: Any, w: Any, b: Any, v: Any) -> Any:
+        y = ops.relu(ops.conv2d(x, w, b, stride=2, padding=1))
+        y = ops.max_pool2d(y, 3, 2, 1)
+        return ops.conv2d(y, v, padding=1, groups=6)
+
+    def same(x: Any, w: Any, b: Any, v: Any) -> Any:
+        return F.conv2d(F.max_pool2d(F.relu(F.conv2d(x, w, b, 2, 1)), 3, 2, 1), v, padding=1, groups=6)
+
+    weights = {n: rng.standard_normal(s) for n, s in (("w", (6, 3, 3, 3)), ("b", (6,)), ("v", (6, 1, 3, 3)))}
+    module = gradc.compile(trace(net, x="f64[N,3,H,W]", **weights), wrt=["x", *weights], target="numpy")
+    for shape in ((2, 3, 11, 9), (1, 3, 7, 16)):
+        arrays = {"x": rng.standard_normal(shape), **weights}
+        y, residuals = module.forward(**arrays)
+        g = rng.standard_normal(y.shape)
+        got = (y, *module.backward(residuals, g).values())
+        for value, want in zip(got, torchs(same, g, **arrays), strict=True):
+            np.testing.assert_allclose(value, want, rtol=1e-10, atol=1e-12)
+    with pytest.raises(InvalidProblem):
+        interp.run(trace(lambda x: ops.max_pool1d(x, 3), x="f64[2,L]"), x=np.zeros((2, 2)))
+
+
+def test_windows_are_read_in_place() -> None:
+    """A pooling is one kernel, its gradient one more, and neither keeps the windows; a convolution writes the columns
+    that its product reads, once.
+    """
+    pool = trace(lambda x: ops.avg_pool2d(ops.relu(x), 3, 2, 1), x="f32[N,8,32,32]")
+    module = gradc.compile(pool, wrt=["x"], target="numpy")
+    assert [len(e.program.steps) for e in (module.forward, module.backward)] == [1, 1]
+    graph = trace(lambda x, w: ops.conv2d(x, w, padding=1), x="f32[4,8,32,32]", w="f32[8,8,3,3]")
+    columns = 4 * 8 * 9 * 32 * 32 * 4
+    module = gradc.compile(graph, wrt=["w"], target="numpy")
+    for program in (module.forward.program, module.backward.program):
+        large = [b for b in program.of_kind("temp") if not b.alias and int(b.type.nbytes) >= columns]
+        assert len(large) == 1 and int(large[0].type.nbytes) == columns
+    one = trace(lambda x, w: ops.conv2d(x, w), x="f32[4,8,32,32]", w="f32[8,8,1,1]")
+    assert not gradc.compile(one, wrt=[], target="numpy").forward.program.of_kind("temp")
+
+
+def test_attention_of_rows_without_keys() -> None:
+    """They are zeros and pass no gradient, as in torch; what is masked in part is as without those keys."""
+    q, k, v = (rng.standard_normal((2, n, 4)) for n in (3, 5, 5))
+    masks = [np.array([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], bool)]
+    masks.append(np.where(masks[0], 0.5, -inf))
+    for mask in masks:
+        got = gradients(lambda q, k, v, mask=mask: ops.scaled_dot_product_attention(q, k, v, mask), q=q, k=k, v=v)
+        want = torchs(
+            lambda q, k, v, mask=mask: F.scaled_dot_product_attention(q, k, v, torch.tensor(mask)), q=q, k=k, v=v
+        )
+        assert not got[0][:, 1].any() and not got[1][:, 1].any()
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
+    large = gradients(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v), q=q * 1e150, k=k * 1e150, v=v)
+    assert all(np.isfinite(a).all() for a in large)
+
+
+def test_normalisation_at_extremes() -> None:
+    """Constant channels have a finite gradient; large means lose nothing."""
+    x = np.stack([np.full((3, 4), 7.0), rng.standard_normal((3, 4)) + 1e6], 1)
+    g = rng.standard_normal(x.shape)
+    got = gradients(lambda x: ops.batch_norm(x, training=True), g, x=x)
+    want = torchs(lambda x: F.batch_norm(x, None, None, training=True), g, x=x)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_overlapping_windows_have_one_writer_per_element() -> None:
+    """The gradient of windows gathers, so that its sums have one order."""
+    graph = trace(lambda x: ops.max_pool2d(ops.unfold(x, 3, stride=2)[:, None], 3, 2), x="f32[2,3,9,9]")
+    program = gradc.compile(graph, wrt=["x"], target="numpy").backward.program
+    assert not any(kernel.accums for kernel in program.kernels)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.conv2d(x, x), "an input of rank 3 and a weight of rank 3"),
+        (lambda x: ops.max_pool2d(x, (2, 2, 2)), r"kernel_size=\[2, 2, 2\] has 3 entries for 2 spatial axes"),
+        (lambda x: ops.max_pool2d(x, 2.5), r"max_pool2d\(f32\[2,6,6\]\): kernel_size=2.5 is not an int"),
+        (lambda x: ops.max_pool2d(x), "missing a required argument: 'kernel_size'"),
+        (lambda x: ops.max_pool2d(x, 2, strides=1), "did you mean stride"),
+        (lambda x: ops.conv1d(x, np.ones((2, 6, 3), np.float32), padding="full"), "padding='full' is not"),
+        (lambda x: ops.stack(), "nothing to join"),
+    ],
+)
+def test_a_wrong_call_says_so(call: Any, message: str) -> None:
+    with pytest.raises(TypeRuleError, match=message):
+        trace(call, x="f32[2,6,6]")

@@ -1,0 +1,135 @@
+"""The scheduler's trail and order: what is undone leaves nothing behind, and the work grows with the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import pytest
+from agreement import NAMES, groups, joint, merged
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.compile_time import transformer
+from gradc.compiler import lower
+from gradc.ir.graph import Graph
+from gradc.options import Options
+from gradc.passes.graph.check_indices import check_indices
+from gradc.passes.manager import Pipeline
+from gradc.passes.schedule import schedule as stage
+from gradc.passes.schedule.order import GroupOrder
+from gradc.passes.schedule.scheduler import Scheduler
+
+
+def halves(graph: Graph, wrt: list[str]) -> list[Graph]:
+    parts = lower(graph, wrt, Options(), Pipeline())
+    return [parts.forward, parts.backward]
+
+
+def scheduled(graph: Graph, forced: set[Any] | None = None) -> tuple[str, Scheduler]:
+    if forced is None:
+        program, scheduler = stage._scheduled(graph, True, True)
+        return str(program), scheduler
+    known = Scheduler(check_indices(graph), True, forced, True)
+    original, stage.Scheduler = stage.Scheduler, lambda *_: known  # type: ignore[assignment,misc]
+    try:
+        return str(stage._scheduled(graph, True, True)[0]), known
+    finally:
+        stage.Scheduler = original  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES[::6], "matmul", "linear", "embedding_bag"}))
+def test_a_node_that_is_visited_again_leaves_nothing_behind(name: str) -> None:
+    """The program is the one of a scheduler that knew from the beginning which nodes need memory."""
+    for cases in groups(name, ["f32"]).values():
+        graph, _ = halves(merged(name, [(f"s{k}", joint(c)) for k, c in enumerate(cases)]), [])
+        program, scheduler = scheduled(graph)
+        assert program == scheduled(graph, set(scheduler.forced))[0]
+
+
+def test_a_transformer_is_scheduled_as_if_its_memory_were_known() -> None:
+    for graph in halves(*transformer(2)):
+        program, scheduler = scheduled(graph)
+        fresh, known = scheduled(graph, set(scheduler.forced))
+        assert program == fresh
+        assert len(known.trail) <= len(scheduler.trail)
+        scheduler.rewind(0)
+        untouched = Scheduler(check_indices(graph), True, set(), True)
+        for kept in ("group_of", "checks", "groups", "in_memory", "loads", "constants", "names", "library"):
+            assert getattr(scheduler, kept) == getattr(untouched, kept), kept
+        assert not any(scheduler.readers.values()) and not scheduler.order.before
+
+
+def test_work_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Visits and trials of three times the layers: three times as many (and no timing)."""
+    counts: dict[str, int] = {}
+
+    def counted(name: str) -> None:
+        original: Callable[..., Any] = getattr(Scheduler, name)
+
+        def method(self: Scheduler, *args: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return original(self, *args)
+
+        monkeypatch.setattr(Scheduler, name, method)
+
+    for name in ("visit", "attempt", "revisit"):
+        counted(name)
+    seen = []
+    for layers in (2, 6):
+        counts.clear()
+        graphs = halves(*transformer(layers))
+        for graph in graphs:
+            scheduled(graph)
+        assert counts["visit"] <= 1.5 * sum(len(graph.nodes) for graph in graphs)
+        seen.append(dict(counts))
+    few, many = seen
+    for name, count in many.items():
+        assert count <= 3.1 * few[name], name
+
+
+edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40)
+
+
+def drawn(pairs: list[tuple[int, int]]) -> tuple[GroupOrder, nx.DiGraph]:
+    order, graph = GroupOrder(), nx.DiGraph()
+    for key in range(12):
+        order.add(key)
+        graph.add_node(key)
+    for a, b in pairs:
+        if a != b and not order.has_path(b, a):
+            order.connect(a, b)
+            graph.add_edge(a, b)
+    return order, graph
+
+
+def agree(order: GroupOrder, graph: nx.DiGraph) -> None:
+    assert set(order.edges) == set(graph.edges)
+    for a in graph:
+        for b in graph:
+            assert order.has_path(a, b) == (a != b and nx.has_path(graph, a, b))
+
+
+@given(edges, edges)
+def test_paths_and_undone_edges(pairs: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    order, graph = drawn(pairs)
+    agree(order, graph)
+    undo = [order.connect(a, b) for a, b in more if a != b and not order.has_path(b, a)]
+    for step in reversed(undo):
+        step()
+    agree(order, graph)
+
+
+@given(edges, st.integers(0, 11), st.integers(0, 11))
+def test_contraction(pairs: list[tuple[int, int]], a: int, b: int) -> None:
+    order, graph = drawn(pairs)
+    if a == b:
+        return
+    one = nx.contracted_nodes(graph, a, b, self_loops=False)
+    assert order.between(a, b) == (not nx.is_directed_acyclic_graph(one))
+    if not order.between(a, b):
+        undo = order.contract(a, b, 12)
+        agree(order, nx.relabel_nodes(one, {a: 12}))
+        undo()
+    agree(order, graph)
