@@ -199,6 +199,22 @@ def _names(
 
 # -- running -----------------------------------------------------------------------------------------------------------
 
+Values = dict[Any, Any]
+
+
+@dataclass
+class _Step:
+    """One thing that a program does.
+
+    :param run: reads and writes values by the nodes that they are of.
+    :param reads: the nodes whose values it needs.
+    :param done: the nodes that nothing needs after it.
+    """
+
+    run: Callable[[Values], None]
+    reads: tuple[torch.fx.Node, ...]
+    done: tuple[torch.fx.Node, ...] = ()
+
 
 def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) -> Callable[[list[Any]], list[Any]]:
     """The program as a function of its inputs: regions and torch's calls in order.
@@ -208,41 +224,50 @@ def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) 
     graph = form.module.graph
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     results = list(graph.output_node().args[0])
-    by_name = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    by_name = {n.name: n for n in placeholders}
     written = dict(zip(results[: len(form.mutated)], (by_name[name] for name in form.mutated), strict=True))
-    steps: list[Callable[[dict[Any, Any]], None]] = []
-
-    for node in calls:
-        if node.op == "get_attr":
-            steps.append(_constant(node, _attribute(form.module, str(node.target))))
+    steps = [_constant(n, _attribute(form.module, str(n.target))) for n in calls if n.op == "get_attr"]
     for level, node in ordered_calls(found, calls):
         if node is None:
             steps.append(_calling(functions[level]))
         elif node.op != "get_attr":
             steps.append(_running(node))
     steps += [_writing(node, placeholder) for node, placeholder in written.items()]
-    steps += [
-        _running(node) for node in _views_of(written, calls, found)
-    ]  # views of what was written lie in the input's own memory
-    placeholders = list(by_name.values())
+    # views of what was written lie in the input's own memory
+    steps += [_running(node) for node in _views_of(written, calls, found)]
+    returned = results[len(form.mutated) :]
+    _release(steps, returned)
 
     def run(given: list[Any]) -> list[Any]:
-        values: dict[Any, Any] = {}
+        values: Values = {}
         for node, value in zip(placeholders, given, strict=True):
             if isinstance(value, tuple):
                 values["written", node], values[node] = value
             else:
                 values[node] = value
         for step in steps:
-            step(values)
-        return [values[r] if isinstance(r, torch.fx.Node) else r for r in results[len(form.mutated) :]]
+            step.run(values)
+            for node in step.done:
+                del values[node]
+        return [values[r] if isinstance(r, torch.fx.Node) else r for r in returned]
 
     return run
+
+
+def _release(steps: Sequence[_Step], returned: Sequence[Any]) -> None:
+    """Let each step drop what it is the last to read."""
+    seen = {r for r in returned if isinstance(r, torch.fx.Node)}
+    for step in reversed(steps):
+        last = dict.fromkeys(n for n in step.reads if n not in seen)
+        step.done = tuple(last)
+        seen.update(last)
 
 
 def _views_of(
     written: Mapping[torch.fx.Node, torch.fx.Node], calls: Sequence[torch.fx.Node], found: Plan
 ) -> list[torch.fx.Node]:
+    """The views that torch takes of what is written."""
     again: dict[torch.fx.Node, None] = {}
     for node in calls:
         if node in found.levels and is_view(node) and any(o in written or o in again for o in node.all_input_nodes):
@@ -250,39 +275,38 @@ def _views_of(
     return list(again)
 
 
-def _writing(node: torch.fx.Node, placeholder: torch.fx.Node) -> Callable[[dict[Any, Any]], None]:
-    def write(values: dict[Any, Any]) -> None:
+def _writing(node: torch.fx.Node, placeholder: torch.fx.Node) -> _Step:
+    def write(values: Values) -> None:
         values[node] = values["written", placeholder].copy_(values[node])
 
-    return write
+    return _Step(write, (node,))
 
 
-def _constant(node: torch.fx.Node, value: Any) -> Callable[[dict[Any, Any]], None]:
-    def take(values: dict[Any, Any]) -> None:
+def _constant(node: torch.fx.Node, value: Any) -> _Step:
+    def take(values: Values) -> None:
         values[node] = value
 
-    return take
+    return _Step(take, ())
 
 
-def _calling(region: _Region) -> Callable[[dict[Any, Any]], None]:
+def _calling(region: _Region) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
 
-    def call(values: dict[Any, Any]) -> None:
+    def call(values: Values) -> None:
         sizes = {
             name: int(values[node]) if axis is None else values[node].shape[axis] for name, (node, axis) in dims.items()
         }
         for node, value in zip(outputs, function(sizes, *(values[n] for n in inputs)), strict=True):
             values[node] = value
 
-    return call
+    return _Step(call, (*inputs, *(node for node, _ in dims.values())))
 
 
-def _running(node: torch.fx.Node) -> Callable[[dict[Any, Any]], None]:
+def _running(node: torch.fx.Node) -> _Step:
     target: Any = torch.ops.aten.detach.default if node.target is stop_gradient else node.target
-    args, kwargs = node.args, node.kwargs
-    lookup = torch.fx.node.map_arg
+    args, kwargs, lookup = node.args, node.kwargs, torch.fx.node.map_arg
 
-    def call(values: dict[Any, Any]) -> None:
+    def call(values: Values) -> None:
         values[node] = target(*lookup(args, values.__getitem__), **lookup(kwargs, values.__getitem__))
 
-    return call
+    return _Step(call, tuple(node.all_input_nodes))

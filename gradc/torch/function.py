@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from .. import knobs
 from ..api import compile
 from ..autodiff import differentiate, joint_names
 from ..errors import NotDifferentiable
-from ..ir.graph import Graph
+from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node
 from ..module.module import Module
 from ..process.forks import cached_property
@@ -67,25 +67,25 @@ class Function:
 class Differentiated:
     """A graph and the gradients of some inputs.
 
-    :ivar wrt: those of the inputs whose gradient exists; that of another is None.
-    :ivar differentiable: the outputs through which these are reached.
+    :ivar wrt: those of the inputs that an output is computed from; the gradient of another is None.
+    :ivar differentiable: the outputs that are computed from one of these.
     """
 
     def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
         self.function, self.target = function, target
         graph = function.graph
-        joint = differentiate(graph, wanted, unused="zeros") if wanted and _has_float(graph) else None
-        _, gradient_names = joint_names(graph, wanted)
-        self.wrt = tuple(n for n in wanted if joint is not None and not _is_zero(joint.output(gradient_names[n])))
-        self._joint = joint
-        read = _read_by(joint, [gradient_names[n] for n in self.wrt]) if joint is not None else set()
-        cotangents, _ = joint_names(graph, wanted)
-        self.differentiable = tuple(n for n in graph.output_names if cotangents.get(n) in read)
+        reaching = _reaching(graph, wanted)
+        reached = set().union(*reaching.values())
+        self.wrt = tuple(name for name in wanted if name in reached)
+        self.differentiable = tuple(reaching)
+        self._joint = differentiate(graph, self.wrt, unused="zeros") if self.wrt else None
+        _, gradients = joint_names(graph, self.wrt)
+        read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
         self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
 
     @cached_property
     def module(self) -> Module:
-        return compile(self.function.graph, self.wrt, self.target, **self.function.options)
+        return compile(self.function.graph, self.wrt, self.target, **{"unused": "zeros", **self.function.options})
 
     @cached_property
     def gradient(self) -> Function:
@@ -98,9 +98,7 @@ class Differentiated:
         names = [*self.read, *(cotangents[n] for n in self.differentiable)]
         outputs = [(f"of.{i}", self._joint.output(gradients[n])) for i, n in enumerate(self.wrt)]
         inputs = {name: self._joint.input(name) for name in names}
-        kept = [
-            n for n in self._joint.inputs if n not in inputs.values() and Graph.input_name(n) in self._joint.defaults
-        ]
+        kept = [n for n in self._joint.inputs if Graph.input_name(n) in self._joint.defaults]
         graph = Graph(
             f"{self.function.graph.name}_gradient"[-180:].lstrip("_."),
             (*inputs.values(), *kept),
@@ -114,8 +112,6 @@ class Differentiated:
 
 def _renamed(graph: Graph) -> Graph:
     """The graph with names of its own for cotangents: ``d.`` belongs to those of the next derivative."""
-    from ..ir.graph import input_node, rebuild
-
     new = {node: input_node(f"in{i}", node.type) for i, node in enumerate(graph.inputs)}
     names = {Graph.input_name(node): f"in{i}" for i, node in enumerate(graph.inputs)}
     made = rebuild([node for _, node in graph.outputs], dict(new))
@@ -129,18 +125,20 @@ def _renamed(graph: Graph) -> Graph:
     )
 
 
-def _has_float(graph: Graph) -> bool:
-    return any(node.dtype.is_float for _, node in graph.outputs)
+def _reaching(graph: Graph, names: Sequence[str]) -> dict[str, set[str]]:
+    """For each output that autograd would say requires grad, the inputs among these that make it so: it is computed
+    from them through floats alone, also where the derivative is zero everywhere.
+    """
+    bits = {graph.input(name): 1 << i for i, name in enumerate(names)}
+    for node in graph.nodes:
+        if node.dtype.is_float and node.op.name != "stop_gradient":
+            for operand in node.operands:
+                bits[node] = bits.get(node, 0) | bits.get(operand, 0)
+    found = {output: bits.get(node, 0) if node.dtype.is_float else 0 for output, node in graph.outputs}
+    return {output: {n for i, n in enumerate(names) if mask >> i & 1} for output, mask in found.items() if mask}
 
 
-def _is_zero(node: Node) -> bool:
-    """Whether a gradient is the constant 0 that stands for none."""
-    while node.op.name == "broadcast_to":
-        (node,) = node.operands
-    return node.op.name == "constant" and not any(node.attrs["value"])
-
-
-def _read_by(graph: Graph, outputs: Sequence[str]) -> set[str]:
+def _read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
     """The inputs that these outputs depend on."""
     seen: set[Node] = set()
     pending = [graph.output(name) for name in outputs]
