@@ -14,8 +14,8 @@ from ...ir.types import Type
 from ...ir.walk import backward_slice
 
 OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
-"""For partial results in shared memory: columns per block, maximum bytes (which every device has in addition to the
-kernel's staging), number of blocks, minimum rows per block; as in :mod:`gradc.codegen.cuda.launch`.
+"""For partial results in shared memory: columns of a block, most bytes (which every device has in addition to what the
+kernel stages), blocks that a kernel is divided into, fewest rows of one; :mod:`gradc.codegen.cuda` reads them here.
 """
 S = TypeVar("S", int, int | Dim)
 

@@ -15,7 +15,7 @@ from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.render import CudaKernel, render_cuda
 from ...codegen.cuda.rendered import packed, unpacked
 from ...codegen.cuda.support import support_text
-from ...codegen.text import widened
+from ...codegen.text import CODES, widened
 from ...errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program
@@ -334,9 +334,9 @@ class CudaProgram:
         if started is not None:
             self.act(plan.actions_of(number, item, position + 1), started)
             code, value, bound = self.device.read(started.flag, started.stream)[:FLAG_WORDS].view(np.int64).tolist()
-            if code == 1:
+            if code == CODES["GRADC_INDEX_OUT_OF_RANGE"]:
                 return IndexOutOfRange(op, source, position, value, bound)
-            if code == 3:
+            if code == CODES["GRADC_DECREASES"]:
                 return NotAscending(op, source, position, value, bound)
             if code != -1:
                 return InternalError(f"{self.program.name} reported code {code} at {position}")

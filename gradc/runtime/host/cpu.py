@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...codegen.text import CODES, enumerators
 from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Program
@@ -17,14 +18,13 @@ from ...passes.program.plan_buffers import slot_sizes
 from ...process.forks import held_off
 from . import pool
 from .arrays import empty
-from .pool import CODES
 from .toolchain import compile_units, load_library
 
 if TYPE_CHECKING:
     from ...codegen.cpu.program import Source
 
 Array = np.ndarray[Any, Any]
-ALIGN = 64
+ALIGN = enumerators("cpu/program.h")["GRADC_ALIGN"]
 
 
 @dataclass(frozen=True)

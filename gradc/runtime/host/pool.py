@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradc import knobs
-from gradc.codegen.text import enumerators, read_template
+from gradc.codegen.text import read_template
 from gradc.errors import InvalidProblem, OutOfMemory
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
@@ -23,10 +23,6 @@ ERROR_SLOTS = 8
 # Inside the matrix product a*b+c may be one instruction: its sums are in our order, which is all that it promises.
 _EXTRA = ("-ffp-contract=fast",)
 _lock = lock(reentrant=True)
-
-
-CODES = enumerators("cpu/runtime.h")
-"""What a module reports, by its name in C: GRADC_INDEX_OUT_OF_RANGE, GRADC_OUT_OF_MEMORY, GRADC_DECREASES..."""
 
 
 class _Struct(ctypes.Structure):
@@ -61,7 +57,7 @@ class Context:
 
     @property
     def code(self) -> int:
-        """Of :data:`CODES`; 0: nothing was reported."""
+        """Of :data:`gradc.codegen.text.CODES`; 0: nothing was reported."""
         return int(self._struct.slots[0])
 
     @property
