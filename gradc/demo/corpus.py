@@ -1,7 +1,7 @@
 """The demo's training text: English documentation that comes with gradc, as word indices.
 
-``corpus.txt`` has the documentation, docstrings, comments and error texts of gradc 0.1.0, under gradc's own licence, one
-document per source file. It is not updated, so that the demo trains on the same text with every version.
+``corpus.txt`` has the documentation, docstrings, comments and error texts of gradc 0.1.0, under gradc's own licence,
+one document per source file. It is not updated, so that the demo trains on the same text with every version.
 
 >>> corpus = load()
 >>> contexts, targets = corpus.examples("train", context=6)    # i64[M, 6], i64[M]

@@ -59,7 +59,7 @@ class Trigram:
 
 @dataclass(frozen=True)
 class _Level:
-    """Counts of the n-grams of one length; a key has the words as digits in base V, a history lacks the last word."""
+    """Counts of the n-grams of one length; a key has the words as digits in base V, its history lacks the last one."""
 
     keys: Words
     counts: Words

@@ -253,7 +253,7 @@ def derivative(module: Module) -> Graph:
 
 
 def only_for(graph: Graph, output: str) -> list[str]:
-    """The lines of the values that only ``output`` depends on."""
+    """The lines of the values on which ``output`` depends and no other output does."""
     outputs = dict(graph.outputs)
     others = set(topological([node for name, node in graph.outputs if name != output]))
     names = graph.value_names
