@@ -34,7 +34,7 @@ def cli() -> None:
     gradc check model.py:loss --type x=f32[N,4] --type w=f32[4,3] --dims N=5
     gradc doctor
 
-    Exit codes: 0 success, 1 a check failed, 2 invalid input, 3 a bug in gradc.
+    Exit codes: 0 fine, 1 a check failed, 2 a mistake in what was given, 3 a bug in gradc.
     """
 
 

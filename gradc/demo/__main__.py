@@ -17,9 +17,7 @@ def run(arguments: Sequence[str] | None = None, program: str = "python -m gradc.
     )
     parser.add_argument("--steps", type=int, default=500, help="steps of training (default: 500)")
     parser.add_argument("--quick", action="store_true", help="a few steps on a slice of the text")
-    parser.add_argument(
-        "--out", metavar="FOLDER", help="the folder for the report and all stages (default: gradc-demo)"
-    )
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the report and all stages (default: gradc-demo)")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: 1 at least")
