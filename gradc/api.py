@@ -62,7 +62,6 @@ def compile(
         is ``$GRADC_TARGET`` if it is set, else cuda if there are a GPU and CuPy, else cpu.
     :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: the memory order of the axes of inputs (and their
         gradients) and outputs.
-    :param given: the options, the fields of :class:`gradc.options.Options`.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see these classes in :mod:`gradc.errors`.
     """
     options.check_names(given)

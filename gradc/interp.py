@@ -166,7 +166,7 @@ def evaluate_graph(
             )
     precise = precision == "f64"
     values: dict[Node, Array] = {}
-    meant: dict[Node, Node] = {}
+    decomposed: dict[Node, Node] = {}
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
@@ -178,20 +178,20 @@ def evaluate_graph(
     def sources(node: Node) -> tuple[Node, ...]:
         if not isinstance(node.op, Composite):
             return node.operands
-        if node not in meant:
-            meant[node] = node.op.decompose(*node.operands, **node.attrs)
-        return (meant[node],)
+        if node not in decomposed:
+            decomposed[node] = node.op.decompose(*node.operands, **node.attrs)
+        return (decomposed[node],)
 
     with assuming(graph.assumptions):
         for node in postorder(topological(n for _, n in graph.outputs), values, sources):
-            if node in meant:
-                values[node] = values[meant[node]]
+            if node in decomposed:
+                values[node] = values[decomposed[node]]
                 continue
             try:
                 values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
             except IndexOutOfRange as error:
-                behind = (n for k in node.op.indices for n in topological([node.operands[k]]))
-                source = next((graph.input_name(n) for n in behind if n.op.name == "input"), error.input)
+                index_nodes = (n for k in node.op.indices for n in topological([node.operands[k]]))
+                source = next((graph.input_name(n) for n in index_nodes if n.op.name == "input"), error.input)
                 raise IndexOutOfRange(error.op, source, error.position, error.value, error.bound) from None
     return values
 

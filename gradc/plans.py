@@ -267,11 +267,11 @@ def _indexed(s: Settings) -> OperandTypes:
 
 
 _INDEX = {"rank": 2, "dtype": "f32", "index_dtype": "i64"}
-_SKIPS = 'oob is "skip" here and "error" in the op.'
+_SKIPS = 'oob defaults to "skip" here and to "error" in the op.'
 _BLOCK = (
-    "block: as in the op, None for a whole axis: per_tensor(), per_channel(), per_token(), per_group(); block=None is"
-    " per tensor with a scalar scale.  shape: sizes or names, [N, D] if not given.  zero_point_dtype: None for no zero"
-    " point."
+    "block: as in the op, with None for a whole axis: per_tensor(), per_channel(), per_token(), per_group(); block=None"
+    " is per tensor with a scalar scale.  shape: sizes or symbols, by default [N, D].  zero_point_dtype: None for no"
+    " zero point."
 )
 _QUANTIZE = {"block": None, "shape": None, "x_dtype": "f32", "scale_dtype": "f32", "zero_point_dtype": None}
 
@@ -288,8 +288,8 @@ TABLE: dict[str, Row] = {
         "embedding_bag",
         _bag,
         {"dtype": "f32", "index_dtype": "i64", "rank": 1, "per_sample_weights": False},
-        "weight [V, D], and per_sample_weights where there are any, from dy [B, D]; indices [N] with offsets [B], or"
-        f" of rank 2 [B, L].  {_SKIPS}",
+        "weight [V, D], and per_sample_weights if there are any, from dy [B, D]; indices [N] with offsets [B], or"
+        f" 2-D indices [B, L].  {_SKIPS}",
         sizes=("V", "D"),
         wrt=("weight", "per_sample_weights"),
     ),
@@ -304,7 +304,7 @@ TABLE: dict[str, Row] = {
         "quantize",
         _quantized("x"),
         _QUANTIZE,
-        f"x, scale and zero_point; dy is a float, f32 unless dy_dtype says.  {_BLOCK}",
+        f"x, scale and zero_point; dy is a float, f32 unless dy_dtype is given.  {_BLOCK}",
         wrt=("x", "scale", "zero_point"),
     ),
     "fake_quantize_backward": Row(
@@ -319,7 +319,7 @@ TABLE: dict[str, Row] = {
         _image,
         {"dtype": "f32", "rank": 4},
         "input [N, C, H, W] and grid [N, OH, OW, 2], or with rank=5 [N, C, D, H, W] and [N, OD, OH, OW, 3];"
-        ' wrt=("grid",) gives one alone.',
+        ' wrt=("grid",) computes only one.',
         wrt=("input", "grid"),
     ),
     "index_add": Row(
@@ -456,13 +456,13 @@ def _plan(name: str) -> Callable[..., Plan]:
     plan.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     subject = "The gradients of" if row.wrt else "A plan of"
     more = (
-        "\n\n    wrt: the operands whose gradients are wanted.  dy_dtype: that of dy where it is not the op's result's."
+        "\n\n    wrt: the operands to differentiate by.  dy_dtype: the dtype of dy, by default that of the op's result."
         if row.wrt
         else ""
     )
     plan.__doc__ = (
         f"{subject} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its"
-        " name; the others are symbols.\n    "
+        " name; the others are symbolic.\n    "
     )
     return plan
 

@@ -248,8 +248,8 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
 def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:
     """(bytes read to compute an accum's values, bytes read for its index and mask)."""
     sizes = dict((*kernel.rows, *kernel.cols))
-    values = _behind(kernel, s.args)
-    place = _behind(kernel, [v for v in s.uses if v not in s.args]) - values
+    values = _dependences(kernel, s.args)
+    place = _dependences(kernel, [v for v in s.uses if v not in s.args]) - values
     total: list[Size] = []
     for names in (values, place):
         loads = {(x.buffer, x.index): x for x in (kernel.stmts[v] for v in sorted(names)) if x.op == "load"}
@@ -260,7 +260,7 @@ def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, S
     return total[0], total[1]
 
 
-def _behind(kernel: Kernel, values: Sequence[str]) -> set[str]:
+def _dependences(kernel: Kernel, values: Sequence[str]) -> set[str]:
     """The values and everything they depend on."""
     return {s.name for s in backward_slice(kernel.body, values)}
 

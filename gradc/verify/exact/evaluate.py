@@ -172,8 +172,8 @@ class _Evaluation:
         if not self.values[operand].derived:
             return self.values[operand].value
         if operand not in self.concrete:
-            behind = Graph("behind", self.graph.inputs, (("index", operand),), self.graph.assumptions)
-            self.concrete[operand] = interp.run(behind, self.inputs, dims=self.dims, precision="f64")["index"]
+            index_graph = Graph("index", self.graph.inputs, (("index", operand),), self.graph.assumptions)
+            self.concrete[operand] = interp.run(index_graph, self.inputs, dims=self.dims, precision="f64")["index"]
         return self.concrete[operand]
 
     def through(self, node: Node, arrays: list[Array]) -> tuple[Array, bool]:
