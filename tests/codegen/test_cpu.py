@@ -19,7 +19,5 @@ def test_cpu_is_numpy_without_fusion(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_programs_without_fusion(name: str) -> None:
-    """Without fusion the kernels of a composite are those of the ops that it is made of, so that its program is run by
-    the interpreter.
-    """
+    """By the interpreter: without fusion the kernels of a composite are those of the ops that it is made of."""
     agree_with_numpy(in_turns(name, 1), SIZES[:1], target="numpy", fuse=False)

@@ -35,8 +35,8 @@ from . import faults
 
 Array = np.ndarray[Any, Any]
 
-# DWARF 4: addr2line of 2022 takes the first file of a table of DWARF 5 for the unit's own.  Lines are all that it is
-# asked for; where variables lie takes a fifth of the compilation to find out.
+# DWARF 4: addr2line of 2022 takes the first file of a table of DWARF 5 for the unit's own.  -g1: it is asked for lines
+# alone, and where variables are stored takes a fifth of the compilation to find out.
 _PLAIN = (
     "-gdwarf-4",
     "-g1",
