@@ -16,7 +16,17 @@ from typing import Any, Literal
 
 import torch
 
-FAMILIES = ("pointwise", "shapes", "indexing", "reductions", "products", "losses", "quantized")
+FAMILIES = (
+    "pointwise",
+    "shapes",
+    "indexing",
+    "reductions",
+    "products",
+    "windows",
+    "normalizations",
+    "losses",
+    "quantized",
+)
 
 Promotion = Literal["", "result", "operands"]
 

@@ -11,9 +11,21 @@ from ...ir.types import DType
 from ...ops.rules import converted
 from ..table import to_common, to_result
 
+_SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1)  # what torch writes selu as
+
 
 def _times(x: Any, alpha: Any) -> Any:
     return x if alpha == 1 else x * alpha
+
+
+def _product(x: Any, y: Any) -> Any:
+    both_masks = all(isinstance(v, bool) or (isinstance(v, Node) and v.dtype.kind == "b") for v in (x, y))
+    return x & y if both_masks else ops.mul(x, y)
+
+
+def _sum(x: Any, y: Any, alpha: Any = 1) -> Any:
+    both_masks = all(isinstance(v, Node) and v.dtype.kind == "b" for v in (x, y))
+    return x | y if both_masks and alpha == 1 else x + _times(y, alpha)
 
 
 def _rounded_quotient(x: Node, y: Any, rounding_mode: str | None = None) -> Node:
@@ -24,12 +36,8 @@ def _rounded_quotient(x: Node, y: Any, rounding_mode: str | None = None) -> Node
         case "floor":
             return ops.floordiv(x, y) if quotient is None else ops.floor(quotient)
         case _ if quotient is not None:
-            return _truncated(quotient)
+            return ops.trunc(quotient)
     raise Unsupported("a quotient of integers rounded to zero")
-
-
-def _truncated(x: Node) -> Node:
-    return ops.where(x < 0, -ops.floor(-x), ops.floor(x))
 
 
 def _clamp(x: Node, min: Any = None, max: Any = None) -> Node:
@@ -53,6 +61,14 @@ def _softplus(x: Node, beta: float = 1, threshold: float = 20) -> Node:
     return ops.softplus(x, beta=float(beta), threshold=float(threshold))
 
 
+def _elu(x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node:
+    if scale == 1 and input_scale == 1:
+        return ops.elu(x, alpha=float(alpha))
+    if (alpha, scale, input_scale) == _SELU:
+        return ops.selu(x)
+    return ops.where(x > 0, x * scale, ops.expm1(x * input_scale) * (alpha * scale))
+
+
 def _copy(x: Node, source: Node) -> Node:
     return ops.broadcast_to(converted(source, x.dtype), x.shape)
 
@@ -68,17 +84,51 @@ LINES: dict[str, Any] = {
     "aten.sqrt.default": to_result(lambda x: ops.sqrt(x)),
     "aten.rsqrt.default": to_result(lambda x: ops.rsqrt(x)),
     "aten.reciprocal.default": to_result(lambda x: ops.reciprocal(x)),
-    "aten.square.default": to_result(lambda x: x * x),
+    "aten.square.default": to_result(lambda x: ops.square(x)),
     "aten.sin.default": to_result(lambda x: ops.sin(x)),
     "aten.cos.default": to_result(lambda x: ops.cos(x)),
     "aten.tanh.default": to_result(lambda x: ops.tanh(x)),
     "aten.erf.default": to_result(lambda x: ops.erf(x)),
     "aten.sign.default": to_result(lambda x: ops.sign(x)),
     "aten.floor.default": to_result(lambda x: ops.floor(x)),
-    "aten.ceil.default": to_result(lambda x: -ops.floor(-x)),
+    "aten.ceil.default": to_result(lambda x: ops.ceil(x)),
     "aten.round.default": to_result(lambda x: ops.round(x)),
-    "aten.trunc.default": to_result(_truncated),
-    "aten.isnan.default": lambda x: ops.ne(x, x),
+    "aten.trunc.default": to_result(lambda x: ops.trunc(x)),
+    "aten.isnan.default": lambda x: ops.isnan(x),
+    "aten.acos.default": to_result(lambda x: ops.acos(x)),
+    "aten.acosh.default": to_result(lambda x: ops.acosh(x)),
+    "aten.asin.default": to_result(lambda x: ops.asin(x)),
+    "aten.asinh.default": to_result(lambda x: ops.asinh(x)),
+    "aten.atan.default": to_result(lambda x: ops.atan(x)),
+    "aten.atanh.default": to_result(lambda x: ops.atanh(x)),
+    "aten.cosh.default": to_result(lambda x: ops.cosh(x)),
+    "aten.sinh.default": to_result(lambda x: ops.sinh(x)),
+    "aten.tan.default": to_result(lambda x: ops.tan(x)),
+    "aten.exp2.default": to_result(lambda x: ops.exp2(x)),
+    "aten.log10.default": to_result(lambda x: ops.log10(x)),
+    "aten.log2.default": to_result(lambda x: ops.log2(x)),
+    "aten.erfc.default": to_result(lambda x: ops.erfc(x)),
+    "aten.erfinv.default": to_result(lambda x: ops.erfinv(x)),
+    "aten.lgamma.default": to_result(lambda x: ops.lgamma(x)),
+    "aten.digamma.default": to_result(lambda x: ops.digamma(x)),
+    "aten.frac.default": to_result(lambda x: ops.frac(x)),
+    "aten.deg2rad.default": to_result(lambda x: ops.deg2rad(x)),
+    "aten.rad2deg.default": to_result(lambda x: ops.rad2deg(x)),
+    "aten.special_erfinv.default": to_result(lambda x: ops.erfinv(x)),
+    "aten.special_entr.default": to_result(lambda x: ops.entr(x)),
+    "aten.special_ndtr.default": to_result(lambda x: ops.ndtr(x)),
+    "aten.polygamma.default": to_result(lambda order, x: ops.polygamma(order, x)),
+    "aten.logit.default": to_result(lambda x, eps=None: ops.logit(x, eps)),
+    "aten.nan_to_num.default": lambda x, nan=None, posinf=None, neginf=None: ops.nan_to_num(
+        x, nan or 0.0, posinf, neginf
+    ),
+    "aten.sgn.default": to_result(lambda x: ops.sign(x)),
+    "aten.round.decimals": to_result(lambda x, *, decimals: ops.round(x, decimals)),
+    "aten.isinf.default": lambda x: ops.isinf(x),
+    "aten.isfinite.default": lambda x: ops.isfinite(x),
+    "aten.isposinf.default": lambda x: ops.isposinf(x),
+    "aten.isneginf.default": lambda x: ops.isneginf(x),
+    "aten.signbit.default": lambda x: ops.signbit(x),
     "aten.bitwise_not.default": lambda x: ~x,
     "aten.logical_not.default": lambda x: ~_logical(x),
     # activations
@@ -87,15 +137,31 @@ LINES: dict[str, Any] = {
     "aten.silu.default": lambda x: ops.silu(x),
     "aten.gelu.default": lambda x, *, approximate="none": ops.gelu(x, approximate=approximate),
     "aten.softplus.default": _softplus,
+    "aten.elu.default": _elu,
+    "aten.celu.default": lambda x, alpha=1.0: ops.celu(x, alpha=float(alpha)),
+    "aten.leaky_relu.default": lambda x, slope=0.01: ops.leaky_relu(x, negative_slope=float(slope)),
+    "aten.prelu.default": lambda x, weight: ops.prelu(x, weight),
+    "aten._prelu_kernel.default": lambda x, weight: ops.where(x > 0, x, x * weight),
+    "aten.hardtanh.default": lambda x, low=-1, high=1: ops.hardtanh(x, min_val=float(low), max_val=float(high)),
+    "aten.relu6.default": lambda x: ops.relu6(x),
+    "aten.hardswish.default": lambda x: ops.hardswish(x),
+    "aten.hardsigmoid.default": lambda x: ops.hardsigmoid(x),
+    "aten.mish.default": lambda x: ops.mish(x),
+    "aten.log_sigmoid.default": lambda x: ops.logsigmoid(x),
+    "aten.log_sigmoid_forward.default": lambda x: (ops.logsigmoid(x),),
+    "aten.softshrink.default": lambda x, bound=0.5: ops.softshrink(x, lambd=float(bound)),
+    "aten.hardshrink.default": lambda x, bound=0.5: ops.hardshrink(x, lambd=float(bound)),
+    "aten.threshold.default": lambda x, threshold, value: ops.threshold(x, float(threshold), float(value)),
+    "aten.glu.default": lambda x, axis=-1: ops.glu(x, axis),
     # two operands
-    "aten.add.Tensor": to_result(lambda x, y, *, alpha=1: x + _times(y, alpha)),
+    "aten.add.Tensor": to_result(_sum),
     "aten.add.Scalar": to_result(lambda x, y, alpha=1: x + _times(y, alpha)),
     "aten.sub.Tensor": to_result(lambda x, y, *, alpha=1: x - _times(y, alpha)),
     "aten.sub.Scalar": to_result(lambda x, y, alpha=1: x - _times(y, alpha)),
     "aten.rsub.Tensor": to_result(lambda x, y, *, alpha=1: y - _times(x, alpha)),
     "aten.rsub.Scalar": to_result(lambda x, y, alpha=1: y - _times(x, alpha)),
-    "aten.mul.Tensor": to_result(lambda x, y: ops.mul(x, y)),
-    "aten.mul.Scalar": to_result(lambda x, y: ops.mul(x, y)),
+    "aten.mul.Tensor": to_result(_product),
+    "aten.mul.Scalar": to_result(_product),
     "aten.div.Tensor": to_result(lambda x, y: ops.div(x, y)),
     "aten.div.Scalar": to_result(lambda x, y: ops.div(x, y)),
     "aten.div.Tensor_mode": to_result(lambda x, y, *, rounding_mode=None: _rounded_quotient(x, y, rounding_mode)),
@@ -106,6 +172,22 @@ LINES: dict[str, Any] = {
     "aten.pow.Tensor_Scalar": to_result(lambda x, y: ops.pow(x, y)),
     "aten.pow.Tensor_Tensor": to_result(lambda x, y: ops.pow(x, y)),
     "aten.pow.Scalar": to_result(lambda x, y: ops.pow(x, y)),
+    "aten.atan2.default": to_result(lambda x, y: ops.atan2(x, y)),
+    "aten.hypot.default": to_result(lambda x, y: ops.hypot(x, y)),
+    "aten.copysign.Tensor": to_result(lambda x, y: ops.copysign(x, y)),
+    "aten.fmod.Tensor": to_result(lambda x, y: ops.fmod(x, y)),
+    "aten.fmod.Scalar": to_result(lambda x, y: ops.fmod(x, y)),
+    "aten.fmax.default": to_result(lambda x, y: ops.fmax(x, y)),
+    "aten.fmin.default": to_result(lambda x, y: ops.fmin(x, y)),
+    "aten.xlogy.Tensor": to_result(lambda x, y: ops.xlogy(x, y)),
+    "aten.xlogy.Scalar_Other": to_result(lambda x, y: ops.xlogy(x, y)),
+    "aten.xlogy.Scalar_Self": to_result(lambda x, y: ops.xlogy(x, y)),
+    "aten.special_xlog1py.default": to_result(lambda x, y: ops.xlog1py(x, y)),
+    "aten.special_xlog1py.other_scalar": to_result(lambda x, y: ops.xlog1py(x, y)),
+    "aten.special_xlog1py.self_scalar": to_result(lambda x, y: ops.xlog1py(x, y)),
+    "aten.logaddexp.default": to_result(lambda x, y: ops.logaddexp(x, y)),
+    "aten.logaddexp2.default": to_result(lambda x, y: ops.logaddexp2(x, y)),
+    "aten.ldexp.Tensor": to_result(lambda x, y: ops.ldexp(x, y)),
     "aten.maximum.default": to_result(lambda x, y: ops.maximum(x, y)),
     "aten.minimum.default": to_result(lambda x, y: ops.minimum(x, y)),
     "aten.bitwise_and.Tensor": to_result(lambda x, y: x & y),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ... import ops
+from ...errors import Unsupported
 from ...ir.node import Node
+from ..table import to_result
 
 
 def _with_addend(addend: Node, product: Node, beta: Any, alpha: Any) -> Node:
@@ -13,6 +15,24 @@ def _with_addend(addend: Node, product: Node, beta: Any, alpha: Any) -> Node:
     if beta == 0:
         return product
     return product + (addend if beta == 1 else addend * beta)
+
+
+def _attention(
+    query: Node,
+    key: Node,
+    value: Node,
+    mask: Node | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Node:
+    if dropout:
+        raise Unsupported("attention with dropout: torch draws the random numbers of eager mode")
+    return ops.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 LINES: dict[str, Any] = {
@@ -24,5 +44,12 @@ LINES: dict[str, Any] = {
     "aten.bmm.default": lambda x, y: ops.matmul(x, y),
     "aten.addmm.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(x, ops.matmul(a, b), beta, alpha),
     "aten.baddbmm.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(x, ops.matmul(a, b), beta, alpha),
+    "aten.scaled_dot_product_attention.default": _attention,
+    "aten.einsum.default": lambda equation, operands, *, path=None: ops.einsum(equation, *operands),
+    "aten.bilinear.default": lambda x, y, weight, bias=None: ops.bilinear(x, y, weight, bias),
+    "aten.linalg_cross.default": to_result(lambda x, y, *, dim=-1: ops.cross(x, y, dim)),
+    "aten.addbmm.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(
+        x, ops.sum(ops.matmul(a, b), axis=0), beta, alpha
+    ),
     "aten.addmv.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(x, ops.matmul(a, b), beta, alpha),
 }

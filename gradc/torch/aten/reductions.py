@@ -7,7 +7,7 @@ from typing import Any
 from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
-from ...ir.types import BOOL, I64, DType
+from ...ir.types import I64, DType
 from ...ops.rules import converted
 from ..table import to_result
 
@@ -40,24 +40,42 @@ def _prod(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | No
     return _reduced(ops.prod, converted(x, kind), axis, keepdim)
 
 
-def _var(x: Node, axis: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
-    return ops.var(x, axis=_axes(x, axis), keepdims=keepdim, ddof=1 if correction is None else correction)
+def _spread_of(function: Any) -> Any:
+    def spread(x: Node, axis: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
+        return function(x, axis=_axes(x, axis), keepdims=keepdim, ddof=1 if correction is None else correction)
+
+    return spread
+
+
+def _with_mean(function: Any) -> Any:
+    def both(x: Node, axis: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Node, Node]:
+        spread = _spread_of(function)(x, axis, correction=correction, keepdim=keepdim)
+        return spread, ops.mean(x, axis=_axes(x, axis), keepdims=keepdim)
+
+    return both
+
+
+def _safe_softmax(x: Node, axis: int, dtype: Any = None) -> Node:
+    """A row that is -inf everywhere gives zeros."""
+    if not x.rank:
+        raise Unsupported("softmax of a scalar")
+    dead = ops.all(ops.isneginf(x), axis=axis % x.rank, keepdims=True)
+    dead = ops.broadcast_to(dead, x.shape)
+    return ops.where(dead, 0.0, _softmax(ops.softmax)(ops.where(dead, 0.0, x), axis, dtype))
 
 
 def _any(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
-    set_bits = x if x.dtype.kind == "b" else ops.ne(x, 0)
-    return converted(_reduced(ops.amax, converted(set_bits, I64), axis, keepdim), BOOL)
+    return _reduced(ops.any, x if x.dtype.kind == "b" else ops.ne(x, 0), axis, keepdim)
 
 
 def _all(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
-    set_bits = x if x.dtype.kind == "b" else ops.ne(x, 0)
-    return converted(_reduced(ops.amin, converted(set_bits, I64), axis, keepdim), BOOL)
+    return _reduced(ops.all, x if x.dtype.kind == "b" else ops.ne(x, 0), axis, keepdim)
 
 
 def _extreme(value: Any, position: Any) -> Any:
     def both(x: Node, axis: int, keepdim: bool = False) -> tuple[Node, Node]:
         if not x.rank:
-            raise Unsupported("the extreme element of a scalar along an axis")
+            return x, ops.constant(value=(0,), dtype=I64)
         axis = axis % x.rank
         return value(x, axis=axis, keepdims=keepdim), position(x, axis=axis, keepdims=keepdim)
 
@@ -114,21 +132,29 @@ LINES: dict[str, Any] = {
     "aten.all.default": _all,
     "aten.all.dim": _all,
     "aten.all.dims": _all,
-    "aten.var.correction": _var,
+    "aten.var.correction": _spread_of(ops.var),
     "aten.logsumexp.default": lambda x, axis, keepdim=False: ops.logsumexp(x, axis=_axes(x, axis), keepdims=keepdim),
     "aten.softmax.int": _softmax(ops.softmax),
     "aten.log_softmax.int": _softmax(ops.log_softmax),
     "aten._softmax.default": _old_softmax(ops.softmax),
     "aten._log_softmax.default": _old_softmax(ops.log_softmax),
+    "aten._safe_softmax.default": _safe_softmax,
+    "aten.var_mean.correction": _with_mean(ops.var),
+    "aten.std_mean.correction": _with_mean(ops.std),
+    "aten.std.correction": _spread_of(ops.std),
+    "aten.nansum.default": lambda x, axis=None, keepdim=False, *, dtype=None: _reduced(ops.nansum, x, axis, keepdim),
+    "aten.count_nonzero.default": lambda x, axis=None: ops.count_nonzero(x, axis=_axes(x, axis)),
+    "aten.count_nonzero.dim_IntList": lambda x, axis: ops.count_nonzero(x, axis=_axes(x, axis)),
     "aten.linalg_vector_norm.default": to_result(
-        lambda x, ord=2, axis=None, keepdim=False, *, dtype=None: _vector_norm(x, ord, axis, keepdim)
+        lambda x, ord=2, axis=None, keepdim=False, *, dtype=None: ops.norm(
+            x, float(ord), axis=_axes(x, axis), keepdims=keepdim
+        )
     ),
+    "aten.cosine_similarity.default": to_result(lambda x, y, axis=1, eps=1e-8: ops.cosine_similarity(x, y, axis, eps)),
+    "aten.pairwise_distance.default": to_result(
+        lambda x, y, p=2.0, eps=1e-6, keepdim=False: ops.pairwise_distance(x, y, p=p, eps=eps, keepdim=keepdim)
+    ),
+    "aten.cdist.default": lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, p=p),
+    "aten._cdist_forward.default": lambda x, y, p, compute_mode: ops.cdist(x, y, p=p),
+    "aten.dist.default": to_result(lambda x, y, p=2: ops.norm(x - y, float(p))),
 }
-
-
-def _vector_norm(x: Node, ord: float, axis: Any, keepdim: bool) -> Node:
-    if ord == 1:
-        return _reduced(ops.sum, ops.abs(x), axis, keepdim)
-    if ord == float("inf"):
-        return _reduced(ops.amax, ops.abs(x), axis, keepdim)
-    raise Unsupported(f"a vector norm of the order {ord}: its gradient at zero")

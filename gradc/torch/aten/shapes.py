@@ -9,6 +9,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.dims import Dim, Size, ceildiv
 from ...ir.node import Node
+from ...ir.operands import broadcast_shapes
 from ...ir.types import F32, I64, DType
 from ...ops.rules import converted
 
@@ -126,9 +127,11 @@ def _pad(x: Node, width: Sequence[Any], value: Any = 0) -> Node:
 
 
 def _pad_by_mode(x: Node, width: Sequence[Any], mode: str = "constant", value: Any = None) -> Node:
-    if mode != "constant":
-        raise Unsupported(f"pad of the mode {mode!r}")
-    return _pad(x, width, 0 if value is None else value)
+    if mode == "constant":
+        return _pad(x, width, 0 if value is None else value)
+    pairs = [(0, 0)] * (x.rank - len(width) // 2)
+    pairs += [(width[i], width[i + 1]) for i in range(len(width) - 2, -1, -2)]
+    return ops.pad(x, tuple(pairs), mode=mode)
 
 
 def _flatten(x: Node, start: int = 0, end: int = -1) -> Node:
@@ -138,14 +141,13 @@ def _flatten(x: Node, start: int = 0, end: int = -1) -> Node:
     return ops.reshape(x, (*x.shape[:start], -1, *x.shape[end + 1 :])) if start < end else x
 
 
-def _triangle(keeps: str) -> Any:
-    def keep(x: Node, diagonal: int = 0) -> Node:
-        shape = x.shape[-2:]
-        across = ops.iota(shape=shape, axis=1) - ops.iota(shape=shape, axis=0)
-        inside = across <= diagonal if keeps == "lower" else across >= diagonal
-        return ops.where(ops.broadcast_to(inside, x.shape), x, 0)
+def _repeat_interleave(x: Node, repeats: int, axis: int | None = None, *, output_size: Any = None) -> Node:
+    return ops.repeat_interleave(x, repeats, axis)
 
-    return keep
+
+def _broadcast_tensors(tensors: Sequence[Node]) -> tuple[Node, ...]:
+    shape = broadcast_shapes([t.shape for t in tensors])
+    return tuple(ops.broadcast_to(t, shape) for t in tensors)
 
 
 def _written(x: Node, part: Node, axis: int, before: Any, after: Any) -> Node:
@@ -219,8 +221,23 @@ LINES: dict[str, Any] = {
     "aten.repeat.default": _repeat,
     "aten.constant_pad_nd.default": _pad,
     "aten.pad.default": _pad_by_mode,
-    "aten.tril.default": _triangle("lower"),
-    "aten.triu.default": _triangle("upper"),
+    "aten.reflection_pad1d.default": lambda x, width: _pad_by_mode(x, width, "reflect"),
+    "aten.reflection_pad2d.default": lambda x, width: _pad_by_mode(x, width, "reflect"),
+    "aten.reflection_pad3d.default": lambda x, width: _pad_by_mode(x, width, "reflect"),
+    "aten.replication_pad1d.default": lambda x, width: _pad_by_mode(x, width, "replicate"),
+    "aten.replication_pad2d.default": lambda x, width: _pad_by_mode(x, width, "replicate"),
+    "aten.replication_pad3d.default": lambda x, width: _pad_by_mode(x, width, "replicate"),
+    "aten.tril.default": lambda x, diagonal=0: ops.tril(x, diagonal),
+    "aten.triu.default": lambda x, diagonal=0: ops.triu(x, diagonal),
+    "aten.diagonal.default": lambda x, offset=0, axis1=0, axis2=1: ops.diagonal(x, offset, axis1, axis2),
+    "aten.diag_embed.default": lambda x, offset=0, axis1=-2, axis2=-1: ops.diag_embed(x, offset, axis1, axis2),
+    "aten.movedim.int": lambda x, source, destination: ops.movedim(x, source, destination),
+    "aten.movedim.intlist": lambda x, source, destination: ops.movedim(x, source, destination),
+    "aten.swapaxes.default": _swapped,
+    "aten.repeat_interleave.self_int": _repeat_interleave,
+    "aten.broadcast_tensors.default": _broadcast_tensors,
+    "aten.expand_as.default": lambda x, like: ops.broadcast_to(x, like.shape),
+    "aten.reshape_as.default": lambda x, like: ops.reshape(x, like.shape),
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter,
     # constants
