@@ -185,17 +185,16 @@ TARGET = Knob(
     "GRADC_TARGET",
     _choice(*TARGETS),
     "",
-    "the target where compile() names none; default: cuda where there are a GPU and CuPy, else cpu",
+    "the default target of compile(); if unset, cuda if there are a GPU and CuPy, else cpu",
 )
 SIM_CHECK = Knob(
-    "GRADC_SIM_CHECK", _flag, False, "cuda-sim looks for races, reads of nothing and addresses outside arrays"
+    "GRADC_SIM_CHECK", _flag, False, "cuda-sim detects races, reads of uninitialised memory and out-of-bounds accesses"
 )
 BOUNDS = Knob(
     "GRADC_BOUNDS",
     _flag,
     False,
-    "the C of the cpu target looks at every access and refuses one outside its array; for finding faults of gradc,"
-    " several times slower",
+    "generated C checks that every access is inside its array; for debugging gradc, several times slower",
 )
 NUM_THREADS = Knob(
     "GRADC_NUM_THREADS",
@@ -207,8 +206,8 @@ STREAM_FROM = Knob(
     "GRADC_STREAM_FROM",
     _count(2**63 - 1),
     0,
-    "bytes from which an array is written by streaming stores, past the CPU's caches; 0 = half of the last-level cache"
-    " where a measurement finds that they pay",
+    "size in bytes from which arrays are written by streaming stores, bypassing the CPU's caches; 0 = half of the"
+    " last-level cache if a measurement shows a gain",
 )
 CACHE_DIR = Knob("GRADC_CACHE_DIR", _path, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")
@@ -216,25 +215,25 @@ CC = Knob(
     "CC",
     _compiler,
     "",
-    "the C compiler and options of it, -march= for another processor than this one; default: gcc, clang, cc, else the"
+    "the C compiler with flags, such as -march= for another processor than this one; default: gcc, clang, cc, else the"
     " ziglang wheel",
 )
 NVRTC = Knob(
     "GRADC_NVRTC", _path, "", "path of libnvrtc; default: NVIDIA's wheel, CUDA_HOME, CUDA_PATH, the system loader"
 )
-CUDA_HOME = Knob("CUDA_HOME", _path, "", "CUDA toolkit in which NVRTC is looked for, before that of CUDA_PATH")
-CUDA_PATH = Knob("CUDA_PATH", _path, "", "CUDA toolkit in which NVRTC is looked for")
+CUDA_HOME = Knob("CUDA_HOME", _path, "", "CUDA toolkit in which NVRTC is searched, before that of CUDA_PATH")
+CUDA_PATH = Knob("CUDA_PATH", _path, "", "CUDA toolkit in which NVRTC is searched")
 CALIBRATION = Knob(
     "GRADC_CALIBRATION",
     _path,
     "",
-    "file of a GPU's constants that gradc calibrate wrote, or none; default: the device's in the user's configuration"
-    " directory, if it is there",
+    "file of a GPU's constants written by gradc calibrate, or none; default: the device's file in the user's"
+    " configuration directory, if it exists",
 )
 CHECK_RESIDUALS = Knob(
     "GRADC_CHECK_RESIDUALS",
     _flag,
     False,
-    "compare a digest of every residual between forward and backward; torch tensors are compared by torch's count of"
-    " changes in any case",
+    "compare a digest of every residual between forward and backward; torch tensors are always checked by their version"
+    " counters",
 )

@@ -417,8 +417,8 @@ class _Problem:
 
 
 def _compiled(module: Module, problem: _Problem) -> list[Finding]:
-    """Compares the kernels' gradients with those in f64; the tolerance is the interpreter's error at the graph's own
-    precision.
+    """Compares the kernels' gradients with those in f64; the tolerance is derived from the interpreter's error at the
+    graph's own precision.
     """
     graph, held = module.graph, problem.held
     arrays: dict[str, Any] = {n: held.base[n].astype(graph.input(n).dtype.np) for n in graph.input_names}

@@ -105,7 +105,7 @@ class Scatter(Generic[S]):
     :param exact: whether atomics in any order give the same bits.
     :param gathered: whether the index is loaded from memory.
     :param own: whether partial results fit in shared memory.
-    :param owners: number of row groups with one owner each; 0 if not known.
+    :param owners: rows of the result that each have one owner, which adds all kernel rows of it; 0 if not known.
     """
 
     rows: S
@@ -139,7 +139,7 @@ class HostScatter:
     :param columns: of the kernel.
     :param out: elements of the result, of ``item`` bytes each.
     :param read: bytes of the values that are added.
-    :param owners: number of row groups that could each be owned by one task.
+    :param owners: rows of the result that could each be owned by one task.
     :param beside: elements of the kernel's other privatized results.
     """
 

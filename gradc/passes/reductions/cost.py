@@ -39,7 +39,7 @@ class Estimate:
     """A strategy's predicted cost.
 
     :param bytes: moved by the kernel's accum with this strategy.  :param seconds: predicted time.
-    :param why: the dominant cost, in words.
+    :param why: the explanation that ``explain()`` prints.
     :param floor: bytes that every strategy must move; 0 if not known.
     :param deterministic: whether every run gives the same bits.
     """
