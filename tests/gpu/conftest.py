@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine, parts = map(int, config.getoption("--shard").split("/"))
     kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == mine and possible(item)]
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        stay = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in stay])
         items[:] = kept
 
 
