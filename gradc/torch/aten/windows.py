@@ -90,7 +90,7 @@ def _avg_pool(rank: int) -> Any:
 def _resized(mode: str) -> Any:
     def resize(x: Node, size: Any, *rest: Any) -> Node:
         align = rest[0] if mode in ("linear", "bilinear", "bicubic", "trilinear") else None
-        factors = rest[-1] if rest else None
+        factors: Any = rest[-1] if rest else None
         if size is None:
             return ops.interpolate(x, scale_factor=tuple(factors), mode=mode, align_corners=align)
         return ops.interpolate(x, size=tuple(size), mode=mode, align_corners=align)
