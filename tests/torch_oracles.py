@@ -419,14 +419,14 @@ def _windows(
 def _overlaps(x: torch.Tensor, axis: Any, length: Any, step: Any, dilation: Any, padding: Any) -> torch.Tensor:
     rank = x.ndim - len(axis)
     for j, a in enumerate(axis):
-        planes = []
-        for k, plane in enumerate(x.unbind(rank + j)):
-            plane = plane.movedim(a, 0)
-            line = plane.new_zeros((length[j], *plane.shape[1:]))
-            at = [o * step[j] + k * dilation[j] - padding[j] for o in range(len(plane))]
-            kept = [o for o, place in enumerate(at) if 0 <= place < length[j]]
-            planes.append(line.index_add(0, torch.tensor([at[o] for o in kept]).long(), plane[kept]).movedim(0, a))
-        x = torch.stack(planes, rank + j)
+        size = x.shape[rank + j]
+        unit = step[j] if dilation[j] == 1 else 1
+        y = x.movedim((a, rank + j), (0, 1))
+        out = x.new_zeros(length[j], -(-size // unit), *y.shape[2:])
+        at = [(o * step[j] + k * dilation[j] - padding[j], k // unit, o, k) for o in range(len(y)) for k in range(size)]
+        kept = torch.tensor([entry for entry in at if 0 <= entry[0] < length[j]]).long().reshape(-1, 4).T
+        out = out.index_put((kept[0], kept[1]), y[kept[2], kept[3]])
+        x = out.movedim((0, 1), (a, rank + j))
     return x
 
 

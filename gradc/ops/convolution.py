@@ -16,7 +16,7 @@ from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Sample
 from ..ir.types import Type
 from .rules import floating, reshaped, spread
-from .windows import Ints, overlap_add, overlaps, per_axis, window_count, windows
+from .windows import Ints, overlap_add, per_axis, window_count, windows
 
 Padding = int | tuple[int, ...] | Literal["valid", "same"]
 
@@ -71,15 +71,12 @@ class Geometry:
         """The order of axes that exchanges a response's and a filter's."""
         return (0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
 
-    def overlaps(self, parts: Node, axes: tuple[int, ...]) -> Node:
-        """[..., *response, *filter] -> [..., *image, *filter]"""
-        steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
-        return overlaps.plain(parts, axis=axes, length=self.image, **steps)
-
     def overlap_add(self, parts: Node) -> Node:
-        """[N, C, *response, *filter] -> [N, C, *image]"""
+        """[..., *response, *filter] -> [..., *image]"""
         steps = {"step": self.stride, "dilation": self.dilation, "padding": self.before}
-        return overlap_add.plain(parts, axis=self.axes, length=self.image, **steps)
+        lead = parts.rank - 2 * len(self.image)
+        axes = tuple(range(lead, lead + len(self.image)))
+        return overlap_add.plain(parts, axis=axes, length=self.image, **steps)
 
 
 def _is_depthwise(weight: Node) -> bool:
@@ -113,8 +110,8 @@ def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
         shape = (n, groups, outer, *geometry.response, *geometry.filter)
         wide = spread(reshaped(response, (n, groups, outer, *geometry.response, *(1 for _ in range(spatial)))), shape)
         each = wide * _per_window(weight, geometry, shape)
-        parts = geometry.overlaps(each, tuple(range(3, 3 + spatial)))
-        return call("sum", parts, axis=(2, *range(3 + spatial, 3 + 2 * spatial)))
+        parts = geometry.overlap_add(each)
+        return call("sum", parts, axis=2) if outer != 1 else reshaped(parts, (n, groups, *geometry.image))
     lead = (n,) if groups == 1 else (n, groups)
     rows = reshaped(response, (*lead, weight.shape[0] // groups, product(geometry.response)))
     columns = call("matmul", reshaped(weight, _rows(weight, groups)).T, rows)

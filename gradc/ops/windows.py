@@ -18,7 +18,6 @@ from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Movement, Primitive, Sample
 from ..ir.statement import Index
 from ..ir.types import Type
-from .diagonals import diagonal
 from .rules import canonical_axis, reshaped
 
 SizeLike = int | Dim
@@ -167,6 +166,13 @@ windows: Primitive = Primitive(
 # -- overlaps ----------------------------------------------------------------------------------------------------------
 
 
+def _stride_of_places(step: int, dilation: int) -> int:
+    """How far apart in their windows the places lie that an element has in the windows that overlap at it: one step;
+    with a dilation, not every place of that kind exists, and all places are looked at.
+    """
+    return step if dilation == 1 else 1
+
+
 def _overlaps(
     x: Type,
     *,
@@ -179,8 +185,9 @@ def _overlaps(
     rank = x.rank - len(axis)
     axes = _check_axes(max(rank, 0), axis, length=length, step=step, dilation=dilation, padding=padding)
     lengths = dict(zip(axes, length, strict=True))
+    depth = [ceildiv(size, _stride_of_places(s, d)) for size, s, d in zip(x.shape[rank:], step, dilation, strict=True)]
     attrs = {"axis": axes, "length": length, "step": step, "dilation": dilation, "padding": padding}
-    return x.with_shape(*(lengths.get(a, n) for a, n in enumerate(x.shape))), attrs
+    return x.with_shape(*(lengths.get(a, n) for a, n in enumerate(x.shape[:rank])), *depth), attrs
 
 
 def _overlaps_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
@@ -188,12 +195,21 @@ def _overlaps_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     rank = x.rank - len(node.attrs["axis"])
     at, where = list(index), None
     for j, axis, step, dilation, padding in _geometry(node):
-        window, rest = kernel.divided(index[axis] + index[rank + j] * -dilation + padding, step)
-        if not isinstance(rest, int):
-            where = kernel.both(where, kernel.is_zero(rest))
-        elif rest:
-            return kernel.number(0, node.dtype)
-        at[axis] = window
+        size, turn = x.shape[rank + j], index[rank + j]
+        if dilation == 1:  # l + padding = (window + turn) * step + rest, of which the place is turn * step + rest
+            window, rest = kernel.divided(index[axis] + padding, step)
+            window = window + turn * -1
+            place = turn * step + (rest if isinstance(rest, int) else Index.of(rest))
+            if size != node.shape[rank + j] * step:
+                where = kernel.both(where, kernel.in_bounds(place, 0, size))
+        else:
+            window, rest = kernel.divided(index[axis] + turn * -dilation + padding, step)
+            place = turn
+            if not isinstance(rest, int):
+                where = kernel.both(where, kernel.is_zero(rest))
+            elif rest:
+                return kernel.number(0, node.dtype)
+        at[axis], at[rank + j] = window, place
         where = kernel.both(where, kernel.in_bounds(window, 0, x.shape[axis]))
     return kernel.read(x, at, where=where)
 
@@ -203,21 +219,34 @@ def _overlaps_reference(x: Any, *, axis: Any, length: Any, step: Any, dilation: 
     for j, a in enumerate(axis):
         x = np.moveaxis(x, (a, rank + j), (-2, -1))
         count, size = x.shape[-2:]
-        window, rest = np.divmod(np.arange(length[j])[:, None] + padding[j] - np.arange(size) * dilation[j], step[j])
-        inside = (rest == 0) & (window >= 0) & (window < count)
-        wide = x if count else np.zeros((*x.shape[:-2], 1, size), x.dtype)
-        taken = wide[..., np.clip(window, 0, max(count - 1, 0)), np.arange(size)]
+        turn = np.arange(-(-size // _stride_of_places(step[j], dilation[j])))
+        far = np.arange(length[j])[:, None] + padding[j]
+        if dilation[j] == 1:
+            window, place = far // step[j] - turn, far % step[j] + turn * step[j]
+            inside = (window >= 0) & (window < count) & (place < size)
+        else:
+            window, rest = np.divmod(far - turn * dilation[j], step[j])
+            place, inside = np.broadcast_to(turn, window.shape), (rest == 0) & (window >= 0) & (window < count)
+        wide = x if count and size else np.zeros((*x.shape[:-2], 1, 1), x.dtype)
+        most = [max(n - 1, 0) for n in (count, size)]
+        taken = wide[..., np.clip(window, 0, most[0]), np.clip(place, 0, most[1])]
         x = np.moveaxis(np.where(inside, taken, np.zeros((), x.dtype)), (-2, -1), (a, rank + j))
     return x
 
 
 def _overlaps_vjp(g: Node, y: Node, x: Node, *, axis: Any, length: Any, **steps: Any) -> tuple[Node]:
-    # of the windows of each offset's plane those elements that came from the same offset
+    # each element of a window has one place in the result: at the turn that is its place in the window per step
     rank, spatial = x.rank - len(axis), len(axis)
-    wide = windows.plain(g, axis=axis, size=x.shape[rank:], count=tuple(x.shape[a] for a in axis), value=0, **steps)
-    for j in range(spatial):
-        wide = diagonal.plain(wide, axis1=rank, axis2=rank + spatial - j)
-    return (wide,)
+    counts, sizes = tuple(x.shape[a] for a in axis), x.shape[rank:]
+    parts = windows.plain(g, axis=axis, size=sizes, count=counts, value=0, **steps)  # [..., windows, turns, places]
+    hit: Node | None = None
+    for j, (step, dilation) in enumerate(zip(steps["step"], steps["dilation"], strict=True)):
+        turn = call("iota", shape=parts.shape, axis=rank + j)
+        own = call("iota", shape=parts.shape, axis=rank + spatial + j) // _stride_of_places(step, dilation)
+        same_turn = call("eq", turn, own)
+        hit = same_turn if hit is None else hit & same_turn
+    kept = call("where", hit, parts, call("constant", value=(0.0,), dtype=g.dtype))
+    return (call("sum", kept, axis=tuple(range(rank, rank + spatial))),)
 
 
 overlaps: Primitive = Primitive(
@@ -244,8 +273,9 @@ overlaps: Primitive = Primitive(
         ),
     ),
     doc=(
-        "where each element of some windows lies in the array that they are windows of: element [..., l, ..., k] is"
-        " x[..., (l + padding - k*dilation) / step, ..., k], or 0 where there is no such window"
+        "for each element of an array the elements of its windows x [..., o, ..., k] that lie there, those with"
+        " o*step + k*dilation - padding = l, in new last axes in the place of the windows'; 0 where there are fewer."
+        " Such an axis is as long as windows of k elements overlap, ceil(k / step), or with a dilation k"
     ),
 )
 
@@ -259,13 +289,15 @@ def _overlap_add(
     dilation: tuple[int, ...],
     padding: tuple[SizeLike, ...],
 ) -> Any:
-    placed, attrs = _overlaps(x, axis=axis, length=length, step=step, dilation=dilation, padding=padding)
-    return placed.with_shape(*placed.shape[: x.rank - len(axis)]), attrs
+    met, attrs = _overlaps(x, axis=axis, length=length, step=step, dilation=dilation, padding=padding)
+    return met.with_shape(*met.shape[: x.rank - len(axis)]), attrs
 
 
-def _places(x: Node, axis: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of windows along which the places in a window lie."""
-    return tuple(range(x.rank - len(axis), x.rank))
+def _overlap_add_value(x: Node, **attrs: Any) -> Node:
+    met, rank = overlaps.plain(x, **attrs), x.rank - len(attrs["axis"])
+    if all(n == 1 for n in met.shape[rank:]):  # no window overlaps another
+        return reshaped(met, met.shape[:rank])
+    return call("sum", met, axis=tuple(range(rank, met.rank)))
 
 
 def _overlap_add_vjp(g: Node, y: Node, x: Node, *, axis: Any, length: Any, **steps: Any) -> tuple[Node]:
@@ -277,7 +309,7 @@ def _overlap_add_vjp(g: Node, y: Node, x: Node, *, axis: Any, length: Any, **ste
 overlap_add: Composite = Composite(
     "overlap_add",
     infer=_overlap_add,
-    decompose=lambda x, **attrs: call("sum", overlaps.plain(x, **attrs), axis=_places(x, attrs["axis"])),
+    decompose=_overlap_add_value,
     vjp=_overlap_add_vjp,
     samples=overlaps.samples,
     bad=overlaps.bad,
