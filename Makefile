@@ -22,6 +22,10 @@ CAMPAIGN ?=
 ARGS    ?=
 VENV    := .venv
 
+# Whatever the environment says of it, Python keeps its bytecode: pytest would rewrite every file of tests anew in each worker,
+# and each of the hundreds of processes that tests start would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 comma := ,
 space := $(subst ,, )
 # $(call with,torch onnx) is the stamp of an installation with these extras; the file's name is the sorted list.

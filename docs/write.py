@@ -246,12 +246,25 @@ def _words(function: Any) -> str:
     return " ".join(above)
 
 
+def _said_of(function: Any) -> str:
+    said = _words(function)
+    return f": {said}" if said else ""
+
+
 def gradient(op: Op) -> str:
     """The vjp as it is written."""
     if isinstance(op, Function):
         return "that of the ops that it writes"
     if op.vjp is None:
         return "by its decomposition" if isinstance(op, Composite) else "none: asking for it is NotDifferentiable"
+    slope = inspect.unwrap(op.vjp)
+    if slope is not op.vjp:  # made of a function that gives derivatives
+        if isinstance(slope, Op):
+            return f"`g` times `{slope.name}`"
+        written = _lambda(slope)
+        if written is None:
+            return f"`g` times `{slope.__name__}`{_said_of(slope)}"
+        return f"`g` times `{' '.join((ast.get_source_segment(written[1], written[0].body) or '').split())}`"
     found = _lambda(op.vjp)
     renamed = ""
     if found is not None:

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command; what it needs is imported here, so that Ctrl-C is no traceback meanwhile."""
+    """Runs the command; it is imported here, so that Ctrl-C during the import prints no traceback."""
     try:
         from .cli import main as command
 

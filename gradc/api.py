@@ -1,4 +1,6 @@
-"""compile(): what it takes and gives, the cache, and modules in files; the passes are in :mod:`gradc.compiler`."""
+"""The public functions compile(), load() and load_module(), and the module cache; the passes are in
+:mod:`gradc.compiler`.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,14 @@ def compile(
     layout: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> Module:
-    """A graph (or a function decorated with :func:`gradc.graph`) as a module of forward and backward kernels.
+    """Compiles a graph (or a function decorated with :func:`gradc.graph`) to a module of forward and backward kernels.
 
-    :param wrt: the inputs whose gradients are wanted; a prefix names all nested leaves below it (``params``).
-    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA text, run on the CPU); None:
-        ``$GRADC_TARGET``, else cuda where there are a GPU and CuPy, else cpu.
-    :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: inputs (with their gradients) and outputs whose arrays
-        have their axes in that order.
-    :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see the errors' own texts.
+    :param wrt: the inputs to differentiate by; a prefix (``params``) stands for all nested leaves below it.
+    :param target: ``"cpu"``, ``"numpy"``, ``"cuda"``, ``"cuda-sim"`` (CUDA source run by a simulator on the CPU); None
+        is ``$GRADC_TARGET`` if it is set, else cuda if there are a GPU and CuPy, else cpu.
+    :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: the memory order of the axes of inputs (and their
+        gradients) and outputs.
+    :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see these classes in :mod:`gradc.errors`.
     """
     options.check_names(given)
     if not isinstance(graph, Graph):
@@ -88,7 +90,7 @@ def compile(
 
 @functools.cache
 def fingerprint() -> str:
-    """What of gradc itself decides a module: version, and every byte of templates and of the package's code."""
+    """A digest of gradc itself for cache keys: the version, and every byte of the templates and the package's code."""
     from .codegen.text import template_dirs
 
     files = sorted(
@@ -102,9 +104,9 @@ def fingerprint() -> str:
 
 @plain()
 def compiled(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> Module:
-    """The module from the cache, or compiled and put there."""
+    """The module from the cache, or newly compiled and stored there."""
     recipe = _recipe(graph, wrt, target, options)
-    # neither an interpreter nor the simulator has machine code to keep, and passes that are looked at must run
+    # interpreter and simulator have no machine code to cache; passes that are to be dumped or verified must run
     looked_at = knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get()
     key = None if looked_at or target not in ("cpu", "cuda") else cache_key(graph, wrt, target, options)
     module = _from_cache(key, graph, wrt, target, options, recipe) if key is not None else None
@@ -122,7 +124,7 @@ def compiled(graph: Graph, wrt: Sequence[str], target: str, options: Options) ->
 
 
 def cache_key(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> str:
-    """All that decides a module: what is compiled, gradc itself, and what compiles its C, for which processor."""
+    """The key of a module in the cache: a digest of graph, wrt, options, gradc itself, and the C compiler and CPU."""
     return digest(
         str(graph),
         json.dumps([list(wrt), target, repr(options)]),
@@ -132,7 +134,7 @@ def cache_key(graph: Graph, wrt: Sequence[str], target: str, options: Options) -
 
 
 def _toolchain(target: str) -> tuple[str, ...]:
-    """What compiles for a target, and what for; the CUDA text has NVRTC's own entry in the cache."""
+    """The identity of a target's compiler and CPU; for CUDA nothing, because NVRTC's results are cached separately."""
     if target == "cuda":
         return ()
     with held_off:
@@ -144,18 +146,18 @@ def _toolchain(target: str) -> tuple[str, ...]:
 def _from_cache(
     key: str, graph: Graph, wrt: Sequence[str], target: str, options: Options, recipe: Recipe
 ) -> Module | None:
-    """The module that is kept under a key, or None."""
+    """The module cached under a key, or None."""
     payload = default_cache().get(key)
     if payload is None:
         return None
     try:
         return module_of_parts(graph, wrt, target, options, unpack(payload), recipe)
     except GradcError:
-        return None  # written by a broken build of ours: compile again
+        return None  # an invalid entry, by a broken build of gradc: compile again
 
 
 def _import_compiler() -> None:
-    """What a compilation imports: a tenth of a second, and nothing that comes from the cache needs it."""
+    """Imports the compiler lazily: it takes 0.1 s, and modules from the cache do not need it."""
     with held_off:
         for name in (
             "encodings.unicode_escape",
@@ -168,7 +170,7 @@ def _import_compiler() -> None:
 
 
 def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> Recipe:
-    """What a module does on demand."""
+    """The functions by which a module computes its stages, joint program and variants on demand."""
 
     @plain()
     def stages() -> Pipeline:
@@ -185,7 +187,7 @@ def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> 
         return joint_program(graph, wrt, options, target)
 
     def variant(orders: Orders) -> Module:
-        with knobs.DUMP.set(""):  # a dump is of the module itself
+        with knobs.DUMP.set(""):  # only the module itself is dumped
             with held_off:
                 from .passes.graph.layouts import relaid
 
@@ -198,7 +200,7 @@ def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> 
 
 
 def again(graph: Graph, wrt: Sequence[str], target: str, options: Options, structure: Any) -> Module:
-    """A module out of a pickle: from the cache or compiled anew.  A pickle holds no machine code."""
+    """Unpickles a module: from the cache, or compiled anew; a pickle holds no machine code."""
     module = compiled(graph, wrt, target, options)
     module.structure = structure
     return module
@@ -211,23 +213,23 @@ copyreg.pickle(
 
 @plain()
 def parse(text: str) -> Graph:
-    """A graph from its text form; IRFormatError says where it is wrong."""
+    """Parses a graph's text; IRFormatError has the position of an error."""
     assert ops.REGISTRY
     return parse_graph(text)
 
 
 @plain()
 def load(path: Any) -> Graph:
-    """A graph from a file that ``graph.save`` wrote."""
+    """Loads a graph from a file written by ``graph.save``."""
     return load_graph(path)
 
 
 def save_module(module: Module, path: Any) -> None:
-    """Everything needed to run again, as one file; in a folder that is there, as its ``module.gradc``.
+    """Saves a module as one file; if ``path`` is an existing directory, as ``module.gradc`` in it.
 
-    At any moment the old module or the whole new one is there.
+    The file is replaced atomically.
 
-    :raises FileError: it cannot be written; the old module is as it was.
+    :raises FileError: it cannot be written; the old file is unchanged.
     """
     files.write(
         file_of_module(path, "written"),
@@ -236,19 +238,19 @@ def save_module(module: Module, path: Any) -> None:
 
 
 def module_bytes(module: Module) -> bytes:
-    """What :func:`save_module` writes."""
+    """The bytes that :func:`save_module` writes."""
     return b"".join(sealed_module(module, parts_of(module, portable=True), _identity(module.target)))
 
 
 @plain()
 def load_module(path: Any, *, native: bool = True) -> Module:
-    """A module that :meth:`Module.save` wrote; compiled anew from its programs if this machine is another.
+    """Loads a module that :meth:`Module.save` wrote; on a different machine it is recompiled from its programs.
 
-    **Running a loaded module runs the machine code that its file holds**, as importing a Python file does: the file's
-    digest tells damage, not who wrote it.  Load files of others with ``native=False``.
+    **Running a loaded module executes the machine code in its file**, as importing a Python file does; the file's
+    digest detects damage, not its author.  Load untrusted files with ``native=False``.
 
-    :param native: False compiles the module anew, from its graph, wrt and options; of the file neither the machine code
-        (or a GPU's cubin) nor the programs are used, and it is as safe to open as a graph.
+    :param native: False compiles the module anew from its graph, wrt and options; machine code (or a GPU's cubin) and
+        programs in the file are not used, and loading is as safe as loading a graph.
     :raises FileError: the file cannot be read.
     :raises InvalidProblem: it holds no module, or a damaged one.
     """
@@ -258,14 +260,14 @@ def load_module(path: Any, *, native: bool = True) -> Module:
 
 @plain()
 def module_from_bytes(data: bytes, *, native: bool = True) -> Module:
-    """What :func:`module_bytes` made; as :func:`load_module`, whose warning holds here too."""
+    """The module in the bytes of :func:`module_bytes`; see the warning of :func:`load_module`."""
     return _restored(unsealed_module(data, "these bytes"), native, "these bytes")
 
 
 def _restored(saved: SavedModule, native: bool, name: str) -> Module:
-    """The module of a file.
+    """The module of a parsed file.
 
-    :param name: of the file, in errors.
+    :param name: the file's name, for errors.
     """
     with refusing(name):
         unknown = saved.options.keys() - set(options.NAMES)
@@ -283,8 +285,8 @@ def _restored(saved: SavedModule, native: bool, name: str) -> Module:
 
 
 def _identity(target: str) -> str:
-    """What the machine code of a saved module is for: this CPU and what a runtime gives it; for a GPU it is for its own
-    architecture, and made by this very gradc.
+    """The machine that a saved module's machine code is valid for: this CPU and the runtime; for a GPU, the version of
+    gradc (the binary itself has its architecture).
     """
     from .codegen.text import read_template
     from .runtime.host.toolchain import cpu_identity

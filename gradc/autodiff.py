@@ -1,7 +1,7 @@
-"""differentiate: a graph and the inputs whose gradients are wanted -> the joint graph of values and gradients.
+"""differentiate: a graph and the inputs to differentiate by -> the joint graph of values and gradients.
 
-Reverse mode, in the IR itself: every vjp writes nodes, so a gradient is optimised like any program and can be
-differentiated again.
+Reverse mode in the IR: vjps create nodes, so that gradients are optimised like any graph and can be differentiated
+again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .ops.rules import converted, full
 
 
 def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") -> Graph:
-    """The joint graph: ``graph``'s outputs, then ``d.NAME`` for each of ``wrt``; its inputs are ``graph``'s and the
-    cotangents ``d.OUTPUT``.
+    """The joint graph: its outputs are those of ``graph`` and the gradient ``d.NAME`` for each of ``wrt``; its inputs
+    are those of ``graph`` and the cotangents ``d.OUTPUT``.
 
-    A joint graph can be differentiated again; a name it has already gets another ``d.`` in front: ``d.d.NAME``.
+    A joint graph can be differentiated again; a name that exists already gets another prefix: ``d.d.NAME``.
 
-    A cotangent has its value's shape; a float's has its dtype; that of an int, a bool or a float of 8 bits and less,
-    which hold quantized values, is f64 if a float op it feeds computes in f64, else f32.
+    A cotangent has its value's shape.  For a float it has the value's dtype; for an int, a bool or a float of at most 8
+    bits (quantized values) it is f64 if a float op that reads the value computes in f64, else f32.
 
-    :param unused: ``"zeros"`` gives a zero gradient to an input that no differentiable path reaches; ``"error"``
+    :param unused: for an input that no differentiable path reaches, ``"zeros"`` gives a zero gradient and ``"error"``
         raises.
-    :raises NotDifferentiable: a wanted gradient does not exist; the op in the way is named.
-    :raises InvalidProblem: ``wrt`` names no input, or names one twice.
+    :raises NotDifferentiable: a gradient does not exist; names the op that blocks it.
+    :raises InvalidProblem: ``wrt`` has a name that is no input, or a name twice.
     """
     for name in wrt:
         if name not in graph.input_names:
@@ -53,7 +53,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         for name, node in outputs:
             contributions.setdefault(node, []).append(cotangents[name])
         wanted = {opened.input(name) for name in wrt}
-        needed = set(reachable(wanted, opened.users.__getitem__))  # what depends on a wanted input
+        needed = set(reachable(wanted, opened.users.__getitem__))  # the values that depend on an input of wrt
         gradients = _sweep([node for _, node in outputs], contributions, needed, notes)
         results = [(gradient_names[name], _result(opened, name, gradients, unused)) for name in wrt]
     return Graph(
@@ -67,14 +67,14 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
 
 
 def joint_names(graph: Graph, wrt: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What the joint graph calls the cotangent of each float output, and the gradient of each of ``wrt``."""
+    """(name of each float output's cotangent, name of the gradient of each of ``wrt``) in the joint graph."""
     return _new_names((name for name, node in graph.outputs if node.dtype.is_float), graph.input_names), _new_names(
         wrt, graph.output_names
     )
 
 
 def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
-    """``d.NAME`` for each name, with as many more ``d.`` as it takes to be new."""
+    """``d.NAME`` for each name, with further ``d.`` prefixes until it is unused."""
     known, new = set(taken), {}
     for name in names:
         new[name] = f"d.{name}"
@@ -85,7 +85,7 @@ def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
 
 
 def tangent_dtype(node: Node, contributions: Sequence[Node]) -> DType:
-    """The dtype of a value's cotangent (contracts 4)."""
+    """The dtype of a value's cotangent, as :func:`differentiate` defines it."""
     if node.dtype.has_tangent:
         return node.dtype
     return F64 if any(c.dtype is F64 for c in contributions) else F32
@@ -94,9 +94,9 @@ def tangent_dtype(node: Node, contributions: Sequence[Node]) -> DType:
 def _sweep(
     roots: Sequence[Node], contributions: dict[Node, list[Node]], needed: set[Node], notes: dict[Node, Note]
 ) -> Mapping[Node, Node]:
-    """The cotangent of every value that has one.
+    """The reverse sweep: the cotangent of every value that has one.
 
-    :param notes: gets those of the values that are written: which composite's gradient they are part of.
+    :param notes: is extended by the notes of new nodes: the composite whose gradient they belong to.
     """
     gradients: dict[Node, Node] = {}
     for node in reversed(topological(roots)):
@@ -104,7 +104,7 @@ def _sweep(
             continue
         parts = contributions[node]
         dtype = tangent_dtype(node, parts)
-        wide = dtype.compute if len(parts) > 2 else dtype  # 16-bit contributions add up in f32 and are rounded once
+        wide = dtype.compute if len(parts) > 2 else dtype  # 16-bit contributions accumulate in f32, rounded once
         total = converted(parts[0], wide)
         for part in parts[1:]:
             total = total + converted(part, wide)
@@ -138,14 +138,14 @@ def _sweep(
 
 
 def _vjp(node: Node, total: Node) -> tuple[Any, ...]:
-    """The contributions of a node to the gradients of its operands."""
+    """The contributions of a node with cotangent ``total`` to the cotangents of its operands."""
     assert node.op.vjp is not None
     try:
         return tuple(node.op.vjp(total, node, *node.operands, **node.attrs))
     except TypeRuleError as error:
         if node.dtype.has_tangent:
             raise
-        if node.dtype.is_float:  # arithmetic in a short float: its derivative is written in that type
+        if node.dtype.is_float:  # arithmetic in a narrow float: its vjp is written in that dtype
             return tuple(node.op.vjp(converted(total, node.dtype), node, *node.operands, **node.attrs))
         raise NotDifferentiable(
             f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and passes no derivative: it"
@@ -172,7 +172,7 @@ def _result(graph: Graph, name: str, gradients: Mapping[Node, Node], unused: str
 
 
 def _blocking(graph: Graph, node: Node, gradients: Mapping[Node, Node]) -> Node:
-    """The first op on the way from ``node`` that has a gradient and does not pass it on; else the last op."""
+    """The first op on the path from ``node`` that has a gradient but does not propagate it; else the last op."""
     reached, last = {node}, node
     for user in graph.nodes:
         if any(o in reached for o in user.operands):

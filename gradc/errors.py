@@ -1,7 +1,8 @@
-"""Every failure of gradc, as one small tree.
+"""The exception classes of gradc.
 
-The user's mistakes derive from :class:`GradcError`; :class:`InternalError` alone is ours.  A message names the op, the
-operand types, both numbers and the place; ``add_note`` carries the excerpt that points at it.
+All errors that a user can cause derive from :class:`GradcError`; only :class:`InternalError` reports a bug of gradc.  A
+message names the op, the operand types, both numbers and the place; notes (``add_note``) hold the excerpt that points
+at it.
 """
 
 from __future__ import annotations
@@ -10,32 +11,32 @@ from typing import Any
 
 
 def _again(kind: type[GradcError], args: tuple[Any, ...]) -> GradcError:
-    """An error as it was, its parts in its state: its constructor would make the message anew from them."""
-    base: Any = kind.__base__  # of several, the one that an error of this kind lies in memory as
+    """Unpickles an error without calling its constructor, which would take other arguments than ``args``."""
+    base: Any = kind.__base__  # the base that determines the object's layout
     error: GradcError = base.__new__(kind)
     error.args = args
     return error
 
 
 class GradcError(Exception):
-    """Anything gradc refuses, and why."""
+    """The base class of all errors that gradc reports to its user."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args), self.__dict__
 
 
 class TypeRuleError(GradcError, TypeError):
-    """Operands or attributes that an op does not take."""
+    """Operands or attributes that an op does not accept."""
 
 
 class NotDifferentiable(GradcError):
-    """A wanted gradient that does not exist; the op in the way is named."""
+    """A requested gradient does not exist; the op that blocks it is named."""
 
 
 class IRFormatError(GradcError, ValueError):
-    """Text that is not IR.
+    """A text that is not valid IR.
 
-    :param line: 1-based line of the first thing that is wrong.
+    :param line: 1-based line of the first error.
     :param column: 1-based column of it.
     """
 
@@ -45,7 +46,7 @@ class IRFormatError(GradcError, ValueError):
 
 
 class Unsupported(GradcError, NotImplementedError):
-    """Something gradc means to have and does not have yet, named."""
+    """A feature that gradc does not implement yet; it is named."""
 
 
 class InvalidProblem(GradcError, ValueError):
@@ -57,7 +58,7 @@ class IndexOutOfRange(GradcError, IndexError):
 
     :param op: the op that indexes.  :param input: the name of the index value.
     :param position: flat position in the index array.
-    :param value: what stands there; None if the array is gone by now.
+    :param value: of the index; None if the array no longer exists.
     :param bound: the valid range is [0, bound).
     """
 
@@ -68,11 +69,11 @@ class IndexOutOfRange(GradcError, IndexError):
 
 
 class NotAscending(GradcError, ValueError):
-    """Positions that must not decrease, such as the offsets of bags, and do.
+    """Positions that must be ascending, such as the offsets of bags, decrease.
 
-    :param position: of the first that is below the one before it.
-    :param value: what stands there.
-    :param before: the one before it.
+    :param position: of the first element that is less than its predecessor.
+    :param value: of that element.
+    :param before: the value of its predecessor.
     """
 
     def __init__(self, op: str, input: str, position: int, value: int, before: int):
@@ -83,10 +84,9 @@ class NotAscending(GradcError, ValueError):
 
 
 class InvalidSetting(GradcError, ValueError):
-    """An environment variable, or what :meth:`gradc.knobs.Knob.set` was given, that cannot be read or must not be
-    honoured.
+    """An environment variable, or a value given to :meth:`gradc.knobs.Knob.set`, is malformed or not allowed.
 
-    :param name: of the variable.  :param value: its text.  :param wrong: what is wrong with it, and what it may be.
+    :param name: of the variable.  :param value: its text.  :param wrong: what is wrong with it, and what is allowed.
     """
 
     def __init__(self, name: str, value: str, wrong: str):
@@ -95,11 +95,11 @@ class InvalidSetting(GradcError, ValueError):
 
 
 class MisalignedOperand(GradcError, ValueError):
-    """An array whose address or strides a kernel cannot take."""
+    """An array whose address or strides a kernel does not support."""
 
 
 class OverlappingOperands(GradcError, ValueError):
-    """An output array that shares memory with an input that is not donated, or with another output."""
+    """An output array shares memory with an input that is not donated, or with another output."""
 
 
 class _TooSmall(GradcError, ValueError):
@@ -111,17 +111,17 @@ class _TooSmall(GradcError, ValueError):
 
 
 class WorkspaceTooSmall(_TooSmall):
-    """The caller's workspace holds fewer bytes than ``workspace_size()`` says."""
+    """The caller's workspace is smaller than ``workspace_size()`` bytes."""
 
     what = "workspace"
 
 
 class BufferTooSmall(_TooSmall):
-    """The caller's array holds fewer bytes than its type says."""
+    """The caller's array is smaller than its type requires."""
 
 
 class OutOfMemory(GradcError, MemoryError):
-    """The known peak of a call exceeds what can be had; nothing was launched."""
+    """The predicted peak memory of a call exceeds the available memory; nothing was launched."""
 
 
 class FileError(GradcError, OSError):
@@ -129,7 +129,7 @@ class FileError(GradcError, OSError):
 
     :param path: the file that was asked for.
     :param doing: ``read`` or ``written``.
-    :param cause: what the system said; ``errno`` is its.
+    :param cause: the operating system's error, whose ``errno`` is copied.
     """
 
     def __init__(self, path: object, doing: str, cause: OSError):
@@ -146,13 +146,13 @@ class FileError(GradcError, OSError):
 
 
 class CompilerMissing(GradcError):
-    """No C compiler (or no NVRTC) was found; says where it was looked for and how to get one."""
+    """No C compiler (or no NVRTC) was found; the message says where it was searched and how to install one."""
 
 
 class CompilerError(GradcError):
-    """A compiler refused or died on our source.
+    """A compiler rejected generated source, or crashed on it.
 
-    :param log: what it printed.  :param source: the source, lines numbered.
+    :param log: the compiler's output.  :param source: the source, with line numbers.
     """
 
     def __init__(self, message: str, log: str = "", source: str = ""):
@@ -162,9 +162,9 @@ class CompilerError(GradcError):
 
 
 class RegistersSpilled(CompilerError):
-    """CUDA kernels that need more registers than they may have, where that was to be an error.
+    """CUDA kernels spill registers, and the caller asked for that to be an error.
 
-    :param kernels: by name, the bytes stored to local memory and the bytes loaded again.
+    :param kernels: name -> (bytes of spill stores, bytes of spill loads).
     """
 
     def __init__(self, arch: str, kernels: dict[str, tuple[int, int]], log: str = "", source: str = ""):
@@ -176,29 +176,29 @@ class RegistersSpilled(CompilerError):
 
 
 class DeviceError(GradcError, RuntimeError):
-    """An accelerator reported an error; the kernel that raised it is named."""
+    """An accelerator reported an error; the kernel that caused it is named."""
 
 
 class NoDevice(DeviceError):
-    """There is no GPU to run on, no driver for it, or nothing to reach it with; says which."""
+    """There is no GPU, no driver, or no library (CuPy, torch) to use it with; the message says which."""
 
 
 class DriverTooOld(DeviceError):
-    """The driver does not know what was compiled, or the CUDA that wants to talk to it; both versions are given."""
+    """The driver is too old for the compiled code or for the CUDA runtime; both versions are given."""
 
 
 class CaptureError(DeviceError):
-    """A call that cannot become part of a CUDA graph, and why; nothing was captured."""
+    """A call cannot be captured in a CUDA graph; nothing was captured."""
 
 
 class SimulationFault(DeviceError):
-    """What a CUDA kernel must not do, seen by cuda-sim; the launch ended there and wrote nothing to its arrays.
+    """cuda-sim detected an error of a CUDA kernel; the launch was aborted and its arrays are unchanged.
 
-    :param kind: one word for it: "race", "out of bounds", ...
+    :param kind: of the error: "race", "out of bounds", ...
     :param kernel: its name.
     :param where: ``kernel.cu:12``, "" if unknown.
-    :param block: and :param thread: whose access or call it was.
-    :param message: all of it in words.
+    :param block: and :param thread: that made the access or call.
+    :param message: the complete message.
     """
 
     def __init__(
@@ -215,4 +215,4 @@ class SimulationFault(DeviceError):
 
 
 class InternalError(Exception):
-    """A broken promise of ours: please report it with the dump (``GRADC_DUMP``)."""
+    """A bug in gradc: please report it with a dump (``GRADC_DUMP``)."""

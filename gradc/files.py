@@ -1,8 +1,8 @@
-"""The one way in which gradc writes a file that lasts, and the one way in which it opens one.
+"""Atomic writing and safe reading of files; everything in gradc that reads or writes lasting files uses it.
 
-A file is written under another name in its own folder, brought to the disk, and then renamed: whoever looks, at any
-moment and after any crash, finds the old file or the whole new one.  Only regular files are read: neither a pipe nor a
-device can hang or flood a reader.
+A file is written under a temporary name in the same directory, synced to disk and renamed, so that at any moment, even
+after a crash, the path holds the complete old or the complete new file.  Only regular files are read: a pipe or a
+device cannot block or flood a reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from .errors import FileError
 
 TEMPORARY = ".tmp-gradc-"
-"""How the names of unfinished files begin."""
+"""The prefix of the names of unfinished files."""
 STALE_SECONDS = 3600.0
 _swept: set[str] = set()
 
@@ -28,7 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def as_path(path: Any, doing: str) -> Path:
-    """What was given as a path; FileError if it can be none."""
+    """The argument as a Path; FileError if it cannot be one."""
     try:
         found = Path(path)
         os.fsencode(found)
@@ -44,13 +44,14 @@ def as_path(path: Any, doing: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` when the block ends, and leaves no trace where it raises.
+    """A context manager with a new file that replaces ``path`` at the end of the block; if the block raises, the new
+    file is deleted.
 
-    A symbolic link at ``path`` is replaced, never written through; an old file's permissions are kept.  What names no
-    file of a folder (``/dev/null``, ``/dev/stdout``, a pipe) is written directly.
+    A symbolic link at ``path`` is replaced, not followed; an old file's permissions are kept.  A path that is no
+    regular file (``/dev/null``, ``/dev/stdout``, a pipe) is written directly.
 
-    :param mode: permissions of a file that was not there, before the umask.
-    :raises FileError: it cannot be written; the old file is as it was.
+    :param mode: permissions of a new file, before the umask.
+    :raises FileError: it cannot be written; the old file is unchanged.
     """
     path = as_path(path, "written")
     try:
@@ -65,7 +66,7 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # also KeyboardInterrupt
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
@@ -78,16 +79,16 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def write(path: Any, *parts: Buffer | str, mode: int = 0o666) -> None:
-    """Make the parts, one after the other, the contents of ``path``: :func:`replacing`; text is UTF-8."""
+    """Writes the concatenation of ``parts`` to ``path`` (:func:`replacing`); text is encoded in UTF-8."""
     with replacing(path, mode=mode) as file:
         for part in parts:
             file.write(part.encode("utf-8") if isinstance(part, str) else part)
 
 
 def make_folder(path: Any) -> Path:
-    """The folder, made with those above it where they are not there.
+    """Creates a directory and its parents if they do not exist.
 
-    :raises FileError: it cannot be made, or something else has its name.
+    :raises FileError: it cannot be created, or the path is no directory.
     """
     folder = as_path(path, "written")
     try:
@@ -98,8 +99,8 @@ def make_folder(path: Any) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the temporaries of processes that were killed while they wrote, once per process and folder; young ones
-    may belong to a live one.
+    """Deletes temporary files left by killed processes, once per process and directory; recent ones are kept, because
+    they may be in use.
     """
     key = os.path.abspath(folder)
     if key in _swept:
@@ -116,7 +117,7 @@ def sweep(folder: Path) -> None:
 
 
 def _created(temporary: Path, path: Path, mode: int) -> int:
-    """The descriptor of a file that was not there, with the permissions of the one it will replace."""
+    """The descriptor of a newly created file with the permissions of the file that it will replace."""
     descriptor = os.open(
         temporary,
         os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0),
@@ -127,29 +128,29 @@ def _created(temporary: Path, path: Path, mode: int) -> int:
         if stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
             os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
     except OSError:
-        pass  # there is none, or the file system has no permissions
+        pass  # there is no old file, or the file system has no permissions
     return descriptor
 
 
 def _is_device(path: Path) -> bool:
-    """Whether a path names a device, a pipe or a descriptor of a process, and no file of a folder."""
+    """Whether a path is a device, a pipe or a process's descriptor, which cannot be replaced by renaming."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
             return True
         link = os.readlink(path) if path.is_symlink() else ""
         return link.startswith(("/proc/", "/dev/fd/")) or os.path.realpath(path.parent).startswith("/proc/")
     except OSError:
-        return False  # nothing there yet
+        return False  # it does not exist yet
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk, where the system lets a folder be opened."""
+    """Syncs a rename to disk, on systems where a directory can be opened."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return  # a folder that may be written and not read
+        return  # the directory may be writable but not readable
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -164,9 +165,9 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened(path: Any, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file, open for reading, and what the system says of it.
+    """A context manager with (a regular file open for reading, its ``stat``).
 
-    :raises FileError: it is not there, may not be read, or is a folder, a pipe or a device.
+    :raises FileError: it does not exist, is not readable, or is a directory, a pipe or a device.
     """
     links = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     path = as_path(path, "read")
@@ -194,13 +195,13 @@ def opened(path: Any, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.sta
 def read(path: Any, most: int) -> bytes:
     """The contents of a regular file.
 
-    :param most: bytes it may have; the size is compared before anything is read.
-    :raises FileError: it cannot be read, or is longer.
+    :param most: the largest allowed size in bytes, which is checked before anything is read.
+    :raises FileError: it cannot be read, or is larger.
     """
     with opened(path) as (file, about):
         if about.st_size > most:
             raise FileError(path, "read", OSError(errno.EFBIG, f"it has {about.st_size} bytes, {most} are the most"))
         data = file.read(most + 1)
-    if len(data) > most:  # it grew
+    if len(data) > most:  # the file grew while it was read
         raise FileError(path, "read", OSError(errno.EFBIG, f"it has more than {most} bytes"))
     return data

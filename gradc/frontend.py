@@ -1,4 +1,4 @@
-"""Decorators: a Python function as a graph, and as a value with gradients, types inferred on the first call."""
+"""The decorators gradc.graph and gradc.value_and_grad, which infer types at the first call."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .trace import flatten, said_of_numbers, trace, unflatten
 
 
 class TracedFunction(Shared):
-    """A function whose graph is traced once its types are known: from string annotations (``x: "f32[N,4]"``) or from
-    the first call's arrays.
+    """A function that is traced once its types are known, from string annotations (``x: "f32[N,4]"``) or from the
+    arrays of the first call.
 
-    Calling it runs the compiled forward; ``.graph`` is the graph, ``.compile(wrt=...)`` a module.
+    Calling it runs the compiled forward; ``.graph`` is its graph, ``.compile(wrt=...)`` gives a module.
     """
 
     def __init__(self, fn: Callable[..., Any], assume: Sequence[str] = ()):
@@ -40,7 +40,7 @@ class TracedFunction(Shared):
             self._graph = trace(fn, assume=self.facts, **{n: _plain(a) for n, a in annotated.items()})
 
     def __reduce__(self) -> str:
-        """By name, as functions are pickled."""
+        """Pickled by name, like a function."""
         value: Any = sys.modules.get(self.__module__)
         name: str = vars(self)["__qualname__"]
         for part in name.split("."):
@@ -76,8 +76,8 @@ class TracedFunction(Shared):
     def _module(self, wrt: tuple[str, ...], arguments: dict[str, Any]) -> Module:
         """The module for these arguments.
 
-        Inferred types begin as the first call's; an axis whose size differs at a later call becomes a dim, so that one
-        module more serves every size.
+        Inferred types are at first those of the first call; an axis whose size differs in a later call becomes
+        symbolic, and one more module serves all sizes.
         """
         with held_off:
             from .api import compile
@@ -89,7 +89,7 @@ class TracedFunction(Shared):
         leaves = {k: typeof(v) for k, v in values.items()}
         target = knobs.TARGET.get() or (
             "cuda" if any(describe(v) is not None for v in values.values()) else "cpu"
-        )  # where the arrays lie
+        )  # the device of the arrays
         key: Any = (
             (wrt, target, "fixed")
             if self._graph is not None
@@ -134,7 +134,7 @@ def generalised(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> dict[s
 
 
 def _plain(annotation: Any) -> Any:
-    """Under ``from __future__ import annotations`` a string annotation arrives with its quotes."""
+    """The annotation without quotes: ``from __future__ import annotations`` keeps those of a string annotation."""
     if isinstance(annotation, str) and annotation[:1] in "\"'":
         return annotation[1:-1]
     return annotation
@@ -146,8 +146,8 @@ def _is_type(annotation: Any) -> bool:
 
 
 def graph(fn: Callable[..., Any] | None = None, *, assume: Sequence[str] = ()) -> Any:
-    """``@gradc.graph``: the function becomes a :class:`TracedFunction`; types stand as string annotations or are
-    inferred on the first call.
+    """The decorator ``@gradc.graph``: makes a function a :class:`TracedFunction`, with types from string annotations or
+    inferred at the first call.
     """
     if fn is None:
         return lambda f: TracedFunction(f, assume)
@@ -157,10 +157,10 @@ def graph(fn: Callable[..., Any] | None = None, *, assume: Sequence[str] = ()) -
 def value_and_grad(
     fn: Callable[..., Any] | TracedFunction, wrt: Sequence[str] | str | None = None
 ) -> Callable[..., tuple[Any, Gradients]]:
-    """A function that gives ``fn``'s scalar value and its gradients.
+    """A function that returns (``fn``'s scalar value, its gradients).
 
-    :param wrt: parameters (a nested one stands for all its leaves); None means the first.  ``grads.tree`` has the
-        parameters' shape.
+    :param wrt: the parameters to differentiate by (a nested one stands for all its leaves); None means the first.
+        ``grads.tree`` has the structure of the parameters.
     """
     traced = fn if isinstance(fn, TracedFunction) else TracedFunction(fn)
     first = next(iter(traced.signature.parameters), None)

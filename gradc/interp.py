@@ -1,8 +1,8 @@
-"""What a Graph and a Program mean, in NumPy.
+"""Interpreter of Graphs and Programs in NumPy: the reference semantics for every target.
 
-The oracle for every target: each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its
-own. ``precision="f64"`` reruns any stage with every float as f64 and no rounding between; what holds quantized values
-(floats of 8 bits and less) stays.
+Each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its own dtype.
+``precision="f64"`` evaluates any stage with floats in f64 and without intermediate rounding, except that quantized
+values (floats of at most 8 bits) keep their dtype.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
-    """Sizes as a caller wrote them, by symbol; InvalidProblem where one is no size."""
+    """The caller's sizes by symbol; InvalidProblem if one is no size."""
     if dims is None:
         return {}
     if not isinstance(dims, Mapping):
@@ -52,12 +52,12 @@ def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
 def by_name(
     callee: str, names: Collection[str], inputs: Any, extra: Sequence[Any], more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The inputs of a call: those of a mapping, and those given as keywords.
+    """The inputs of a call: those of the mapping ``inputs`` and those given as keywords, ``more``.
 
-    :param callee: who is called.
+    :param callee: the name of the called function, for errors.
     :param names: of its inputs.
-    :param extra: what else was given without a name: nothing may be.
-    :raises InvalidProblem: something has no name, or one that is no text.
+    :param extra: further positional arguments, of which there may be none.
+    :raises InvalidProblem: there are further positional arguments, or a name is not a string.
     """
     if inputs is None and not extra:
         return dict(more)
@@ -77,9 +77,9 @@ def by_name(
 def bind_dims(
     types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """The value of each symbol: every axis whose size is a bare symbol binds it; all sizes are then checked.
+    """The value of each symbol: an axis whose size is a single symbol binds it; then all sizes are checked.
 
-    InvalidProblem names the input, the axis and both numbers.
+    :raises InvalidProblem: a size does not fit; names the input, the axis and both numbers.
     """
     bound = sizes_given(dims)
     source = {name: "dims=" for name in bound}
@@ -112,7 +112,7 @@ def _concrete(value: Any, bindings: Mapping[str, int]) -> Any:
 
 
 def round_to(value: Any, dtype: DType, precise: bool = False) -> Array:
-    """An array as ``dtype``; with ``precise`` floats of more than 8 bits stay f64."""
+    """An array converted to ``dtype``; with ``precise``, to f64 instead if that is a float of more than 8 bits."""
     array = np.asarray(value)
     if precise and dtype.has_tangent:
         return array.astype(np.float64)
@@ -133,7 +133,7 @@ def _widened(array: Array) -> Array:
 
 
 def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], precise: bool = False) -> Array:
-    """One op on arrays: widened, computed, rounded to the node's dtype."""
+    """Evaluates one op on arrays: operands widened to the compute dtype, the result rounded to the node's dtype."""
     attrs = {name: _concrete(value, bindings) for name, value in node.attrs.items()}
     if precise and "dtype" in attrs and attrs["dtype"].has_tangent:
         attrs["dtype"] = DTYPES["f64"]
@@ -147,7 +147,7 @@ def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], pr
 def evaluate_graph(
     graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
 ) -> dict[Node, Array]:
-    """Every value of a graph; composites are opened."""
+    """The value of every node of a graph; composites are decomposed."""
     from .ir.dims import assuming
 
     types = {graph.input_name(n): n.type for n in graph.inputs}
@@ -166,7 +166,7 @@ def evaluate_graph(
             )
     precise = precision == "f64"
     values: dict[Node, Array] = {}
-    meant: dict[Node, Node] = {}
+    decomposed: dict[Node, Node] = {}
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
@@ -178,20 +178,20 @@ def evaluate_graph(
     def sources(node: Node) -> tuple[Node, ...]:
         if not isinstance(node.op, Composite):
             return node.operands
-        if node not in meant:
-            meant[node] = node.op.decompose(*node.operands, **node.attrs)
-        return (meant[node],)
+        if node not in decomposed:
+            decomposed[node] = node.op.decompose(*node.operands, **node.attrs)
+        return (decomposed[node],)
 
     with assuming(graph.assumptions):
         for node in postorder(topological(n for _, n in graph.outputs), values, sources):
-            if node in meant:
-                values[node] = values[meant[node]]
+            if node in decomposed:
+                values[node] = values[decomposed[node]]
                 continue
             try:
                 values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
             except IndexOutOfRange as error:
-                behind = (n for k in node.op.indices for n in topological([node.operands[k]]))
-                source = next((graph.input_name(n) for n in behind if n.op.name == "input"), error.input)
+                index_nodes = (n for k in node.op.indices for n in topological([node.operands[k]]))
+                source = next((graph.input_name(n) for n in index_nodes if n.op.name == "input"), error.input)
                 raise IndexOutOfRange(error.op, source, error.position, error.value, error.bound) from None
     return values
 
@@ -205,7 +205,13 @@ def run(
     precision: str = "",
     **more: Array,
 ) -> dict[str, Array]:
-    """The outputs of a graph or a program, by name, in NumPy."""
+    """Evaluates a graph or a program in NumPy.
+
+    :param inputs: arrays by name; also as keywords.
+    :param dims: sizes that no input determines.
+    :param precision: ``"f64"`` evaluates with floats in f64.
+    :returns: the outputs by name.
+    """
     names = graph.input_names if isinstance(graph, Graph) else [b.name for b in graph.of_kind("input")]
     given = by_name(graph.name, names, inputs, (), more)
     if isinstance(graph, Program):
@@ -221,8 +227,8 @@ def run(
 def run_program(
     program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
 ) -> dict[str, Array]:
-    """The outputs of a program: every kernel evaluated at once over its whole iteration space; all strategies have one
-    meaning.
+    """The outputs of a program.  Each kernel is evaluated over its whole iteration space at once; strategies make no
+    difference.
     """
     types = {b.name: b.type for b in program.of_kind("input") if not b.alias}
     arrays = {name: np.asarray(inputs[name]) for name in types if name in inputs}
@@ -243,7 +249,7 @@ def run_program(
 
 
 def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
-    """InvalidProblem where a buffer would have a negative size, or more bytes than can be counted."""
+    """InvalidProblem if a buffer has a negative size, or more bytes than 63 bits can count."""
     for buffer in program.buffers:
         for size in buffer.type.shape:
             if evaluate(size, bound) < 0:
@@ -261,7 +267,7 @@ def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
 
 
 def check_nonempty(program: Program, bindings: Mapping[str, int]) -> None:
-    """InvalidProblem where a program takes an extremum over no elements."""
+    """InvalidProblem if a program computes an extremum over no elements."""
     for kernel in program.kernels:
         for s in kernel.body:
             if (
@@ -345,7 +351,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
 
 
 class _KernelRun:
-    """A kernel over its whole space: row and column axes are the array axes."""
+    """Evaluates a kernel over its whole iteration space: its row and column axes are the axes of NumPy arrays."""
 
     def __init__(self, kernel: Kernel, memory: _Memory):
         self.kernel, self.memory = kernel, memory

@@ -33,7 +33,7 @@ def _flag(text: str) -> bool:
 
 
 def _count(most: int) -> Callable[[str], int]:
-    """An integer from 0; int() alone takes '1_0', ' 7 ' and digits of other scripts."""
+    """A parser of integers from 0 to ``most``; int() alone would accept '1_0' and digits of other scripts."""
 
     def parse(text: str) -> int:
         text = text.strip()
@@ -106,13 +106,13 @@ VOIDING = (
         "-fp-contract=fast",
     ),
 )
-"""Flags of gcc and clang (its front end's and LLVM's too, after -Xclang and -mllvm) by which a compiler may change the
-values that IEEE 754 gives, with any value after a further =.
+"""Flags of gcc and clang (also of clang's front end and LLVM, after -Xclang and -mllvm) that permit results other
+than IEEE 754's; also with ``=value`` appended.
 """
 
 
 def _compiler(text: str) -> str:
-    """A command whose flags leave the numerics alone."""
+    """A compiler command without flags that change the numerics."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _compiler(text: str) -> str:
 class Knob(Generic[T]):
     """One variable: ``get()`` reads the override of :meth:`set`, else the environment, else the default.
 
-    :param parse: gives the value of a text; a ValueError says why it has none.
+    :param parse: text -> value; its ValueError says what is wrong with the text.
     """
 
     name: str
@@ -154,9 +154,9 @@ class Knob(Generic[T]):
         return self.read(text)
 
     def read(self, text: str) -> T:
-        """The value that a text stands for.
+        """The value of a text.
 
-        :raises InvalidSetting: none.
+        :raises InvalidSetting: the text is not a valid value.
         """
         try:
             return self.parse(text)

@@ -1,6 +1,4 @@
-"""Arrays of NumPy's files (.npy, .npz) that somebody else wrote: sizes are compared before memory is taken, nothing is
-executed.
-"""
+"""Safe reader of untrusted .npy and .npz files: sizes are checked before memory is allocated, nothing is executed."""
 
 from __future__ import annotations
 
@@ -16,18 +14,17 @@ from .errors import InvalidProblem
 
 Array = np.ndarray[Any, Any]
 MOST_INFLATED, FREE = 100, 1 << 26
-"""Compressed arrays may take so many times the bytes of their file, or so many bytes in any case."""
+"""Limits on decompression: MOST_INFLATED times the file's size, or FREE bytes if that is more."""
 _PIECE = 1 << 24
 _LOCAL_HEADER = 30  # bytes before the name and the extra field of a member
 
 
 def read_arrays(path: Any, *, compressed: bool = True) -> Array | dict[str, Array]:
-    """The array of an .npy file, or those of an .npz file by name; of bools, integers and floats, in this machine's
-    byte order.
+    """The array of an .npy file, or those of an .npz file by name: bools, integers and floats, in native byte order.
 
-    Types that NumPy has no name for (bf16, f8) come as it writes them: ``V2``, ``V1``.
+    Dtypes that NumPy cannot name in files (bf16, f8) are returned as it writes them: ``V2``, ``V1``.
 
-    :param compressed: False refuses compressed members, whatever they say.
+    :param compressed: False rejects compressed members.
     :raises FileError: the file cannot be read.
     :raises InvalidProblem: it is neither, it is damaged, its members overlap or inflate beyond :data:`MOST_INFLATED`,
         or they do not hold numbers.
@@ -43,9 +40,7 @@ def read_arrays(path: Any, *, compressed: bool = True) -> Array | dict[str, Arra
             raise
         except MemoryError:
             raise InvalidProblem(f"{what}: there is no memory for its arrays") from None
-        except (
-            Exception
-        ) as error:  # zipfile, zlib and NumPy's reader promise no list of what they raise for damaged bytes
+        except Exception as error:  # zipfile, zlib and NumPy do not document what they raise for damaged data
             said = str(error) or type(error).__name__
             raise InvalidProblem(f"{what} is neither .npy nor .npz, or a damaged archive: {said[:200]}") from error
 
@@ -67,7 +62,7 @@ def _members(file: BinaryIO, size: int, what: str, compressed: bool) -> dict[str
 
 
 def _check_layout(members: list[zipfile.ZipInfo], directory: int, size: int, what: str) -> None:
-    """Members lie one after the other before the directory, and declare no more bytes than theirs may inflate to."""
+    """Checks that members do not overlap, precede the directory, and do not declare more bytes than the limit."""
     end = 0
     for member in sorted(members, key=lambda m: m.header_offset):
         name = member.filename[:60]
@@ -90,7 +85,7 @@ def _check_layout(members: list[zipfile.ZipInfo], directory: int, size: int, wha
 
 
 def _array(stream: BinaryIO, size: int, what: str) -> Array:
-    """The array of a stream of so many bytes, its header included."""
+    """The array of a stream of ``size`` bytes, including the header."""
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
         raise InvalidProblem(f"{what} is .npy of version {version}; 1.0 and 2.0 hold numbers")
@@ -123,16 +118,16 @@ def _bytes(stream: BinaryIO, count: int, what: str) -> Array:
             raise InvalidProblem(f"{what} ends after {at} of {count} bytes")
         data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
-    if stream.read(1):  # and the end of a member is where its checksum is compared
+    if stream.read(1):  # zipfile compares the checksum when the end of a member is read
         raise InvalidProblem(f"{what} goes on after its {count} bytes")
     return data
 
 
 def as_dtype(array: Array, wanted: np.dtype[Any], what: str) -> Array:
-    """An array of a file as a dtype: itself, or its bits where NumPy's files have no word for the dtype (ml_dtypes':
-    ``V2``, ``u2``).
+    """An array of a file in the dtype ``wanted``: unchanged, or, for a dtype of ml_dtypes, which files store as ``V2``
+    or ``u2``, with its bits reinterpreted.
 
-    :raises InvalidProblem: it has another.
+    :raises InvalidProblem: it has another dtype.
     """
     if array.dtype == wanted:
         return array
@@ -142,7 +137,7 @@ def as_dtype(array: Array, wanted: np.dtype[Any], what: str) -> Array:
 
 
 def write_arrays(path: Path, arrays: dict[str, Array]) -> None:
-    """The arrays as an .npz file; those of ml_dtypes as the unsigned integers of their bits.
+    """Writes the arrays as an .npz file; those with a dtype of ml_dtypes as unsigned integers with the same bits.
 
     :raises FileError: it cannot be written.
     """

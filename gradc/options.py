@@ -1,6 +1,4 @@
-"""The options of :func:`gradc.compile`, one record: their defaults, how each is checked, what it means, and the flags
-of the command that set it.
-"""
+"""The options of :func:`gradc.compile` as one record: defaults, checks, descriptions, and the command line flags."""
 
 from __future__ import annotations
 
@@ -25,9 +23,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Given:
-    """An option as it was given, and what it is given for.
+    """The given value of an option, with the compilation that it is for.
 
-    :param wrt: the inputs whose gradients are wanted.
+    :param wrt: the inputs to differentiate by.
     """
 
     name: str
@@ -38,7 +36,7 @@ class Given:
 
 
 Check = Callable[[Given], Any]
-"""The value that is kept, or an error of :mod:`gradc.errors`."""
+"""Returns the value in canonical form, or raises an error of :mod:`gradc.errors`."""
 
 
 def one_named(names: Sequence[str]) -> str:
@@ -51,7 +49,7 @@ def one_named(names: Sequence[str]) -> str:
 
 
 def unchecked(given: Given) -> Any:
-    """By what reads it, the cost model of a device for instance."""
+    """No check here: the option's consumer (such as the cost model) checks it."""
     return given.value
 
 
@@ -73,9 +71,10 @@ def one_of(*known: Any) -> OneOf:
 
 
 def names_of(name: str, value: Any) -> tuple[str, ...]:
-    """One name, or several.
+    """A name or a collection of names, as a tuple.
 
-    :raises InvalidProblem: something else; ``name`` is the argument.
+    :param name: of the argument, for errors.
+    :raises InvalidProblem: it is neither.
     """
     names: list[Any] = (
         [value]
@@ -90,7 +89,7 @@ def names_of(name: str, value: Any) -> tuple[str, ...]:
 
 
 def expand(graph: Graph, names: Sequence[str]) -> list[str]:
-    """Names of inputs; ``params`` stands for ``params.l1.w``, ``params.l1.b``..."""
+    """Expands prefixes to names of inputs: ``params`` becomes ``params.l1.w``, ``params.l1.b``..."""
     out: list[str] = []
     for name in names:
         below = [n for n in graph.input_names if n.startswith(name + ".")]
@@ -99,12 +98,12 @@ def expand(graph: Graph, names: Sequence[str]) -> list[str]:
 
 
 def names(given: Given) -> tuple[str, ...]:
-    """A name or several, or None."""
+    """A name, several names, or None."""
     return names_of(given.name, given.value or ())
 
 
 def tables(given: Given) -> tuple[str, ...]:
-    """Inputs of ``wrt``."""
+    """Names of inputs in ``wrt``."""
     found = tuple(expand(given.graph, names(given)))
     unknown = [name for name in found if name not in given.wrt]
     if unknown:
@@ -147,7 +146,7 @@ def sizes(given: Given) -> dict[str, int] | None:
 
 
 def strategies(given: Given) -> Mapping[str, str] | None:
-    """Strategies that the target has, by output, or None."""
+    """A map from outputs to strategies that the target has, or None."""
     force = given.value
     if force is not None and not (isinstance(force, Mapping) and all(isinstance(k, str) for k in force)):
         raise InvalidProblem(f"reductions={force!r}: it maps names of outputs, or '*', to strategies")
@@ -165,9 +164,9 @@ def strategies(given: Given) -> Mapping[str, str] | None:
 def option(default: Any, check: Check, meaning: str, flag: str = "", metavar: str = "") -> Any:
     """A field of :class:`Options`.
 
-    :param meaning: its text in the documentation of :func:`gradc.compile`.
-    :param flag: the help of the command's flag; "" where there is none.
-    :param metavar: what that flag takes, as its help shows it.
+    :param meaning: its description in the docstring of :func:`gradc.compile`.
+    :param flag: the help of the command line flag; "" if there is none.
+    :param metavar: the flag's placeholder for the value.
     """
     metadata = {"check": check, "meaning": meaning, "flag": flag, "metavar": metavar}
     return field(default=default, metadata=metadata)
@@ -175,45 +174,45 @@ def option(default: Any, check: Check, meaning: str, flag: str = "", metavar: st
 
 @dataclass(frozen=True)
 class Options:
-    """What a module was compiled with; each field is a keyword of :func:`gradc.compile`, as its checks left it."""
+    """The checked options of a compilation; each field is a keyword of :func:`gradc.compile`."""
 
     numerics: Literal["real", "strict"] = option(
         "real",
         one_of("real", "strict"),
-        '``"real"`` allows rewrites that are equal over the reals, ``"strict"`` only those that keep every bit.',
-        flag="real allows rewrites equal over the reals; strict keeps every bit.",
+        '``"real"`` allows rewrites that are exact over the reals, ``"strict"`` only bit-exact ones.',
+        flag="real allows rewrites that are exact over the reals; strict only bit-exact ones.",
     )
     fuse: bool = option(
         True,
         one_of(True, False),
         "False gives each node its own kernel.",
-        flag="Several nodes in a kernel, or one each.",
+        flag="Fuse nodes into kernels, or one kernel per node.",
     )
     save: str | tuple[str, ...] = option(
         "min-cut",
         kept_values,
-        '``"min-cut"``, ``"all"``, ``"none"`` or names of values to keep.',
-        flag="What forward keeps for backward: min-cut, all, none, or names of values.",
+        'the residuals that forward keeps for backward: ``"min-cut"``, ``"all"``, ``"none"`` or names of values.',
+        flag="The residuals that forward keeps for backward: min-cut, all, none, or names of values.",
         metavar="HOW",
     )
     memory_budget: int | float | None = option(
         None,
         byte_budget,
-        "what forward may leave for backward beyond the inputs: an int, in bytes, at the sizes of ``hints`` and"
-        " ``dims``; or a float from 0.0, the fewest bytes possible, to 1.0, what ``save`` keeps.  The rest is computed"
-        " again, reductions included, matrix products and scatters never.",
-        flag="What forward may leave for backward at --dims: 4096, 64MB, or a part of what --save keeps, 0.5.",
+        "limit of the residuals, not counting inputs: an int, in bytes, for the sizes ``hints`` and ``dims``; or a"
+        " fraction from 0.0, the least possible, to 1.0, what ``save`` keeps.  Other values are recomputed in backward,"
+        " including reductions, but never matrix products and scatters.",
+        flag="Limit of the residuals at --dims: 4096, 64MB, or a fraction of what --save keeps, 0.5.",
         metavar="BYTES",
     )
     hints: Mapping[str, int] | None = option(
         None,
         sizes,
-        "sizes of symbols at which what to save is weighed; they bind nothing, and 1024 stands for those without.",
+        "typical sizes of symbols, by which residuals are chosen; they do not fix the sizes.  The default is 1024.",
     )
     unused: Literal["error", "zeros"] = option(
         "error",
         one_of("error", "zeros"),
-        '``"zeros"`` gives a zero gradient where no path leads.',
+        '``"zeros"`` gives a zero gradient to an input that no differentiable path reaches, ``"error"`` raises.',
     )
     reductions: Mapping[str, str] | None = option(
         None,
@@ -221,46 +220,46 @@ class Options:
         f'``{{"*" or output: strategy}}`` forces the choice.  On a CPU a strategy is {one_named(ON_HOST)}; in CUDA'
         f" {one_named(ON_GPU)}.",
     )
-    dims: Mapping[str, int] | None = option(None, sizes, "values of symbols that no argument binds.")
-    donate: tuple[str, ...] = option((), names, "inputs whose memory outputs may take.")
-    sparse: tuple[str, ...] = option((), tables, "tables whose gradients come as :class:`gradc.SparseRows`.")
+    dims: Mapping[str, int] | None = option(None, sizes, "values of symbols that no argument determines.")
+    donate: tuple[str, ...] = option((), names, "inputs whose memory may be reused for outputs.")
+    sparse: tuple[str, ...] = option((), tables, "tables whose gradients are returned as :class:`gradc.SparseRows`.")
     arch: str | None = option(
         None,
         unchecked,
-        'what the target cuda compiles for; if unsaid the current device\'s, ``"sm_90"`` where there is none.',
-        flag="What --target cuda compiles for.",
+        'the architecture for the target cuda; by default that of the current device, or ``"sm_90"`` without one.',
+        flag="The architecture for --target cuda.",
         metavar="sm_90",
     )
     determinism: Literal["run", "none"] = option(
         "run",
         one_of("run", "none"),
-        '``"run"``: the same bits in every run; ``"none"`` lets a GPU add floats in any order where that is faster.',
+        '``"run"``: every run gives the same bits; ``"none"`` allows a GPU to add floats in any order if it is faster.',
     )
     errors: Literal["sync", "async"] | None = option(
         None,
         one_of(None, "sync", "async"),
-        'of data, on a GPU: ``"async"`` raises them at ``module.synchronize()`` or a later call, ``"sync"`` waits in'
-        " each call.",
+        'when errors of data (indices) are raised on a GPU: ``"async"`` by ``module.synchronize()`` or a later call,'
+        ' ``"sync"`` by the call itself, which waits.',
     )
     device: str | None = option(
         None,
         unchecked,
-        'whose constants choose reductions, by the cost model\'s name (``"H200"``); if unsaid the current device, or'
-        " the first of ``arch``.",
+        'the device whose constants are used to choose reductions, by its name in the cost model (``"H200"``); by'
+        " default the current device, or the default one of ``arch``.",
     )
     calibration: str | None = option(
         None,
         unchecked,
-        'a file that ``gradc calibrate`` wrote, or ``"none"``; unsaid, the target cuda reads ``GRADC_CALIBRATION`` or'
-        " the user's own, if any.  A module keeps its text.",
+        'a file written by ``gradc calibrate``, or ``"none"``; by default the target cuda reads the file in'
+        " ``GRADC_CALIBRATION`` or the user's configuration directory, if any.  A module stores its contents.",
     )
 
     def given(self) -> dict[str, Any]:
-        """The options by name, as :func:`gradc.compile` takes them."""
+        """The options as keywords of :func:`gradc.compile`."""
         return dict(vars(self))
 
     def as_json(self) -> dict[str, Any]:
-        """The options by name, as JSON has words for them."""
+        """The options by name, with values that JSON can represent."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
@@ -268,20 +267,20 @@ FIELDS = fields(Options)
 """In their metadata: ``check``, ``meaning``, ``flag`` and ``metavar``, as :func:`option` takes them."""
 NAMES = tuple(each.name for each in FIELDS)
 TEXTS = tuple(f.name for f in FIELDS if re.fullmatch(r"(str|Literal\[.*\])( \| None)?", str(f.type)))
-"""Options that are a text, or None."""
+"""Options whose values are strings or None."""
 
 
 def check_names(given: Mapping[str, Any]) -> None:
-    """InvalidProblem where there is no such option."""
+    """InvalidProblem if a name is not that of an option."""
     unknown = given.keys() - set(NAMES)
     if unknown:
         raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*NAMES, 'layout'))}")
 
 
 def checked(given: Mapping[str, Any], graph: Graph, target: str, wrt: Sequence[str]) -> Options:
-    """The options that were given, checked, and the defaults of the others.
+    """The given options, checked, with the defaults of the others.
 
-    :raises InvalidProblem, Unsupported: what is wrong with one.
+    :raises InvalidProblem, Unsupported: an option is invalid.
     """
     values = {each.name: given.get(each.name, each.default) for each in FIELDS}
     return Options(
@@ -293,9 +292,9 @@ def checked(given: Mapping[str, Any], graph: Graph, target: str, wrt: Sequence[s
 
 
 def for_target(options: Options, target: str) -> Options:
-    """With what a target, and a GPU that is here, decide: architecture, device, calibration, when errors are raised.
+    """The options with defaults that depend on the target and the current GPU: arch, device, calibration, errors.
 
-    :raises InvalidProblem: an option of a GPU is given for another target.
+    :raises InvalidProblem: a GPU option is given for another target.
     """
     if options.arch is not None and target != "cuda":
         raise InvalidProblem(f"arch={options.arch!r} is for the target 'cuda', not {target!r}")
@@ -320,7 +319,7 @@ def for_target(options: Options, target: str) -> Options:
         options = replace(options, arch=arch, device=device)
     text = calibration_text_for(
         gpu_of(options.device or options.arch), options.calibration, own=target == "cuda"
-    )  # a module keeps what it was chosen by, not where that lay
+    )  # the module stores the contents, not the path
     return replace(options, calibration=text)
 
 
@@ -328,8 +327,8 @@ def for_target(options: Options, target: str) -> Options:
 
 
 def documented(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that takes the options as keywords, with their names, defaults and meaning in its signature and
-    docstring, before its ``:raises``.
+    """A decorator for functions that take the options as keywords: adds the options to the signature, and their
+    descriptions to the docstring, before ``:raises``.
     """
     own = inspect.signature(function)
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -1,8 +1,8 @@
-"""Graphs, nodes and ops in pickles (so in torch.save, multiprocessing): a graph as its text with its arrays and notes,
+"""Pickling of graphs, nodes and ops (also for torch.save, multiprocessing): a graph as its text with arrays and notes,
 an op as its name.
 
-What is read back is checked as any text is, and is the very same: nodes are hash-consed.  Modules follow in
-:mod:`gradc.api`.
+Unpickling parses and verifies the text; because nodes are hash-consed, it gives the identical nodes.  Modules are
+pickled by :mod:`gradc.api`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .process.ieee import plain
 
 
 def op_named(name: str) -> Op:
-    """The op of that name; InvalidProblem where this process has none."""
+    """The op of that name; InvalidProblem if it is not registered in this process."""
     op: Op | None = ops.REGISTRY.get(name)
     if op is None:
         raise InvalidProblem(
@@ -35,7 +35,7 @@ def op_named(name: str) -> Op:
 
 @plain()
 def graph_from(text: str, defaults: Mapping[str, np.ndarray[Any, Any]], notes: Sequence[tuple[int, Note]]) -> Graph:
-    """A graph from its text, the arrays bound to inputs, and notes by the place of their node."""
+    """A graph from its text, the arrays bound to inputs, and (position of the node, note) pairs."""
     graph = parse(text)
     for array in defaults.values():
         array.flags.writeable = False
@@ -66,7 +66,7 @@ def _node(node: Node) -> tuple[Any, ...]:
 
 
 def register() -> None:
-    """Tell pickle."""
+    """Registers the reducers with ``copyreg``."""
     copyreg.pickle(Graph, _graph)
     copyreg.pickle(Node, _node)
     for kind in (Primitive, Composite, Library):

@@ -1,19 +1,19 @@
-"""Ready-made plans: the gradients of one op as an Executable, for callers who have no graph.
+"""Ready-made plans: the gradients of one op as an Executable, for callers without a graph.
 
 >>> plan = gradc.plans.embedding_backward(D=64, dtype="bf16", padding_idx=0)
 >>> plan.run(indices=tokens, dy=dy, dims={"V": 32000})["weight"]
 
-A plan is what the op's vjp gives from the op's own inputs alone, with no residuals between a forward and it: the graph
-of the op is differentiated, and the gradients that are asked for are compiled.  Arguments are called as the op's
-operands are, the cotangent is ``dy``; only what the gradients need is an argument (``plan.arguments``).  Results are
-called as the operands whose gradients they are (``weight``, not ``d.weight``; ``plan.results``).
+A plan computes the op's vjp from the op's inputs, without residuals of a forward: the one-op graph is differentiated,
+and the requested gradients are compiled.  Arguments have the names of the op's operands, the cotangent is ``dy``; only
+what the gradients need is an argument (``plan.arguments``).  Results have the names of the operands that they are the
+gradients of (``weight``, not ``d.weight``; ``plan.results``).
 
-Sizes are symbols unless they are given; one plan serves them all.  A size that no argument has (V, of an embedding's
-indices and dy) is given to the plan, or to the call by ``dims={"V": 32000}`` or by ``out=``.  Dtypes are keywords, and
-so are the op's options, under the op's own names and with its defaults, but for one: where an op has ``oob``, a plan's
-default is ``"skip"`` (an index out of range adds nothing) and the op's ``"error"``.
+Sizes are symbolic unless they are given; one plan serves all of them.  A size that no argument determines (V, for an
+embedding's indices and dy) is given to the plan, or to the call by ``dims={"V": 32000}`` or by ``out=``.  Dtypes and
+the op's options are keywords, with the op's names and defaults, with one exception: ``oob`` defaults to ``"skip"`` (an
+index out of range adds nothing), in the op to ``"error"``.
 
-Plans are kept by descriptor: the same call gives the same plan.  It is compiled at its first use.
+Plans are cached: calls with the same arguments return the same plan.  It is compiled at its first use.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 Shape = tuple[Size, ...]
 Settings = Mapping[str, Any]
-"""The keywords of a plan that are no sizes, by name: dtypes, and the op's options."""
+"""The keyword arguments of a plan other than sizes: dtypes, and the op's options."""
 OperandTypes = dict[str, tuple[str, Sequence[Size | str]]]
-"""The dtype and the shape of each operand."""
+"""Operand name -> (dtype, shape)."""
 Block = tuple[int | str | None, ...]
 
 
 class Plan(Shared):
     """The gradients of one op, ready to run.
 
-    :ivar arguments: name -> type of what ``run`` takes.
-    :ivar results: name -> type of what it gives.
-    :ivar graph: what is compiled.
+    :ivar arguments: name -> type of each argument of ``run``.
+    :ivar results: name -> type of each result.
+    :ivar graph: the graph that is compiled.
     """
 
     def __init__(self, name: str, graph: Graph, chosen: Sequence[str], target: str | None):
@@ -75,7 +75,7 @@ class Plan(Shared):
 
     @property
     def module(self) -> Module:
-        """The compiled graph; compiled on first use."""
+        """The compiled module; compiled at its first use."""
         if self._module is None:
             with self._lock:
                 if self._module is None:
@@ -84,7 +84,7 @@ class Plan(Shared):
 
     @property
     def executable(self) -> Executable:
-        """What runs."""
+        """The Executable that ``run`` calls."""
         return self.module.forward
 
     def run(
@@ -99,11 +99,12 @@ class Plan(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Results:
-        """The gradients by name; arrays are of the kind that went in.  As :meth:`gradc.Executable.run`.
+        """The gradients by name, as arrays of the arguments' library; like :meth:`gradc.Executable.run`.
 
         :param out: arrays to write gradients into.
-        :param accumulate: True, or the names of ``out`` that are added to instead of written.
-        :param workspace: memory of at least ``workspace_size(**dims)`` bytes.  :param dims: sizes that no argument has.
+        :param accumulate: True, or the names of those in ``out`` to add to instead of overwriting them.
+        :param workspace: memory of at least ``workspace_size(**dims)`` bytes.
+        :param dims: sizes that no argument determines.
         """
         return self.executable.run(
             arguments, out=out, accumulate=accumulate, stream=stream, workspace=workspace, dims=dims, **more
@@ -112,8 +113,8 @@ class Plan(Shared):
     __call__ = run
 
     def can_implement(self, arguments: Arguments | None = None, /, **more: Any) -> GradcError | None:
-        """None if ``run`` takes these arguments, else the error it would raise; nothing runs.  What the target cannot
-        compile is found too.
+        """None if ``run`` accepts these arguments, else the error it would raise, including failures to compile for the
+        target; nothing is run.
         """
         try:
             executable = self.executable
@@ -122,16 +123,16 @@ class Plan(Shared):
         return executable.can_implement(arguments, **more)
 
     def workspace_size(self, **dims: int) -> int:
-        """Bytes of workspace for these dims."""
+        """The size of the workspace for these dims, in bytes."""
         return self.executable.workspace_size(**dims)
 
     @property
     def precision(self) -> Precision:
-        """What it computes and accumulates in, read off its kernels."""
+        """The dtypes it computes and accumulates in, derived from its kernels."""
         return self.executable.precision
 
     def sku(self, **dims: int) -> str:
-        """One name for what this is: plan, target, dtypes, options that are not the defaults, sizes."""
+        """An identifier: plan, target, dtypes, options that differ from the defaults, sizes."""
         dtypes = "_".join(dict.fromkeys(str(t.dtype) for t in (*self.arguments.values(), *self.results.values())))
         return ".".join(
             (self.name, self.executable.target, dtypes, *self._chosen, *(f"{k}{v}" for k, v in dims.items()))
@@ -144,11 +145,11 @@ class Plan(Shared):
 
     @property
     def source(self) -> str:
-        """Its C text."""
+        """Its generated source."""
         return self.executable.source
 
     def explain(self, **dims: int) -> str:
-        """Its kernels with their bytes and why they are as they are."""
+        """The explanation of its kernels: bytes moved, strategies and the reasons for them."""
         return self.module.explain(**dims)
 
     def __repr__(self) -> str:
@@ -160,22 +161,22 @@ class Plan(Shared):
 
 
 def per_tensor(rank: int = 2) -> Block:
-    """One block; its scale is ``[1, ..., 1]``.  ``block=None`` is the same with a scalar scale."""
+    """The block shape of one block; its scale is ``[1, ..., 1]``.  ``block=None`` is the same with a scalar scale."""
     return (None,) * rank
 
 
 def per_channel(axis: int = 0, rank: int = 2) -> Block:
-    """A scale for each index along ``axis``."""
+    """The block shape with one scale per index of ``axis``."""
     return tuple(1 if a == axis % rank else None for a in range(rank))
 
 
 def per_token(rank: int = 2) -> Block:
-    """A scale for each row of the last axis."""
+    """The block shape with one scale per row along the last axis."""
     return (*(1,) * (rank - 1), None)
 
 
 def per_group(size: int, rank: int = 2) -> Block:
-    """A scale for each ``size`` neighbours along the last axis."""
+    """The block shape with one scale per ``size`` consecutive elements of the last axis."""
     return (*(1,) * (rank - 1), size)
 
 
@@ -184,13 +185,13 @@ def per_group(size: int, rank: int = 2) -> Block:
 
 @dataclass(frozen=True)
 class Row:
-    """One plan of the table.
+    """One entry of the table of plans.
 
     :param types: ``(settings) -> {operand: (dtype, shape)}``; a size is an int or a symbol.
-    :param settings: what the types depend on, with defaults: dtypes, ranks, which operands there are.
-    :param sizes: the sizes that come first in a call, by position.
+    :param settings: the keywords that the types depend on, with defaults: dtypes, ranks, optional operands.
+    :param sizes: the names of the sizes that are the positional parameters.
     :param options: defaults that differ from the op's.
-    :param wrt: operands whose gradients are given where ``wrt`` is not (those that are there); none for a forward plan.
+    :param wrt: the operands (those present) whose gradients are computed by default; none for a forward plan.
     """
 
     op: str
@@ -266,11 +267,11 @@ def _indexed(s: Settings) -> OperandTypes:
 
 
 _INDEX = {"rank": 2, "dtype": "f32", "index_dtype": "i64"}
-_SKIPS = 'oob is "skip" here and "error" in the op.'
+_SKIPS = 'oob defaults to "skip" here and to "error" in the op.'
 _BLOCK = (
-    "block: as in the op, None for a whole axis: per_tensor(), per_channel(), per_token(), per_group(); block=None is"
-    " per tensor with a scalar scale.  shape: sizes or names, [N, D] if not given.  zero_point_dtype: None for no zero"
-    " point."
+    "block: as in the op, with None for a whole axis: per_tensor(), per_channel(), per_token(), per_group(); block=None"
+    " is per tensor with a scalar scale.  shape: sizes or symbols, by default [N, D].  zero_point_dtype: None for no"
+    " zero point."
 )
 _QUANTIZE = {"block": None, "shape": None, "x_dtype": "f32", "scale_dtype": "f32", "zero_point_dtype": None}
 
@@ -287,8 +288,8 @@ TABLE: dict[str, Row] = {
         "embedding_bag",
         _bag,
         {"dtype": "f32", "index_dtype": "i64", "rank": 1, "per_sample_weights": False},
-        "weight [V, D], and per_sample_weights where there are any, from dy [B, D]; indices [N] with offsets [B], or"
-        f" of rank 2 [B, L].  {_SKIPS}",
+        "weight [V, D], and per_sample_weights if there are any, from dy [B, D]; indices [N] with offsets [B], or"
+        f" 2-D indices [B, L].  {_SKIPS}",
         sizes=("V", "D"),
         wrt=("weight", "per_sample_weights"),
     ),
@@ -303,7 +304,7 @@ TABLE: dict[str, Row] = {
         "quantize",
         _quantized("x"),
         _QUANTIZE,
-        f"x, scale and zero_point; dy is a float, f32 unless dy_dtype says.  {_BLOCK}",
+        f"x, scale and zero_point; dy is a float, f32 unless dy_dtype is given.  {_BLOCK}",
         wrt=("x", "scale", "zero_point"),
     ),
     "fake_quantize_backward": Row(
@@ -318,7 +319,7 @@ TABLE: dict[str, Row] = {
         _image,
         {"dtype": "f32", "rank": 4},
         "input [N, C, H, W] and grid [N, OH, OW, 2], or with rank=5 [N, C, D, H, W] and [N, OD, OH, OW, 3];"
-        ' wrt=("grid",) gives one alone.',
+        ' wrt=("grid",) computes only one.',
         wrt=("input", "grid"),
     ),
     "index_add": Row(
@@ -346,7 +347,7 @@ _MOST = 1024
 
 
 def _defaults(row: Row) -> Settings:
-    """Every keyword of a plan but the sizes."""
+    """Every keyword of a plan except the sizes, with its default."""
     record = ops.REGISTRY[row.op]
     options = {name: row.options.get(name, parameter.default) for name, parameter in record.parameters.items()}
     return {**row.settings, **options, **({"dy_dtype": None, "wrt": None} if row.wrt else {})}
@@ -370,7 +371,7 @@ def _make(name: str, given: Settings, target: str | None) -> Plan:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A setting in its one spelling."""
+    """A setting in canonical form."""
     if name.endswith("dtype"):
         return None if value is None else dtype_of(value).name
     if name == "rank" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -391,7 +392,7 @@ def _short(value: Any) -> str:
 
 
 def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, int]) -> Graph:
-    """The gradients of the op as a graph of their own."""
+    """The graph that computes only the gradients of the op."""
     record = ops.REGISTRY[row.op]
     symbolic = {
         operand: Type(dtype_of(kind), tuple(_size(n) for n in shape))
@@ -436,7 +437,7 @@ def _graph(name: str, row: Row, settings: Settings, sizes: Mapping[str, int]) ->
 
 
 def _plan(name: str) -> Callable[..., Plan]:
-    """The function of a row, with its signature and its words."""
+    """The function of a table entry, with its signature and docstring."""
     row = TABLE[name]
     sizes = row.sizes
 
@@ -455,13 +456,13 @@ def _plan(name: str) -> Callable[..., Plan]:
     plan.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     subject = "The gradients of" if row.wrt else "A plan of"
     more = (
-        "\n\n    wrt: the operands whose gradients are wanted.  dy_dtype: that of dy where it is not the op's result's."
+        "\n\n    wrt: the operands to differentiate by.  dy_dtype: the dtype of dy, by default that of the op's result."
         if row.wrt
         else ""
     )
     plan.__doc__ = (
         f"{subject} :data:`gradc.ops.{row.op}`: {row.doc}{more}\n\n    Any size of the operands may be given by its"
-        " name; the others are symbols.\n    "
+        " name; the others are symbolic.\n    "
     )
     return plan
 

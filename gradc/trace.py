@@ -1,4 +1,4 @@
-"""A graph written as a Python function.
+"""Tracing: builds a graph by calling a Python function on symbolic values.
 
 >>> graph = trace(lambda x, w: ops.relu(x @ w), x="f32[N,4]", w="f32[4,3]")
 """
@@ -29,10 +29,10 @@ from .ir.walk import topological
 pickles.register()
 _PACKAGE = os.path.join(
     os.path.dirname(os.path.abspath(__file__)), ""
-)  # a clone of the repository may be called gradc too
+)  # a checkout's directory may be called gradc too
 _DEMO = os.path.join(_PACKAGE, "demo", "")
 
-_DEEPEST = 100  # of nested parameters: a name has 200 characters
+_DEEPEST = 100  # levels of nested parameters: a name has at most 200 characters
 
 _scopes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("scopes", default=())
 _facts: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("facts", default=None)
@@ -40,7 +40,7 @@ _facts: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Values made within the block are shown as ``name/...`` in dumps."""
+    """A context manager: values created in it are shown as ``name/...`` in dumps."""
     token = _scopes.set((*_scopes.get(), check_name(name)))
     try:
         yield
@@ -49,8 +49,8 @@ def scope(name: str) -> Iterator[None]:
 
 
 def assume(fact: str | Assumption) -> None:
-    """Within a traced function: state ``"N >= 1"`` or ``"N == 4*M"``; it becomes a line of the header and is checked at
-    each call.
+    """In a traced function, states a fact about dims: ``"N >= 1"`` or ``"N == 4*M"``.  It becomes an assumption of the
+    graph and is checked at each call.
     """
     facts = _facts.get()
     if facts is None:
@@ -64,9 +64,9 @@ def assume(fact: str | Assumption) -> None:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested dict, list, tuple or dataclass as ``{"l1.w": leaf}``.
+    """The leaves of a nested dict, list, tuple or dataclass by their dotted names: ``{"l1.w": leaf}``.
 
-    :raises TypeRuleError: two leaves have one name, a structure holds itself, or is nested deeper than a name is long.
+    :raises TypeRuleError: two leaves have the same name, or the structure contains itself or is nested too deeply.
     """
     return _flattened(tree, prefix, ())
 
@@ -83,7 +83,7 @@ def _flattened(tree: Any, prefix: str, around: tuple[int, ...]) -> dict[str, Any
         items = [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree)]
     elif isinstance(tree, list | tuple):
         items = [(str(i), v) for i, v in enumerate(tree)]
-    elif tree is None:  # a parameter that is not there
+    elif tree is None:  # an absent parameter
         return {}
     else:
         return {prefix: tree}
@@ -100,7 +100,7 @@ def _flattened(tree: Any, prefix: str, around: tuple[int, ...]) -> dict[str, Any
 
 
 def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
-    """The shape of ``tree`` filled with ``leaves``."""
+    """The structure of ``tree`` with its leaves replaced by ``leaves``, which are keyed as by :func:`flatten`."""
     join = lambda key: f"{prefix}.{key}" if prefix else str(key)
     if isinstance(tree, Mapping):
         return {k: unflatten(v, leaves, join(k)) for k, v in tree.items()}
@@ -122,7 +122,7 @@ def as_type(leaf: Any) -> Type:
 
 
 def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRuleError:
-    """The error, and which inputs are plain Python numbers, whose dtype may not be the one that was meant."""
+    """The error with a hint which inputs are plain Python numbers, whose dtype may not be the intended one."""
     numbers = [
         f"{name}={value!r} is {typeof(value)}"
         for name, value in leaves.items()
@@ -140,14 +140,14 @@ def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRule
 
 
 def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = "", **types: Any) -> Graph:
-    """Call ``fn`` once on symbolic values and keep what it computes.
+    """Calls ``fn`` once on symbolic values and records what it computes as a graph.
 
-    :param types: per parameter ``"f32[N,4]"``, a Type, an array, or a nested dict/list/dataclass of these; names of
-        nested leaves are joined by dots: ``params.l1.w``.
+    :param types: for each parameter ``"f32[N,4]"``, a Type, an array, or a nested dict/list/dataclass of these; names
+        of nested leaves are joined by dots: ``params.l1.w``.
     :param assume: facts about dims, such as ``"N >= 1"``.
-    :raises TypeRuleError: an op refused its operands, or ``fn`` returned something that is no value.
+    :raises TypeRuleError: an op rejects its operands, or ``fn`` returns something that is not a traced value.
     """
-    assert ops.REGISTRY  # an input is a record, too
+    assert ops.REGISTRY  # importing ops registers ``input``
     signature = inspect.signature(fn)
     spread = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     if spread is not None:
@@ -234,7 +234,7 @@ def _outputs(result: Any) -> dict[str, Node]:
 
 
 class _Recorder:
-    """Notes names and places of the values made while it is open, and takes in large arrays as inputs with defaults."""
+    """While active, records names and source locations of values, and turns large arrays into inputs with defaults."""
 
     def __init__(self, fn: Callable[..., Any]):
         self.code = getattr(fn, "__code__", None)
@@ -276,7 +276,7 @@ class _Recorder:
         self.notes[node] = Note("", where, "/".join(_scopes.get()))
 
     def profile(self, frame: Any, event: str, _: Any) -> None:
-        """When the traced function returns, its local variables name the values."""
+        """A profile hook: when the traced function returns, values are named after its local variables."""
         if event == "return" and frame.f_code is self.code:
             for variable, value in frame.f_locals.items():
                 if isinstance(value, Node) and value in self.notes and not self.notes[value].name:
@@ -289,7 +289,7 @@ class _Recorder:
         node = input_node(f"captured{len(self.captured)}", typeof(array))
         self.captured.append(node)
         self.met.append((array, node))
-        frozen = array.copy()  # a constant, as the small ones are: later changes of the array change nothing
+        frozen = array.copy()  # a constant: later changes of the array must have no effect
         frozen.flags.writeable = False
         self.defaults[str(node.attrs["name"])] = frozen
         return node

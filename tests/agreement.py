@@ -6,7 +6,7 @@ random upstream values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,50 @@ from registry import Case, cases, tested_ops
 import gradc
 from gradc import interp
 from gradc.autodiff import differentiate
-from gradc.ir.graph import Graph, again, input_node
+from gradc.ir.graph import Graph, again, input_node, open_composites
 from gradc.ir.node import Node
-from gradc.ir.op import Composite, Function
+from gradc.ir.op import Composite, Expr, Function, Op
 
 NAMES = [op.name for op in tested_ops()]
+COMPOSITES = [op.name for op in tested_ops() if isinstance(op, Composite)]
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 """Half the distance from 1 to the next number."""
+
+EVERYWHERE = frozenset(
+    "clamp dequantize dequantize_nf4 fake_quantize gelu insensitive layer_norm mean mse_loss nf4_codebook quantize"
+    " rms_norm scale_gradient silu softplus var".split()
+)
+"""Composites that every test compiles, whatever they are made of."""
+
+
+def _plain(op: Op) -> bool:
+    """Whether an op is made of nothing but pointwise ops, broadcasts and sums."""
+    graph = open_composites(next(cases(["f32"], [op.name])).graph, lambda _: True)
+    return all(
+        isinstance(n.op.lower, Expr) or n.op.name in ("input", "constant", "dim", "broadcast_to", "reshape", "sum")
+        for n in graph.nodes
+        if n.op.name != "input"
+    )
+
+
+TAKING_TURNS = tuple(
+    op.name for op in tested_ops() if isinstance(op, Composite) and op.name not in EVERYWHERE and _plain(op)
+)
+"""Composites whose parts are compiled by samples of their own on every target."""
+
+
+def compiled(names: Iterable[str], turn: int) -> list[str]:
+    """The ops that a test compiles: all, but every second one of those that take turns, of which a test with the next
+    ``turn`` compiles the others.
+    """
+    return [n for n in names if n not in TAKING_TURNS or (TAKING_TURNS.index(n) + turn) % 2 == 0]
+
 
 TURNS = ("f32", "bf16", "f64", "f16")
 """The order in which an op's samples take the float dtypes in turns."""
 
 
-def in_turns(name: str, first: int) -> list[Case]:
+def in_turns(name: str, first: int, dtypes: Sequence[str] = TURNS) -> list[Case]:
     """Each sample of an op at one float dtype, the next sample at the next one, and one of them at f32 in any case.
 
     Tests that differ in ``first`` (one per target) compile a sample at different dtypes: every sample at every dtype
@@ -36,8 +67,8 @@ def in_turns(name: str, first: int) -> list[Case]:
     :param first: the turn of the first sample.
     """
     turn = NAMES.index(name) + first
-    every = list(cases(TURNS, names=[name]))
-    chosen = [case for case in every if case.dtype in ("", TURNS[(turn + case.number) % len(TURNS)])]
+    every = list(cases(dtypes, names=[name]))
+    chosen = [case for case in every if case.dtype in ("", dtypes[(turn + case.number) % len(dtypes)])]
     if not any(case.dtype == "f32" for case in chosen):
         chosen += [case for case in every if case.dtype == "f32"][:1]
     return chosen

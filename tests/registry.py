@@ -7,6 +7,7 @@ the arrays to run it on.  Whoever runs graphs (the interpreter, a compiled modul
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -238,8 +239,18 @@ def cases(dtypes: Iterable[str] = FLOATS, names: Iterable[str] | None = None) ->
     for op in tested_ops():
         if wanted is not None and op.name not in wanted:
             continue
-        for number, sample in enumerate(op.samples):
-            yield from cases_of(op, sample, number, dtypes)
+        for number in range(len(op.samples)):
+            yield from _registered(op.name, number, tuple(dtypes))
+
+
+@functools.cache
+def _registered(name: str, number: int, dtypes: tuple[str, ...]) -> tuple[Case, ...]:
+    """:func:`cases_of` of an op in the registry: the files of tests ask for the same, whose graphs are built once."""
+    op = REGISTRY[name]
+    return tuple(cases_of(op, op.samples[number], number, dtypes))
+
+
+_type = functools.cache(parse_type)
 
 
 def cases_of(op: Op, sample: Sample, number: int, dtypes: Iterable[str] = FLOATS) -> Iterator[Case]:
@@ -248,7 +259,7 @@ def cases_of(op: Op, sample: Sample, number: int, dtypes: Iterable[str] = FLOATS
     for name in dtypes if is_open else ("",):
         fixed = {k: np.asarray(o) for k, o in enumerate(sample.operands) if not isinstance(o, str)}
         types = tuple(
-            parse_type(name + t[1:] if t.startswith("F[") else t) if t is not None else typeof(fixed[k])
+            _type(name + t[1:] if t.startswith("F[") else t) if t is not None else typeof(fixed[k])
             for k, t in enumerate(texts)
         )
         yield Case(op, sample, number, name, types, fixed, _attrs(op, sample.attrs))

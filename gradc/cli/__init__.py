@@ -24,17 +24,17 @@ FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(VERSION, prog_name="gradc")
 def cli() -> None:
-    """Forward tensor graphs to modules of fused forward and backward kernels, readable at every stage.
+    """Compiles forward tensor graphs to modules of fused forward and backward kernels, readable at every stage.
 
-    MODEL is a graph in text form (model.gir), a file that module.save wrote, or file.py:NAME, where NAME is a graph, a
-    function under @gradc.graph, or a plain function whose types are given by --type.
+    MODEL is a graph as text (model.gir), a file written by module.save, or file.py:NAME, where NAME is a graph, a
+    function decorated with @gradc.graph, or a plain function whose types are given by --type.
 
     \b
     gradc dump model.py:loss --wrt w --diff sink_dequant
     gradc check model.py:loss --type x=f32[N,4] --type w=f32[4,3] --dims N=5
     gradc doctor
 
-    Exit codes: 0 fine, 1 a check failed, 2 a mistake in what was given, 3 a bug of gradc.
+    Exit codes: 0 fine, 1 a check failed, 2 a mistake in what was given, 3 a bug in gradc.
     """
 
 
@@ -43,7 +43,7 @@ for command in (compile, dump, run, explain, check, opt, extract, demo, doctor, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Runs the command and returns the exit code."""
     try:
         if "_GRADC_COMPLETE" in os.environ:
             cli.main(prog_name="gradc")
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough; Python would complain once more while it shuts down
+    except BrokenPipeError:  # the reader closed the pipe; Python would report it again at shutdown
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except GradcError as error:

@@ -1,4 +1,4 @@
-"""calibrate: the constants of a GPU, measured, as the file that compile reads."""
+"""calibrate: measures the cost model's constants of a GPU and writes the file that compile reads."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from .progress import Progress
     "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
 )
 def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None) -> None:
-    """Measure a GPU: bandwidth of copies, atomics of neighbours, of lines and of one row, L2, the sort, a launch.
+    """Measure a GPU: copy bandwidth, atomics (adjacent elements, scattered lines, one row), L2, the sort, a launch.
 
-    The file replaces the constants that gradc is listed with for this kind of device whenever target="cuda" compiles
-    for it: its own place, GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on the device.
+    The file replaces gradc's built-in constants for this kind of device when target="cuda" compiles for it; it is found
+    in its default place, or given by GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on
+    the device.
 
     \b
     gradc calibrate
     gradc calibrate --device 1 -o h200.json
     """
-    if number:  # the driver reads it once, when it is first asked for something
+    if number:  # the driver reads the variable once, at its first call
         visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
         if number >= len(visible) > 0:
             raise click.BadParameter(f"--device {number}: CUDA_VISIBLE_DEVICES shows {len(visible)}")

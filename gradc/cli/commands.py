@@ -1,4 +1,4 @@
-"""compile, run, explain, check, demo."""
+"""The commands compile, run, explain, check and demo."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
     metavar="NAME=FILE",
     help="x=file.npy, x=file.npz:key, or file.npz with all of them.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs that are not given.")
-@click.option("--grad", is_flag=True, help="Run backward too; without --wrt for every float input.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of inputs that are not given.")
+@click.option("--grad", is_flag=True, help="Run backward too; without --wrt, for every float input.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
 def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
     """Run MODEL once; print the shape and statistics of every result.
 
-    The cotangent of a scalar is 1; those of other outputs are random by --seed. Dims that nothing binds get small
-    sizes.
+    The cotangent of a scalar is 1; those of other outputs are random, from --seed. Dims that neither --dims nor an
+    input determines get small sizes.
 
     \b
     gradc run model.gir --input x=x.npy --out y.npz
@@ -193,10 +193,10 @@ def _statistics(results: Arguments) -> list[str]:
     "--timed",
     type=click.IntRange(0),
     default=0,
-    help="Run each kernel, and each way to combine, so many times on random data, and show the times.",
+    help="Run each kernel, and each reduction strategy, this many times on random data, and show the times.",
 )
 def explain(model: str, settings: Settings, timed: int) -> None:
-    """Say what MODEL became and why, at --dims or at nominal sizes.
+    """Explain how MODEL was compiled and why, for --dims or nominal sizes.
 
     \b
     gradc explain model.py:loss --wrt table --dims N=4096,V=50000 --timed 10
@@ -207,15 +207,15 @@ def explain(model: str, settings: Settings, timed: int) -> None:
 @click.command(short_help="Each gradient against numbers that no vjp made.")
 @with_model
 @click.option(
-    "--input", "inputs", multiple=True, metavar="NAME=FILE", help="Check at these arrays; the others are random."
+    "--input", "inputs", multiple=True, metavar="NAME=FILE", help="Arrays at which to check; the others are random."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--kernels/--no-kernels", default=True, help="Compare what the compiled kernels give too.")
+@click.option("--kernels/--no-kernels", default=True, help="Also compare the results of the compiled kernels.")
 def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool) -> int:
-    """Check the gradients of MODEL against differences in f64 and the adjoint identity, and its kernels against both.
+    """Check the gradients of MODEL against finite differences in f64 and the adjoint identity, and its kernels too.
 
-    Without --wrt every float input is checked. Ops whose gradient is by intention not their derivative (quantize) are
-    replaced by the function it is the derivative of, and the report says so. Exit code 1 if a gradient fails.
+    Without --wrt every float input is checked. Ops whose gradient is intentionally not their derivative (quantize) are
+    replaced by the function that it is the derivative of; the report lists them. Exit code 1 if a gradient fails.
 
     \b
     gradc check model.gir --wrt w --dims N=5
@@ -240,10 +240,10 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
 
 @click.command(short_help="Train a quantized language model with gradc's kernels alone.")
 @click.option(
-    "--steps", type=click.IntRange(1), default=500, show_default=True, help="Of training, each on 512 contexts."
+    "--steps", type=click.IntRange(1), default=500, show_default=True, help="Training steps, each on 512 contexts."
 )
 @click.option("--quick", is_flag=True, help="A few steps on a slice of the text, in seconds.")
-@click.option("-o", "--output", type=FOLDER, help="Where every stage is dumped; ./gradc-demo by default.")
+@click.option("-o", "--output", type=FOLDER, help="The folder for the report and all stages; ./gradc-demo by default.")
 def demo(steps: int, quick: bool, output: Path | None) -> int:
     """A quantized language model, differentiated, compiled, trained on real text and measured.
 

@@ -1,4 +1,4 @@
-"""doctor: what gradc finds on this machine; missing things are said, broken ones are a failed check."""
+"""doctor: reports what gradc finds on this machine; broken components are a failed check, missing ones are not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .progress import Progress
 
 @dataclass(frozen=True)
 class Line:
-    """One thing looked for.
+    """One component.
 
-    :param state: ``ok``, ``missing`` (gradc does without) or ``broken``.
+    :param state: ``ok``, ``missing`` (gradc works without it) or ``broken``.
     """
 
     what: str
@@ -38,9 +38,9 @@ class Line:
     "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
 )
 def doctor(progress: bool | None) -> int:
-    """Look for everything gradc can use and say what was found.
+    """Look for everything that gradc can use and report what was found.
 
-    Exit code 1 if something is there and does not work; what is merely missing is no failure.
+    Exit code 1 if a component is present but does not work; a missing one is no failure.
 
     \b
     gradc doctor
@@ -146,7 +146,7 @@ def _nvrtc() -> Iterator[Line]:
         f"{nvrtc.version[0]}.{nvrtc.version[1]} ({nvrtc.path}), for {', '.join(f'sm_{n}' for n in nvrtc.architectures)}"
     )
     try:
-        with knobs.CACHE.set(False):  # the library is asked, not what it said once
+        with knobs.CACHE.set(False):  # query the library itself, not its cached description
             made = compile_cuda(
                 'extern "C" __global__ void gradc_answer(int *answer) { *answer = 42; }\n',
                 arch=f"sm_{nvrtc.architectures[0]}",

@@ -1,4 +1,4 @@
-"""dump: a stage, all of them, what a pass changed, or one value through all of them."""
+"""dump: prints one stage, all stages, the changes of a pass, or one value in all stages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .model import Settings, compiled, with_model
 
 @click.command(short_help="The IR after any pass, what a pass changed, one value through all.")
 @with_model
-@click.option("--after", metavar="PASS", help="The stage that this pass left.")
+@click.option("--after", metavar="PASS", help="The stage after this pass.")
 @click.option("--all", "everything", is_flag=True, help="Every stage, in order.")
 @click.option("--diff", metavar="PASS", help="What this pass changed, as a unified diff.")
-@click.option("--follow", metavar="VALUE", help="The lines that hold a value of this name after each pass.")
+@click.option("--follow", metavar="VALUE", help="The lines with a value of this name after each pass.")
 def dump(
     model: str, settings: Settings, after: str | None, everything: bool, diff: str | None, follow: str | None
 ) -> None:
-    """Print the IR of MODEL; without an option the list of its stages and the graph as it came in.
+    """Print the IR of MODEL; without options, the list of its stages and the input graph.
 
     \b
     gradc dump model.py:loss --wrt table --after joint
@@ -62,7 +62,7 @@ def _find(stages: list[Stage], name: str) -> int:
 
 
 def _before(stages: list[Stage], number: int) -> Stage | None:
-    """The stage a pass started from; None where the pass began with something else (another kind, another program)."""
+    """The stage that a pass started from; None if there is none of the same kind and program."""
     if number == 0:
         return None
     stage, last = stages[number], stages[number - 1]
@@ -72,7 +72,7 @@ def _before(stages: list[Stage], number: int) -> Stage | None:
 
 
 def listing(stages: list[Stage]) -> str:
-    """Stages by name, with sizes, times and what changed."""
+    """The list of stages by name, with sizes, times and changes."""
     lines = []
     for number, stage in enumerate(stages):
         last = _before(stages, number)
@@ -88,7 +88,7 @@ def listing(stages: list[Stage]) -> str:
 
 
 def difference(stages: list[Stage], number: int) -> str:
-    """A unified diff; a value that both graphs have keeps one number in both, so that only what changed is shown."""
+    """A unified diff in which a value has the same number in both graphs, so that only actual changes are shown."""
     stage, last = stages[number], _before(stages, number)
     if last is None:
         return f"# {stage.name} starts anew, so all of it is new\n{stage}"
@@ -114,8 +114,8 @@ def _lines(graph: Graph, names: Mapping[Node, str]) -> list[str]:
 
 
 def shared_names(old: Graph, new: Graph, names: Mapping[Node, str]) -> dict[Node, str]:
-    """Names for ``new``: a node that ``old`` has keeps its name; so does one that reads as an old line, or took the
-    place of one with the same note.
+    """Names for ``new``: a node of ``old`` keeps its name, as does a node whose line is equal to an old one, or which
+    replaced a node with the same note.
     """
     result = {node: name for node, name in names.items() if node in set(new.nodes)}
     gone = [node for node in old.nodes if node not in result]
@@ -154,8 +154,8 @@ def _text(node: Node, names: Mapping[Node, str]) -> str:
 
 
 def following(module: Module, stages: list[Stage], value: str) -> str:
-    """For each stage the lines that hold the value: by the name the user gave it, as an input, an output or a
-    cotangent.
+    """For each stage, the lines with the value: named so by the user, or an input, an output or a cotangent of this
+    name.
     """
     lines: list[str] = []
     seen, last = False, False
@@ -216,7 +216,7 @@ def _graph_lines(graph: Graph, value: str) -> Iterator[str]:
 
 
 def _program_lines(program: Program, value: str) -> Iterator[str]:
-    """Its buffer, the statements that read and write it, the kernels that bear its name."""
+    """The lines of its buffer, of statements that read or write it, and of kernels named after it."""
     last = value.rsplit("/", 1)[-1]
     buffers = {
         b.name

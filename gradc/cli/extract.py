@@ -1,5 +1,5 @@
-"""extract: one kernel as files of its own: its IR, its C, inputs, what they must give, and a script that checks and
-times it.
+"""extract: writes one kernel as separate files: its IR, its C source, inputs, expected outputs, and a script that
+checks and times it.
 """
 
 from __future__ import annotations

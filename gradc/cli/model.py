@@ -1,4 +1,4 @@
-"""What every command shares: the MODEL argument, the options of a compilation, and arrays given as files."""
+"""The parts common to all commands: the MODEL argument, compilation options, and arrays from files."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a compilation as given.
+    """The compilation options from the command line.
 
-    :param options: those that were given, by the names that compile takes.
+    :param options: those that were given, as keywords of :func:`gradc.compile`.
     """
 
     types: Mapping[str, str]
@@ -53,7 +53,7 @@ class Settings:
 
 
 def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """Several ``NAME=VALUE`` as a dict."""
+    """Parses several ``NAME=VALUE`` to a dict."""
     named: dict[str, str] = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -66,7 +66,7 @@ def pairs(context: click.Context, parameter: click.Parameter, values: Sequence[s
 
 
 def sizes(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
-    """``N=64,V=32000``, once or several times."""
+    """Parses ``N=64,V=32000``, given once or several times."""
     each = pairs(context, parameter, [part for text in values for part in text.split(",") if part.strip()])
     for name, value in each.items():
         if not (value.isascii() and value.isdigit() and len(value) < 19):
@@ -75,12 +75,12 @@ def sizes(context: click.Context, parameter: click.Parameter, values: Sequence[s
 
 
 def names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
-    """``a,b``, once or several times."""
+    """Parses ``a,b``, given once or several times."""
     return tuple(part.strip() for text in values for part in text.split(",") if part.strip())
 
 
 def budget(context: click.Context, parameter: click.Parameter, value: str | None) -> int | float | None:
-    """``4096``, ``64MB`` (of 1000 each) or a fraction, ``0.5``."""
+    """Parses ``4096``, ``64MB`` (decimal units) or a fraction, ``0.5``."""
     if value is None:
         return None
     match = re.fullmatch(r"(\d{1,18})\s*([KMG]?)B?|([01]\.\d*)", value.strip(), re.IGNORECASE | re.ASCII)
@@ -90,16 +90,16 @@ def budget(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def kept(context: click.Context, parameter: click.Parameter, value: str | None) -> str | tuple[str, ...] | None:
-    """``min-cut``, ``all``, ``none``, or names ``a,b``."""
+    """Parses ``min-cut``, ``all``, ``none``, or names ``a,b``."""
     return value if value in (None, "min-cut", "all", "none") else names(context, parameter, [str(value)])
 
 
 PARSERS: dict[str, Callable[[click.Context, click.Parameter, Any], Any]] = {"memory_budget": budget, "save": kept}
-"""How an option is written as text, where it is no text itself."""
+"""Parsers of the options whose values are not plain text."""
 
 
 def _flag(each: Field[Any]) -> Decorator:
-    """The flag that sets a field of :class:`gradc.options.Options`; None where it is not given."""
+    """The flag that sets a field of :class:`gradc.options.Options`; its default is None."""
     about, name = each.metadata, each.name.replace("_", "-")
     if each.type == "bool":
         return click.option(f"--{name}/--no-{name}", default=None, help=about["flag"])
@@ -114,7 +114,7 @@ def _flag(each: Field[Any]) -> Decorator:
 
 
 FLAGS = {each.name: _flag(each) for each in FIELDS if each.metadata["flag"]}
-"""The options of a compilation that the command sets, by name."""
+"""The compilation options that have a flag, by name."""
 MODEL: tuple[Decorator, ...] = (
     click.argument("model"),
     click.option(
@@ -125,14 +125,14 @@ MODEL: tuple[Decorator, ...] = (
         callback=pairs,
         help="The type of a plain function's parameter: x=f32[N,4], params.w=f32[4].",
     ),
-    click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs whose gradients are wanted."),
-    click.option("--target", type=click.Choice(TARGETS), help="What the kernels run on."),
+    click.option("--wrt", multiple=True, metavar="A,B", callback=names, help="The inputs to differentiate by."),
+    click.option("--target", type=click.Choice(TARGETS), help="The target of the kernels."),
     click.option("--dims", multiple=True, metavar="N=64,V=100", callback=sizes, help="Sizes of symbolic dims."),
     *FLAGS.values(),
     click.option(
         "--native/--no-native",
         default=True,
-        help="--no-native: compile a saved module anew, and do not run the machine code in its file.",
+        help="--no-native: recompile a saved module instead of running the machine code in its file.",
     ),
     click.option(
         "--progress/--no-progress",
@@ -171,8 +171,8 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Graph | Module:
-    """The graph or module that MODEL names; ``native=False`` compiles a saved module anew instead of running the
-    machine code in its file.
+    """The graph or module that MODEL names; ``native=False`` recompiles a saved module instead of running the machine
+    code in its file.
     """
     path = Path(text)
     if path.is_dir() or _is_module(path):
@@ -272,7 +272,7 @@ def _traced(function: Any, name: str, types: Mapping[str, str]) -> Graph | Modul
 
 
 def _attributes(path: Path) -> dict[str, Any]:
-    """What the file defines, after running it as a module of its own, with its folder on the path."""
+    """The names that a Python file defines, after running it as a module with its folder on the path."""
     spec = importlib.util.spec_from_file_location(f"_gradc_model_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -283,7 +283,7 @@ def _attributes(path: Path) -> dict[str, Any]:
 
 
 def _users(name: str, call: Callable[[], Any]) -> Any:
-    """Run the user's code: what it raises is the user's, and said in one message."""
+    """Runs the user's code; an exception of it becomes one error message."""
     try:
         return call()
     except (GradcError, KeyboardInterrupt):
@@ -312,7 +312,7 @@ def _offer(defined: Mapping[str, Any]) -> str:
 
 
 def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -> Module:
-    """MODEL compiled with the options given; a saved module as it is, unless an option asks for another."""
+    """MODEL compiled with the given options; a saved module is used as it is, unless an option contradicts it."""
     opened = open_model(model, settings.types, settings.native)
     wanted = tuple(wrt if wrt is not None else settings.wrt)
     options: dict[str, Any] = dict(settings.options)
@@ -335,7 +335,7 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
     bare = {str(size) for node in graph.inputs for size in node.shape}
     if options.get("memory_budget") is not None and settings.dims:
         options["hints"] = {**(options.get("hints") or {}), **settings.dims}
-    if fixed := {d: n for d, n in settings.dims.items() if d not in bare}:  # nothing in a call binds these
+    if fixed := {d: n for d, n in settings.dims.items() if d not in bare}:  # no input determines these
         options["dims"] = {**(options.get("dims") or {}), **fixed}
     with settings.waiting(f"compiling {graph.name}"):
         module = compile(graph, wanted, target, **options)
@@ -346,7 +346,7 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
 
 
 def floats(graph: Graph) -> tuple[str, ...]:
-    """Every float input: what is differentiated where nothing is named."""
+    """Every float input: the default of ``wrt``."""
     return tuple(n for n in graph.input_names if graph.input(n).dtype.is_float)
 
 

@@ -1,4 +1,4 @@
-"""opt: single passes over IR in a file."""
+"""opt: runs single passes on IR in a file."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from .model import names
 
 
 def _alone(function: Callable[..., Any]) -> bool:
-    """Whether a pass needs nothing beside the graph."""
+    """Whether a pass takes no argument except the graph."""
     return all(p.default is not p.empty for p in list(inspect.signature(function).parameters.values())[1:])
 
 
 def tidy(graph: Graph, numerics: str = "real") -> Graph:
-    """simplify and fold once more, after what the passes between have made."""
+    """simplify and fold again, after the other passes."""
     return PASSES["fold"](PASSES["simplify"](graph, numerics=numerics))
 
 
 def cut(graph: Graph) -> Partition:
-    """A joint graph in two, at the residuals that a compilation without options keeps."""
+    """A joint graph partitioned into forward and backward at the default residuals."""
     return partition(graph, [name for name in graph.output_names if not name.startswith("d.")])
 
 
@@ -56,17 +56,17 @@ PROGRAM_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (choose_
 @click.command(short_help="Run single passes over IR in a file.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "-p", "--passes", multiple=True, required=True, metavar="A,B", callback=names, help="Which, in this order."
+    "-p", "--passes", multiple=True, required=True, metavar="A,B", callback=names, help="The passes, in this order."
 )
 @click.option(
     "--wrt",
     multiple=True,
     metavar="A,B",
     callback=names,
-    help="For differentiate: the inputs whose gradients are wanted.",
+    help="For differentiate: the inputs to differentiate by.",
 )
 @click.option("--numerics", type=click.Choice(["real", "strict"]), default="real", help="strict keeps every bit.")
-@click.option("--fuse/--no-fuse", default=True, help="For schedule: several nodes in a kernel, or one each.")
+@click.option("--fuse/--no-fuse", default=True, help="For schedule: fuse nodes into kernels, or one kernel per node.")
 @click.option("--all", "everything", is_flag=True, help="Print the result of each pass, not only of the last.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A file for the result.")
 def opt(
@@ -78,16 +78,16 @@ def opt(
     everything: bool,
     output: Path | None,
 ) -> None:
-    """Read a graph or a program from FILE, run passes over it, verify after each, and print what comes out.
+    """Read a graph or a program from FILE, run passes on it, verify after each, and print the result.
 
     \b
     gradc opt 02-joint.gir -p decompose,upcast,simplify
     gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
     gradc opt 02-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction -o program.gir
 
-    GRADC_DUMP=folder, or gradc compile --emit ir, writes 02-joint.gir. The passes are called as the files are; a name
-    that is no pass lists those there are. forward.partition and backward.partition each give one of the two graphs that
-    a joint graph is cut into; schedule makes a program of a graph.
+    GRADC_DUMP=folder, or gradc compile --emit ir, writes 02-joint.gir. Passes have the names of these files; an unknown
+    name lists all passes. forward.partition and backward.partition each give one of the two graphs that a joint graph
+    is partitioned into; schedule turns a graph into a program.
     """
     subject = read(file)
     texts = []
@@ -107,7 +107,7 @@ def opt(
 
 
 def read(file: Path) -> Graph | Program:
-    """The graph or program that a file holds; what precedes either are comments and the format's first line."""
+    """The graph or program in a file; only comments and the format's first line may precede it."""
     with files.opened(file) as (stream, _):
         text = stream.read(1 << 16).decode("latin-1")
     first = next(
@@ -122,7 +122,7 @@ def read(file: Path) -> Graph | Program:
 
 
 def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str, fuse: bool) -> Graph | Program:
-    """The subject after one pass."""
+    """The graph or program after one pass."""
     here, kind = (GRAPH_PASSES, "graph") if isinstance(subject, Graph) else (PROGRAM_PASSES, "program")
     if name not in here:
         known = f"passes over a {kind}: {', '.join(here)}"

@@ -1,4 +1,4 @@
-"""Progress on standard error, for what takes longer than a second."""
+"""Progress messages on standard error, for activities that take longer than a second."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PATIENCE, PERIOD = 1.0, 0.25
 
 
 class Progress:
-    """Within the block, what :meth:`say` said last is shown with its time, once a second has passed; a terminal's line
-    is wiped at the end.
+    """A context manager that shows the last activity given to :meth:`say`, with its time, once a second has passed; on
+    a terminal the line is erased at the end.
 
-    :param wanted: True shows it also where standard error is no terminal, one line per thing; None only on a terminal;
-        False never.
+    :param wanted: True shows it always, with one line per activity if standard error is no terminal; None only on a
+        terminal; False never.
     """
 
     def __init__(self, activity: str, wanted: bool | None = None):

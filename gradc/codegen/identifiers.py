@@ -23,9 +23,13 @@ _KEYWORDS = """
     not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires restrict return
     short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
     typeid typename typeof union unix linux unsigned using virtual void volatile wchar_t while xor xor_eq
-    combined one sorted_rows group_rows group_keys shared strip strips even_cols
     blockDim blockIdx gridDim threadIdx warpSize i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 ix
 """
+WRITTEN = """
+    affordable balanced combined even_cols group_keys group_rows one shared shared_gather sorted_rows strip strips
+    worthwhile
+"""
+"""Local variables that writers declare and no template names; a test holds every text against them."""
 _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")
 """What writers call what they number: values, axes, partial sums; and functions of one type, which macros define."""
 _MACRO = re.compile(
@@ -43,7 +47,7 @@ def reserved(target: str = "") -> frozenset[str]:
 
     :param target: the folder of templates whose texts count, beside the common ones; all of them if unsaid.
     """
-    words = set(_KEYWORDS.split())
+    words = {*_KEYWORDS.split(), *WRITTEN.split()}
     for folder in template_dirs():
         for path in folder.rglob("*"):
             if path.suffix not in (".j2", ".h", ".c", ".cu"):

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ..ir.dims import FloorDiv, Max, Size
+from ..ir.dims import Dim, FloorDiv, Max, Size
 from ..ir.statement import Index
 from ..ir.types import DType
 
@@ -18,6 +18,8 @@ def size(value: Size, cast: str = "") -> str:
         return (
             str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-9223372036854775807LL - 1)"
         )
+    if (pair := _smaller_of(value)) is not None:
+        return f"minimum_i64({size(pair.left, cast)}, {size(pair.right, cast)})"
     parts = []
     for monomial, coefficient in value.terms:
         factors = []
@@ -35,6 +37,16 @@ def size(value: Size, cast: str = "") -> str:
         parts.append(" * ".join(factors))
     text = " + ".join(parts).replace("+ -", "- ")
     return f"({text})" if len(parts) > 1 else text
+
+
+def _smaller_of(value: Dim) -> Max | None:
+    """The two sizes of which a size is the smaller: dims write that as a + b - max(a, b)."""
+    for monomial, coefficient in value.terms:
+        if coefficient == -1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Max):
+            larger = monomial[0][0]
+            if value + Dim(((monomial, 1),)) == larger.left + larger.right:
+                return larger
+    return None
 
 
 def index(value: Index, kind: str = "i64") -> str:

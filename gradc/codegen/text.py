@@ -77,6 +77,10 @@ def enumerators(name: str) -> dict[str, int]:
     return found
 
 
+CODES = enumerators("cpu/runtime.h")
+"""What a kernel reports, on any target, by its name in C: GRADC_INDEX_OUT_OF_RANGE, GRADC_DECREASES..."""
+
+
 def widened(text: str) -> str:
     """A CUDA text with offsets of 64 bits."""
     return f"#define GRADC_WIDE\n{text}"

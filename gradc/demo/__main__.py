@@ -11,13 +11,13 @@ from .train import main
 
 
 def run(arguments: Sequence[str] | None = None, program: str = "python -m gradc.demo") -> int:
-    """:func:`gradc.demo.train.main` with options as words; ``program`` is how the help calls itself."""
+    """:func:`gradc.demo.train.main` with command-line arguments; ``program`` is the program's name in the help."""
     parser = argparse.ArgumentParser(
         prog=program, description="Train a quantized language model with gradc's kernels, and show how they came to be."
     )
     parser.add_argument("--steps", type=int, default=500, help="steps of training (default: 500)")
     parser.add_argument("--quick", action="store_true", help="a few steps on a slice of the text")
-    parser.add_argument("--out", metavar="FOLDER", help="where the report and all stages go (default: gradc-demo)")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the report and all stages (default: gradc-demo)")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: 1 at least")

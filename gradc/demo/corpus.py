@@ -1,8 +1,7 @@
-"""English text that comes with gradc, as word numbers: what its own developers wrote in it.
+"""The demo's training text: English documentation that comes with gradc, as word indices.
 
-``corpus.txt`` beside this file holds the documentation, docstrings, comments and error texts of gradc 0.1.0, under
-gradc's own licence, a document per source file. It is kept as it was collected then: the demo learns from the same
-words under every Python and every later gradc.
+``corpus.txt`` has the documentation, docstrings, comments and error texts of gradc 0.1.0, under gradc's own licence,
+one document per source file. It is not updated, so that the demo trains on the same text with every version.
 
 >>> corpus = load()
 >>> contexts, targets = corpus.examples("train", context=6)    # i64[M, 6], i64[M]
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 UNKNOWN, END = "<unk>", "<end>"
 HELD_OUT_SHARE = 0.1
-LEAST_COUNT = 2  # a word seen less often is <unk>
+LEAST_COUNT = 2  # less frequent words become <unk>
 FILE = Path(__file__).with_name("corpus.txt")
 
 # An identifier or a word with its apostrophe, a number, or a run of one punctuation mark (kept as a single mark).
@@ -32,11 +31,11 @@ _TOKEN = re.compile(r"[a-z_][a-z0-9_]*(?:'[a-z]+)?|[0-9]+|([!-/:-@\[-`{-~])\1*")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text as numbers.
+    """Tokenised text.
 
-    :param words: the vocabulary: ``<unk>``, ``<end>`` (after each text), then the words by falling frequency.
+    :param words: the vocabulary: ``<unk>``, ``<end>`` (after each text), then the words by descending frequency.
     :param train: i64[T], indices into ``words``.
-    :param held_out: i64[H]: whole documents, about a tenth of the text, that had no part in choosing the words.
+    :param held_out: i64[H]: whole documents, about a tenth of the text, which do not contribute to the vocabulary.
     """
 
     words: tuple[str, ...]
@@ -44,14 +43,14 @@ class Corpus:
     held_out: NDArray[np.int64]
 
     def examples(self, part: Literal["train", "held_out"], context: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Every run of ``context`` words with the word that follows it: i64[M, context] and i64[M]."""
+        """Every sequence of ``context`` words and the word that follows it: (i64[M, context], i64[M])."""
         tokens = self.train if part == "train" else self.held_out
         windows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)
         return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, -1])
 
 
 def load() -> Corpus:
-    """Read the text, in a fraction of a second."""
+    """Reads and tokenises the text."""
     documents = {name: [tokenise(text) for text in texts] for name, texts in read_documents().items()}
     held_out_names = _choose_held_out({name: sum(map(len, texts)) for name, texts in documents.items()})
     train = [tokens for name, texts in documents.items() if name not in held_out_names for tokens in texts]
@@ -70,7 +69,7 @@ def tokenise(text: str) -> list[str]:
 
 
 def read_documents() -> dict[str, list[str]]:
-    """Document -> its texts. In the file a line ``=== name`` begins a document, and an empty line ends a text."""
+    """Document -> its texts.  In the file, a line ``=== name`` begins a document and an empty line ends a text."""
     documents: dict[str, list[str]] = {}
     for part in FILE.read_text(encoding="ascii").split("=== ")[1:]:
         name, _, texts = part.partition("\n")
@@ -79,7 +78,7 @@ def read_documents() -> dict[str, list[str]]:
 
 
 def _choose_held_out(sizes: dict[str, int]) -> set[str]:
-    """Whole documents in the order of a hash of their names, until they hold their share of the tokens."""
+    """Whole documents in the order of a hash of their names, until they have the required share of the tokens."""
     wanted = HELD_OUT_SHARE * sum(sizes.values())
     chosen: set[str] = set()
     held = 0

@@ -1,8 +1,8 @@
 """The demo's model in three variants, and its optimiser, both as gradc graphs.
 
-A language model after Bengio et al., "A neural probabilistic language model", 2003: six words are looked up in a table,
-their rows stand side by side, one hidden layer follows, and every word of the vocabulary gets a score for being the
-next.
+A language model after Bengio et al., "A neural probabilistic language model", 2003: six words are looked up in an
+embedding table, their rows are concatenated, one hidden layer follows, and every word of the vocabulary gets a score
+for being the next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Arrays = dict[str, Any]
 def score_next_word(
     table: Node, tokens: Node, targets: Node, w1: Node, b1: Node, gamma: Node, beta: Node, w2: Node, b2: Node
 ) -> Node:
-    """The mean cross-entropy of the next word; what ``table`` is made of is the caller's."""
+    """The mean cross-entropy of the next word, for any float node ``table``."""
     x = ops.embedding(tokens, table).reshape(tokens.shape[0], CONTEXT * WIDTH)
     h = ops.layer_norm(ops.gelu(ops.linear(x, w1, b1)), HIDDEN, gamma, beta)
     return ops.cross_entropy(ops.linear(h, w2, b2), targets)
@@ -42,22 +42,22 @@ def float_table(tokens: Node, targets: Node, table: Node, **rest: Node) -> dict[
 
 
 def fake_quantized_table(tokens: Node, targets: Node, table: Node, scale: Node, **rest: Node) -> dict[str, Node]:
-    """Trained in f32, seen by the model as int8 codes times one scale per row; both learn."""
+    """The f32 table is fake-quantized to int8 codes times one scale per row; table and scales are trained."""
     rounded = ops.fake_quantize(table, scale, block=(1, WIDTH), quant_min=-LARGEST_CODE, quant_max=LARGEST_CODE)
     return {"loss": score_next_word(rounded, tokens, targets, **rest)}
 
 
 def frozen_codes(tokens: Node, targets: Node, codes: Node, scale: Node, **rest: Node) -> dict[str, Node]:
-    """The int8 codes stay as they are; one scale per row learns."""
+    """The int8 codes are constant; one scale per row is trained."""
     return {"loss": score_next_word(ops.dequantize(codes, scale, block=(1, WIDTH)), tokens, targets, **rest)}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to hold the embedding table.
+    """One representation of the embedding table.
 
-    :param constants: inputs that do not learn.
-    :param scale_rate: the scale's learning rate in parts of its initial mean.
+    :param constants: inputs that are not trained.
+    :param scale_rate: the scale's learning rate as a fraction of its initial mean.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Variant:
     scale_rate: float = 0.0
 
     def graph(self, vocabulary: int) -> Graph:
-        """The forward graph: the batch size stays a symbol, so that batches of any size run through one module."""
+        """The forward graph, with a symbolic batch size, so that one module runs batches of any size."""
         types = {
             "table": f"f32[{vocabulary},{WIDTH}]",
             "codes": f"i8[{vocabulary},{WIDTH}]",
@@ -110,9 +110,9 @@ VARIANTS = (
 
 
 def initial_values(unigram: NDArray[np.float64], seed: int = 0) -> Arrays:
-    """Values for every input that is not data, the same for all variants: the model starts as the unigram.
+    """Initial values of every input that is not data, the same for all variants: the model starts as the unigram.
 
-    ``codes`` and ``scale`` are ``table`` rounded: the largest entry of each row is code 127.
+    ``codes`` and ``scale`` are ``table`` quantized, with code 127 for the largest entry of each row.
     """
     random, vocabulary = np.random.default_rng(seed), len(unigram)
     normal = lambda deviation, *shape: (deviation * random.standard_normal(shape)).astype(np.float32)
@@ -142,8 +142,8 @@ def adam(
 ) -> dict[str, dict[str, Any]]:
     """One step of Adam (Kingma and Ba, 2015, algorithm 1) for every parameter.
 
-    :param mean, square: running means of the gradient and of its square.  :param rate: per parameter, a number.
-    :param unbias_mean: 1 / (1 - BETA1**step); ``unbias_square`` likewise: the means start from 0.
+    :param mean, square: running means of the gradient and of its square.  :param rate: the rate of each parameter.
+    :param unbias_mean: the bias correction 1 / (1 - BETA1**step); ``unbias_square`` likewise with BETA2.
     """
     after: dict[str, dict[str, Any]] = {"parameters": {}, "mean": {}, "square": {}}
     for name, parameter in parameters.items():
@@ -155,7 +155,7 @@ def adam(
 
 
 def adam_graph(model: Graph, learns: Sequence[str]) -> Graph:
-    """Adam for these inputs of a model, as one graph."""
+    """The graph of one Adam step for the inputs ``learns`` of a model."""
     types = {name: node.type for name, node in zip(model.input_names, model.inputs, strict=True) if name in learns}
     rates = dict.fromkeys(types, "f32[]")
     return trace(
@@ -171,5 +171,5 @@ def adam_graph(model: Graph, learns: Sequence[str]) -> Graph:
 
 
 def donated(optimiser: Graph) -> list[str]:
-    """What a step writes over: the parameters and both means."""
+    """The inputs that a step may overwrite: the parameters and both means."""
     return [name for name in optimiser.input_names if name.split(".")[0] in ("parameters", "mean", "square")]

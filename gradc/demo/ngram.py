@@ -1,6 +1,7 @@
-"""Two baselines that count words: a unigram, and a trigram that backs off to bigram and unigram (Kneser-Ney).
+"""Two n-gram baselines: a unigram, and a trigram that backs off to bigram and unigram (Kneser-Ney).
 
-Both are probability distributions over the whole vocabulary, so their perplexities stand beside a trained model's.
+Both are probability distributions over the whole vocabulary, so that perplexities can be compared with a trained
+model's.
 Source: Chen and Goodman, "An empirical study of smoothing techniques for language modeling", 1999, section 2.7.
 """
 
@@ -16,7 +17,7 @@ Reals = NDArray[np.float64]
 
 
 def perplexity(probabilities: Reals) -> float:
-    """exp of the mean of -log p: how many equally likely words the model hesitates between."""
+    """exp(mean(-log p)): the equivalent number of equally likely words."""
     return float(np.exp(-np.mean(np.log(probabilities))))
 
 
@@ -31,18 +32,21 @@ class Unigram:
 
 
 class Trigram:
-    """p(w | u, v): seen trigrams discounted, the rest of the mass given to p(w | v), and so on down to 1/V.
+    """p(w | u, v) by interpolated Kneser-Ney: seen trigrams are discounted, the remaining mass is distributed by
+    p(w | v), and so on down to 1/V.
 
     p(w | u v) = max(count(u v w) - D, 0) / count(u v .)  +  D * kinds(u v .) / count(u v .) * p(w | v)
 
-    and the same one word shorter, where a word counts once for each *different* word it was seen after.
+    and likewise one word shorter, where a word counts once for each *different* word that precedes it.
     """
 
     def __init__(self, tokens: Words, vocabulary: int):
         self._v = v = vocabulary
         trigrams = (tokens[:-2] * v + tokens[1:-1]) * v + tokens[2:]
         self._three = _Level.of(trigrams, v)
-        self._two = _Level.of(self._three.keys % (v * v), v)  # each kind of trigram once: the words before v w
+        self._two = _Level.of(
+            self._three.keys % (v * v), v
+        )  # each distinct trigram once: the number of words before v w
         self._one = _Level.of(self._two.keys % v, v)
 
     def probability(self, first: Words, second: Words, word: Words) -> Reals:
@@ -55,7 +59,7 @@ class Trigram:
 
 @dataclass(frozen=True)
 class _Level:
-    """Counts of one length of n-gram; a key is its words as digits in base V, its history the key less the last."""
+    """Counts of the n-grams of one length; a key has the words as digits in base V, its history lacks the last one."""
 
     keys: Words
     counts: Words
@@ -73,7 +77,7 @@ class _Level:
         return _Level(keys, counts, histories, np.add.reduceat(counts, start), kinds, discount)
 
     def refine(self, history: Words, key: Words, shorter: Reals) -> Reals:
-        """The probability at this length, given the one with a word less of history."""
+        """The probability with this length of history, given that with a history shorter by one word."""
         total = _look_up(self.histories, self.history_counts, history)
         kinds = _look_up(self.histories, self.history_kinds, history)
         count = _look_up(self.keys, self.counts, key)
@@ -84,6 +88,6 @@ class _Level:
 
 
 def _look_up(keys: Words, values: Words, wanted: Words) -> Words:
-    """values[i] where keys[i] == wanted, 0 where there is none; keys are sorted."""
+    """values[i] with keys[i] == wanted, or 0 if there is none; keys are sorted."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0)

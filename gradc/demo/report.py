@@ -1,4 +1,4 @@
-"""A story told three times: in the terminal as it happens, and as ``report.md`` and ``report.html`` at the end."""
+"""The demo's report: printed to the terminal as it is produced, and written as ``report.md`` and ``report.html``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLE = (
 
 @dataclass
 class Report:
-    """Headings, paragraphs, code, tables and one picture, printed at once and kept for the files.
+    """Headings, paragraphs, code, tables and a picture, printed immediately and collected for the files.
 
     :param quiet: print nothing.
     """
@@ -40,7 +40,7 @@ class Report:
             print(text, flush=True)
 
     def progress(self, text: str) -> None:
-        """What takes a moment, in the terminal only."""
+        """Prints a progress message, in the terminal only."""
         self._show(text)
 
     def heading(self, text: str) -> None:
@@ -55,14 +55,14 @@ class Report:
         self._html.append(f"<p>{html.escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """Lines as they are; in the terminal a long one is folded."""
+        """Verbatim lines; long ones are folded in the terminal."""
         text = text.strip("\n")
         self._show("\n".join(fold(line) for line in text.splitlines()))
         self._markdown.append(f"```\n{text}\n```")
         self._html.append(f"<pre>{html.escape(text)}</pre>")
 
     def table(self, *columns: str) -> Table:
-        """A table whose rows are shown as they are added; it ends up in the files where it was begun."""
+        """A table whose rows are printed as they are added; in the files it is placed where it was begun."""
         table = Table(self, columns)
         self._show(table.line(columns))
         table.place = len(self._html)
@@ -71,7 +71,7 @@ class Report:
         return table
 
     def picture(self, name: str, svg: str) -> None:
-        """Beside ``report.md`` as ``name``, inside ``report.html``."""
+        """A picture: the file ``name`` next to ``report.md``, inline in ``report.html``."""
         self._pictures[name] = svg
         self._markdown.append(f"![{Path(name).stem}]({name})")
         self._html.append(svg)
@@ -92,7 +92,7 @@ class Report:
 
 @dataclass
 class Table:
-    """Rows of cells, the first column words and the others numbers."""
+    """A table; the first column is text, the others are numbers."""
 
     report: Report
     columns: Sequence[str]
@@ -117,7 +117,7 @@ class Table:
 
 
 def fold(line: str) -> str:
-    """A line that is too long for the terminal goes on below, further in."""
+    """A line folded to the terminal's width, with continuation lines indented."""
     if len(line) <= TERMINAL:
         return line
     inner = " " * (len(line) - len(line.lstrip()) + 6)
@@ -140,9 +140,9 @@ def fold(line: str) -> str:
 def curves(
     series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float], across: str, up: str
 ) -> str:
-    """Lines through points (x, y), x from 0, and dashed horizontal lines, as SVG.
+    """An SVG plot of lines through points (x, y), with x from 0, and of dashed horizontal lines.
 
-    :param across, up: what the axes are.
+    :param across, up: the axes' labels.
     """
     width, height, left, right, top, bottom = 780, 420, 48, 150, 40, 44
     drawn = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in series.items()}
@@ -180,7 +180,7 @@ def curves(
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
             names.append((at_y(line[-1][1]), name, colour))
     free = 0.0
-    for height_of, name, colour in sorted(names):  # names do not stand on each other
+    for height_of, name, colour in sorted(names):  # labels must not overlap
         free = max(height_of + 4, free)
         parts.append(text(width - right + 6, free, name, colour=colour))
         free += 14

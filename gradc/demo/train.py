@@ -1,7 +1,8 @@
-"""The demo: a small language model with a quantized table, differentiated, compiled, read, trained and measured.
+"""The demo: a small language model with a quantized table is differentiated, compiled, inspected, trained and measured.
 
-Three models that differ in their embedding table alone are trained side by side on the text that comes with gradc.  All
-arithmetic on floats is gradc's kernels: forward, backward and the optimiser; NumPy shuffles and gathers word numbers.
+Three models that differ only in their embedding tables are trained on the same batches of the text that comes with
+gradc.  All float arithmetic is done by gradc's kernels (forward, backward, optimiser); NumPy shuffles and gathers word
+indices.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from .ngram import Trigram, Unigram, perplexity
 from .report import Report, curves
 
 PEAK_RATE = 0.01
-CLEARLY = 0.7  # of the unigram's perplexity: what every trained model must stay below
+CLEARLY = 0.7  # the fraction of the unigram's perplexity that every trained model must stay below
 QUICK_STEPS = 60
-# of the loss before training: what every model of a quick run must stay below; it reaches 0.59 to 0.62, and its
-# batches' order moves that by 0.002
+# the fraction of the initial loss that every model of a quick run must stay below; it reaches 0.59 to 0.62, and the
+# order of batches changes that by 0.002
 LEARNED = 0.8
 ONE = np.float32(1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything.
+    """The size of a run.
 
-    :param every: steps from one row of the table to the next.
-    :param warm_up: steps until the rate is at its peak.
-    :param slice: at most this many words of text and of vocabulary; None: all.
+    :param every: steps between two rows of the printed table.
+    :param warm_up: steps until the learning rate reaches its peak.
+    :param slice: the maximum number of words of text and of vocabulary; None: all.
     """
 
     steps: int
@@ -58,12 +59,12 @@ class Plan:
 
 
 def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
-    """Tell the whole story in the terminal, and leave it with all intermediate stages in a folder.
+    """Runs the demo, printing a report, and writes the report and all compilation stages to a folder.
 
-    :param steps: of training, each on 512 contexts.  :param quick: a few steps on a slice of the text, in seconds.
+    :param steps: training steps, each on 512 contexts.  :param quick: a few steps on a slice of the text, in seconds.
     :param out: the folder; ``gradc-demo`` by default.
-    :returns: 0, or 1 if a trained model is not clearly better than counting words, or, in a quick run, than it was
-        before.
+    :returns: 0, or 1 if a trained model is not clearly better than the unigram or, in a quick run, than before
+        training.
     """
     began = time.perf_counter()
     folder = files.make_folder(out or "gradc-demo")
@@ -124,10 +125,10 @@ def read_text(report: Report, plan: Plan) -> Corpus:
 
 @dataclass
 class Trainee:
-    """One variant with its modules, what it has learned so far and how long that took.
+    """One variant with its modules, its current parameters and its training time.
 
-    :param values: its parameters, learned in place.
-    :param rates: each parameter's learning rate in parts of the common one.
+    :param values: its parameters, updated in place.
+    :param rates: each parameter's learning rate as a fraction of the common one.
     """
 
     variant: Variant
@@ -146,7 +147,7 @@ class Trainee:
         self.squares = {name: np.zeros_like(value) for name, value in self.values.items()}
 
     def step(self, tokens: NDArray[np.int64], targets: NDArray[np.int64], number: int, rate: float) -> None:
-        """Forward, backward, Adam; ``number`` counts from 1."""
+        """One training step: forward, backward, Adam; ``number`` counts from 1."""
         began = time.perf_counter()
         loss, residuals = self.module.forward(tokens=tokens, targets=targets, **self.constants, **self.values)
         gradients = self.module.backward(residuals, ONE)
@@ -160,12 +161,12 @@ class Trainee:
             unbias_square=1 / (1 - BETA2**number),
         )
         for kept, name in ((self.values, "parameters"), (self.means, "mean"), (self.squares, "square")):
-            kept.update({key: after[f"{name}.{key}"] for key in kept})  # the very same arrays: they were donated
+            kept.update({key: after[f"{name}.{key}"] for key in kept})  # the same arrays, because they were donated
         self.seconds.append(time.perf_counter() - began)
         self.losses.append(float(loss))
 
     def loss(self, tokens: NDArray[np.int64], targets: NDArray[np.int64], batch: int) -> float:
-        """The mean over all examples, in batches of another size than those of training, through the same module."""
+        """The mean loss over all examples, in batches of another size than in training, with the same module."""
         total = 0.0
         for first in range(0, len(targets), batch):
             part = slice(first, first + batch)
@@ -176,7 +177,7 @@ class Trainee:
 
 
 def trainee(variant: Variant, unigram: NDArray[np.float64]) -> Trainee:
-    """The variant compiled, with values to start from."""
+    """The variant, compiled, with initial values."""
     graph = variant.graph(len(unigram))
     learns = variant.learns(graph)
     optimiser = adam_graph(graph, learns)
@@ -217,7 +218,7 @@ def compile_all(report: Report, text: Corpus) -> list[Trainee]:
 
 
 def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
-    """The gradient of the scales as calculus gives it, and after sink_dequant."""
+    """Shows the gradient of the scales as autodiff gives it, and after sink_dequant."""
     plain = derivative(quantized.module)
     sunk = quantized.module.stages["tidy"].result
     assert isinstance(sunk, Graph)
@@ -246,13 +247,13 @@ def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
 
 
 def derivative(module: Module) -> Graph:
-    """The joint graph without sink_dequant's part before and after differentiation."""
+    """The joint graph without the passes push_gathers and sink_dequant."""
     with assuming(module.graph.assumptions):
         return fold(simplify(decompose(differentiate(module.graph, module.wrt))))
 
 
 def only_for(graph: Graph, output: str) -> list[str]:
-    """The lines of the values that no other output needs."""
+    """The lines of the values on which ``output`` depends and no other output does."""
     outputs = dict(graph.outputs)
     others = set(topological([node for name, node in graph.outputs if name != output]))
     names = graph.value_names
@@ -263,7 +264,7 @@ def only_for(graph: Graph, output: str) -> list[str]:
 
 
 def dense(graph: Graph, vocabulary: int) -> list[str]:
-    """The ops that make a float for each element of the table."""
+    """The ops whose results have a float for each element of the table."""
     wide = lambda node: node.op.name != "input" and node.dtype.is_float and node.shape == (vocabulary, WIDTH)
     made: list[Node] = [node for node in graph.nodes if wide(node) and node not in dict(graph.outputs).values()]
     return [node.op.name for node in made]
@@ -283,7 +284,7 @@ def show_choices(report: Report, trainees: list[Trainee], plan: Plan) -> None:
 
 
 def table_of(module: Module, buffer: str, batch: int) -> list[str]:
-    """The lines of one combine."""
+    """The lines of explain() for one combine."""
     lines = iter(reduction_table(module.backward.program, {"B": batch}))
     found: list[str] = []
     for line in lines:
@@ -295,7 +296,7 @@ def table_of(module: Module, buffer: str, batch: int) -> list[str]:
 
 
 def dump(report: Report, trainees: list[Trainee], folder: Path) -> None:
-    """Every stage of every module, as GRADC_DUMP would write them."""
+    """Writes every stage of every module, as GRADC_DUMP does."""
     report.heading("Every stage, to read")
     for each in trainees:
         own = folder / each.variant.name.replace(" ", "-")
@@ -316,14 +317,14 @@ def dump(report: Report, trainees: list[Trainee], folder: Path) -> None:
 
 
 def batches(examples: int, plan: Plan, seed: int = 0) -> Iterator[NDArray[np.int64]]:
-    """Which examples each step sees: a shuffled pass, and again where it ends."""
+    """The examples of each step: repeated shuffled passes over all examples."""
     order = np.random.default_rng(seed).permutation(examples)
     for step in range(plan.steps):
         yield order[np.arange(step * plan.batch, (step + 1) * plan.batch) % examples]
 
 
 def train(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> dict[str, list[tuple[float, float]]]:
-    """All three on the same batches; returns their running losses by step."""
+    """Trains all three on the same batches; returns their running losses by step."""
     report.heading("Training")
     report.say(
         f"{plan.steps} steps of {plan.batch} contexts, the same for all three; running loss in nats per word (the mean"
@@ -346,7 +347,7 @@ def train(report: Report, trainees: list[Trainee], text: Corpus, plan: Plan) -> 
 
 
 def on_training_text(trainees: list[Trainee], text: Corpus, plan: Plan) -> list[float]:
-    """Each model's mean loss on all that it learns from."""
+    """Each model's mean loss on the training text."""
     contexts, targets = text.examples("train", CONTEXT)
     return [each.loss(contexts, targets, plan.evaluation_batch) for each in trainees]
 
@@ -354,10 +355,10 @@ def on_training_text(trainees: list[Trainee], text: Corpus, plan: Plan) -> list[
 def measure(
     report: Report, trainees: list[Trainee], text: Corpus, plan: Plan, start: list[float]
 ) -> tuple[bool, dict[str, float]]:
-    """Perplexities on the held-out documents; returns whether every model learned, and the baselines'.
+    """Measures perplexities on the held-out documents; (whether every model learned, the baselines' perplexities).
 
-    :param start: of a quick run, what :func:`on_training_text` gave before; it is judged by that alone, any other by
-        the unigram.
+    :param start: the losses from :func:`on_training_text` before training; a quick run is compared with them, any other
+        run with the unigram.
     """
     report.heading("On documents never seen")
     contexts, targets = text.examples("held_out", CONTEXT)

@@ -1,1 +1,1 @@
-"""What a module is and does, for people: explanations, memory, graphs for other tools."""
+"""Inspection of modules: explanations, predicted memory, export of graphs to other tools."""

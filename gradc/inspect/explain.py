@@ -1,4 +1,4 @@
-"""What a module is, in words and tables; and its dump as files."""
+"""Explanations of a module as text and tables, and its dump as files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .memory import Memory
 
 
 class Explained(Protocol):
-    """What an explanation reads of a module: :class:`gradc.Module`."""
+    """The part of :class:`gradc.Module` that explanations use."""
 
     graph: Graph
     wrt: tuple[str, ...]
@@ -58,7 +58,7 @@ class Explained(Protocol):
 
 
 MOST_PAIRS = 5
-"""Of kernels that are not one, in an explanation."""
+"""The most pairs of unfused kernels in an explanation."""
 
 
 def _human(count: float) -> str:
@@ -120,11 +120,11 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
 
 
 def explain(module: Explained, dims: Mapping[str, int], device: Device | None = None, timed: int = 0) -> str:
-    """The summary, then the floor, every choice of reduction with its estimates on a device (None: the one it was
-    compiled for), the residuals and the passes.
+    """The summary, the lower bound of bytes, each choice of reduction with its estimates, the residuals and the passes.
 
-    :param timed: how often each step, and each way to do its combines, is run on random data to be timed beside its
-        estimate.
+    :param device: for the estimates; None is the one it was compiled for.
+    :param timed: the number of runs, on random data, by which each step, and each strategy of its combines, is timed;
+        0 measures nothing.
     """
     if device is None:
         device = (
@@ -142,7 +142,7 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
             f" {_human(floor_bytes(program, bound))}"
         )
         lines += time_table(executable, bound, device, timed) if timed else []
-        ways = timed and module.target != "numpy"  # where all have one meaning
+        ways = timed and module.target != "numpy"  # the interpreter ignores strategies
         lines += reduction_table(
             program, bound, device, partial(_measured_way, executable, timed, bound) if ways else None
         )
@@ -179,12 +179,12 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
 
 
 def memory_lines(module: Explained, dims: Mapping[str, int]) -> list[str]:
-    """What a forward and a backward allocate, where every dim is known."""
+    """The memory that forward and backward allocate; empty unless every dim is known."""
     if {d for e in module.executables.values() for d in e.program.dims} - {**_fixed_dims(module), **dims}.keys():
         return []
     try:
         m = module.memory(**dims)
-    except GradcError as error:  # sizes that cannot run
+    except GradcError as error:  # the module cannot run with these sizes
         return ["", f"memory: {error}"]
     kept = f"values {_human(m.outputs)}, residuals {_human(m.residuals)}"
     lines = [
@@ -203,12 +203,12 @@ def memory_lines(module: Explained, dims: Mapping[str, int]) -> list[str]:
 
 
 def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, int]) -> list[str]:
-    """The kernels that could save bytes as one, and why they are two."""
+    """The pairs of kernels whose fusion would save bytes, with the reason why they are not fused."""
     graph, scheduled = module.stages[f"{direction}.partition"].result, module.stages[f"{direction}.schedule"].result
     if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.fuse:
         return []
     program = module.executables[direction].program
-    renamed = {}  # a strategy is part of a kernel's name
+    renamed = {}  # kernel names change with the strategy
     if len(program.steps) == len(scheduled.steps):
         renamed = {
             before.name: next(alternatives(after)).name
@@ -227,7 +227,7 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
 
 
 def resources_table(executable: Executable) -> list[str]:
-    """What each CUDA function takes of a multiprocessor, as the assembler says."""
+    """The resources (registers, shared memory, spills) of each CUDA function, as reported by the assembler."""
     try:
         binary = executable.binary
     except CompilerMissing as error:
@@ -240,8 +240,8 @@ def resources_table(executable: Executable) -> list[str]:
 
 
 def time_table(executable: Executable, dims: Mapping[str, int], device: Device, repeat: int) -> list[str]:
-    """Each step's predicted time (the bytes it moves at the device's bandwidth; of a matrix product nothing is
-    predicted) beside the median of some runs.
+    """Each step's predicted time (its bytes at the device's bandwidth; none for matrix products) and the median of
+    ``repeat`` runs.
     """
     where = (
         "by the simulator, which says nothing of a GPU"
@@ -275,14 +275,14 @@ def _measured(run: Callable[[], float]) -> str:
         IndexOutOfRange,
         NotAscending,
         OutOfMemory,
-    ) as error:  # random numbers are no data of the user's
+    ) as error:  # random inputs may be invalid for the kernel
         return f"nothing ({type(error).__name__})"
 
 
 def _measured_way(
     executable: Executable, repeat: int, dims: Mapping[str, int], name: str, buffer: str, strategy: str
 ) -> str:
-    """The measured time of a kernel that combines in a certain way."""
+    """The measured time of a kernel with a given strategy for one of its combines."""
     kernel = next(k for k in executable.program.kernels if k.name == name and buffer in k.writes)
     try:
         handle = KernelHandle(kernel, executable).forced(buffer, strategy)
@@ -298,10 +298,10 @@ def _measured_way(
 def reduction_table(
     program: Any, dims: Mapping[str, int], device: Device = CPU, measured: Callable[[str, str, str], str] | None = None
 ) -> list[str]:
-    """choose_reduction's table: each strategy's predicted bytes and time, and the pick; for a GPU also the floor and a
-    sentence.
+    """choose_reduction's table: predicted bytes and time of each strategy, and the chosen one; for a GPU also the lower
+    bound and the reason.
 
-    :param measured: what is known of a kernel, a buffer and a strategy from runs.
+    :param measured: (kernel, buffer, strategy) -> text of the measured time.
     """
     lines = []
     for kernel, buffer, pick, table in decisions(program, dims, device):
@@ -326,7 +326,7 @@ def reduction_table(
 
 
 def _verdict(pick: str, table: list[Estimate]) -> str:
-    """Why the pick, in a sentence."""
+    """The reason for the choice, in a sentence."""
     estimates = {e.strategy: e for e in table}
     if pick not in estimates:
         return "nothing is picked yet"
@@ -344,7 +344,7 @@ def _verdict(pick: str, table: list[Estimate]) -> str:
 
 
 def dump_module(module: Explained, folder: Path) -> None:
-    """``kernels/*.c``, ``explain.txt`` and ``index.html`` beside the stages that the pass manager wrote."""
+    """Writes ``kernels/*.c``, ``explain.txt`` and ``index.html`` next to the stages written by the pass manager."""
     kernels = files.make_folder(folder / "kernels")
     for name, kernel in module.kernels.items():
         files.write(kernels / f"{name}.c", kernel.source)

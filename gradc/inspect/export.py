@@ -1,6 +1,6 @@
-"""A graph as DOT, as plain data and back, and as a Model Explorer graph.
+"""Export of graphs: DOT, JSON (which can be read back), and Model Explorer.
 
-Whatever a user's names hold, DOT gets printable ASCII inside quoted strings; the other two are data for a JSON writer.
+User names are escaped to printable ASCII in quoted strings for DOT; the other two formats are data for a JSON writer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..ir.types import DTYPES, DType, parse_type
 
 
 def to_dot(graph: Graph) -> str:
-    """The graph for Graphviz: an ellipse per input, a box per op with its type, an edge per operand, a double circle
-    per output.
+    """The graph in Graphviz's DOT: an ellipse per input, a box with op and type per node, an edge per operand, a double
+    circle per output.
     """
     names = graph.value_names
     ids = {node: f"n{i}" for i, node in enumerate(graph.nodes)}
@@ -52,9 +52,9 @@ def _quoted(text: str) -> str:
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """The graph as dicts, lists, strings and numbers, from which :func:`from_json` makes an equal one.
+    """The graph as dicts, lists, strings and numbers, from which :func:`from_json` creates an equal graph.
 
-    An attribute that JSON has no word for is ``{"float": hex}``, ``{"dtype": name}`` or ``{"size": text}``.
+    Attributes without a JSON type are written as ``{"float": hex}``, ``{"dtype": name}`` or ``{"size": text}``.
     """
     names = graph.value_names
     nodes: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(data: Mapping[str, Any]) -> Graph:
-    """The graph that :func:`to_json` wrote; every piece is checked, then read by the text's own rules."""
+    """The graph that :func:`to_json` wrote; it is validated, converted to the text format and parsed."""
     try:
         if data["format"] != FORMAT:
             raise IRFormatError(f"the format is {str(data['format'])[:40]!r}, not {FORMAT!r}")
@@ -142,7 +142,7 @@ def _text(value: Any, depth: int = 0) -> str:
 
 
 def model_explorer(graph: Graph) -> dict[str, Any]:
-    """The graph in Model Explorer's JSON: scopes become layers, outputs nodes of their own."""
+    """The graph in Model Explorer's JSON; scopes become layers, outputs become nodes."""
     names = graph.value_names
     nodes = [_explorer_node(graph, node, names) for node in graph.nodes]
     for name, node in graph.outputs:

@@ -1,4 +1,4 @@
-"""What a module allocates at given sizes, predicted."""
+"""Prediction of the memory that a module allocates for given sizes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one forward and one backward allocate beyond the caller's own arrays (inputs, donated ones too,
-    cotangents, ``out=``, ``workspace=``).
+    """The bytes that one forward and one backward allocate, not counting the caller's arrays (inputs, also donated
+    ones, cotangents, ``out=``, ``workspace=``).
 
-    Not in it: what an allocator adds (the pool of the CPU at most an eighth), partial sums of a product of few rows and
-    columns over a long axis (at most 16 times its result), and copies of inputs that do not lie in order.  The target
-    numpy has temporaries that nobody counts.
+    Not included: the allocator's overhead (for the CPU's pool at most an eighth), partial sums of a split-K matrix
+    product (at most 16 times its result), copies of non-contiguous inputs, and the temporaries of the target numpy.
 
-    :ivar outputs: the values of forward.  :ivar residuals: what forward keeps for backward beyond its inputs.
-    :ivar forward_workspace, backward_workspace: temporaries and scratch, free again after the call.
-    :ivar gradients: what backward gives.
-    :ivar threads: what the threads of the CPU keep from call to call, all together: packed parts of a product's
-        operands, rows that a kernel holds.
+    :ivar outputs: the results of forward.  :ivar residuals: values kept for backward, except inputs.
+    :ivar forward_workspace, backward_workspace: temporaries and scratch memory, freed after the call.
+    :ivar gradients: the results of backward.
+    :ivar threads: thread-local memory of all CPU threads, kept between calls: packed panels of matrix products, rows
+        cached by kernels.
     """
 
     outputs: int
@@ -38,25 +37,25 @@ class Memory:
 
     @property
     def forward(self) -> int:
-        """The most that forward allocates while it runs."""
+        """The peak of the memory allocated while forward runs."""
         return self.outputs + self.residuals + self.forward_workspace
 
     @property
     def backward(self) -> int:
-        """The most that is allocated while backward runs and its caller still has the values of forward."""
+        """The peak of the memory allocated while backward runs and its caller still holds the results of forward."""
         return self.outputs + self.residuals + self.gradients + self.backward_workspace
 
     @property
     def peak(self) -> int:
-        """The most at any time, what threads keep included."""
+        """The overall peak, including thread-local memory."""
         return max(self.forward, self.backward) + self.threads
 
 
 def predicted(executables: Mapping[str, Executable], residuals: frozenset[str], dims: Mapping[str, int]) -> Memory:
-    """The memory of ``forward`` and ``backward``.
+    """The predicted memory of ``forward`` and ``backward``.
 
     :param residuals: the outputs of forward that are kept for backward.
-    :raises InvalidProblem: a dim has no size.
+    :raises InvalidProblem: a dim is not given.
     """
     outputs: dict[str, dict[str, int]] = {}
     space: dict[str, int] = {}

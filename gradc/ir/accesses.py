@@ -1,4 +1,4 @@
-"""Which data-dependent accesses of a program are known to stay inside their buffers."""
+"""Finds the data-dependent accesses of a program that are not known to stay inside their buffers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .types import I64, Type
 
 
 class Elements:
-    """What is known of the integers in a program's buffers, step by step."""
+    """The known ranges of the integers in a program's buffers, updated step by step."""
 
     def __init__(self, program: Program):
         self.program = program
         self.types = {b.name: b.type for b in program.buffers}
         self.roots = {
             b.name: (program.root(b.name), b.type.dtype.name) for b in program.buffers
-        }  # bytes seen as another type are other numbers
+        }  # keyed by dtype: the same bytes have other values as another dtype
         self.ranges = {
             self.roots[b.name]: constant(b.value, b.type.dtype)
             for b in program.buffers
@@ -31,7 +31,7 @@ class Elements:
         return self.ranges.get(self.roots[buffer], Range())
 
     def memory(self, buffer: str) -> str | int:
-        """What identifies the memory of a buffer: the buffer that owns its bytes, or a slot."""
+        """The identity of a buffer's memory: its workspace slot, or the name of the buffer that owns the bytes."""
         root = self.program.buffer[self.roots[buffer][0]]
         return root.slot if root.slot >= 0 else root.name
 
@@ -42,19 +42,19 @@ class Elements:
         )
 
     def after(self, step: Step) -> None:
-        """Update the known ranges after a step: elements that it checked or stored; what it may overwrite becomes
-        unknown.
+        """Updates the known ranges after a step, from elements that it checked or stored; memory that it may overwrite
+        becomes unknown.
         """
         changed = {self.memory(b) for b in step.writes}
         left = {key: range_ for memory in changed for key, range_ in self.stored(step, memory)}
         self.ranges = {key: range_ for key, range_ in self.ranges.items() if self.memory(key[0]) not in changed} | left
-        if isinstance(step, Kernel):  # not one of several
+        if isinstance(step, Kernel):  # a select may run another kernel
             for buffer, bound in checked_buffers(step, self.types):
                 if self.memory(buffer) not in changed:
                     self.ranges[self.roots[buffer]] = self.known(buffer) & inside(bound)
 
     def stored(self, step: Step, memory: str | int) -> Iterator[tuple[tuple[str, str], Range]]:
-        """The range of what a step stores to memory, if it only stores integers of one type, whichever kernel runs."""
+        """The range of the values that a step stores to ``memory``, if all its kernels store integers of one dtype."""
         keys: set[tuple[str, str]] = set()
         values: list[Range] = []
         whole = True
@@ -77,8 +77,8 @@ class Elements:
 
 
 def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) -> bool:
-    """Whether a statement visits every element of a buffer: each index entry is an axis of its own, and no further axis
-    may have size 0.
+    """Whether a statement visits every element of a buffer: the index entries are distinct whole axes, and no other
+    axis can have size 0.
     """
     axes = dict((*kernel.rows, *kernel.cols))
     named = [(i.variable, size) for i, size in zip(index, type.shape, strict=True) if size != 1]
@@ -87,14 +87,14 @@ def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) ->
         return False
     by_row = any(other.op in REDUCTIONS for other in kernel.body) and not kernel.is_column(
         s
-    )  # rows without columns run; without reductions they may be cut along columns
+    )  # rows run even without columns; without reductions a kernel may be divided along its columns
     return all(
         known_nonnegative(size - 1) for name, size in (kernel.rows if by_row else axes.items()) if name not in own
     )
 
 
 def checked_buffers(kernel: Kernel, types: Mapping[str, Type]) -> Iterator[tuple[str, Size]]:
-    """The buffers every element of which a kernel checks, and the bound."""
+    """The (buffer, bound) whose elements a kernel checks completely."""
     for s in kernel.body:
         if s.op != "check":
             continue
@@ -116,8 +116,8 @@ def by_data(index: Index) -> bool:
 
 
 def unsafe_accesses(kernel: Kernel, elements: Elements) -> Iterator[tuple[Stmt, int, Size]]:
-    """The accesses that are not known to stay in their buffer: (statement, axis, the axis' size)."""
-    inner = [Assumption(size, ">=", 1) for _, size in kernel.rows if not isinstance(size, int)]  # no row, no access
+    """The accesses that are not known to stay in their buffer: (statement, axis of the buffer, size of the axis)."""
+    inner = [Assumption(size, ">=", 1) for _, size in kernel.rows if not isinstance(size, int)]  # no rows, no access
     with assuming(inner):
         for s, axis, place, size in elements.kernel(kernel).accesses():
             if not place.within(inside(size)):
@@ -125,15 +125,15 @@ def unsafe_accesses(kernel: Kernel, elements: Elements) -> Iterator[tuple[Stmt, 
 
 
 def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Operand, int, Size]]:
-    """The operands of a library call that its axes are not known to keep in their buffer: (operand, axis of the buffer,
-    the axis' size).
+    """The operands of a library call that are not known to stay in their buffer: (operand, axis of the buffer, size of
+    the axis).
     """
     sizes = dict(call.axes)
     for operand in (*call.operands, call.out):
         run = {v for i in operand.index for v, _ in i.terms} if operand is call.out else set(sizes)
         with assuming(
             [Assumption(sizes[v], ">=", 1) for v in run if not isinstance(sizes[v], int)]
-        ):  # of no element nothing is touched
+        ):  # an empty operand is not accessed
             if any(sizes[v] == 0 for v in run):
                 continue
             for axis, (index, size) in enumerate(zip(operand.index, types[operand.buffer].shape, strict=True)):
@@ -146,8 +146,8 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
 
 
 def assumed(kernel: Kernel, program: Program) -> list[tuple[str, Size]]:
-    """What a kernel assumes of its buffers, (buffer, size): all elements are in [0, size).  To be checked
-    where it runs alone.
+    """The assumptions of a kernel on its buffers: (buffer, size) means that all elements must be in [0, size).  They
+    are checked when it is run alone.
     """
     elements, pairs = Elements(program), dict[tuple[str, Size], None]()
     with assuming(program.assumptions):
@@ -158,7 +158,7 @@ def assumed(kernel: Kernel, program: Program) -> list[tuple[str, Size]]:
 
 
 def check_of(buffer: str, type: Type, bound: Size, op: str, source: str) -> Kernel:
-    """The kernel that checks every element of a buffer."""
+    """The kernel that checks that every element of a buffer is in [0, bound)."""
     axes = [(f"i{a}", size) for a, size in enumerate(type.shape) if size != 1]
     index = tuple(Index() if size == 1 else Index.of(f"i{a}") for a, size in enumerate(type.shape))
     body = [Stmt("%0", "load", (), type.dtype, buffer=buffer, index=index)]

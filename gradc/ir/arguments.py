@@ -1,4 +1,4 @@
-"""Calls of ops that Python refused: what was wrong with the arguments, in the op's own terms."""
+"""Error messages for op calls with wrong arguments: missing, unknown or too many."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def signature_text(signature: inspect.Signature) -> str:
 def lifted(
     op: str, signature: inspect.Signature, positional: Sequence[Any], keywords: Mapping[str, Any]
 ) -> inspect.BoundArguments | None:
-    """The arguments of a call that failed, with its arrays and numbers as nodes; None where they were nodes.
+    """The arguments of a failed call with arrays and numbers converted to nodes; None if they were nodes already.
 
-    :raises TypeRuleError: one is missing, too many, or called otherwise.
+    :raises TypeRuleError: an argument is missing, unknown, or one too many.
     """
     try:
         bound = signature.bind(*positional, **keywords)

@@ -1,9 +1,8 @@
-"""Sizes that may be symbolic: integer polynomials over symbols, floordiv and max, in one canonical form.
+"""Symbolic sizes: integer polynomials over symbols, floordiv and max, in one canonical form.
 
-A *size* is an ``int`` or a :class:`Dim`; arithmetic that comes out constant gives an ``int`` back, so ``N - N == 0``
-and two sizes are equal iff ``==`` says so.  ``ceildiv(a, b)`` is stored as ``(a+b-1)//b`` and ``min(a, b)`` as
-``a+b-max(a, b)``. Every symbol is an integer >= 0; :func:`assuming` adds facts such as ``N >= 1`` for the time of a
-block.
+A *size* is an ``int`` or a :class:`Dim`; arithmetic with a constant result returns an ``int``, so ``N - N == 0``, and
+``==`` compares canonical forms.  ``ceildiv(a, b)`` is stored as ``(a+b-1)//b`` and ``min(a, b)`` as ``a+b-max(a, b)``.
+Every symbol is an integer >= 0; within a block of :func:`assuming`, facts such as ``N >= 1`` are used too.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ DEEPEST, _MOST_PARTS = 40, 1000
 
 @dataclass(frozen=True)
 class FloorDiv:
-    """numerator // denominator, rounded down; nothing of the numerator is divisible."""
+    """numerator // denominator, rounded down; no term of the numerator is divisible by the denominator."""
 
     numerator: Size
     denominator: Size
@@ -40,7 +39,7 @@ class FloorDiv:
 
 @dataclass(frozen=True)
 class Max:
-    """The larger of two sizes of which neither is provably it."""
+    """The larger of two sizes whose order is not known."""
 
     left: Size
     right: Size
@@ -51,7 +50,7 @@ class Max:
 
 @dataclass(frozen=True)
 class Dim:
-    """A size that is not constant: ``terms`` maps monomials to non-zero coefficients, sorted."""
+    """A non-constant size: ``terms`` are sorted pairs of a monomial and its non-zero coefficient."""
 
     terms: tuple[tuple[Monomial, int], ...]
 
@@ -133,7 +132,7 @@ class Dim:
 
     @cached_property
     def _extent(self) -> tuple[int, int]:
-        """How many parts the size has, and how deep they nest."""
+        """(number of subexpressions, nesting depth)."""
         parts, depth = len(self.terms), 0
         for monomial, _ in self.terms:
             for atom, power in monomial:
@@ -214,14 +213,14 @@ def _build(terms: Mapping[Monomial, int]) -> Size:
 
 
 def symbol(name: str) -> Dim:
-    """The size called ``name``."""
+    """The symbolic size ``name``."""
     if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name, re.ASCII):
         raise TypeRuleError(f"{name[:80]!r} is not a name for a dim (a letter, then letters, digits, _; 64 at most)")
     return Dim(((((name, 1),), 1),))
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """a // b, rounded down, with everything divisible taken out: (4*N+3)//4 == N."""
+    """a // b, rounded down, with divisible terms moved out of the quotient: (4*N+3)//4 == N."""
     if isinstance(a, int) and isinstance(b, int):
         if b == 0:
             raise TypeRuleError(f"a size is divided by zero: {a}//{b}")
@@ -264,7 +263,7 @@ def ceildiv(a: Size, b: Size) -> Size:
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """The larger of two sizes, decided where signs and assumptions allow."""
+    """The larger of two sizes; simplified to one of them if signs and assumptions decide it."""
     if known_nonnegative(a - b):
         return a
     if known_nonnegative(b - a):
@@ -313,9 +312,7 @@ class Assumption:
         return left >= right if self.relation == ">=" else left == right
 
     def fails(self, bindings: Mapping[str, int]) -> bool:
-        """Whether the sizes contradict it; of a dim that nothing binds, because nothing depends on it, it says
-        nothing.
-        """
+        """Whether the sizes contradict it; with an unbound dim, which no input depends on, it cannot fail."""
         return symbols(self.left) | symbols(self.right) <= bindings.keys() and not self.holds(bindings)
 
 
@@ -324,7 +321,7 @@ _facts: contextvars.ContextVar[tuple[Assumption, ...]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
-    """Within the block the assumptions are taken as true."""
+    """A context manager in which the assumptions are taken as facts."""
     token = _facts.set(_facts.get() + tuple(assumptions))
     try:
         yield
@@ -333,7 +330,7 @@ def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
 
 
 def _positive_terms(size: Size) -> bool:
-    """Whether no term can be negative (symbols, quotients of such and maxima with such are >= 0)."""
+    """Whether no term can be negative (symbols are >= 0, and so are quotients of and maxima with such sizes)."""
 
     def nonnegative(atom: Atom) -> bool:
         if isinstance(atom, FloorDiv):
@@ -344,7 +341,7 @@ def _positive_terms(size: Size) -> bool:
 
 
 def _least(size: Size) -> Size:
-    """Something that a size is no less than, without quotients by numbers: n - d + 1 <= d * (n // d) <= n."""
+    """A lower bound of a size, without quotients by constants: n - d + 1 <= d * (n // d) <= n."""
     total: Size = 0
     for monomial, coefficient in _terms(size):
         bound: Size | None = None
@@ -387,7 +384,7 @@ def same(a: Size, b: Size) -> bool:
 
 
 def symbols(size: Size) -> frozenset[str]:
-    """The names a size depends on."""
+    """The names of the symbols in a size."""
     names: set[str] = set()
     pending: list[Size] = [size]
     while pending:
@@ -403,7 +400,7 @@ def symbols(size: Size) -> frozenset[str]:
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:
-    """The size with symbols replaced; unnamed symbols stay."""
+    """The size with symbols replaced; those that ``values`` lacks stay."""
     if isinstance(size, int) or not values:
         return size
     total: Size = 0
@@ -423,7 +420,10 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
 
 
 def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
-    """The number a size stands for; InvalidProblem names an unbound symbol or a division by zero."""
+    """The size as a number.
+
+    :raises InvalidProblem: a symbol is not bound, or a division by zero.
+    """
     if isinstance(size, int):
         return size
     missing = symbols(size) - bindings.keys()
@@ -438,7 +438,7 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
 
 
 def check_count(shape: Iterable[Size], subject: str = "a shape") -> None:
-    """Reject negative constants and element counts that 63 bits cannot hold."""
+    """Rejects negative constant sizes and element counts of 2^63 and more."""
     sizes = tuple(shape)
     for size in sizes:
         if isinstance(size, int) and size < 0:

@@ -1,16 +1,15 @@
-"""One container for what gradc keeps in files and in memory: named bytes and typed arrays, of a declared size, under
-one digest.
+"""The container format of gradc's files and cache entries: named byte strings and typed arrays, with declared sizes and
+a digest.
 
 ::
 
     gradc-module 2 231 40960 6f5902ac...                     128 bytes: kind, format, sizes of table and body, SHA-256
     [["graph", 310], ["weight", 24, "bf16", [3, 4]], ...]    the table: JSON, padded with spaces
-    ...                                                      the body: the parts in order, each from a multiple of 64
+    ...                                                      the body: the parts in order, each aligned to 64 bytes
 
-A reader compares kind, format and sizes before it takes any memory for what they describe, the digest (of everything
-but itself) before it looks at the table, and the table before it makes an array; arrays are little-endian.  Nothing in
-an envelope is executed by reading it. The digest tells damage and parts that do not belong together; it is no
-signature.
+A reader checks kind, format and sizes before it allocates memory, the digest (of everything but itself) before it
+parses the table, and the table before it creates arrays; arrays are little-endian.  Reading an envelope executes
+nothing.  The digest detects damage and mixed-up parts; it is not a signature.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _HEAD = re.compile(rb"gradc-([a-z]{1,12}) ([0-9]{1,9}) ([0-9]{1,18}) ([0-9]{1,18
 
 @dataclass(frozen=True)
 class Envelope:
-    """What an envelope holds.
+    """The contents of an envelope.
 
-    :param parts: bytes by name.  :param arrays: read-only arrays by name, views of what was read.
+    :param parts: bytes by name.  :param arrays: read-only arrays by name, views of the bytes that were read.
     """
 
     parts: dict[str, bytes]
@@ -47,7 +46,7 @@ class Envelope:
 
 
 def kind_of(start: bytes) -> str:
-    """The kind of the envelope that begins with these bytes, or ""."""
+    """The kind of the envelope that begins with these bytes, or "" if they begin none."""
     matched = re.match(rb"gradc-([a-z]{1,12}) [0-9]", start[:_LINE])
     return matched[1].decode() if matched and matched[1] != b"ir" else ""
 
@@ -55,9 +54,9 @@ def kind_of(start: bytes) -> str:
 def sealed(
     kind: str, version: int, parts: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None
 ) -> list[bytes | memoryview]:
-    """An envelope, as pieces to be written one after the other.
+    """An envelope, as consecutive pieces to write.
 
-    :param kind: a word of lower-case letters.  :param version: of the kind's own format.
+    :param kind: a word of lower-case letters.  :param version: of the format of this kind.
     """
     table: list[list[Any]] = [[name, len(data)] for name, data in parts.items()]
     body: list[bytes | memoryview] = []
@@ -87,8 +86,8 @@ def sealed_bytes(
 def unsealed(data: bytes | memoryview, kind: str, version: int, source: str = "this") -> Envelope:
     """The contents of an envelope.
 
-    :param source: is named in errors.
-    :raises IRFormatError: it is none, of another kind or format, cut off, damaged, or says what cannot be.
+    :param source: the name of the data, for errors.
+    :raises IRFormatError: it is no envelope, has another kind or format, or is truncated, damaged or inconsistent.
     """
     view = memoryview(data)
     table, body, digest, start = _head(bytes(view[:_LINE]), len(view), kind, version, source)
@@ -104,16 +103,16 @@ def load(path: Any, kind: str, version: int) -> Envelope:
 
     :raises FileError: it cannot be read.
     :raises IRFormatError: as :func:`unsealed`.
-    :raises OutOfMemory: there is no room for it.
+    :raises OutOfMemory: it does not fit in memory.
     """
     with files.opened(path) as (file, about):
         return load_opened(file, about.st_size, kind, version, str(path))
 
 
 def load_opened(file: BinaryIO, size: int, kind: str, version: int, source: str) -> Envelope:
-    """:func:`load` of an open file of so many bytes."""
+    """:func:`load` of an open file of ``size`` bytes."""
     line = file.read(_LINE)
-    _head(line, size, kind, version, source)  # before anything is allocated by its size
+    _head(line, size, kind, version, source)  # checked before its sizes are used to allocate memory
     try:
         data = line + file.read(size - len(line))
     except MemoryError:
@@ -122,7 +121,7 @@ def load_opened(file: BinaryIO, size: int, kind: str, version: int, source: str)
 
 
 def _head(line: bytes, size: int, kind: str, version: int, source: str) -> tuple[int, int, str, bytes]:
-    """Sizes of table and body, the digest, and what of the line is digested."""
+    """(size of the table, size of the body, digest, the part of the header line that is digested)."""
     matched = _HEAD.fullmatch(line)
     if not matched or matched[1] == b"ir":
         raise IRFormatError(f"{source} is no {kind} of gradc: it does not begin with the line of one")
@@ -189,7 +188,7 @@ def _array(data: memoryview, name: str, shape: list[int], subject: str) -> Array
         raise IRFormatError(f"{subject} is bool, and a byte of it is neither 0 nor 1")
     try:
         array = np.frombuffer(data, kind.np).reshape(shape)
-    except ValueError as error:  # no elements, and axes whose product NumPy cannot count
+    except ValueError as error:  # an empty array whose other sizes overflow NumPy's count
         raise IRFormatError(f"{subject} has a shape that no array has: {error}") from None
     if sys.byteorder == "big":
         array = array.byteswap()
@@ -198,7 +197,7 @@ def _array(data: memoryview, name: str, shape: list[int], subject: str) -> Array
 
 
 def _stored(array: Array) -> Array:
-    """The bytes of an array, in order and little-endian."""
+    """The bytes of an array, in row-major order and little-endian."""
     plain = np.ascontiguousarray(array)
     if sys.byteorder == "big" and plain.itemsize > 1:
         plain = plain.byteswap()

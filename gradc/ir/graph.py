@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
 
 def check_name(name: str) -> str:
-    """A value's name: words joined by dots, 200 characters at most."""
+    """The name, if it is valid: words joined by dots, at most 200 characters."""
     if not isinstance(name, str) or is_long(name) or not _NAME.fullmatch(name):
         shown = (
             f"{name[:60]!r} of {len(name)} characters"
@@ -56,8 +56,8 @@ def again(node: Node, operands: tuple[Node, ...]) -> Node:
 
 
 def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
-    """Every node the roots need, on top of the replacements that ``new`` already holds (and behind which nothing is
-    visited); fills and returns ``new``.
+    """Rebuilds every node the roots need with the replacements in ``new``, whose operands are not visited; fills and
+    returns ``new``.
     """
     for node in postorder(roots, new, operands):
         rebuilt = tuple(new[o] for o in node.operands)
@@ -66,8 +66,8 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
 
 
 def parts_of(composite: str, notes: dict[Node, Note]) -> AbstractContextManager[None]:
-    """Within the block every value that is made is noted as a part of a composite, unless it is known as a part of one;
-    what a composite and its gradient share is the composite's.
+    """A context manager that notes every node made in it as a part of ``composite``, unless it is part of another one;
+    a node that a composite and its gradient share belongs to the composite.
     """
     if not composite:
         return nullcontext()
@@ -81,7 +81,7 @@ def parts_of(composite: str, notes: dict[Node, Note]) -> AbstractContextManager[
 
 
 def format_op(node: Node, names: Mapping[Node, str]) -> str:
-    """One op's line, without its note."""
+    """The text line of one op, without its note."""
     operands = ", ".join(names[o] for o in node.operands)
     attributes = format_attributes(sorted(node.attrs.items()), exact=node.op.name == "constant")
     return f"{names[node]}: {node.type} = {node.op.name}{' ' if operands else ''}{operands}{attributes}"
@@ -91,10 +91,9 @@ def format_op(node: Node, names: Mapping[Node, str]) -> str:
 class Graph:
     """A tensor function: ``outputs`` computed from ``inputs``.
 
-    Two graphs are equal iff their inputs, outputs, names and assumptions are; ``notes`` and ``defaults`` are not
-    compared.
+    Graphs are equal iff their inputs, outputs, names and assumptions are; ``notes`` and ``defaults`` are not compared.
 
-    :param defaults: arrays bound to inputs that the caller need not give.
+    :param defaults: arrays bound to inputs that the caller may omit.
     """
 
     name: str
@@ -140,7 +139,7 @@ class Graph:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """Every node, operands first: the inputs in order, then the rest."""
+        """Every node in topological order: the inputs in their order, then the rest."""
         rest = [n for n in topological(node for _, node in self.outputs) if n.op.name != "input"]
         return (*self.inputs, *rest)
 
@@ -175,7 +174,7 @@ class Graph:
 
     @property
     def bound_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The arrays that are bound to inputs."""
+        """The arrays bound to inputs, by name."""
         return {name: np.asarray(self.defaults[name]) for name in self.input_names if name in self.defaults}
 
     @cached_property
@@ -193,7 +192,7 @@ class Graph:
 
     @cached_property
     def users(self) -> Mapping[Node, tuple[Node, ...]]:
-        """For every node, the nodes that read it (each once)."""
+        """For every node, the nodes that have it as an operand (each once)."""
         users: dict[Node, dict[Node, None]] = {n: {} for n in self.nodes}
         for node in self.nodes:
             for operand in node.operands:
@@ -206,9 +205,9 @@ class Graph:
         """The graph with every node replaced by ``rule(node, new operands)`` (None: the same op on the new operands),
         bottom up.
 
-        Notes follow the nodes.
+        Notes are carried over.
 
-        :param new: is filled with what each node has become, for a rule that looks further than at its operands.
+        :param new: filled with the replacement of each node, for rules that inspect more than their operands.
         """
         notes = dict(self.notes)
         new = {} if new is None else new
@@ -225,14 +224,14 @@ class Graph:
         return replace(self, notes=notes).renamed(new)
 
     def composite(self, node: Node) -> str:
-        """The composite that a node is part of, or ""."""
+        """The name of the composite that a node is part of, or ""."""
         return self.notes[node].composite if node in self.notes else ""
 
     def renamed(self, new: Mapping[Node, Node]) -> Graph:
-        """The graph with its outputs taken through the map ``old -> new``; notes follow."""
+        """The graph with its outputs replaced by the map ``old -> new``; notes are carried over."""
         notes: dict[Node, Note] = {}
         for n, note in self.notes.items():
-            if new.get(n, n) not in notes or str(note):  # what the user wrote stays before what we know of it
+            if new.get(n, n) not in notes or str(note):  # a note with the user's names takes precedence
                 notes[new.get(n, n)] = note
         return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
 
@@ -267,16 +266,16 @@ class Graph:
         )
 
     def save(self, path: Any) -> None:
-        """Write the text form, and the arrays bound to inputs, as the one file ``path``
+        """Writes the text and the arrays bound to inputs to the single file ``path``
         (:func:`gradc.ir.graph_file.save_graph`).
         """
         save_graph(path, str(self), self.bound_arrays)
 
 
 def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op: True) -> Graph:
-    """The graph with composites, also those inside others, replaced by the ops they mean.
+    """The graph with composites replaced by their decompositions, recursively.
 
-    :param opens: whether one is replaced.
+    :param opens: which composites are replaced.
     """
     new: dict[Node, Node] = {}
     meant: dict[Node, Node] = {}
@@ -287,7 +286,7 @@ def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op
             if not all(o in new for o in node.operands):
                 return node.operands
             inner = tuple(new[o] for o in node.operands)
-            new.update((o, o) for o in inner if o not in new)  # they are opened already
+            new.update((o, o) for o in inner if o not in new)  # these are decomposed already
             note = notes.get(node, Note())
             notes[node] = note = replace(note, composite=note.composite or node.op.name)
             with parts_of(note.composite, notes):

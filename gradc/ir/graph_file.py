@@ -1,5 +1,5 @@
-"""The file of a graph: its text, or an envelope (:mod:`gradc.ir.envelope`) of the text and the arrays bound to its
-inputs.  It is read by :func:`gradc.ir.text.load`.
+"""The file format of graphs: the text, or an envelope (:mod:`gradc.ir.envelope`) of the text and the arrays bound to
+inputs.  :func:`gradc.ir.text.load` reads it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .scan import FORMAT
 
 GRAPH_FORMAT = 1
 NO_ARRAYS = "# no arrays"
-"""The second line of a graph that is saved as text: nothing beside the file belongs to it."""
+"""The second line of a graph saved as text: no ``.npz`` file beside it is to be read."""
 
 
 def save_graph(path: Any, text: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """One file: the text, or, where there are arrays, an envelope of the text and the arrays, bit for bit.
+    """Writes one file: the text, or, if there are arrays, an envelope of the text and the arrays, bit for bit.
 
-    At any moment ``path`` is the old file or the whole new one.
+    The file is replaced atomically.
 
-    :raises FileError: it cannot be written; the old file is as it was.
+    :raises FileError: it cannot be written; the old file is unchanged.
     """
     if arrays:
         files.write(path, *sealed("graph", GRAPH_FORMAT, {"graph": file_text(text)}, arrays))
@@ -32,5 +32,5 @@ def save_graph(path: Any, text: str, arrays: Mapping[str, np.ndarray[Any, Any]])
 
 
 def file_text(text: str) -> bytes:
-    """A graph's text as it stands in files."""
+    """A graph's text as it is stored in files."""
     return f"{FORMAT}\n{text}\n".encode()

@@ -1,12 +1,12 @@
-"""Kernels: for each row, some passes over its columns.
+"""Kernels and programs: for each row, a kernel makes one or more passes over the columns.
 
-A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) and flat SSA statements.  Every
-access is an affine map of the axes, plus gathered values: ``table[%t, d]``.  The one combine statement is ``accum``;
-its index decides what it is: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row axes
-``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` says otherwise.  Which axes a value depends on (its
-level) and how many passes over the columns must have ended before it (its phase) are derived here, never stored.
+A :class:`Kernel` is an iteration space (``rows`` x ``cols``, each a tuple of axes) with straight-line SSA statements.
+Every access index is affine in the axes and gathered values: ``table[%t, d]``.  ``accum`` is the only statement that
+combines rows; its index decides the form: a scatter of rows ``[%t, d]``, a sum over rows ``[d]``, a sum over some row
+axes ``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` is given.  A value's level (the axes it depends on)
+and phase (the number of passes over the columns that must precede it) are derived, never stored.
 
-A :class:`Program` is kernels and library calls over buffers, in order.
+A :class:`Program` is a sequence of kernels and library calls over buffers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Kernel:
 
     @cached_property
     def levels(self) -> Mapping[str, frozenset[str]]:
-        """For each value the axes it depends on."""
+        """For each value, the axes it depends on."""
         cols = frozenset(a for a, _ in self.cols)
         levels: dict[str, frozenset[str]] = {}
         for s in self.body:
@@ -69,17 +69,17 @@ class Kernel:
         return levels
 
     def stmt_level(self, s: Stmt) -> frozenset[str]:
-        """The axes a statement (also an effect, also the argument side of a reduction) runs over."""
+        """The axes over which a statement is executed; for a reduction, those of its argument."""
         axes = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
         return axes.union(*(self.levels[u] for u in s.uses))
 
     def is_column(self, s: Stmt) -> bool:
-        """Whether the statement runs inside a pass over the columns."""
+        """Whether the statement is executed inside a pass over the columns."""
         return s.op in REDUCTIONS or bool(self.stmt_level(s) & {a for a, _ in self.cols})
 
     @cached_property
     def phases(self) -> Mapping[int, int]:
-        """For each statement (by position) the number of passes that must have ended before it."""
+        """For each statement (by position), the number of passes over the columns that must precede it."""
         of_value: dict[str, int] = {}
         of_stmt: dict[int, int] = {}
         for position, s in enumerate(self.body):
@@ -91,8 +91,8 @@ class Kernel:
 
     @cached_property
     def passes(self) -> tuple[Phase, ...]:
-        """The kernel as it runs: per phase the row statements, then the pass over the columns (its slice, recomputed,
-        cut at row values).
+        """The execution order: for each phase the row statements, then the pass over the columns.  Column statements
+        that several passes need are recomputed in each.
         """
         count = max(self.phases.values(), default=0) + 1
         out = []
@@ -131,7 +131,7 @@ class Kernel:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The dims its text needs, sorted."""
+        """The symbols in its text, sorted."""
         names: set[str] = set()
         for _, size in (*self.rows, *self.cols):
             names |= symbols(size)
@@ -149,7 +149,7 @@ class Kernel:
 
     @property
     def row_order(self) -> RowOrder:
-        """What decides in which order the rows are visited."""
+        """The order in which the rows are visited."""
         return ROW_ORDERS.get(self.strategies.get(self.order, ""), "")
 
     @cached_property
@@ -158,22 +158,22 @@ class Kernel:
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.buffer))
 
     def dims(self, types: Mapping[str, Type]) -> tuple[str, ...]:
-        """The symbols of its buffers' types and of its text, in order of first appearance: what its source needs to be
-        given.
+        """The symbols of its buffers' types and of its text, in order of first appearance: the size arguments of its
+        source.
         """
         sizes = [size for b in self.buffers for size in types[b].shape] + [size for _, size in (*self.rows, *self.cols)]
         plain = [
             str(size) for size in sizes if str(size) in symbols(size)
-        ]  # a size of several has them in the order of their names
+        ]  # the symbols of one size are sorted by name
         names = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
         return tuple(dict.fromkeys(names))
 
     def renamed(
         self, types: Mapping[str, Type], buffers: Mapping[str, str], dims: Mapping[str, str]
     ) -> tuple[Kernel, dict[str, Type]]:
-        """The same kernel over buffers and dims of other names, and their types; it holds no other name of the user's.
+        """(the kernel with buffers and dims renamed, the types of the renamed buffers); it has no other user names.
 
-        :param types: of the buffers, by their present names.
+        :param types: of the buffers, by their current names.
         """
         symbols_ = {name: symbol(other) for name, other in dims.items()}
         plain = self.substitute(symbols_)
@@ -186,7 +186,7 @@ class Kernel:
         return plain, {buffers[b]: types[b].substitute(symbols_) for b in self.buffers}
 
     def with_axes(self, names: Mapping[str, str]) -> Kernel:
-        """The same kernel with other names of its axes; those that ``names`` lacks stay."""
+        """The kernel with axes renamed; those that ``names`` lacks keep their names."""
 
         def renamed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
             return tuple((names.get(a, a), n) for a, n in axes)
@@ -195,15 +195,15 @@ class Kernel:
         return replace(self, rows=renamed(self.rows), cols=renamed(self.cols), body=body)
 
     def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
-        """The same kernel over buffers b0, b1... and dims n0, n1..., and their types: what its name is made from, so
-        that kernels of one structure have one name.
+        """(the kernel with buffers b0, b1... and dims n0, n1..., their types).  Kernel names are hashes of this form,
+        so that kernels with the same structure have the same name.
         """
         buffers = {b: f"b{i}" for i, b in enumerate(self.buffers)}
         dims = {d: f"n{i:02d}" if i > 9 else f"n{i}" for i, d in enumerate(self.dims(types))}
         return self.renamed(types, buffers, dims)
 
     def named_by_structure(self, meaning: str, types: Mapping[str, Type]) -> Kernel:
-        """Named ``MEANING_hash``: kernels equal but for the user's names have one name, and one text in a program."""
+        """The kernel named ``MEANING_hash``; kernels that differ only in user names get one name and share code."""
         plain, own = self.canonical(types)
         text = str(replace(plain, name="k")) + ";".join(map(str, own.values()))
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
@@ -222,7 +222,7 @@ class Kernel:
         return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
 
     def __str__(self) -> str:
-        """``phase`` stands before the first column statement of each pass."""
+        """The text; ``phase`` precedes the first column statement of each pass."""
         order = f" order({self.order})" if self.order else ""
         strategy = f" strategy({', '.join(f'{b}: {s}' for b, s in self.strategy)})" if self.strategy else ""
         lines = [
@@ -237,7 +237,7 @@ class Kernel:
         return "\n".join([*lines, "}"])
 
     def _first_of_passes(self) -> set[int]:
-        """Positions of the statements that open a pass over the columns."""
+        """Positions of the first statement of each pass over the columns."""
         positions: set[int] = set()
         if not self.cols:
             return positions
@@ -247,15 +247,15 @@ class Kernel:
                 if self.is_column(s) and self.phases[position] > opened:
                     opened = self.phases[position]
                     positions.add(position)
-        except KeyError:  # a value that is not defined: still to be printed, for the error that says so
+        except KeyError:  # an invalid kernel (undefined value) must still print, for the verifier's error
             pass
         return positions
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: statements at row level, then one walk over the columns ending in ``roots`` (reductions, stores,
-    accums).
+    """One phase: statements executed once per row, then one pass over the columns that ends in ``roots`` (reductions,
+    stores, accums).
     """
 
     row: tuple[Stmt, ...]
@@ -265,9 +265,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Call:
-    """A library call, an einsum over named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``.
+    """A library call as an einsum with named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``.
 
-    An operand of another dtype is cast to the result's as it is read; that dtype holds all its values.
+    Operands of another dtype are converted to the result's dtype, which holds all their values, when they are read.
     """
 
     name: str
@@ -283,7 +283,7 @@ class Call:
 
     @property
     def operands(self) -> Iterator[Operand]:
-        """What it reads, scales after what they scale."""
+        """The operands it reads; an operand's scale follows it."""
         for arg in self.args:
             yield from (arg, arg.scale) if arg.scale else (arg,)
 
@@ -312,7 +312,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Select:
-    """The first step whose predicate over the dims holds; the last has none."""
+    """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate."""
 
     cases: tuple[tuple[Assumption | None, Kernel], ...]
 
@@ -345,12 +345,12 @@ Step = Kernel | Call | Select
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a type.
+    """A typed memory region.
 
     :param kind: ``input``, ``output``, ``temp`` or ``const``.
-    :param alias: the buffer whose bytes these are (reshape).
+    :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
-    :param slot: the part of the workspace a temp lies in; plan_buffers fills it in.
+    :param slot: the part of the workspace that a temp is allocated in; set by plan_buffers.
     """
 
     name: str
@@ -375,7 +375,7 @@ class Program:
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     assumptions: tuple[Assumption, ...] = ()
-    outputs: tuple[tuple[str, str], ...] = ()  # output name -> buffer; one buffer may serve two names
+    outputs: tuple[tuple[str, str], ...] = ()  # output name -> buffer; two outputs may have the same buffer
     notes: Mapping[str, Note] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -393,7 +393,7 @@ class Program:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel, the alternatives of a select included."""
+        """Every kernel, including the alternatives of selects."""
         return tuple(k for step in self.steps for k in alternatives(step) if isinstance(k, Kernel))
 
     @cached_property
@@ -424,12 +424,12 @@ def _indented(text: str) -> str:
 
 
 def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call:
-    """What a step runs at these sizes."""
+    """The kernel or call that a step executes at these sizes."""
     return next(k for when, k in step.cases if when is None or when.holds(dims)) if isinstance(step, Select) else step
 
 
 def alternatives(step: Step) -> Iterator[Kernel | Call]:
-    """The kernels or calls a step may run."""
+    """The kernels or calls that a step may execute."""
     if isinstance(step, Select):
         yield from (k for _, k in step.cases)
     else:

@@ -24,18 +24,18 @@ from .dims import Dim, Size
 from .types import DType, Type
 
 REGISTRY: dict[str, Any] = {}
-"""Every op by name; filled by the records of :mod:`gradc.ir.op`."""
+"""Every op by name; each record of :mod:`gradc.ir.op` registers itself."""
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
 class Note:
-    """Where a value comes from; never part of a node's identity.
+    """Provenance of a value; not part of a node's identity.
 
-    :param name: the user's name of it.  :param where: ``file:line``.  :param scope: the ops.scope(...) it was made in.
-    :param reader: of positions: the op that the user gave them to.
-    :param composite: the composite whose meaning it is a part of, or ``NAME_grad`` of whose gradient.
+    :param name: the user's name of it.  :param where: ``file:line``.  :param scope: the enclosing ops.scope(...).
+    :param reader: for indices: the op that the user passed them to.
+    :param composite: the composite whose decomposition it belongs to, or ``NAME_grad`` if it belongs to its gradient.
     """
 
     name: str = ""
@@ -55,7 +55,7 @@ _listener: contextvars.ContextVar[Callable[[Node], None] | None] = contextvars.C
 
 @contextlib.contextmanager
 def listening(listener: Callable[[Node], None]) -> Iterator[None]:
-    """Within the block ``listener`` is told of every node that is asked for."""
+    """A context manager in which ``listener`` is called with every node that :func:`make` returns."""
     token = _listener.set(listener)
     try:
         yield
@@ -64,7 +64,7 @@ def listening(listener: Callable[[Node], None]) -> Iterator[None]:
 
 
 def identity(value: Any) -> Any:
-    """A key under which 0.0 and -0.0, 1 and True, and two NaNs with other bits are different things."""
+    """A key that distinguishes 0.0 from -0.0, 1 from True, and NaNs with different bits."""
     if isinstance(value, float):
         return ("float", struct.pack("<d", value))
     if isinstance(value, tuple):
@@ -94,11 +94,11 @@ NUMPY_NAMES = {
     "take": "gather",
     **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
 }
-"""NumPy's name of a function -> the op's, where they differ."""
+"""NumPy's name of a function -> the op's name, if they differ."""
 
 
 class Node:
-    """One value: ``op`` applied to ``operands`` under ``attrs``, of ``type``.  Made by :func:`make`, never directly."""
+    """A value of ``type``: ``op`` applied to ``operands`` with ``attrs``.  Created by :func:`make` only."""
 
     __slots__ = ("__weakref__", "attrs", "op", "operands", "type")
 
@@ -281,7 +281,7 @@ class Node:
 
     @property
     def T(self) -> Node:
-        """The last two axes exchanged."""
+        """The matrix transpose: the last two axes swapped."""
         if self.rank < 2:
             return self
         return call("transpose", self, (*range(self.rank - 2), self.rank - 1, self.rank - 2))
@@ -323,13 +323,13 @@ def _comparable(other: Any) -> bool:
 
 
 def call(name: str, *operands: Any, **attrs: Any) -> Node:
-    """The op of that name applied, as ``ops.NAME(...)`` does."""
+    """``ops.NAME(*operands, **attrs)``, with the op looked up by name."""
     result: Node = REGISTRY[name](*operands, **attrs)
     return result
 
 
 def make(op: Any, operands: Iterable[Node], attrs: Mapping[str, Any], type: Type) -> Node:
-    """The one node with this op, operands, attributes and type."""
+    """The unique node with this op, operands, attributes and type; created if it does not exist."""
     operands = tuple(operands)
     attrs = dict(sorted(attrs.items()))
     key = (id(op), tuple(id(o) for o in operands), identity(tuple(attrs.values())), type)

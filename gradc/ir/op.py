@@ -1,4 +1,4 @@
-"""The records an op is made of, and what calling one does.
+"""The records that define ops, and what calling an op does.
 
 Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are
 four kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
@@ -40,7 +40,7 @@ class _Mark:
 ZERO = _Mark("ZERO")
 """A vjp entry: the derivative exists and is zero (floor, sign, comparisons)."""
 DISCRETE = _Mark("DISCRETE")
-"""A vjp entry: the operand is an index or a predicate; no derivative passes."""
+"""A vjp entry: the operand is discrete (an index, a predicate) and has no derivative."""
 
 
 # -- how a primitive becomes kernel statements -------------------------------------------------------------------------
@@ -51,9 +51,9 @@ class Expr:
     """A pointwise scalar expression in C: ``Expr("{0} * {1}")``; ``name(...)`` resolves to ``name_<dtype>`` of
     ``templates/*/math.h``.
 
-    :param cost: multiples of one addition.
-    :param by_kind: another text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
-    :param conversion: the result is the operand itself where its dtype holds the operand's values.
+    :param cost: in units of one addition.
+    :param by_kind: a different text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
+    :param conversion: the op is the identity if the result's dtype holds all values of the operand's.
     """
 
     text: str
@@ -64,11 +64,11 @@ class Expr:
 
 @dataclass(frozen=True)
 class Movement:
-    """Where each result element is read: ``at(index, node, kernel) -> value``.
+    """Each result element is read from an operand: ``at(index, node, kernel) -> value``.
 
-    ``at`` receives one :class:`gradc.ir.statement.Index` per result axis and a builder with ``read(operand, index,
-    where, other)``, ``in_bounds(index, lo, hi)``, ``select``; it gives back a value of the builder.  Data is never
-    copied to move it.
+    ``at`` receives one :class:`gradc.ir.statement.Index` per result axis and a statement builder with ``read(operand,
+    index, where, other)``, ``in_bounds(index, lo, hi)``, ``select``; it returns a value of the builder.  No copy of the
+    operand is made.
     """
 
     at: Callable[..., Any]
@@ -78,7 +78,7 @@ class Movement:
 class Reduction:
     """A combine along ``attrs["axis"]``: sum, prod, max, min, argmax, argmin.
 
-    :param nonempty: over no elements it is an error, unless an attribute ``empty`` says otherwise.
+    :param nonempty: reducing no elements is an error, unless the attribute ``empty`` allows it.
     """
 
     combine: str
@@ -87,11 +87,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A combine across rows: operand ``updates`` is combined into a result at ``at(index, node, kernel)``.
+    """Elements of the operand number ``updates`` are combined into the result at ``at(index, node, kernel)``.
 
-    ``at`` maps an index into the updates to ``(result index, where)``.
+    ``at`` maps an index into the updates to ``(result index, mask)``.
 
-    :param combine: ``sum``, ``prod``, ``max`` or ``min``; where nothing is combined the result is
+    :param combine: ``sum``, ``prod``, ``max`` or ``min``; result elements without an update are
         :func:`gradc.ir.statement.neutral`.
     """
 
@@ -102,8 +102,8 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Each result element is found from its position: a search.  ``at`` as in :class:`Movement`, but what it gives is
-    no operand's element.
+    """Each result element is computed from its index by reading operands, as a search does.  ``at`` as in
+    :class:`Movement`, but its value is not an element of an operand.
     """
 
     at: Callable[..., Any]
@@ -111,8 +111,8 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Alias:
-    """The same bytes under another shape (reshape); ``at`` as in :class:`Movement`, or None where it would need a
-    division.
+    """The operand's bytes with another shape (reshape); ``at`` as in :class:`Movement`, but may return None if the
+    index would need a division.
     """
 
     at: Callable[..., Any]
@@ -120,22 +120,22 @@ class Alias:
 
 @dataclass(frozen=True)
 class Checked(Alias):
-    """The same bytes, once a kernel of its own has found each element in [0, ``attrs["bound"]``): whoever reads them
-    comes after it.
+    """The operand's bytes, after a separate kernel has checked that each element is in [0, ``attrs["bound"]``); readers
+    are scheduled after that kernel.
     """
 
 
 Lowering = Expr | Movement | Lookup | Reduction | Scatter | Alias
 
 
-# -- samples: each op brings the cases its tests are made of -----------------------------------------------------------
+# -- samples: the cases from which an op's tests are generated ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: operand types (or arrays), attributes and how to draw values.
+    """A valid call: operand types (or arrays), attributes and how to draw values.
 
-    :param operands: ``"f32[N,4]"``-like texts, where ``F`` stands for every float dtype the op takes, or constant
+    :param operands: types such as ``"f32[N,4]"``, where ``F`` stands for every float dtype the op takes, or constant
         arrays.
     :param draw: per operand one of ``normal positive above_one unit nonzero index:N bool int distinct``, by default
         ``normal``.
@@ -149,7 +149,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class BadSample:
-    """A call that must be refused: ``match`` is in the message."""
+    """A call that must raise ``error`` with ``match`` in its message."""
 
     operands: tuple[Any, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class BadSample:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One attribute, as the type rule's annotation declares it."""
+    """One attribute of an op, as declared by the annotation in the type rule."""
 
     name: str
     annotation: Any
@@ -173,7 +173,7 @@ class Parameter:
 
 
 def describe(annotation: Any) -> str:
-    """An annotation in words, for errors and docs."""
+    """An annotation in words (``"a tuple of an int"``), for errors and docs."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(repr(a) for a in args)
@@ -216,7 +216,7 @@ def _accepts(annotation: Any, value: Any) -> bool:
     if annotation is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
     if annotation is float:
-        # an int that no i64 holds is a float where it is one exactly: -2^63 - 1 must not become -2^63
+        # an int beyond i64 is accepted only if it is exactly representable: -2^63 - 1 must not become -2^63
         return (
             isinstance(value, float | int | np.floating | np.integer)
             and not isinstance(value, bool)
@@ -251,7 +251,7 @@ def _canonical(annotation: Any, value: Any) -> Any:
 
 
 AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
-"""Per operand the axis to be replaced, or the shape it is brought to; and the attributes."""
+"""(per operand the axis to replace, or the shape to broadcast it to; the attributes)."""
 
 
 # -- the records -------------------------------------------------------------------------------------------------------
@@ -259,28 +259,29 @@ AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """What every op has.
+    """The fields common to all ops.
 
     :param infer: the type rule ``(*types, **attrs) -> Type`` or ``-> (Type, canonical attrs)``; its positional
         parameters are the operands, its annotated keyword-only parameters are the attributes.
     :param vjp: ``(g, y, *operands, **attrs)`` -> one node, ``ZERO`` or ``DISCRETE`` per operand.
-    :param multilinear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map says for each of
-        the operand's axes which result axis it becomes, or None where it is mixed (summed, gathered).  Linear in each
-        of them with the others held (mul), unless ``linear``.
-    :param linear: linear in those operands together, not in each (add, where, concat): a scale passes only if the
-        others are zero.
-    :param fills: elements of the result may be 0, or another operand's, whatever the operand holds (pad, where, a read
-        outside): a scale passes only if 0 times it is certainly 0.  Not where its attribute ``oob`` is "error".
-    :param replace_axis: ``(node, axis, sizes) -> (operands, attrs) or None``: the op that makes its result with
-        ``axis`` replaced by axes of ``sizes``; an operand's entry is the axis of it to be replaced alike, or, where it
-        does not vary along it, the shape it is brought to. None where that axis is not one axis of the operands.
+    :param multilinear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map gives for each
+        operand axis the result axis it becomes, or None if it is mixed (summed, gathered).  The op is linear in each of
+        them with the others fixed (mul), unless ``linear``.
+    :param linear: linear in those operands jointly, not separately (add, where, concat): a scale of one operand can be
+        moved past the op only if the others are zero.
+    :param fills: result elements may be 0, or another operand's, independently of the operand (pad, where, a read out
+        of bounds): a scale can be moved past the op only if 0 times it is certainly 0.  Not if its attribute ``oob`` is
+        "error".
+    :param replace_axis: ``(node, axis, sizes) -> (operands, attrs) or None``: how to compute the result with ``axis``
+        replaced by axes of ``sizes``; an operand's entry is the operand axis to replace likewise, or, if the operand
+        does not vary along it, the shape to broadcast it to.  None if ``axis`` is not a single axis of the operands.
         Pointwise primitives need none.
-    :param broadcast: operands are first brought to one shape, as NumPy does.
-    :param surrogate: the function whose derivative the vjp is, where it is not the op's own.
-    :param order: the names of operands and attributes in the order of a call, where it is not operands first.
+    :param broadcast: operands are first broadcast to one shape, as in NumPy.
+    :param surrogate: the function that the vjp differentiates, if that is not the op itself (straight-through).
+    :param order: the names of operands and attributes in call order, if that is not operands first.
     :param indices: ``{operand: (node) -> bound}``: the operands that are data-dependent positions in [0, bound); with
         the attribute ``oob="error"`` they are checked before any kernel reads through them (pass ``check_indices``).
-    :param implies: ``(node) -> facts``: what its attributes take for granted of its dims; they become assumptions of a
+    :param implies: ``(node) -> assumptions``: what its attributes require of the dims; they become assumptions of a
         traced graph.
     :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
@@ -397,7 +398,7 @@ class Op:
         return self(*bound.args, **bound.kwargs)
 
     def plain(self, *positional: Any, **keywords: Any) -> Node:
-        """The call without comforts: operands, then attributes."""
+        """The call without ``sugar``: operands, then attributes."""
         operands, attrs = self._bind(positional, keywords)
         try:
             nodes = adopt(self.name, operands, broadcasting=self.broadcast)
@@ -414,7 +415,7 @@ class Op:
             )
             return operands, self._check_names(keywords)
         order = self.call_order
-        if self.order:  # an attribute amid the operands is passed over where it is given by name
+        if self.order:  # an attribute between operands is skipped if it is given by name
             order = tuple(name for name in order if name not in keywords or name not in self.parameters)
         if len(positional) > len(order):
             got = len(positional) + len(self.call_order) - len(order)
@@ -451,7 +452,7 @@ class Op:
         return attrs
 
     def apply(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:
-        """The node of this op on operands that need no adopting; the type rule decides."""
+        """The node of this op on operands that are nodes of matching dtype and shape; checked by the type rule."""
         type_, canonical = self.type_of([o.type for o in operands], attrs)
         return make(self, operands, canonical, type_)
 
@@ -479,7 +480,7 @@ _MOST = int(np.finfo(np.float64).max)
 
 
 def _no_huge_integer(name: str, values: Iterable[Any]) -> None:
-    """No dtype and no attribute holds an integer beyond f64, and Python does not even print a long one."""
+    """Rejects integers beyond the range of f64: no dtype or attribute holds them, and Python refuses to print them."""
     for value in values:
         if isinstance(value, tuple | list):
             _no_huge_integer(name, value)
@@ -494,7 +495,7 @@ def _node_types(operands: Iterable[Any]) -> list[Type]:
 
 
 def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRuleError:
-    """The error with the op and its operand types in front, unless an op is named there."""
+    """The error prefixed with the op and its operand types, unless its message begins with an op already."""
     said, matched = str(error), re.match(r"(\w+)[(:]", str(error))
     if (matched and (matched[1] == name or matched[1] in REGISTRY)) or said.startswith(f"{name} "):
         return error
@@ -503,18 +504,18 @@ def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRule
 
 @dataclass(frozen=True, eq=False)
 class Primitive(Op):
-    """An op with a NumPy meaning ``reference(*arrays, **attrs)`` and a lowering to kernel statements."""
+    """An op with a NumPy implementation ``reference(*arrays, **attrs)`` and a lowering to kernel statements."""
 
     reference: Any = field(default=None, kw_only=True)
     lower: Any = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(
         default=False, kw_only=True
-    )  # computes in its own dtype: upcast leaves it alone (cast, where, movement)
+    )  # needs no wider compute dtype, so the pass upcast leaves it alone (cast, where, movement)
 
 
 @dataclass(frozen=True, eq=False)
 class Composite(Op):
-    """An op that means other ops: ``decompose(*nodes, **attrs) -> node``."""
+    """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``."""
 
     decompose: Any = field(default=None, kw_only=True)
 
@@ -523,7 +524,7 @@ class Composite(Op):
 class Library(Op):
     """An op computed by a library call.
 
-    :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call as an einsum over named axes.
+    :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call as an einsum with named axes.
     """
 
     reference: Any = field(default=None, kw_only=True)

@@ -1,4 +1,6 @@
-"""Operands of a call: scalars adopt a dtype, arrays become constants or inputs, shapes are made equal."""
+"""Conversion of an op call's operands to nodes: scalars take the nodes' dtype, arrays become constants or inputs, and
+shapes are broadcast.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ from .dims import Dim, Size, same, symbols
 from .node import REGISTRY, Node
 from .types import DType, array_of, typeof
 
-CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # the tracer's way to turn a large array into an input
+CAPTURE: list[Callable[[np.ndarray[Any, Any]], Node]] = []  # set by the tracer: turns a large array into an input
 
 
 def adopt(name: str, operands: Sequence[Any], broadcasting: bool) -> list[Node]:
-    """Operands as nodes of one dtype (Python scalars take it from the nodes) and, for pointwise ops, of one shape."""
+    """The operands as nodes of one dtype, which Python scalars take from the nodes.
+
+    :param broadcasting: whether they are brought to one shape (pointwise ops).
+    """
     nodes = [o for o in operands if isinstance(o, Node)]
     arrays = [o for o in operands if not isinstance(o, Node | bool | int | float | Dim)]
     like = next((n.dtype for n in nodes if n.dtype.kind != "b"), nodes[0].dtype if nodes else None)
@@ -56,7 +61,7 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
         array = array_of(value)
     except TypeRuleError:
         raise
-    except Exception as error:  # whatever an object of another library raises
+    except Exception as error:  # objects of other libraries may raise anything
         raise TypeRuleError(
             f"{name}: a {type(value).__qualname__} cannot be read as an array: {type(error).__name__}:"
             f" {str(error)[:200]}"
@@ -84,7 +89,7 @@ def _lift(name: str, value: Any, like: DType | None) -> Node:
 
 
 def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
-    """NumPy's common shape; only the literal 1 broadcasts, never a symbol that may happen to be 1."""
+    """NumPy's broadcast shape; only the constant size 1 broadcasts, not a symbol whose value may be 1."""
     rank = max((len(s) for s in shapes), default=0)
     result: list[Size] = [1] * rank
     for shape in shapes:
@@ -98,6 +103,6 @@ def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
 
 
 def broadcast(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes brought to their common shape by explicit ``broadcast_to``."""
+    """The nodes broadcast to their common shape by explicit ``broadcast_to``."""
     shape = broadcast_shapes([n.shape for n in nodes])
     return [n if n.shape == shape else REGISTRY["broadcast_to"](n, shape) for n in nodes]

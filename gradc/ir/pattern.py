@@ -1,10 +1,10 @@
-"""Rewrite rules that look like algebra.
+"""Rewrite rules written as algebra.
 
 >>> x = Var("x")
 >>> RULES = [Rule(x * 1, x), Rule(neg(neg(x)), x)]
 
-A pattern matches a node; numbers match constants spread over any shape; a :class:`Var` matches anything, twice the same
-thing.
+A pattern matches a node; a number matches a constant broadcast to any shape; a :class:`Var` matches any node, the same
+one at each occurrence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .node import Node, call
 
 
 class Pattern:
-    """Something that a node may match."""
+    """The base class of patterns."""
 
     def __add__(self, other: Any) -> Pattern:
         return Apply("add", (self, as_pattern(other)))
@@ -44,7 +44,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Var(Pattern):
-    """Any node; ``when`` may narrow it."""
+    """Matches any node for which ``when``, if given, holds."""
 
     name: str
     when: Callable[[Node], bool] | None = None
@@ -52,14 +52,14 @@ class Var(Pattern):
 
 @dataclass(frozen=True)
 class Number(Pattern):
-    """A constant with this value at every element; ``-0.0`` is not ``0.0``."""
+    """Matches a constant with this value at every element; ``-0.0`` and ``0.0`` are different."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Apply(Pattern):
-    """An op on patterns; ``bind`` names the node itself for the rule's condition and result."""
+    """Matches an op applied to operands that match; ``bind`` names the node for the rule's condition and result."""
 
     op: str
     operands: tuple[Pattern, ...]
@@ -77,7 +77,7 @@ def op(name: str, *operands: Any, bind: str = "") -> Apply:
 
 @dataclass(frozen=True)
 class Rule:
-    """``left`` becomes ``right`` (a pattern, or a function of what matched) where ``when`` holds."""
+    """Rewrites ``left`` to ``right`` (a pattern, or a function of the bound nodes) if ``when`` holds."""
 
     left: Pattern
     right: Pattern | Callable[[Mapping[str, Node]], Node | None]
@@ -91,7 +91,7 @@ class Rule:
 
 
 def splat(node: Node) -> Any:
-    """The one value of a constant that is the same at every element, through broadcasts and reshapes; else None."""
+    """The value of a constant that is the same at every element, looking through broadcasts and reshapes; else None."""
     while node.op.name in ("broadcast_to", "reshape"):
         (node,) = node.operands
     if node.op.name != "constant" or not node.attrs["value"]:
@@ -107,7 +107,7 @@ def _same_number(a: Any, b: float) -> bool:
 
 
 def match(pattern: Pattern, node: Node, bound: dict[str, Node]) -> bool:
-    """Whether ``node`` is an instance of ``pattern``; variables are filled in."""
+    """Whether ``node`` matches ``pattern``; adds the variables' nodes to ``bound``."""
     if isinstance(pattern, Var):
         if pattern.when is not None and not pattern.when(node):
             return False
@@ -132,7 +132,7 @@ def build(pattern: Pattern, bound: Mapping[str, Node]) -> Node:
 
 
 def apply_rules(rules: Sequence[Rule], node: Node) -> Node:
-    """The node after the first matching rules, again and again until none matches."""
+    """The node after applying the first matching rule, repeated until none matches."""
     for _ in range(100):
         for rule in rules:
             result = rule(node)

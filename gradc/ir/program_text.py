@@ -1,4 +1,4 @@
-"""Programs and kernels as text, and back: ``parse_program(str(p)) == p`` for every program.
+"""The text format of programs and kernels: ``parse_program(str(p)) == p`` for every program.
 
 ::
 
@@ -26,8 +26,7 @@
       return d.table=g
     }
 
-Grammar (one line of text per ``LINE``; comments, values, names, types, sizes and attributes as in
-:mod:`gradc.ir.text`)::
+Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and attributes as in :mod:`gradc.ir.text`)::
 
     file      ::= ["gradc-ir 1" LINE] program
     program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
@@ -49,8 +48,8 @@ Grammar (one line of text per ``LINE``; comments, values, names, types, sizes an
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
-``<-`` stands before the values of a statement that also names a buffer.  ``phase`` headings are derived and skipped
-when read. A name in an index is an axis if the kernel has that axis, else a size.
+``<-`` precedes the values of a statement that also has a buffer.  ``phase`` lines are derived, and ignored by the
+parser.  A name in an index is an axis if the kernel has that axis, else a size.
 """
 
 from __future__ import annotations
@@ -73,8 +72,9 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 def parse_program(text: str) -> Program:
-    """The program a text says; IRFormatError with line, column and the line itself otherwise.  See also
-    ``verify_program``.
+    """Parses a program, without verifying it (``verify_program``).
+
+    :raises IRFormatError: with line, column and the line itself.
     """
     reader = Reader(text)
     reader.demand("'program @name {'")
@@ -109,7 +109,7 @@ def parse_program(text: str) -> Program:
 
 
 def parse_kernel(text: str) -> Kernel:
-    """The kernel a text says."""
+    """Parses a kernel."""
     reader = Reader(text)
     reader.demand("'kernel @name'")
     kernel = _kernel(reader)
@@ -313,7 +313,7 @@ def _stmt(reader: Reader, axes: Mapping[str, Size]) -> Stmt:
 
 
 def _where(reader: Reader) -> bool:
-    """Whether the word here is the keyword and not a buffer's name."""
+    """Whether the next word is the keyword ``where`` and not a buffer's name."""
     start = reader.at
     keyword = reader.maybe("where") and not reader.at_end() and reader.line[reader.at] != "["
     reader.at = start

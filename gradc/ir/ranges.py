@@ -1,8 +1,9 @@
-"""Ranges of a kernel's integers, with sizes as bounds: from what is known of buffers, from types, and from masks.
+"""Range analysis of a kernel's values with symbolic sizes as bounds, from known ranges of buffer elements, dtypes and
+masks.
 
-This is how the verifier of programs knows that no access through data leaves its buffer: a position is in range because
-the elements of the buffer that it was loaded from have been checked, because it was computed so (an argmax, a clamp),
-or because the access is masked by a test.
+With it the verifier proves that data-dependent accesses stay inside their buffers: a position is in range because the
+elements of the buffer that it was loaded from have been checked, because of its computation (an argmax, a clamp), or
+because the access is masked by a comparison.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from .types import F64, I64, DType, Type
 from .walk import reachable
 
 EXACT = 2**53
-"""Whole numbers to here are exact in f64."""
+"""Integers up to this magnitude are exact in f64."""
 
 
 MOST = 4
-"""Bounds of one value that are kept: sizes that nothing orders all count."""
+"""The most lower (or upper) bounds kept for one value; several are kept because the order of symbolic sizes may be
+unknown.
+"""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Every one of ``lows`` <= x <= every one of ``highs``."""
+    """The values x with l <= x for all l of ``lows`` and x <= h for all h of ``highs``; no bounds mean unbounded."""
 
     lows: tuple[Size, ...] = ()
     highs: tuple[Size, ...] = ()
@@ -43,7 +46,7 @@ class Range:
         return Range(_tightest((*self.lows, *other.lows), 1), _tightest((*self.highs, *other.highs), -1))
 
     def __or__(self, other: Range) -> Range:
-        """The union: the bounds of each that hold for the other."""
+        """A range that contains both: the bounds of each that hold for the other, too."""
         lows = [a for a, b in _both_ways(self.lows, other.lows) if known_nonnegative(b - a)]
         highs = [a for a, b in _both_ways(self.highs, other.highs) if known_nonnegative(a - b)]
         return Range(_tightest(lows, 1), _tightest(highs, -1))
@@ -63,17 +66,17 @@ class Range:
         return -(self * (factor * -1)) if known_nonnegative(factor * -1) else Range()
 
     def each(self, rising: Callable[[Size], Size]) -> Range:
-        """The range of a monotone function's values."""
+        """The image under a monotonically increasing function."""
         return Range(tuple(map(rising, self.lows)), tuple(map(rising, self.highs)))
 
     def within(self, outer: Range) -> bool:
-        """Whether it is certainly a subset of the other."""
+        """Whether it is known to be a subset of ``outer``."""
         below = all(any(known_nonnegative(a - b) for a in self.lows) for b in outer.lows)
         return below and all(any(known_nonnegative(b - a) for a in self.highs) for b in outer.highs)
 
 
 def _tightest(bounds: Iterable[Size], sign: int) -> tuple[Size, ...]:
-    """The bounds from which no other follows: of lower ones (sign 1) the greatest, of upper ones (-1) the least."""
+    """The bounds that no other bound implies: the greatest lower bounds (sign 1) or the least upper bounds (-1)."""
     kept: list[Size] = []
     for new in dict.fromkeys(bounds):
         if not any(known_nonnegative((old - new) * sign) for old in kept):
@@ -87,21 +90,21 @@ def _both_ways(a: tuple[Size, ...], b: tuple[Size, ...]) -> Iterator[tuple[Size,
 
 
 def of_type(dtype: DType | None) -> Range:
-    """The range of a type."""
+    """The range of a dtype's values."""
     if dtype is None or dtype.is_float:
         return Range()
     return Range.of(*(dtype.range if dtype.is_integer else (0, 1)))
 
 
 def fits(range_: Range, dtype: DType) -> bool:
-    """Whether integers of the type hold it; sums of sizes of arrays never exceed 64 bits."""
+    """Whether the dtype holds every integer of the range; sums of array sizes are taken to fit 64 bits."""
     if dtype.bits < 64 or dtype.kind == "u":
         return range_.within(of_type(dtype))
     return any(map(_countable, range_.lows)) and any(map(_countable, range_.highs))
 
 
 def _countable(bound: Size) -> bool:
-    """Whether it is a number, or a sum of sizes of arrays, far from 2^63."""
+    """Whether it is a constant or a sum of array sizes, far from 2^63."""
     return (
         all(abs(c) < 2**31 or (not m and abs(c) < 2**62) for m, c in bound.terms)
         if isinstance(bound, Dim)
@@ -110,14 +113,14 @@ def _countable(bound: Size) -> bool:
 
 
 def inside(size: Size) -> Range:
-    """The range of the indices of an axis."""
+    """The range of the indices of an axis: [0, size)."""
     return Range.of(0, size - 1)
 
 
 class KernelRanges:
     """The ranges of one kernel's values.
 
-    :param known: what is known of a buffer's elements.
+    :param known: the range of a buffer's elements.
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type], known: Callable[[str], Range]):
@@ -128,7 +131,7 @@ class KernelRanges:
     # -- masks ---------------------------------------------------------------------------------------------------------
 
     def conditions(self, mask: str) -> frozenset[str]:
-        """The statements that are true where a mask is."""
+        """The comparisons that hold where the mask is true: the conjuncts of ``mask``."""
 
         def parts(name: str) -> tuple[str, ...]:
             s = self.k.stmts[name]
@@ -137,13 +140,15 @@ class KernelRanges:
         return frozenset(reachable([mask] if mask else [], parts))
 
     def tested(self, value: str, true: frozenset[str]) -> Range:
-        """What the conditions say of a value by name: ``ge``, ``le``, ``gt``, ``lt`` with a number or a size."""
+        """The range of a value that follows from the conditions ``true`` on it: ``ge``, ``le``, ``gt``, ``lt`` with a
+        constant or a size.
+        """
         range_ = Range()
         for s in map(self.k.stmts.__getitem__, true):
             if s.op in ("ge", "le", "gt", "lt") and s.args[0] == value:
                 bound = self.number(s.args[1])
                 if bound is not None:
-                    whole = not self._dtype(value).is_float  # x < 4 of a float leaves 3.5
+                    whole = not self._dtype(value).is_float  # a float x < 4 may be 3.5
                     range_ &= (
                         Range((bound + (s.op == "gt" and whole),))
                         if s.op in ("ge", "gt")
@@ -152,9 +157,9 @@ class KernelRanges:
         return range_
 
     def number(self, value: str) -> Size | None:
-        """The whole number or the size that a value is."""
+        """The integer constant or size that a value is equal to, or None."""
         s = self.k.stmts[value]
-        if s.op == "cast" and s.dtype is F64:  # in f32 a size may be rounded up
+        if s.op == "cast" and s.dtype is F64:  # a cast to f32 may round a size up
             s = self.k.stmts[s.args[0]]
         if s.op == "size":
             size: Size = s.attr("size")
@@ -164,7 +169,7 @@ class KernelRanges:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def index(self, index: Index, true: frozenset[str]) -> Range:
-        """An entry of an access, where the conditions hold."""
+        """The range of an index entry of an access where the conditions ``true`` hold."""
         total = Range.of(index.const, index.const)
         for variable, factor in index.terms:
             total += (self.axes[variable] if variable in self.axes else self.value(variable, true)) * factor
@@ -180,8 +185,8 @@ class KernelRanges:
         return total
 
     def undivided(self, index: Index) -> Iterator[tuple[Index, int]]:
-        """(place, size) of which the index is ``place // size``: ``a * size + x`` where it is ``a + (x >>
-        log2(size))``.
+        """Each (place, size) such that the index is ``place // size``: for ``a + (x >> log2(size))``, place is
+        ``a * size + x``.
         """
         for variable, factor in index.terms:
             s = self.k.stmts.get(variable)
@@ -191,7 +196,7 @@ class KernelRanges:
             if isinstance(places, int) and 0 <= places < 63:
                 rest = Index(index.const, tuple(t for t in index.terms if t[0] != variable))
                 whole = rest * 2**places + self.k.stmts[s.args[0]].index[0]
-                if fits(self.index(whole, frozenset()), I64):  # of a place that wraps nothing is said of its quotient
+                if fits(self.index(whole, frozenset()), I64):  # a place that could wrap says nothing of its quotient
                     yield whole, 2**places
 
     def value(self, name: str, true: frozenset[str]) -> Range:
@@ -207,7 +212,7 @@ class KernelRanges:
         return dtype
 
     def _computed(self, s: Stmt, true: frozenset[str]) -> Range:
-        """The range that follows from a statement's operands; integers that could wrap may be any of their type."""
+        """The range that follows from a statement's operands; the full range of the dtype if integers could wrap."""
         rule = getattr(self, f"_of_{s.op}", None)
         if rule is None or (s.dtype is not None and s.dtype.is_float and s.op not in ("cast", "where")):
             return Range()
@@ -238,10 +243,10 @@ class KernelRanges:
         return Range.of(0, self.types[s.buffer].count)
 
     def _of_clamp_index(self, s: Stmt, true: frozenset[str]) -> Range:
-        return inside(maximum(s.attr("size"), 1))  # of no rows the first: who reads it is masked
+        return inside(maximum(s.attr("size"), 1))  # 0 for an empty axis, where the access is masked
 
     def _of_argmax_cols(self, s: Stmt, true: frozenset[str]) -> Range:
-        size = self.k.col_count  # over no columns the call is refused
+        size = self.k.col_count  # a call with no columns raises an error
         return inside(size if dict(s.attrs).get("empty") == "error" else maximum(size, 1))
 
     _of_argmin_cols = _of_argmax_cols
@@ -254,7 +259,7 @@ class KernelRanges:
         return self.value(a, true | chosen) | self.value(b, true)
 
     def _of_cast(self, s: Stmt, true: frozenset[str]) -> Range:
-        """Truncation stays between whole bounds, rounding between those that the type has."""
+        """Truncation to an int preserves integer bounds; rounding to a float preserves bounds the dtype represents."""
         range_, dtype = self.value(s.args[0], true), self._dtype(s.name)
         if not dtype.is_float:
             return range_
@@ -262,7 +267,7 @@ class KernelRanges:
             tuple(b for b in bounds if (dtype is F64 if isinstance(b, Dim) else exact(b, dtype) is not None))
             for bounds in (range_.lows, range_.highs)
         )
-        return Range(lows, highs) if lows and highs else Range()  # beyond them there may be NaN
+        return Range(lows, highs) if lows and highs else Range()  # without both bounds it may be NaN
 
     def _of_add(self, s: Stmt, true: frozenset[str]) -> Range:
         return self.value(s.args[0], true) + self.value(s.args[1], true)
@@ -300,7 +305,7 @@ class KernelRanges:
     # -- accesses ------------------------------------------------------------------------------------------------------
 
     def accesses(self) -> Iterator[tuple[Stmt, int, Range, Size]]:
-        """Each entry of an access: (statement, axis of the buffer, what it can be, the axis' size)."""
+        """For each index entry of each access: (statement, axis of the buffer, range of the entry, the axis's size)."""
         for s in self.k.body:
             if s.op in ("load", "store", "accum"):
                 true = self.conditions(s.where) if s.op in MASKED else frozenset[str]()
@@ -327,12 +332,12 @@ def _quotient(step: Size, by: Size) -> Size | None:
 
 
 def same_place(a: Index, b: Index) -> bool:
-    """Whether two indices are equal, in whatever order of terms."""
+    """Whether two indices are equal, regardless of the order of terms."""
     return a.const == b.const and dict(a.terms) == dict(b.terms)
 
 
 def sources(kernel: Kernel, index: Index) -> Iterator[str]:
-    """The buffer whose elements, as they are, an index is: what a check of those elements would bound."""
+    """The buffers whose unmodified elements an index is: a check of those elements would bound the index."""
     variable = index.variable
     if variable is None or not variable.startswith("%"):
         return
@@ -344,7 +349,7 @@ def sources(kernel: Kernel, index: Index) -> Iterator[str]:
 
 
 def exact(value: object, dtype: DType) -> int | None:
-    """The whole number that a constant of a type is; None where it is another, or the type would round or wrap it."""
+    """The integer that a constant of a dtype is equal to; None if it is no integer or the dtype rounds or wraps it."""
     if (
         not isinstance(value, bool | int | float)
         or not abs(value) < (EXACT if dtype.is_float else 2**64)
@@ -359,7 +364,7 @@ def exact(value: object, dtype: DType) -> int | None:
 
 
 def constant(values: tuple[int | float | bool, ...], dtype: DType) -> Range:
-    """The elements of a constant."""
+    """The range of a constant's elements."""
     whole = [exact(v, dtype) for v in values]
     known = [v for v in whole if v is not None]
     return Range.of(min(known), max(known)) if known and len(known) == len(whole) else Range()

@@ -1,8 +1,8 @@
-"""The pieces both texts are made of: words, sizes, types, attribute values, notes; and errors that point at the line.
+"""Reader and formatter of the elements common to the text formats of graphs and programs: words, sizes, types,
+attribute values and notes; errors point at the line.
 
-A text is ASCII.  Blank lines and lines that start with ``//`` or ``#`` are skipped; ``#`` starts a comment anywhere
-outside a string. Nothing is evaluated, nothing recurses deeper than :data:`DEEPEST`, and every step is linear in what
-it reads.
+Texts are ASCII.  Blank lines and lines that start with ``//`` or ``#`` are skipped; ``#`` starts a comment anywhere
+outside a string.  Nothing is evaluated, recursion is limited to :data:`DEEPEST`, and the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _DERIVED = re.compile(r"(?:[dr]\.)*")
 
 
 def is_long(name: str) -> bool:
-    """Whether a name has more than 200 characters beside what gradc adds to it: ``d.`` and ``r.`` in front, ``.values``
-    and the like behind.
+    """Whether a name has more than 200 characters, not counting what gradc adds: the prefixes ``d.`` and ``r.`` and
+    suffixes such as ``.values``.
 
-    So each name that may be written may be differentiated, to any order.
+    A graph with valid names can therefore be differentiated any number of times.
     """
     derived = _DERIVED.match(name).end()  # type: ignore[union-attr]
     return len(name) - derived > LONGEST_NAME + 8 * (derived > 0)
 
 
 def suffixed(name: str, suffix: str) -> str:
-    """A name with more behind it, cut where it would be too long."""
+    """``name`` with ``suffix`` appended; ``name`` is truncated if the result would be too long."""
     return f"{name[: LONGEST_NAME - len(suffix)].rstrip('.')}{suffix}" if is_long(name + suffix) else name + suffix
 
 
@@ -67,9 +67,9 @@ def suffixed(name: str, suffix: str) -> str:
 
 
 def format_value(value: Any, exact: bool = False) -> str:
-    """An attribute's value as text that reads back as the same value.
+    """An attribute's value as text that parses to the same value.
 
-    :param exact: floats as hex floats (constants); else by their shortest decimal.
+    :param exact: floats as hex floats (constants); otherwise as the shortest decimal.
     """
     if value is None or isinstance(value, bool):
         return str(value).lower()
@@ -99,13 +99,13 @@ def _format_float(value: float, exact: bool) -> str:
 
 
 def format_attributes(attrs: Iterable[tuple[str, Any]], exact: bool = False) -> str:
-    """`` {a=1, b=none}``, or nothing."""
+    """`` {a=1, b=none}``, or the empty string without attributes."""
     parts = [f"{name}={format_value(value, exact)}" for name, value in attrs]
     return f" {{{', '.join(parts)}}}" if parts else ""
 
 
 def format_note(note: Note | None) -> str:
-    """A note as a trailing comment: printable ASCII on one line, whatever the user's names hold."""
+    """A note as a trailing comment, escaped to printable ASCII on one line."""
     text = str(note) if note else ""
     if not text:
         return ""
@@ -113,7 +113,7 @@ def format_note(note: Note | None) -> str:
 
 
 def excerpt(line: str, start: int, end: int) -> str:
-    """The line with carets under ``line[start:end]``, cut to the width of a terminal."""
+    """The line with carets under ``line[start:end]``, truncated to the width of a terminal."""
     indent = min(len(line) - len(line.lstrip()), start)
     left = indent if start - indent < 90 else start - 60
     shown = _UNPRINTABLE.sub("?", line[left : left + 140].rstrip())
@@ -125,7 +125,7 @@ def excerpt(line: str, start: int, end: int) -> str:
 
 
 class Reader:
-    """A text, line by line, and a position in the current line."""
+    """A scanner over a text: the current line and a position in it."""
 
     def __init__(self, text: str):
         if len(text) > LONGEST_TEXT:
@@ -148,7 +148,7 @@ class Reader:
             )
 
     def advance(self) -> bool:
-        """Go to the next line that says something; False at the end of the text."""
+        """Moves to the next line that is not blank or a comment; False at the end of the text."""
         while self.next < len(self.text):
             stop = self.text.find("\n", self.next)
             stop = len(self.text) if stop < 0 else stop
@@ -168,7 +168,7 @@ class Reader:
         return False
 
     def demand(self, wanted: str) -> None:
-        """Go to the next line, which must exist."""
+        """Moves to the next line; IRFormatError, naming what is ``wanted``, at the end of the text."""
         if not self.advance():
             self.at = self.end
             raise self.fail(f"the text ends before {wanted}", max(0, self.end - 1), self.end)
@@ -179,7 +179,7 @@ class Reader:
     # -- errors
 
     def fail(self, message: str, start: int | None = None, end: int | None = None, show: bool = True) -> IRFormatError:
-        """The error that points at ``line[start:end]`` (from here to the end of the word)."""
+        """The error that points at ``line[start:end]``, by default the word at the current position."""
         start = self.at if start is None else start
         end = self._word_end(start) if end is None else end
         error = IRFormatError(message, max(self.number, 1), start + 1)
@@ -188,7 +188,7 @@ class Reader:
         return error
 
     def point(self, error: GradcError, start: int, end: int) -> GradcError:
-        """An error of a type rule, with the line it comes from."""
+        """An error of a type rule, with an excerpt of the line added."""
         error.add_note(f"line {self.number}, column {start + 1}:\n{excerpt(self.line, start, end)}")
         return error
 
@@ -197,7 +197,7 @@ class Reader:
         return word.end() if word else start + 1
 
     def found(self) -> str:
-        """What stands here, for a message."""
+        """A description of the text at the current position, for messages."""
         self._skip()
         return (
             repr(self.line[self.at : min(self._word_end(self.at), self.at + 40)])
@@ -208,7 +208,7 @@ class Reader:
     # -- words
 
     def maybe(self, literal: str) -> bool:
-        """Step over ``literal`` if it stands here; a word only as a whole."""
+        """Consumes ``literal`` if it comes next, and says whether it did; a word must match as a whole."""
         self._skip()
         stop = self.at + len(literal)
         if not self.line.startswith(literal, self.at) or stop > self.end:
@@ -223,7 +223,7 @@ class Reader:
             raise self.fail(f"expected {literal!r}, found {self.found()}")
 
     def take(self, pattern: re.Pattern[str], wanted: str) -> str:
-        """The text here that matches."""
+        """Consumes the text that matches ``pattern``; IRFormatError, naming what is ``wanted``, if none does."""
         self._skip()
         match = pattern.match(self.line, self.at, self.end)
         if not match:
@@ -244,7 +244,7 @@ class Reader:
         return self.at >= self.end
 
     def finish(self) -> None:
-        """Nothing more may stand on the line."""
+        """Rejects anything but a comment on the rest of the line."""
         if not self.at_end():
             raise self.fail(f"unexpected {self.found()}")
 
@@ -273,7 +273,7 @@ class Reader:
         return self._size(self.at, self._until())
 
     def size_of(self, word: str) -> Size:
-        """The size said by the one word that stands here."""
+        """Consumes ``word``, which comes next, and parses it as a size."""
         self.at += len(word)
         return self._size(self.at - len(word), word)
 
@@ -301,7 +301,7 @@ class Reader:
             raise self._pointing(error) from None
 
     def assumptions(self) -> tuple[Assumption, ...]:
-        """The ``assume(...)`` lines from the current one on; leaves the reader on the first line that is none."""
+        """Consumes ``assume(...)`` lines; stops at the first other line."""
         facts: list[Assumption] = []
         while self.maybe("assume"):
             self.expect("(")
@@ -348,7 +348,7 @@ class Reader:
         return self.size()
 
     def attributes(self) -> dict[str, tuple[Any, int, int]]:
-        """``{a=1, b=none}``: name -> (value, start, end); empty when no brace stands here."""
+        """``{a=1, b=none}``: name -> (value, start, end); empty if no brace comes next."""
         attributes: dict[str, tuple[Any, int, int]] = {}
         if not self.maybe("{"):
             return attributes
@@ -366,7 +366,7 @@ class Reader:
         return attributes
 
     def note(self) -> Note:
-        """The comment of this line as a note: ``scope/name  file:line``, either part alone too."""
+        """The line's comment as a note: ``scope/name  file:line``, or either part alone."""
         first, _, second = self.comment.partition("  ")
         if not second and re.search(r":\d+$", first):
             first, second = "", first

@@ -1,4 +1,4 @@
-"""Sizes and assumptions read from text: ``N*D``, ``max(N-1, 0)//2``, ``N >= 1``; never evaluated as Python.
+"""Parser of sizes and assumptions: ``N*D``, ``max(N-1, 0)//2``, ``N >= 1``; never evaluated as Python.
 
 ::
 
@@ -22,7 +22,7 @@ _MOST_TOKENS = 400
 
 
 def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
-    """Read one size; IRFormatError says where it goes wrong."""
+    """Parses one size; IRFormatError has the position of an error."""
     parser = _Parser(text, line, column)
     if len(parser.tokens) > _MOST_TOKENS:
         raise parser.fail("too long")
@@ -37,7 +37,7 @@ def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
 
 
 class _Parser:
-    """Recursive descent over the tokens of one size, a method per rule of the grammar."""
+    """A recursive-descent parser of one size, with a method per grammar rule."""
 
     def __init__(self, text: str, line: int, column: int):
         self.text, self.line = text, line
@@ -114,7 +114,7 @@ class _Parser:
 
 
 def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
-    """Read ``N >= 1`` or ``N == 4*M``."""
+    """Parses ``N >= 1`` or ``N == 4*M``."""
     for relation in (">=", "=="):
         left, separator, right = text.partition(relation)
         if separator:

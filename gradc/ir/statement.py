@@ -1,4 +1,4 @@
-"""Statements of kernels, and the affine indices of their accesses."""
+"""Statements of kernels, and the affine indices of memory accesses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Index:
 
     @property
     def variable(self) -> str | None:
-        """The variable if the index is just that."""
+        """The variable, if the index consists of nothing else; else None."""
         return self.terms[0][0] if self.const == 0 and len(self.terms) == 1 and self.terms[0][1] == 1 else None
 
     def renamed(self, names: Mapping[str, str]) -> Index:
@@ -50,7 +50,7 @@ class Index:
         if self.const != 0 or not parts:
             parts.append(
                 str(self.const) if isinstance(self.const, int) and self.const >= 0 else f"({self.const})"
-            )  # a bare name is an axis
+            )  # without parentheses a name would be read as an axis
         return " + ".join(parts)
 
 
@@ -67,18 +67,18 @@ REDUCTIONS = {
     "argmax_cols": "argmax",
     "argmin_cols": "argmin",
 }
-"""Statements that end a pass: their result is a row scalar."""
+"""Statements that end a pass over the columns: they reduce a row to a scalar."""
 EFFECTS = ("store", "accum", "check")
 MASKED = ("load", "accum")
-"""Statements that a ``where`` keeps from touching memory."""
+"""Statements that may have a mask (``where``), without which they do not access memory."""
 BARE = ("index", "in_bounds")
-"""Statements that are about an index and no buffer."""
+"""Statements with an index but no buffer."""
 COMBINES = ("sum", "prod", "max", "min")
-"""How an ``accum`` combines; ``sum`` is the default."""
+"""The combine operations of ``accum``; ``sum`` is the default."""
 
 
 def neutral(combine: str, dtype: DType) -> int | float:
-    """What a combine of no elements gives."""
+    """The neutral element of a combine in a dtype."""
     if combine in ("sum", "prod"):
         return int(combine == "prod")
     lowest, highest = (-float("inf"), float("inf")) if dtype.is_float else dtype.range
@@ -87,14 +87,14 @@ def neutral(combine: str, dtype: DType) -> int | float:
 
 @dataclass(frozen=True)
 class Stmt:
-    """One statement.
+    """One statement; ``op`` is one of:
 
     ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``in_bounds`` (lo <= index < hi),
-    ``clamp_index value`` (brought to 0 <= value < size, by clamping or modulo), a pointwise op's name, ``search
-    buffer[0] <- value`` (how many elements of an ascending row are <= value), one of :data:`REDUCTIONS`, ``store``,
+    ``clamp_index value`` (into 0 <= value < size, by clamping or modulo), a pointwise op's name, ``search buffer[0] <-
+    value`` (the number of elements of an ascending row that are <= value), one of :data:`REDUCTIONS`, ``store``,
     ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
 
-    :param name: the value, ``%3``; effects have none.
+    :param name: of the value, ``%3``; empty for statements without a value.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Stmt:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """The values it reads, in index, arguments and mask."""
+        """The values it uses in its index, arguments and mask."""
         values = [v for i in self.index for v, _ in i.terms if v.startswith("%")]
         return (*values, *self.args, *((self.where,) if self.where else ()))
 
@@ -117,7 +117,7 @@ class Stmt:
 
     @property
     def combine(self) -> str:
-        """How an ``accum`` combines."""
+        """The combine operation of an ``accum``."""
         return str(dict(self.attrs).get("combine", "sum"))
 
     def __str__(self) -> str:
@@ -137,9 +137,10 @@ class Stmt:
 
 @dataclass(frozen=True)
 class Operand:
-    """A buffer seen through an index: ``a[m, k]``, or ``q[n, k] * s[n, 0]``: each element times another's, rounded.
+    """An operand of a library call: a buffer with an index, ``a[m, k]``, or a scaled one, ``q[n, k] * s[n, 0]``, whose
+    products are rounded to the dtype.
 
-    :param per: axes that stand in the index divided: ``s[n, k] per (k: 32)`` is ``s[n, k // 32]``; a scale's alone.
+    :param per: for scales only, divisors of axes in the index: ``s[n, k] per (k: 32)`` is ``s[n, k // 32]``.
     """
 
     buffer: str

@@ -1,7 +1,7 @@
-"""Graphs as text, and back: ``parse(str(g)) == g`` for every graph.
+"""The text format of graphs: ``parse(str(g)) == g`` for every graph.
 
-One op a line, the type on every result, inputs by name, all other values numbered in graph order, every attribute in
-braces, sorted::
+One op per line, with the type of its result; inputs are named, other values are numbered in graph order; attributes
+are in braces, sorted::
 
     graph @f<N,D>(%tokens: i64[N], %table: f32[V,D]) {
       assume(N >= 1)
@@ -9,7 +9,7 @@ braces, sorted::
       return y=%0
     }
 
-Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank lines may stand anywhere)::
+Grammar (``LINE`` is an end of line; ``#`` comments, ``//`` lines and blank lines are allowed anywhere)::
 
     file       ::= ["gradc-ir 1" LINE] graph
     graph      ::= "graph" "@" name ["<" [NAME ("," NAME)*] ">"] "(" [input ("," input)*] ")" "{" LINE
@@ -27,8 +27,8 @@ Grammar (one line of text per ``LINE``; ``#`` comments, ``//`` lines and blank l
                  | "[" [attribute ("," attribute)*] "]"
     float      ::= DECIMAL | HEX | ["-"] "inf" | ["-"] "nan" | "nan(0x" 16 hex digits ")"
 
-A size that is one reserved word (``none``, ``f32``, ``inf``, ...) is written in parentheses.  The grammar of programs
-is in :mod:`gradc.ir.program_text`.
+A symbol with the name of a reserved word (``none``, ``f32``, ``inf``, ...) is written in parentheses.  The grammar of
+programs is in :mod:`gradc.ir.program_text`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from .types import Type
 
 
 def parse(text: str) -> Graph:
-    """The graph a text says; IRFormatError (or an op's TypeRuleError) with line, column and the line itself
-    otherwise.
+    """Parses a graph.
+
+    :raises IRFormatError, TypeRuleError: with line, column and the line itself; the latter from an op's type rule.
     """
     reader = Reader(text)
     reader.demand("'graph @name(...) {'")
@@ -195,7 +196,7 @@ def _op(reader: Reader, values: dict[str, Node], assumptions: tuple[Assumption, 
 
 
 def types_agree(stated: Type, inferred: Type) -> bool:
-    """Whether two types are the same under the facts in force."""
+    """Whether two types are the same under the current assumptions."""
     if stated == inferred:
         return True
     sizes = zip(stated.shape, inferred.shape, strict=False)
@@ -203,12 +204,12 @@ def types_agree(stated: Type, inferred: Type) -> bool:
 
 
 def _same(a: Size, b: Size) -> bool:
-    again: dict[str, Size] = {"": 0}  # substituting nothing builds the size anew, with today's facts
+    again: dict[str, Size] = {"": 0}  # an empty substitution canonicalizes the size under the current assumptions
     return bool(same(a, b) or same(substitute(a, again), substitute(b, again)))
 
 
 def same_attribute(stated: Any, canonical: Any) -> bool:
-    """Whether two values of an attribute are the same under the facts in force."""
+    """Whether two values of an attribute are the same under the current assumptions."""
     if isinstance(stated, tuple) and isinstance(canonical, tuple):
         return len(stated) == len(canonical) and all(map(same_attribute, stated, canonical))
     if isinstance(stated, Dim) or isinstance(canonical, Dim):
@@ -239,7 +240,8 @@ def _outputs(reader: Reader, values: Mapping[str, Node]) -> tuple[tuple[str, Nod
 def load(path: Any) -> Graph:
     """The graph saved at ``path``, with its arrays; nothing in the file is executed.
 
-    A text that an editor or an older gradc wrote takes the arrays of ``path`` + ``.npz``, where there is that file.
+    For a text without embedded arrays (from an editor or an older gradc), arrays are read from ``path`` + ``.npz`` if
+    that file exists.
 
     :raises FileError: the file cannot be read.
     :raises IRFormatError, TypeRuleError: it holds no graph, or a damaged one.
@@ -273,9 +275,9 @@ def _read_text(path: Path) -> str:
 
 
 def graph_of_file(text: bytes, arrays: Mapping[str, np.ndarray[Any, Any]], source: str) -> Graph:
-    """The graph of a text, with arrays whose types are those of its inputs.
+    """The graph of a text, with arrays bound to the inputs of their names.
 
-    :param source: is named in errors.
+    :param source: the file's name, for errors.
     """
     graph = parse(text.decode("latin-1"))
     bound = {}

@@ -1,8 +1,8 @@
 """Element types and tensor types: ``f32[N,4]`` is a dtype and a shape.
 
-Narrow values (i2 i4 u2 u4 f4e2m1 e8m0) stand one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).  Of a byte that
-holds a value of fewer bits only its low bits are read, whatever the others are, and any byte but 0 is true; what is
-written has zeros above the value, and 1 for true.
+Sub-byte values (i2 i4 u2 u4 f4e2m1) and e8m0 are stored one per byte; f8e4m3 is OCP E4M3FN (max 448, no inf).  Reading
+a sub-byte value ignores the byte's high bits, and any nonzero byte is true; writing sets the high bits to 0, and true
+to 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DType:
     """An element type.
 
     :param kind: ``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float.
-    :param bits: of information; storage is ``np.itemsize``.
+    :param bits: of information; the storage size is ``itemsize``.
     """
 
     name: str
@@ -44,8 +44,8 @@ class DType:
 
     @property
     def has_tangent(self) -> bool:
-        """Whether a value's cotangent has its own type; what holds quantized values (integers, floats of 8 bits and
-        less) passes a wider one on.
+        """Whether a cotangent has the value's own dtype; dtypes of quantized values (integers, floats of at most 8
+        bits) have a wider one.
         """
         return self.is_float and self.bits > 8
 
@@ -56,17 +56,16 @@ class DType:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Smallest and largest value of an integer type."""
+        """(smallest, largest) value of an integer type."""
         return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if self.kind == "i" else (0, 2**self.bits - 1)
 
     def literal(self, value: float) -> bool | int | float:
-        """A Python number as one of this type.
+        """A Python number as a literal of this type.
 
-        An integer type takes what is an integer within its range (2.0 is, 1.5, inf and nan are not), bool takes 0 and
-        1; a float type takes any number, an int rounded to the nearest f64 (beyond 2^53 that is another number, as in
-        NumPy).
+        An integer type accepts integral numbers in its range (2.0, but not 1.5, inf or nan), bool accepts 0 and 1; a
+        float type accepts any number, rounding ints to the nearest f64 (which changes them beyond 2^53, as in NumPy).
 
-        :raises TypeRuleError: it takes others; the message has the number and the range.
+        :raises TypeRuleError: the number is not accepted; the message has the number and the range.
         """
         if self.is_float:
             try:
@@ -81,14 +80,14 @@ class DType:
         return int(value) if self.is_integer else bool(value)
 
     def holds(self, other: DType) -> bool:
-        """Whether a cast of every value of the other, f32 or f64 to it, is that value."""
+        """Whether this dtype, f32 or f64, represents every value of ``other`` exactly."""
         if other.is_float:
             return self is other or (self.name == "f64" or (self.name == "f32" and other.bits < 32))
         return {"f32": 24, "f64": 53}.get(self.name, 0) >= other.bits - (other.kind == "i")
 
     @property
     def compute(self) -> DType:
-        """The type arithmetic happens in: f32 for the storage floats, itself otherwise."""
+        """The dtype of arithmetic: f32 for floats of at most 16 bits, itself otherwise."""
         return DTYPES["f32"] if self.is_float and self.bits < 32 else self
 
     def __str__(self) -> str:
@@ -101,7 +100,7 @@ class DType:
 
 
 def shown(value: Any) -> str:
-    """A number in an error; Python refuses to print long integers."""
+    """A number as text for an error message; handles the long integers that Python refuses to print."""
     return (
         f"an integer of {value.bit_length()} bits"
         if isinstance(value, int) and value.bit_length() > 128
@@ -132,20 +131,20 @@ BOOL, I32, I64, F32, F64 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32
 
 
 def dtype(given: Any) -> DType:
-    """The element type named by ``"f32"``, a NumPy dtype, or one of ours."""
+    """The element type given by a name (``"f32"``), a NumPy dtype or a DType; TypeRuleError if there is none."""
     if isinstance(given, DType):
         return given
     if isinstance(given, str) and given in DTYPES:
         return DTYPES[given]
     try:
         return _BY_NUMPY[np.dtype(given)]
-    except (KeyError, TypeError, ValueError):  # a text with half a surrogate is no name for NumPy
+    except (KeyError, TypeError, ValueError):  # NumPy raises ValueError for a string with a lone surrogate
         raise TypeRuleError(f"{str(given)[:60]!r} is not a dtype; there are {' '.join(DTYPES)}") from None
 
 
 def read(array: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """An array as a kernel reads it: bytes that hold fewer bits (a view may have brought any) as those that this
-    package writes.
+    """An array as kernels read it: the unused high bits of sub-byte values and bools, which a view may have set, are
+    cleared.
     """
     given: np.ndarray[Any, Any] = np.asarray(array)
     if dtype.bits >= 8 or given.dtype != dtype.np:
@@ -189,7 +188,7 @@ class Type:
         return Type(self.dtype, tuple(substitute(s, values) for s in self.shape))
 
     def concrete(self, bindings: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape in numbers."""
+        """The shape with all symbols evaluated."""
         return tuple(evaluate(s, bindings) for s in self.shape)
 
     @property
@@ -203,7 +202,7 @@ class Type:
 
 
 def parse_type(text: str, line: int = 0, column: int = 1) -> Type:
-    """Read ``f32[N,4]``; ``f32`` alone is a scalar."""
+    """Parses ``f32[N,4]``; ``f32`` alone is a scalar."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\[(.*)\])?\s*", text, re.ASCII | re.DOTALL)
     if not match or match[1] not in DTYPES:
         raise IRFormatError(f"{text[:60]!r} is not a type such as f32[N,4]", line, column)
@@ -221,7 +220,7 @@ def parse_type(text: str, line: int = 0, column: int = 1) -> Type:
 
 
 def split_commas(text: str) -> list[str]:
-    """Split at the commas that stand outside brackets and strings; empty text gives no parts."""
+    """Splits at commas outside brackets and strings; an empty text gives no parts."""
     parts, depth, start, quoted = [], 0, 0, False
     for position, letter in enumerate(text):
         if letter == '"' and (position == 0 or text[position - 1] != "\\"):
@@ -237,9 +236,9 @@ def split_commas(text: str) -> list[str]:
 
 
 def array_of(x: Any) -> np.ndarray[Any, Any]:
-    """``np.asarray``, which believes an array interface that says more of a buffer than there is.
+    """``np.asarray``, with a check that an array interface does not claim more memory than its buffer has.
 
-    :raises ValueError: it does.  Whatever else the object raises passes.
+    :raises ValueError: it does.  Other exceptions of the object are passed on.
     """
     about = None if isinstance(x, np.ndarray | np.generic | list | tuple) else getattr(x, "__array_interface__", None)
     array = np.asarray(x)
@@ -255,9 +254,7 @@ def array_of(x: Any) -> np.ndarray[Any, Any]:
 
 
 def typeof(value: Any) -> Type:
-    """The type of an array, of anything with ``dtype`` and ``shape`` (NumPy, CuPy, torch, JAX), or of a Python
-    scalar.
-    """
+    """The type of an array (anything with ``dtype`` and ``shape``: NumPy, CuPy, torch, JAX) or of a Python scalar."""
     if isinstance(value, bool):
         return Type(BOOL)
     if isinstance(value, int):
@@ -270,7 +267,7 @@ def typeof(value: Any) -> Type:
         name, shape = str(value.dtype).removeprefix("torch."), tuple(int(s) for s in value.shape)
     except TypeRuleError:
         raise
-    except Exception as error:  # whatever an object of another library raises
+    except Exception as error:  # objects of other libraries may raise anything
         raise TypeRuleError(
             f"a {type(value).__qualname__} has no type: {type(error).__name__}: {str(error)[:200]}"
         ) from error

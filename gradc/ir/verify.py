@@ -1,6 +1,6 @@
-"""The type rule is the verifier: every node of a graph, every statement of a program, looked at again.
+"""The verifier of graphs and programs: applies the type rules to every node and statement again.
 
-A wrong one is a :class:`TypeRuleError` whose note shows its line with a caret under the part.
+A violation is a :class:`TypeRuleError` whose note shows the line with carets under the part that is wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .types import BOOL, I64, DType, Type
 
 
 def verify(graph: Graph) -> None:
-    """Infer every node's type and attributes again and compare; check names, operands and bound arrays."""
+    """Infers every node's type and attributes again and compares them; checks names, operands and bound arrays."""
     names = graph.value_names
     known: set[Node] = set()
     inputs = set(graph.inputs)
@@ -85,7 +85,7 @@ def _pointing(error: TypeRuleError, line: str, part: str, start: int = 0) -> Typ
 
 
 def _goes_along(kernel: Kernel, buffer: str) -> bool:
-    """Whether the rows are in the order of an accum, or of one to the same places."""
+    """Whether the rows are visited in the order of the accum into ``buffer``, or of one with the same index."""
 
     def places(name: str) -> list[object]:
         return [
@@ -101,8 +101,8 @@ def _goes_along(kernel: Kernel, buffer: str) -> bool:
 
 
 def verify_program(program: Program) -> list[Kernel | Call]:
-    """Buffers, steps and outputs agree: kinds, aliases, ranks, dtypes, single assignment, written before read,
-    strategies, one kernel of a name.
+    """Checks buffers, steps and outputs: kinds, aliases, ranks, dtypes, single assignment, writes before reads,
+    strategies, and that kernels with one name are the same.
 
     :returns: see :func:`verify_accesses`.
     """
@@ -124,12 +124,12 @@ def verify_program(program: Program) -> list[Kernel | Call]:
 
 
 def verify_accesses(program: Program) -> list[Kernel | Call]:
-    """Every access stays inside its buffer: a position that data decides has been checked by a step before, is inside
-    by how it was computed, or is masked.
+    """Proves that every access stays inside its buffer: a data-dependent position has been checked by an earlier step,
+    is in range by its computation, or is masked.
 
-    :returns: the kernels and calls with other places, which sizes alone decide, of which this cannot be said for all
-        sizes: see :func:`verify_sizes`.
-    :raises TypeRuleError: an access through data of which it cannot be shown.
+    :returns: the kernels and calls with data-independent accesses that are not proved for all sizes; at a call,
+        :func:`verify_sizes` checks them for the actual sizes.
+    :raises TypeRuleError: a data-dependent access is not proved.
     """
     undecided: dict[Kernel | Call, None] = {}
     types = {b.name: b.type for b in program.buffers}
@@ -155,9 +155,9 @@ def verify_accesses(program: Program) -> list[Kernel | Call]:
 
 
 def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int]) -> None:
-    """The places that data does not decide are inside at these sizes.
+    """Checks that the data-independent accesses stay inside their buffers at these sizes.
 
-    :raises TypeRuleError: one is not.
+    :raises TypeRuleError: one does not.
     """
     if isinstance(kernel, Call):
         types = {b: program.buffer[b].type.substitute(dims) for b in (*kernel.reads, *kernel.writes)}
@@ -212,7 +212,7 @@ def _verify_buffers(program: Program) -> None:
 
 
 def _verify_slots(program: Program) -> None:
-    """Slots are numbered from 0, belong to temps, and the buffers of one are provably no larger than one of them."""
+    """Slots are numbered from 0 and belong to temps; each slot has a buffer that is provably its largest."""
     slots: dict[int, list[Buffer]] = {}
     for b in program.buffers:
         if b.slot >= 0:
@@ -236,7 +236,7 @@ def _verify_slots(program: Program) -> None:
 
 
 def _verify_names(program: Program) -> None:
-    """Kernels of one name are one in structure: they share a binary."""
+    """Kernels with the same name have the same structure, because they share a binary."""
     types = {b.name: b.type for b in program.buffers}
     named: dict[str, Kernel] = {}
     for kernel in program.kernels:
@@ -294,7 +294,7 @@ def _demand(holds: bool, message: str, line: str, part: str, start: int = 0) -> 
 
 @dataclass
 class _StepCheck:
-    """What kernels and calls have in common."""
+    """The checks common to kernels and calls."""
 
     step: Kernel | Call
     program: Program
@@ -315,7 +315,7 @@ class _StepCheck:
         return dtypes
 
     def access(self, operand: Operand, known: Mapping[str, DType]) -> Buffer:
-        """The buffer an access names; its index has the buffer's rank and reads known axes and integer values."""
+        """The buffer of an access; its index must have the buffer's rank and use known axes and integer values."""
         buffer = self.program.buffer.get(operand.buffer)
         if buffer is None:
             self.wrong(f"the buffer {operand.buffer} is not defined", operand.buffer)
@@ -458,7 +458,7 @@ class _KernelCheck(_StepCheck):
             self.wrong(f"combines by {s.combine!r}; there are {', '.join(COMBINES)}", s.op)
 
     def result(self, s: Stmt, args: list[DType]) -> DType | None:
-        """The dtype the statement's value must have, where a rule says so."""
+        """The dtype that a rule prescribes for the statement's value, or None."""
         count = {
             "load": 0,
             "search": 1,
@@ -505,7 +505,7 @@ class _KernelCheck(_StepCheck):
         return result
 
     def covers(self, s: Stmt, kernel: Kernel) -> None:
-        """A store writes each element once: its index depends on every axis its value depends on."""
+        """A store writes each element once: its index must depend on every axis that its value depends on."""
         level = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
         level = level.union(*(kernel.levels[v] for i in s.index for v, _ in i.terms if v.startswith("%")))
         for axis in sorted(kernel.levels[s.args[0]] - level):

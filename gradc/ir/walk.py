@@ -1,6 +1,6 @@
-"""Walks over what is made from what: nodes of a graph, statements of a kernel.
+"""Traversals of dependence graphs: nodes of a graph, statements of a kernel.
 
-None recurses, so that a graph may be as deep as it likes.
+None is recursive, so that the depth of a graph is not limited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def positions(user: Node, node: Node) -> tuple[int, ...]:
 
 
 def reachable(starts: Iterable[T], further: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """The starts, and what ``further`` leads to from them, each once; in no particular order."""
+    """Everything reachable from ``starts`` by ``further``, each once, in no particular order."""
     pending = list(dict.fromkeys(starts))
     seen = set(pending)
     while pending:
@@ -32,9 +32,9 @@ def reachable(starts: Iterable[T], further: Callable[[T], Iterable[T]]) -> Itera
 
 
 def postorder(roots: Iterable[T], done: Collection[T], sources: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """What the roots need and ``done`` lacks, each after its sources.
+    """What the roots depend on and ``done`` lacks, each after its sources.
 
-    Whoever iterates adds each to ``done``: its sources, which may depend on what is done, are then not asked again.
+    The caller must add each item to ``done`` as it is yielded; ``sources`` may depend on what is done.
     """
     pending = list(roots)[::-1]
     while pending:
@@ -49,12 +49,12 @@ def postorder(roots: Iterable[T], done: Collection[T], sources: Callable[[T], It
 
 
 def operands(node: Node) -> tuple[Node, ...]:
-    """What a node is made from."""
+    """The node's operands."""
     return node.operands
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:
-    """Every node the roots need, operands before users, in a reproducible order."""
+    """Every node the roots depend on, operands before users, in a deterministic order."""
     order: dict[Node, None] = {}
     for node in postorder(roots, order, operands):
         order[node] = None
@@ -62,16 +62,16 @@ def topological(roots: Iterable[Node]) -> list[Node]:
 
 
 def depends_on_inputs(node: Node) -> bool:
-    """Whether an input decides the value: no constant, no dim, and nothing that is made of them alone."""
+    """Whether the value depends on an input, not only on constants and dims."""
     return any(n.op.name == "input" for n in reachable([node], operands))
 
 
 def backward_slice(
     statements: Sequence[Stmt], values: Iterable[str], within: Callable[[Stmt], bool] = lambda s: True
 ) -> list[Stmt]:
-    """The statements that values are made from, in order.
+    """The statements that ``values`` depend on, in order.
 
-    :param within: whether a statement belongs to the slice; behind one that does not nothing does for its sake.
+    :param within: whether a statement may be in the slice; the dependences of one that may not are not followed.
     """
     needed = set(values)
     kept = []

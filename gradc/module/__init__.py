@@ -1,1 +1,1 @@
-"""Module, and what its calls take and give."""
+"""Module, and the arguments and results of its calls."""

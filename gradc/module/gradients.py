@@ -1,4 +1,4 @@
-"""Gradients: what backward gives."""
+"""Gradients: the result of backward."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .sparse import SparseRows
 
 
 class Gradients(MutableMapping[str, Any]):
-    """Name -> gradient, in the order of ``wrt``, also when one was taken and put back; what was inserted comes after
-    them.
+    """A mapping from name to gradient, in the order of ``wrt`` (also after one was removed and put back); other names
+    that were inserted follow.
     """
 
     def __init__(self, arrays: Arguments, structure: Any = None):
@@ -46,13 +46,13 @@ class Gradients(MutableMapping[str, Any]):
         return len(self._arrays)
 
     def replace(self, name: str, gradient: Any) -> None:
-        """Overwrite the gradient of ``name``, or insert it where there is none."""
+        """Overwrites the gradient of ``name``, or inserts it."""
         self._arrays[name] = gradient
 
     def accumulate(self, other: Arguments) -> None:
-        """Add another set of gradients, as new arrays of the kind that is here; names that are new are inserted.
+        """Adds another set of gradients, creating new arrays of this set's library; new names are inserted.
 
-        :raises InvalidProblem: shapes or dtypes differ; then nothing was added.
+        :raises InvalidProblem: shapes or dtypes differ; nothing was changed.
         """
         sums = {name: self._sum(name, value) for name, value in other.items() if name in self._arrays}
         self._arrays |= {**other, **sums}
@@ -77,7 +77,7 @@ class Gradients(MutableMapping[str, Any]):
 
     @property
     def tree(self) -> Any:
-        """The gradients nested as the parameters are; of a graph that was traced from types, as dicts."""
+        """The gradients in the structure of the parameters; as nested dicts if the graph was traced from types."""
         if self._structure is not None:
             return unflatten(self._structure, self)
         tree: dict[str, Any] = {}

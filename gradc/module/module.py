@@ -1,4 +1,4 @@
-"""Module: a forward and a backward Executable and the residuals between them."""
+"""Module: a forward and a backward Executable, connected by residuals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CAPTURED = ("forward", "backward", "both", "value_and_grad")
 
 
 class Forward(Executable):
-    """``module.forward(**inputs)`` -> (value, residuals); a value is one array, or a dict of several by name."""
+    """``module.forward(**inputs)`` -> (value, residuals); the value is an array, or a dict of several by name."""
 
     module: Module
 
@@ -72,7 +72,7 @@ class Forward(Executable):
         )
 
     def kept(self, inputs: Arguments, results: Arguments, dims: Mapping[str, int]) -> Residuals:
-        """The residuals of a call: what backward reads of it."""
+        """The residuals of a call, from its inputs and results."""
         given = {**self.defaults, **inputs}
         kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
         return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
@@ -144,7 +144,7 @@ class Backward(Executable):
         workspace: Any,
         dims: Mapping[str, int] | None,
     ) -> Gradients:
-        """The gradients of a variant, with the axes of this module's graph."""
+        """The gradients computed by a variant, with the axes in the order of this module's graph."""
         read = {
             **residuals.arrays,
             **{f"cotangent {i}": v for i, v in enumerate(cotangents) if v is not None},
@@ -165,10 +165,10 @@ class Backward(Executable):
         return Gradients(targets.finish(in_order, self.backend, stream), self.module.structure)
 
     def _by_output(self, out: Arguments) -> Arguments:
-        """``out=`` by the program's names of gradients.
+        """``out=``, keyed by the program's names of the gradients.
 
-        :raises InvalidProblem: a name that no gradient has.
-        :raises Unsupported: a gradient that comes as rows.
+        :raises InvalidProblem: a name is not that of a gradient.
+        :raises Unsupported: a gradient is sparse.
         """
         gradient_names = self.module.joint_names[1]
         unknown = out.keys() - gradient_names.keys()
@@ -185,7 +185,7 @@ class Backward(Executable):
         return {gradient_names[n]: a for n, a in out.items()}
 
     def _check_cotangents(self, residuals: Residuals, inputs: Arguments) -> None:
-        """InvalidProblem, in terms of forward's outputs, where a cotangent has not the shape of its output."""
+        """InvalidProblem if a cotangent has not the shape of its output; the message names forward's output."""
         for name, type_ in residuals.cotangent_types.items():
             value = inputs.get(self.module.joint_names[0].get(name, ""))
             wanted = type_.concrete(residuals.dims)
@@ -242,8 +242,8 @@ class Backward(Executable):
 class Code:
     """A program of a module.
 
-    :param payload: its machine code, if that is compiled already.
-    :param sites: of the checks in it: number -> op and source.
+    :param payload: its machine code, if it is compiled already.
+    :param sites: the checks in the machine code: number -> (op, source).
     """
 
     program: Program
@@ -253,12 +253,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a module computes on demand.
+    """Functions that a module calls on demand.
 
-    :param stages: runs every pass again, for a module that came from the cache.
-    :param joint: the program of value and gradients together.
-    :param save: writes the module into a file.
-    :param variant: the same module for inputs whose axes lie in another order.
+    :param stages: runs every pass again, for a module from the cache.
+    :param joint: gives the program that computes value and gradients together.
+    :param save: writes the module to a file.
+    :param variant: gives the module for inputs whose axes have another memory order.
     """
 
     stages: Callable[[], Pipeline]
@@ -270,11 +270,11 @@ class Recipe:
 class Module(Shared):
     """A compiled graph.
 
-    :ivar graph: what was compiled.
+    :ivar graph: the graph that was compiled.
     :ivar wrt: the inputs with a gradient.
-    :ivar stages: each pass's result, by name or in order.
-    :ivar residuals: what forward keeps: name, node, why.
-    :ivar variants: modules for inputs in other orders, by those; None where there can be none.
+    :ivar stages: the result of each pass, by name or in order.
+    :ivar residuals: the values kept for backward: name, node, reason.
+    :ivar variants: memory orders of inputs -> the module compiled for them, or None if it cannot be compiled.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Module(Shared):
         self.variants: dict[Any, Module | None] = {}
         self._pipeline = pipeline
         self._grad: Executable | None = None
-        borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these as they were
+        borrowed = {r.name for r in residuals if r.why == "input"}  # backward reads these inputs unchanged
         donate = [name for name in options.donate if name not in borrowed]
         self.pending = AsyncErrors()
         self.forward = self._executable(Forward, programs["forward"], donate)
@@ -307,7 +307,7 @@ class Module(Shared):
         self.share(self.pending)
 
     def _executable(self, kind: type[E], code: Code, donate: Collection[str] = ()) -> E:
-        """A program of this module."""
+        """The Executable of one program of this module."""
         return kind(
             code.program,
             self.target,
@@ -321,7 +321,7 @@ class Module(Shared):
         )
 
     def share(self, pending: AsyncErrors) -> None:
-        """Calls of forward, backward and variants raise each other's errors."""
+        """Lets forward, backward and variants share a list of pending errors."""
         self.pending = pending
         for executable in (*self.executables.values(), *([self._grad] if self._grad is not None else [])):
             executable.pending = pending
@@ -347,8 +347,8 @@ class Module(Shared):
         return self._pipeline
 
     def equals(self, other: Module) -> bool:
-        """Whether both were compiled from one graph to the same programs, so that each takes the residuals of the
-        other: a copy, or a module loaded twice.
+        """Whether both were compiled from the same graph to the same programs (a copy, or a module loaded twice), so
+        that each accepts the other's residuals.
         """
         if self is other:
             return True
@@ -361,7 +361,7 @@ class Module(Shared):
 
     @property
     def described(self) -> str:
-        """Its name, what it takes and gives, for errors."""
+        """Its name, inputs and outputs, for errors."""
         types = lambda named: ", ".join(f"{name}: {type_}" for name, type_ in named)
         return (
             f"{self.graph.name}({types(self.forward.inputs.items())}) ->"
@@ -372,7 +372,7 @@ class Module(Shared):
         return self.stages[name]
 
     def sizes(self, dims: Mapping[str, int] | None) -> dict[str, int]:
-        """``dims=`` of a call; InvalidProblem where the graph has no such dim."""
+        """``dims=`` of a call, checked; InvalidProblem if the graph has no such dim."""
         if dims is None:
             return {}
         given = sizes_given(dims)
@@ -385,11 +385,11 @@ class Module(Shared):
         return given
 
     def variant(self, inputs: Arguments, dims: Any) -> tuple[Module | None, Orders]:
-        """The module for inputs whose axes are in another order in memory (channels last), which reads them without a
-        copy; compiled when that order is first seen.
+        """The module for inputs whose axes have another memory order (channels last), which reads them without a copy;
+        compiled when that order is first seen.
 
-        None where all inputs are in row-major order, the call is wrong, there are too many orders, or the module cannot
-        be compiled for one.
+        None if all inputs are in row-major order, the call is invalid, there are too many variants, or the module
+        cannot be compiled for this order.
         """
         if all(unordered(value) is None for value in inputs.values()):
             return None, {}
@@ -401,11 +401,11 @@ class Module(Shared):
         return (self._ordered(orders) if orders else None), orders
 
     def _ordered(self, orders: Orders) -> Module | None:
-        """The variant for these orders; None where there can be none."""
+        """The variant for these orders; None if it cannot be compiled."""
         key = tuple(sorted(orders.items()))
         if key not in self.variants and len(self.variants) < MOST:
             made: Module | None = None
-            # a forced reduction or a sparse gradient that this order does not have: copying is right, too
+            # a forced reduction or sparse gradient may not be possible with this order; the inputs are copied instead
             with contextlib.suppress(GradcError):
                 made = self.recipe.variant(orders)
             if made is not None:
@@ -415,9 +415,7 @@ class Module(Shared):
         return self.variants.get(key)
 
     def variant_of(self, residuals: Residuals) -> Module | None:
-        """The variant whose backward reads these residuals, also those that a copy of it kept; None where that is this
-        module's own, or nobody's.
-        """
+        """The variant to which residuals belong, or a copy of it; None if they are this module's own or another's."""
         theirs = residuals.module
         for variant in self.variants.values():
             if variant is theirs:
@@ -433,7 +431,7 @@ class Module(Shared):
         return joint_names(self.graph, self.wrt)
 
     def flat(self, inputs: Arguments | None, more: Arguments | None = None, extra: Sequence[Any] = ()) -> Results:
-        """Nested parameters by their dotted names."""
+        """The inputs with nested parameters flattened to dotted names."""
         inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
         known = self.graph.input_names
         if all(name in known for name in inputs):
@@ -455,7 +453,7 @@ class Module(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Any:
-        """The value alone."""
+        """The value, without residuals."""
         flat = self.flat(inputs, more, extra)
         variant, orders = self.variant(flat, dims)
         if variant is not None:
@@ -476,12 +474,12 @@ class Module(Shared):
     ) -> tuple[Any, Gradients]:
         """The value of a scalar output and its gradients, in one program (compiled on first use).
 
-        :param out: arrays by the names of outputs, and of inputs for their gradients.
+        :param out: arrays to write into, by the names of outputs and, for gradients, of inputs.
         """
         given = self.flat(inputs, more, extra)
         given |= {
             name: detached(given[name]) for name in self.wrt if name in given
-        }  # their gradients are returned: none is lost
+        }  # these tensors may require grad: their gradients are returned
         variant, orders = self.variant(given, dims) if out is None and workspace is None else (None, {})
         if variant is not None:
             value, gradients = variant.value_and_grad(apply_layout(given, orders), stream=stream, dims=dims)
@@ -498,7 +496,7 @@ class Module(Shared):
 
     @property
     def joint(self) -> Executable:
-        """Value and gradients as one program; compiled on first use."""
+        """The program of value and gradients together; compiled at its first use."""
         if self._grad is None:
             outputs = [(n, v) for n, v in self.graph.outputs if v.dtype.is_float]
             if len(outputs) != 1 or outputs[0][1].type.count != 1:
@@ -511,7 +509,7 @@ class Module(Shared):
         return self._grad
 
     def joint_inputs(self, given: Arguments, stream: Any = None) -> Results:
-        """What :attr:`joint` reads: the inputs, and 1 as the cotangent."""
+        """The inputs of :attr:`joint`: those given, and 1 as the cotangent."""
         name, node = next((n, v) for n, v in self.graph.outputs if v.dtype.is_float)
         backend = self.joint.backend
         one = backend.to_device(np.ones([1] * node.rank, node.dtype.np), backend.stream(stream, given.values()))
@@ -529,16 +527,17 @@ class Module(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Capture:
-        """Calls as a CUDA graph over the arrays that are given now; each ``replay()`` reads them as they are by then
-        and writes ``outputs``.
+        """Captures calls as a CUDA graph over the given arrays; each ``replay()`` reads their current contents and
+        writes ``outputs``.
 
-        :param what: ``"forward"``, ``"backward"`` (of ``residuals``, or of those that a run of forward gives now),
-            ``"both"`` (one after the other), ``"value_and_grad"``.
-        :param cotangents: of backward: one array, several in order, or by output.
-        :param stream: to be captured; None: a new one.
-        :return: ``outputs`` are called as those of the call; a gradient beside values is ``d.NAME``.
-        :raises CaptureError: the stream cannot be captured, or something would be allocated in each replay.
-        :raises DeviceError: an array of the host.
+        :param what: ``"forward"``, ``"backward"`` (of ``residuals``, or of those of a forward run now), ``"both"`` (one
+            after the other), ``"value_and_grad"``.
+        :param cotangents: for backward: one array, several in order, or by output name.
+        :param stream: the stream to capture; None: a new one.
+        :return: a Capture whose ``outputs`` have the names of the call's results; gradients next to values are
+            ``d.NAME``.
+        :raises CaptureError: the stream cannot be captured, or a replay would have to allocate memory.
+        :raises DeviceError: an array is in host memory.
         """
         with held_off:
             from ..runtime.cuda.capture import capture, stream_for
@@ -581,14 +580,14 @@ class Module(Shared):
         return self.backward.capture_step(inputs, stream, dims=own)
 
     def shapes_of_sparse(self, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tables whose gradients come as rows."""
+        """The shapes of the tables with sparse gradients."""
         return {name: self.graph.input(name).type.concrete(dims) for name in self.options.sparse}
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     @property
     def kernels(self) -> Kernels:
-        """Every kernel by name; one that forward and backward both have is ``backward.NAME`` the second time."""
+        """Every kernel by name; if forward and backward both have one, the latter is ``backward.NAME``."""
         kernels = Kernels(call for executable in self.executables.values() for call in executable.kernels.calls)
         for direction, executable in self.executables.items():
             for name, kernel in executable.kernels.items():
@@ -596,7 +595,7 @@ class Module(Shared):
         return kernels
 
     def source(self) -> str:
-        """The C, or CUDA, of forward and backward."""
+        """The generated C or CUDA source of forward and backward."""
         return "\n".join(f"/* ---- {name} ---- */\n{e.source}" for name, e in self.executables.items())
 
     @property
@@ -610,7 +609,7 @@ class Module(Shared):
         )
 
     def workspace_size(self, **dims: int) -> int:
-        """Bytes that the wider of forward and backward needs."""
+        """The larger of the workspace sizes of forward and backward, in bytes."""
         sizes = self.sizes(dims)
         return max(
             e.workspace_size(**{k: v for k, v in sizes.items() if k in e.program.dims})
@@ -618,9 +617,7 @@ class Module(Shared):
         )
 
     def memory(self, **dims: int) -> Memory:
-        """What forward and backward allocate at these dims: outputs, residuals, gradients, workspace, and the peak, in
-        bytes.
-        """
+        """The predicted memory for these dims, in bytes: outputs, residuals, gradients, workspace, and the peak."""
         return predicted(
             self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims)
         )
@@ -640,11 +637,11 @@ class Module(Shared):
             executable.synchronize()
 
     def explain(self, *, timed: int = 0, **dims: int) -> str:
-        """Kernels with their bytes, the floor, each choice of reduction with its estimates, residuals and passes, in
-        words.
+        """A text: kernels with their bytes, the lower bound of bytes, each choice of reduction with its estimates,
+        residuals and passes.
 
-        :param timed: run each kernel, and each way to combine, so many times on random data, and show the median beside
-            what was predicted.
+        :param timed: run each kernel, and each reduction strategy, this many times on random data, and show the median
+            next to the prediction.
         """
         with held_off:
             from ..inspect.explain import explain
@@ -654,12 +651,11 @@ class Module(Shared):
         return explain(self, dims, timed=timed)
 
     def save(self, path: Any) -> None:
-        """Write everything needed to run again without compiling, as one file: graph, arrays, programs, machine code.
+        """Writes one file with everything needed to run without compiling: graph, arrays, programs, machine code.
 
-        At any moment ``path`` (or, where ``path`` is a folder, its ``module.gradc``) is the old module or the whole new
-        one.
+        If ``path`` is a directory, the file is ``module.gradc`` in it.  It is replaced atomically.
 
-        :raises FileError: it cannot be written; the old one is as it was.
+        :raises FileError: it cannot be written; the old file is unchanged.
         """
         self.recipe.save(self, path)
 

@@ -1,4 +1,4 @@
-"""Residuals: what forward keeps for backward."""
+"""Residuals: the values that forward keeps for backward."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..runtime.host.tensors import borrowed
 from ..runtime.located import located
 
 Orders = dict[str, tuple[int, ...]]
-"""The axes from slowest to fastest, of arrays by name."""
+"""Array name -> its axes in memory order, from slowest to fastest."""
 
 
 class Compiled(Protocol):
-    """The module whose forward kept residuals, as backward looks at it: :class:`gradc.Module`."""
+    """The part of :class:`gradc.Module` that residuals use."""
 
     options: Options
 
@@ -32,10 +32,10 @@ class Compiled(Protocol):
 
 
 class Residuals:
-    """What forward keeps for backward: arrays by name, and the forward's dims.
+    """The values kept for backward: arrays by name, and the dims of the forward call.
 
-    They belong to one call of one module: backward refuses those of another, and arrays that were changed in place
-    since (as torch counts changes; an array of another library has no count, and is compared by a digest where
+    They belong to one call of one module: backward rejects those of another module, and arrays that were changed in
+    place since (torch's version counter tells; arrays of other libraries are compared by a digest if
     GRADC_CHECK_RESIDUALS is set).
     """
 
@@ -48,7 +48,7 @@ class Residuals:
         cotangent_types: Mapping[str, Type],
         donated: Collection[str] = (),
     ):
-        # whose forward kept them: a variant of the one that was called, where `orders` are not its own
+        # the module whose forward was run: if `orders` is set, a variant of the module that was called
         self.module = module
         self.arrays, self.dims, self.donated = dict(arrays), dict(dims), frozenset(donated)
         self.inputs = {name: value for name, value in inputs.items() if name not in self.donated}
@@ -83,15 +83,17 @@ class Residuals:
         return other
 
     def of(self, orders: Orders, inputs: Arguments) -> Residuals:
-        """The same, kept by a variant of the module that was called; ``inner`` gives what was given to that."""
+        """These residuals, of a variant, as those of a call of the base module with ``inputs``; ``inner`` returns the
+        latter.
+        """
         self.orders = orders
         self.inputs = {name: inputs.get(name, value) for name, value in self.inputs.items()}
         return self
 
     def inner(self, name: str) -> Any:
-        """The plain value of an input, untouched: the very object that was given.
+        """The object that was passed as an input.
 
-        :raises KeyError: there is no such input; a donated one is gone.
+        :raises KeyError: there is no such input, or it was donated.
         """
         if name in self.donated:
             raise KeyError(f"the input {name!r} was donated: its memory is an output's now")
@@ -101,7 +103,7 @@ class Residuals:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held beyond the inputs."""
+        """The size of the residuals that are not inputs, in bytes."""
         return sum(located(a).nbytes for n, a in self.arrays.items() if n not in self.inputs)
 
     def unchanged(self) -> None:

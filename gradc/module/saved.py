@@ -1,9 +1,9 @@
-"""A module as one file: its format, and what is checked before any part is used.
+"""The file format of modules, and the checks made before any part of a file is used.
 
-The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module``: ``module`` (JSON: wrt, target, options, the
-machine that its machine code is for), ``graph`` (text) with the arrays bound to its inputs, ``residuals`` (JSON), the
-texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``, and where its
-checks stand, ``forward.sites``.
+The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module`` with the parts ``module`` (JSON: wrt, target,
+options, the machine that the machine code is for), ``graph`` (text; the arrays bound to its inputs), ``residuals``
+(JSON), the texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``,
+and the sites of its checks, ``forward.sites``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from ..version import VERSION
 from .module import Code, Module, Recipe
 
 MODULE_FORMAT = 3
-"""1 was a folder of graph.gir, module.json and module.bin; the kernels of 2 said ``inside`` and ``bounded``."""
+"""1 was a directory of graph.gir, module.json and module.bin; 2 used the statements ``inside`` and ``bounded``."""
 _FILE = "module.gradc"
 
 
 @dataclass(frozen=True)
 class SavedModule:
-    """The contents of a file, each of the right type; :func:`check_module` checks whether the parts fit together.
+    """The parsed contents of a file; :func:`check_module` checks that they are consistent.
 
-    :param machine: identity of the machine that the machine code is for.
-    :param parts: residuals, programs, machine code, by name.
+    :param machine: the identity of the machine that the machine code is for.
+    :param parts: residuals, programs and machine code by name.
     """
 
     graph: Graph
@@ -57,13 +57,13 @@ class SavedModule:
 
 
 def file_of_module(path: Any, doing: str) -> Path:
-    """The file that a path names; of a folder that is there, the file in it."""
+    """The file of a path; for an existing directory, ``module.gradc`` in it."""
     file = files.as_path(path, doing)
     return file / _FILE if file.is_dir() else file
 
 
 def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> list[bytes | memoryview]:
-    """A module as the pieces of its file."""
+    """The file of a module, as consecutive pieces to write."""
     description = {
         "gradc": VERSION,
         "wrt": list(module.wrt),
@@ -79,8 +79,8 @@ def sealed_module(module: Module, parts: Mapping[str, bytes], machine: str) -> l
 
 
 def _side_by_side(tasks: Sequence[Callable[[], bytes]]) -> list[bytes]:
-    """The tasks' results, computed side by side; one after the other where no thread can be had (Python shuts down, the
-    process is at its limit).
+    """The tasks' results, computed in parallel; sequentially if no thread can be started (interpreter shutdown, process
+    limit).
     """
     if len(tasks) < 2:
         return [task() for task in tasks]
@@ -97,9 +97,9 @@ def _side_by_side(tasks: Sequence[Callable[[], bytes]]) -> list[bytes]:
 
 
 def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
-    """A module as bytes, with its machine code.
+    """The parts of a module, with its machine code.
 
-    :param portable: as another machine can run it: with what NVRTC makes of it, where there is one.
+    :param portable: include what another machine needs: the cubin, if there is an NVRTC.
     """
     parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
     parts |= {name: str(e.program).encode() for name, e in module.executables.items()}
@@ -116,9 +116,9 @@ def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
 def module_of_parts(
     graph: Graph, wrt: Sequence[str], target: str, options: Options, parts: Mapping[str, bytes], recipe: Recipe
 ) -> Module:
-    """The module of what :func:`parts_of` made.
+    """The module of the parts from :func:`parts_of`.
 
-    :raises IRFormatError, TypeRuleError: the parts are no module's.
+    :raises IRFormatError, TypeRuleError: the parts are malformed.
     """
     programs: dict[str, Code] = {}
     for name in ("forward", "backward") if wrt else ("forward",):
@@ -133,7 +133,7 @@ def module_of_parts(
 
 @contextlib.contextmanager
 def refusing(source: str) -> Iterator[None]:
-    """What is wrong with the contents of a file becomes InvalidProblem, which names it."""
+    """A context manager that turns errors about the contents of a file into InvalidProblem, which names the file."""
     try:
         yield
     except FileError:
@@ -221,7 +221,7 @@ def _json(parts: Mapping[str, bytes], name: str) -> Any:
 
 
 def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
-    """What forward keeps: ``[[name, type, why], ...]``."""
+    """The residuals, stored as ``[[name, type, why], ...]``."""
     entries = _json(parts, "residuals")
     if not isinstance(entries, list) or not all(
         isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in entries
@@ -231,7 +231,7 @@ def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
 
 
 def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, str]]:
-    """Where the checks of a program stand: number -> op and source."""
+    """The sites of a program's checks: number -> (op, source)."""
     sites = _json(parts, name)
     right = isinstance(sites, dict) and all(
         k.isascii()
@@ -251,10 +251,10 @@ def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, st
 
 
 def check_module(module: Module) -> None:
-    """The programs are what forward and backward of the graph are: right by themselves, with its inputs, outputs,
-    residuals and gradients.
+    """Checks that the programs are valid and have the inputs, outputs, residuals and gradients of the graph's forward
+    and backward.
 
-    :raises TypeRuleError: something else.
+    :raises TypeRuleError: they do not.
     """
     graph, forward = module.graph, module.forward
     inputs = {name: graph.input(name).type for name in graph.input_names}

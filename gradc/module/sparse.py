@@ -1,4 +1,4 @@
-"""The gradient of a table as the rows that were hit."""
+"""Sparse gradients: the rows of a table that indices selected, with their values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..runtime.host.arrays import Arguments, Results
 
 @dataclass(frozen=True)
 class SparseRows:
-    """Some rows of an array that is 0 elsewhere: ``gradc.compile(graph, wrt=["table"], sparse=["table"])`` gives
-    gradients so.
+    """An array of which only some rows are nonzero; the form of gradients with ``gradc.compile(graph, wrt=["table"],
+    sparse=["table"])``.
 
-    :param rows: i64 [R], each once, ascending.
-    :param values: [R, ...], their contents.
-    :param shape: of the whole array.
+    :param rows: i64 [R], distinct, ascending.
+    :param values: [R, ...], the contents of these rows.
+    :param shape: of the dense array.
     """
 
     rows: Any
@@ -33,13 +33,13 @@ class SparseRows:
         return self.values.dtype
 
     def dense(self) -> Any:
-        """The whole array."""
+        """The dense array."""
         out = _zeros(self.values, self.shape)
         out[self.rows] = self.values
         return out
 
     def add_to(self, array: Any) -> Any:
-        """Add the rows into an array of the whole shape, in place; other rows are not touched."""
+        """Adds the rows to a dense array in place; other rows are not accessed."""
         if tuple(array.shape) != self.shape or str(array.dtype) != str(self.dtype):
             raise InvalidProblem(
                 f"rows of a {self.dtype}{list(self.shape)} are added to one like it, not to"
@@ -49,7 +49,7 @@ class SparseRows:
         return array
 
     def __add__(self, other: Any) -> Any:
-        """Rows and rows are rows; rows and an array are a new array."""
+        """The sum with other SparseRows is SparseRows; the sum with an array is a new dense array."""
         if not isinstance(other, SparseRows):
             return self.add_to(
                 other.clone()
@@ -82,7 +82,7 @@ class SparseRows:
 
 
 def _library(array: Any) -> Any:
-    """NumPy, or CuPy, whose functions are called the same."""
+    """The module of an array's functions: NumPy or CuPy."""
     return sys.modules["cupy"] if type(array).__module__.partition(".")[0] == "cupy" else np
 
 
@@ -96,10 +96,10 @@ def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
 def assembled(
     results: Arguments, names: Mapping[str, str], sparse: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> Results:
-    """Gradients by the names of their inputs, out of a program's results.
+    """Gradients by the names of their inputs, from a program's results.
 
-    :param names: input -> what the program calls its gradient.
-    :param sparse: inputs whose gradient comes as rows, with room for more than there are.
+    :param names: input -> the program's name of its gradient.
+    :param sparse: inputs with sparse gradients, whose arrays are truncated to the actual number of rows.
     """
     out: Results = {}
     for name, key in names.items():

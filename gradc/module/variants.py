@@ -1,5 +1,5 @@
-"""Variants: arrays whose axes are in another order in memory than in the graph are read without a copy, by a module
-compiled for that order.
+"""Variants: modules compiled for arrays whose axes have another memory order than in the graph, which they read without
+a copy.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from .residuals import Orders, Residuals
 
 Array = np.ndarray[Any, Any]
 WORTH = 1 << 20
-"""Bytes: smaller arrays are copied rather than that a variant is compiled."""
+"""Bytes; for smaller arrays no variant is compiled, they are copied."""
 MOST = 8
-"""Variants of one module; an array in yet another order is copied."""
+"""The maximum number of variants of a module; arrays with further orders are copied."""
 
 
 def order_of(array: Array) -> tuple[int, ...] | None:
-    """The axes from slowest to fastest in memory, if the array is dense and that order is not its own; else None."""
+    """The axes from slowest to fastest in memory, if the array is dense and not row-major; else None."""
     if array.flags.c_contiguous or array.ndim < 2:
         return None
     strides = array.strides
-    real = [a for a, n in enumerate(array.shape) if n != 1]  # the stride of an axis of size 1 says nothing
+    real = [a for a, n in enumerate(array.shape) if n != 1]  # the stride of an axis of size 1 is arbitrary
     places = iter(sorted(real, key=lambda a: -strides[a]))
     order = tuple(next(places) if n != 1 else a for a, n in enumerate(array.shape))
     return order if array.transpose(order).flags.c_contiguous else None
 
 
 def orders_of(inputs: Arguments, types: Mapping[str, Type], dims: Mapping[str, int]) -> Orders:
-    """The orders of the inputs whose axes are in another order in memory; none where the call is wrong: the module
-    raises the error.
+    """The memory orders of the inputs that are not row-major; empty if the call is invalid (the module raises the
+    error).
 
-    :param inputs: with defaults.  :param types: what they should be.  :param dims: sizes given besides.
+    :param inputs: including defaults.  :param types: the declared types.  :param dims: sizes given explicitly.
     """
     unordered_inputs = {
         name: array
@@ -63,12 +63,12 @@ def orders_of(inputs: Arguments, types: Mapping[str, Type], dims: Mapping[str, i
 
 
 def apply_layout(inputs: Arguments, orders: Orders) -> Results:
-    """Arrays with an order are permuted to the axes of the variant's graph."""
+    """The inputs, with those that have an order permuted to the axes of the variant's graph."""
     return {name: permuted(value, orders[name]) if name in orders else value for name, value in inputs.items()}
 
 
 def undo_layout(gradients: Arguments, orders: Orders) -> Results:
-    """Gradients permuted back to the axes of the graph; their order in memory is that of their inputs."""
+    """The gradients permuted back to the axes of the graph; they have the memory order of their inputs."""
     return {
         name: permuted(value, np.argsort(orders[name]).tolist()) if name in orders else value
         for name, value in gradients.items()
@@ -76,13 +76,13 @@ def undo_layout(gradients: Arguments, orders: Orders) -> Results:
 
 
 class Targets:
-    """The caller's ``out=`` for a variant's backward: arrays in the variant's order are written by the kernels, the
-    others are copied into afterwards.
+    """The caller's ``out=`` for a variant's backward: arrays with the variant's memory order are written by the
+    kernels, gradients are copied into the others afterwards.
 
     :param backward: of the module that was called.
     :param read: arrays that the call reads, by name.
-    :ivar given: the variant's ``out=``.
-    :ivar later: arrays in the graph's order, by the input whose gradient they get.
+    :ivar given: the ``out=`` of the variant's call.
+    :ivar later: the arrays to copy into, by input.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Targets:
         self.adding, self.accumulate = adding & own.keys(), adding - own.keys()
 
     def finish(self, gradients: Results, backend: Backend, stream: Any = None) -> Results:
-        """The gradients, those of ``out=`` in the caller's arrays."""
-        library_stream = backend.stream(None, gradients.values())  # the one of the library of a GPU's arrays
+        """The gradients; those of ``out=`` are in the caller's arrays."""
+        library_stream = backend.stream(None, gradients.values())  # the current stream of the arrays' library
         call_stream = library_stream if stream is None else backend.stream(stream, gradients.values())
         if self.later and call_stream != library_stream and isinstance(backend, DeviceArrays):
             backend.device.follow(library_stream, call_stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -55,6 +57,7 @@ def _value(terms: Terms) -> Callable[..., Node]:
 def _vjp(slopes: Slopes) -> Callable[..., tuple[Any, ...]]:
     """The vjp of a loss from the derivatives of its terms; the cotangent is multiplied last."""
 
+    @functools.wraps(slopes)  # the documentation shows it
     def vjp(g: Node, y: Node, *operands: Node, reduction: str, **attrs: Any) -> tuple[Any, ...]:
         dtype, shape = operands[0].dtype.compute, operands[0].shape
         wide = [converted(o, dtype) if o.dtype.is_float else o for o in operands]
@@ -76,11 +79,12 @@ def _two(input: Type, target: Type, *, reduction: Reduction = "mean") -> Type:
 
 
 def _samples(*attrs: dict[str, Any], draw: tuple[str, ...] = (), count: int = 2) -> tuple[Sample, ...]:
-    """Each set of attributes once, then each reduction."""
-    shapes = ("N,4", "2,N,3", "N", "")
-    cases = (*attrs, {"reduction": "sum"}, {"reduction": "none"})
+    """Without attributes, and each set of them under another reduction."""
+    cases = ({}, *attrs, {}, {})[: max(3, 1 + len(attrs))]
+    ways = zip(cases, itertools.cycle(("mean", "sum", "none")), itertools.cycle(("N,4", "2,N,3", "N")), strict=False)
     return tuple(
-        Sample((f"F[{shapes[k % len(shapes)]}]",) * count, given, draw=draw) for k, given in enumerate(({}, *cases))
+        Sample((f"F[{shape}]",) * count, given if how == "mean" else {**given, "reduction": how}, draw=draw)
+        for given, how, shape in ways
     )
 
 
@@ -95,6 +99,7 @@ _BAD = (
 def _opposite(slope: Callable[..., Node]) -> Slopes:
     """The derivatives of a function of input - target."""
 
+    @functools.wraps(slope)
     def slopes(input: Node, target: Node, **attrs: Any) -> tuple[Node, Node]:
         found = slope(input - target, **attrs)
         return found, -found
@@ -131,6 +136,7 @@ def _smooth_l1_terms(x: Node, t: Node, *, beta: float) -> Node:
 
 
 def _smooth_l1_slope(d: Node, *, beta: float) -> Node:
+    """d / beta between -beta and beta, the sign of d outside"""
     return sign(d) if beta == 0 else where(lt(abs(d), full(beta, d)), d / beta, sign(d))
 
 
@@ -339,6 +345,7 @@ def _hinge_terms(x: Node, t: Node, *, margin: float) -> Node:
 
 
 def _hinge_slopes(x: Node, t: Node, *, margin: float) -> tuple[Any, Any]:
+    """1 where the target is 1, -1 where it is -1 and x is within the margin, else 0"""
     zero, one = zeros_like(x), full(1, x)
     away = where(bitwise_and(ne(t, full(1, t)), le(x, full(margin, x))), -one, zero)
     return away + where(_is(t, -1), zero, one), DISCRETE

@@ -390,28 +390,35 @@ def _pad_call(x: Node, pad_width: Any, value: Any = 0, mode: str = "constant") -
     if mode != "constant" and value != 0:
         raise TypeRuleError(f"value={value} with mode={mode!r}: only a constant border has one")
     if len(widths) == x.rank and all(isinstance(p, tuple) and len(p) == 2 for p in widths):
+        last: tuple[Any, ...] = ((0, 0),) * x.rank
+        if mode in _BORDERS and not _BORDERS[mode].of_what_is_left:
+            last, widths = _signed(widths)
         x, widths = _cropped(x, widths)
-        if mode != "constant":
+        if mode in _BORDERS:
             for axis, (low, high) in enumerate(widths):
                 x = _bordered(x, axis, low, high, mode)
-            return x
+            return _cropped(x, last)[0]
     node: Node = pad.plain(x, pad_width=widths, value=value)
     return x if node.shape == x.shape else node
 
 
+def _signed(widths: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The negative widths, and the others; 0 in the place of each."""
+    below = tuple(tuple(n if isinstance(n, int) and n < 0 else 0 for n in pair) for pair in widths)
+    return below, tuple(tuple(n - m for n, m in zip(*pairs, strict=True)) for pairs in zip(widths, below, strict=True))
+
+
 def _cropped(x: Node, widths: tuple[Any, ...]) -> tuple[Node, tuple[Any, ...]]:
     """Negative widths cut: x without what they take, and the widths that are left."""
-    low = tuple(-a if isinstance(a, int) and a < 0 else 0 for a, _ in widths)
-    high = tuple(-b if isinstance(b, int) and b < 0 else 0 for _, b in widths)
+    below, kept = _signed(widths)
+    low, high = tuple(-a for a, _ in below), tuple(-b for _, b in below)
     if not any((*low, *high)):
         return x, widths
     limit = tuple(n - b for n, b in zip(x.shape, high, strict=True))
     for axis, (a, b) in enumerate(zip(low, limit, strict=True)):
         if isinstance(b, int) and b < a:
             raise TypeRuleError(f"pad_width {widths[axis]} takes more than the {x.shape[axis]} of axis {axis}")
-    cut = slice.plain(x, start=low, limit=limit, step=(1,) * x.rank)
-    kept = tuple((0 if a else p, 0 if b else q) for (p, q), a, b in zip(widths, low, high, strict=True))
-    return cut, kept
+    return slice.plain(x, start=low, limit=limit, step=(1,) * x.rank), kept
 
 
 def _bordered(x: Node, axis: int, low: Size, high: Size, mode: str) -> Node:
@@ -442,11 +449,13 @@ class _Border:
     """How a border is made of the array: ``(part, size, width, axis)`` -> what stands before or after it.
 
     :param most: the widest border of a size; None where there is no bound.
+    :param of_what_is_left: negative widths cut before; else elements that they cut may stand in the border.
     """
 
     before: Callable[..., Node]
     after: Callable[..., Node]
     most: Callable[[Size], Size] | None = None
+    of_what_is_left: bool = False
 
 
 _BORDERS = {
@@ -463,6 +472,7 @@ _BORDERS = {
         before=lambda part, size, width, axis: part(size - width, size),
         after=lambda part, size, width, axis: part(0, width),
         most=lambda size: size,
+        of_what_is_left=True,
     ),
 }
 

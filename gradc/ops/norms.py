@@ -11,7 +11,7 @@ from ..ir.node import Node
 from ..ir.op import BadSample, Composite, Sample
 from ..ir.operands import broadcast_shapes
 from ..ir.types import Type
-from .pointwise import abs, eq, ne, pow, sign, sqrt, where
+from .pointwise import abs, eq, ge, ne, pow, sign, sqrt, where
 from .reduce import BAD_AXIS, _float_reduction, _plain, amax, amin, sum
 from .rules import alike, along, canonical_axis, converted, floating, full, reshaped, spread, without, zeros_like
 
@@ -126,9 +126,7 @@ normalize = Composite(
 
 
 def _over_axis(x1: Type, x2: Type, axis: int, keepdims: bool = False) -> tuple[Type, int]:
-    if x1.dtype is not x2.dtype:
-        alike(x1, x2)
-    both = floating(x1).with_shape(*broadcast_shapes([x1.shape, x2.shape]))
+    both = floating(alike(x1, x2))
     axis = canonical_axis(axis, both.rank)
     kept = tuple(1 if a == axis else s for a, s in enumerate(both.shape) if keepdims or a != axis)
     return both.with_shape(*kept), axis
@@ -139,19 +137,35 @@ def _cosine(x1: Type, x2: Type, *, axis: int = 1, eps: float = 1e-8) -> Any:
     return type_, {"axis": axis, "eps": eps}
 
 
+def _units(x: Node, axis: int, eps: float) -> tuple[Node, Node, Node]:
+    """x divided by its norm, what it was divided by, and whether that is the norm itself; of x's shape."""
+    wide = converted(x, x.dtype.compute)
+    length = along(_length(wide, 2.0, (axis,)), x.shape, (axis,))
+    below = _at_least(length, eps)
+    return wide / below, below, ge(length, full(eps, length))
+
+
 def _cosine_value(x1: Node, x2: Node, *, axis: int, eps: float) -> Node:
-    shape = broadcast_shapes([x1.shape, x2.shape])
-    unit = [
-        wide / spread(_at_least(norm(wide, axis=axis, keepdims=True), eps), shape)
-        for wide in (spread(converted(x, x.dtype.compute), shape) for x in (x1, x2))
-    ]
-    return converted(sum.plain(unit[0] * unit[1], axis=(axis,)), x1.dtype)
+    (u, _, _), (v, _, _) = (_units(x, axis, eps) for x in (x1, x2))
+    return converted(sum.plain(u * v, axis=(axis,)), x1.dtype)
+
+
+def _cosine_vjp(g: Node, y: Node, x1: Node, x2: Node, *, axis: int, eps: float) -> tuple[Node, Node]:
+    # dx = g (v - cosine u) / |x|, with u and v divided by their norms; g v / eps where x was divided by eps
+    (u, first, known1), (v, second, known2) = (_units(x, axis, eps) for x in (x1, x2))
+    cosine = along(sum.plain(u * v, axis=(axis,)), x1.shape, (axis,))
+    each, zero = along(converted(g, u.dtype), x1.shape, (axis,)), zeros_like(u)
+    dx1 = each * ((v - where(known1, cosine * u, zero)) / first)
+    dx2 = each * ((u - where(known2, cosine * v, zero)) / second)
+    return converted(dx1, x1.dtype), converted(dx2, x2.dtype)
 
 
 cosine_similarity = Composite(
     "cosine_similarity",
     infer=_cosine,
     decompose=_cosine_value,
+    vjp=_cosine_vjp,
+    broadcast=True,
     samples=(
         Sample(("F[N,4]", "F[N,4]")),
         Sample(("F[2,4,N]", "F[4,N]"), {"axis": 1}),
@@ -183,6 +197,7 @@ pairwise_distance = Composite(
     "pairwise_distance",
     infer=_pairwise,
     decompose=_pairwise_value,
+    broadcast=True,
     samples=(
         Sample(("F[N,4]", "F[N,4]")),
         Sample(("F[2,N,3]", "F[N,3]"), {"p": 1.0, "keepdim": True}),

@@ -227,6 +227,7 @@ hardsigmoid = Composite(
 
 
 def _hardswish_slope(x: Node) -> tuple[Node]:
+    """0 below -3, x / 3 + 1/2 up to 3, 1 above"""
     far = where(lt(x, full(3, x)), x / 3 + 0.5, _ones(x))
     return (where(le(x, full(-3, x)), zeros_like(x), far),)
 

@@ -323,7 +323,7 @@ def _max_pool_of(spatial: int) -> Function:
         kernel = per_axis("kernel_size", kernel_size, spatial, 1)
         attrs: dict[str, Any] = {
             "kernel_size": kernel,
-            "stride": kernel if stride is None else per_axis("stride", stride, spatial, 1),
+            "stride": kernel if stride in (None, ()) else per_axis("stride", stride, spatial, 1),
             "padding": per_axis("padding", padding, spatial),
             "dilation": per_axis("dilation", dilation, spatial, 1),
             "ceil_mode": ceil_mode,
@@ -359,7 +359,7 @@ def _avg_pool_of(spatial: int) -> Function:
         return avg_pool.plain(
             input,
             kernel_size=kernel,
-            stride=kernel if stride is None else per_axis("stride", stride, spatial, 1),
+            stride=kernel if stride in (None, ()) else per_axis("stride", stride, spatial, 1),
             padding=per_axis("padding", padding, spatial),
             ceil_mode=ceil_mode,
             count_include_pad=count_include_pad,

@@ -210,6 +210,7 @@ def _other_than_nan(name: str, wins: Any, doc: str) -> Composite:
         return bitwise_or(wins(a, b), ne(b, b))
 
     def vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+        """g to the operand that is the result, 0 to the other"""
         first, zero = chosen(a, b), zeros_like(g)
         return where(first, g, zero), where(first, zero, g)
 

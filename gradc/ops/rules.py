@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -130,6 +131,7 @@ def slopes(function: Callable[..., tuple[Node, ...]]) -> Callable[..., tuple[Nod
     is multiplied last: what is finite is not lost on the way.
     """
 
+    @functools.wraps(function)  # the documentation shows it
     def vjp(g: Node, y: Node, *operands: Node, **attrs: Any) -> tuple[Node, ...]:
         dtype = operands[0].dtype.compute
         found = function(*(converted(o, dtype) for o in operands), **attrs)

@@ -202,13 +202,13 @@ class _Reduction:
             return (share if self.include_self else where(self.hit, zero, g)), self.take(share)
         if self.reduce == "prod":
             x, s, own = self.input, self.src, self.own
-            nought, empty = logical_and(eq(x, zeros_like(x)), own), eq(s, zeros_like(s))
-            zeros = converted(nought, I32) + self.scatter(scatter_add_along_axis, converted(empty, I32))
-            rest = where(logical_and(own, invert(nought)), x, full(1, x)) * self.scatter(
-                scatter_prod, where(empty, full(1, s), s)
+            input_zero, src_zero = logical_and(eq(x, zeros_like(x)), own), eq(s, zeros_like(s))
+            zeros = converted(input_zero, I32) + self.scatter(scatter_add_along_axis, converted(src_zero, I32))
+            rest = where(logical_and(own, invert(input_zero)), x, full(1, x)) * self.scatter(
+                scatter_prod, where(src_zero, full(1, s), s)
             )
-            of_src = self.take(g) * _others(empty, self.take(zeros), self.take(rest), s)
-            return where(own, g * _others(nought, zeros, rest, where(own, x, full(1, x))), zero), of_src
+            of_src = self.take(g) * _others(src_zero, self.take(zeros), self.take(rest), s)
+            return where(own, g * _others(input_zero, zeros, rest, where(own, x, full(1, x))), zero), of_src
         y = self.value()
         winner, own = eq(self.src, self.take(y)), logical_and(eq(self.input, y), self.own)
         count = converted(own, g.dtype) + self.scatter(scatter_add_along_axis, converted(winner, g.dtype))

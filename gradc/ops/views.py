@@ -33,7 +33,7 @@ def _constant_size(x: Node, axis: int) -> int:
 
 
 def _squeeze(x: Node, axis: int | tuple[int, ...] | None = None) -> Node:
-    gone = canonical_axes(axis, x.rank)
+    gone = canonical_axes(axis, x.rank or 1)  # a scalar has none to lose, whichever is named
     return reshaped(x, tuple(n for a, n in enumerate(x.shape) if a not in gone or n != 1))
 
 

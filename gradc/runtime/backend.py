@@ -1,4 +1,4 @@
-"""What an Executable runs on, behind one interface: the memory of its arrays, the loaded code, the launch of a call.
+"""The interface between an Executable and its target: memory of arrays, loaded code, launching a call.
 
 :mod:`.host.backend` has the backends of the targets ``cpu`` and ``numpy``, :mod:`.cuda.backend` those of ``cuda`` and
 ``cuda-sim``.
@@ -32,13 +32,13 @@ Array = np.ndarray[Any, Any]
 class BoundCall:
     """A call whose arguments have been checked.
 
-    :param arrays: its inputs by name, in row-major order.
-    :param outputs: the arrays that results are written into, by output.
-    :param dims: a size for every symbol.
-    :param kind: the library whose arrays the results are.
-    :param given: the inputs as the caller gave them.
-    :param add_to: the arrays of ``accumulate=``, which results are added to.
-    :param stream: the device's; 0 on the host.
+    :param arrays: the inputs by name, in row-major order.
+    :param outputs: the arrays to write results into, by output.
+    :param dims: the value of every symbol.
+    :param kind: the library of the results' arrays.
+    :param given: the inputs as passed by the caller.
+    :param add_to: the arrays of ``accumulate=``, to which results are added.
+    :param stream: the device's stream; 0 on the host.
     :param noncontiguous: inputs that were copied into row-major order.
     :param plan: :meth:`Backend.plan` of ``dims``.
     """
@@ -63,7 +63,7 @@ class Backend(ABC):
 
     :param program: scheduled, with strategies and slots.
     :param payload: the machine code of an earlier compilation; None compiles at the first use.
-    :cvar align: where the memory of ``workspace=`` begins: at a multiple of so many bytes.
+    :cvar align: the required alignment of ``workspace=``, in bytes.
     :cvar on_host: whether the elements of arrays can be read by the host.
     """
 
@@ -94,25 +94,25 @@ class Backend(ABC):
 
     @abstractmethod
     def _load(self) -> Any:
-        """Load the payload, or compile the program and load that."""
+        """Loads the payload, or compiles and loads the program."""
 
     def load(self, source: Any, payload: bytes | None) -> None:
-        """Load what the compiler has rendered and compiled already, so that the first use compiles nothing.
+        """Loads code that the compiler has rendered and compiled already, so that the first use compiles nothing.
 
-        :param source: the rendered text: a :class:`gradc.codegen.cpu.program.Source` or a
+        :param source: the rendered source, a :class:`gradc.codegen.cpu.program.Source` or a
             :class:`.cuda.programs.CudaSource`.
-        :param payload: its machine code; None where a device compiles it at its first launch.
+        :param payload: its machine code; None if a device compiles it at its first launch.
         """
         raise Unsupported(f"machine code for the target {self.target!r}")
 
     @property
     @abstractmethod
     def source(self) -> str:
-        """The C or CUDA text."""
+        """The generated C or CUDA source."""
 
     @abstractmethod
     def kernel_source(self, kernel: Kernel, types: Mapping[str, Type]) -> str:
-        """The C or CUDA text of one kernel."""
+        """The generated C or CUDA source of one kernel."""
 
     @property
     def binary(self) -> CudaBinary:
@@ -130,7 +130,7 @@ class Backend(ABC):
 
     @abstractmethod
     def stream(self, given: Any, values: Iterable[Any]) -> int:
-        """The stream of a call: the caller's, else the current one of the library whose arrays ``values`` are."""
+        """The stream of a call: the caller's, else the current stream of the library of the arrays ``values``."""
 
     @abstractmethod
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
@@ -138,16 +138,16 @@ class Backend(ABC):
 
         :param name: its name in errors.
         :param constants: ids of host arrays that are accepted on a device, too.
-        :raises DeviceError, InvalidProblem: it lies elsewhere, or is no array.
+        :raises DeviceError, InvalidProblem: it is in another memory, or is no array.
         """
 
     @abstractmethod
     def kind(self, kinds: Sequence[Kind]) -> Kind:
-        """The library whose arrays the results are, given those of the arguments."""
+        """The library of the results' arrays, given those of the arguments."""
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> Array:
-        """An uninitialised array for a result of this kind."""
+        """An uninitialised array for a result, in the library ``kind``."""
 
     @abstractmethod
     def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
@@ -159,7 +159,7 @@ class Backend(ABC):
 
     @abstractmethod
     def to_device(self, array: Array, stream: int) -> Array:
-        """A copy of a host array (a number, a default) in this backend's memory; on the host the array itself."""
+        """A copy of a host array (a number, a default) in the device's memory; on the host, the array itself."""
 
     @abstractmethod
     def contiguous(self, array: Array, stream: int) -> Array:
@@ -171,7 +171,7 @@ class Backend(ABC):
 
     @abstractmethod
     def donates(self, array: Array, kind: Kind) -> bool:
-        """Whether an input's memory may be returned as a result of a kind."""
+        """Whether an input's memory may be returned as a result in the library ``kind``."""
 
     @abstractmethod
     def left(self) -> Limit:
@@ -181,28 +181,28 @@ class Backend(ABC):
 
     @abstractmethod
     def plan(self, dims: Mapping[str, int]) -> Any:
-        """What a call of these sizes needs, cached: offsets, and ``workspace`` in bytes."""
+        """The memory plan for these sizes, cached: offsets, and ``workspace`` in bytes."""
 
     def thread_bytes(self, plan: Any) -> int:
-        """Bytes that all threads of the CPU together keep from call to call."""
+        """Bytes of thread-local memory of all CPU threads, kept between calls."""
         return 0
 
     def buffers(self, call: BoundCall) -> dict[str, Array]:
-        """Inputs and outputs of a call, by buffer."""
+        """The arrays of inputs and outputs of a call, by buffer."""
         return call.arrays | {self._roots[key]: array for key, array in call.outputs.items()}
 
     @abstractmethod
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
-        """Run a call: write its outputs, and add them to the arrays of ``accumulate=``.
+        """Runs a call: writes its outputs, or adds them to the arrays of ``accumulate=``.
 
-        :param rebind: checks the call's arguments again, where its error is described after it has returned.
-        :param only: one step alone, on the CPU.
-        :return: the check of an asynchronous call, to be evaluated later; None if there is none.
-        :raises IndexOutOfRange: a data-dependent index.
+        :param rebind: checks the call's arguments again, to describe an error after the call has returned.
+        :param only: the number of the only step to run; on the CPU.
+        :return: the deferred check of an asynchronous call, or None.
+        :raises IndexOutOfRange: a data-dependent index is out of range.
         """
 
     def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
-        """Seconds of a call, or of one step of it."""
+        """The run time of a call, or of its step ``only``, in seconds."""
         began = time.perf_counter()
         self.launch(call, None, rebind, only)
         return time.perf_counter() - began

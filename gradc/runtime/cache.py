@@ -1,8 +1,8 @@
-"""A directory of compiled things that nothing can make us trust wrongly.
+"""The on-disk cache of compiled code.
 
-An entry is one file, an envelope (:mod:`gradc.ir.envelope`) of key and payload.  All of it is verified at every load;
-what does not fit is deleted, counted and reported as a miss.  Entries appear by rename (:mod:`gradc.files`), so two
-processes may write at once and a process may die at any point.  A cache that cannot be used costs time, never a result.
+An entry is one file, an envelope (:mod:`gradc.ir.envelope`) of key and payload.  It is verified completely at every
+load; an invalid entry is deleted, counted and treated as a miss.  Entries are created by renaming (:mod:`gradc.files`),
+so that processes may write concurrently and may be killed at any time.  An unusable cache costs time, but is no error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gradc.process.forks import held_off, lock
 
 _FORMAT = 1
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
-"""Errors of a read that say nothing of the entry."""
-_lock = lock()  # of every cache's counters
+"""Transient errors of a read, after which the entry is kept."""
+_lock = lock()  # protects the counters of all caches
 
 
 def digest(*parts: bytes | str) -> str:
@@ -41,18 +41,18 @@ def digest(*parts: bytes | str) -> str:
 
 
 def pack(parts: Mapping[str, bytes]) -> bytes:
-    """Named parts as one block."""
+    """Named parts as one byte string, for :func:`unpack`."""
     return sealed_bytes("parts", _FORMAT, parts)
 
 
 def unpack(payload: bytes) -> dict[str, bytes]:
-    """What :func:`pack` made; IRFormatError (a ValueError) of anything else."""
+    """The inverse of :func:`pack`; IRFormatError (a ValueError) if the data is malformed."""
     return unsealed(payload, "parts", _FORMAT).parts
 
 
 @dataclass
 class Counters:
-    """What a cache did since it was made: ``dropped`` entries were damaged, and are counted as misses too."""
+    """The statistics of a cache; ``dropped`` counts damaged entries, which are also counted as misses."""
 
     hits: int = 0
     misses: int = 0
@@ -61,10 +61,11 @@ class Counters:
 
 
 class Cache:
-    """A map from key to bytes that survives the process.
+    """A persistent map from key to bytes.
 
-    :param directory: created with mode 0700; one that belongs to someone else, that others may write, or that cannot
-        be written is not used: entries then live in this process only, after one warning.  None: so without warning.
+    :param directory: created with mode 0700.  If it belongs to another user, is writable by others, or cannot be
+        written, it is not used, with one warning, and entries are kept in memory only.  None keeps them in memory
+        without a warning.
     """
 
     def __init__(self, directory: Path | None = None):
@@ -82,12 +83,12 @@ class Cache:
                 self.directory = None
 
     def path(self, key: str) -> Path | None:
-        """The file of an entry, present or not; None if this cache has no directory."""
+        """The path of an entry, whether it exists or not; None if the cache has no directory."""
         name = key if re.fullmatch(r"[0-9a-f]{64}", key) else digest(key)
         return None if self.directory is None else self.directory / f"{name}.entry"
 
     def get(self, key: str) -> bytes | None:
-        """The payload that was put under the key, or None; never raises."""
+        """The payload stored under the key, or None; never raises."""
         payload = self._memory.get(key)
         path = self.path(key)
         dropped = False
@@ -106,7 +107,7 @@ class Cache:
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep the payload; a failure to write is counted, warned of once, and keeps it for this process only."""
+        """Stores the payload; if it cannot be written, that is counted, warned about once, and it is kept in memory."""
         path = self.path(key)
         if path is None:
             self._memory[key] = payload
@@ -131,7 +132,7 @@ class Cache:
 
 
 def _refusal(directory: Path) -> str:
-    """Why a directory must not be used, or ""; makes it if it is not there."""
+    """Why a directory must not be used, or ""; creates it if it does not exist."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -153,7 +154,7 @@ def _encoded(key: str) -> bytes:
 
 
 def _load(path: Path, key: str) -> bytes:
-    """The payload of a file; ValueError or OSError if anything about it is not as :meth:`Cache.put` wrote it."""
+    """The payload of an entry's file; ValueError or OSError unless it is exactly as :meth:`Cache.put` wrote it."""
     with files.opened(path, follow=False) as (file, about):
         if hasattr(os, "geteuid") and (about.st_uid != os.geteuid() or about.st_mode & 0o022):
             raise ValueError("others may have written it")
@@ -164,7 +165,7 @@ def _load(path: Path, key: str) -> bytes:
 
 
 def default_cache() -> Cache:
-    """The cache that ``GRADC_CACHE`` and ``GRADC_CACHE_DIR`` ask for; the same object as long as they say the same."""
+    """The cache selected by ``GRADC_CACHE`` and ``GRADC_CACHE_DIR``; the same object as long as they do not change."""
     if not knobs.CACHE.get():
         return _cache("")
     directory = knobs.CACHE_DIR.get()
@@ -175,8 +176,8 @@ def default_cache() -> Cache:
 
 @functools.cache
 def user_directory(kind: str = "cache") -> str:
-    """The user's own directory of gradc for its ``cache`` or ``config``, where platformdirs puts it; without that
-    package where XDG does.
+    """The user's ``cache`` or ``config`` directory of gradc, according to platformdirs, or to XDG if that package is
+    not installed.
     """
     try:
         with held_off:

@@ -1,9 +1,8 @@
-"""torch.compile leaves gradc alone: Dynamo skips every function of this package, and the graph around a call breaks
-there.
+"""Excludes gradc from torch.compile: Dynamo skips every function of this package, with a graph break at each call.
 
-Traced through, a call would hand addresses of tensors that have no memory to machine code. Dynamo keeps a list of
-directories that it never enters, in a module that costs a second to import; so this one is added once somebody else has
-imported it.
+If Dynamo traced a call, machine code would get addresses of fake tensors, which have no memory. Dynamo has a list of
+directories to skip, in a module that takes a second to import; this package is added when something else imports that
+module.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def keep_out() -> None:
-    """Add this package to what Dynamo skips, now or when Dynamo is imported."""
+    """Adds this package to Dynamo's skip list, now or when Dynamo is imported."""
     if _RULES in sys.modules:
         sys.modules[_RULES].add(_PACKAGE)
     elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
@@ -27,8 +26,8 @@ def keep_out() -> None:
 
 
 class _Waiting:
-    """A finder of modules that finds Dynamo's rules where the others do, and adds to them when they have been executed;
-    it is gone after that.
+    """A meta path finder that delegates to the others, extends Dynamo's skip list when its module has been executed,
+    and then removes itself.
     """
 
     def find_spec(
@@ -43,7 +42,7 @@ class _Waiting:
             return spec
 
         def execute(module: ModuleType) -> None:
-            del loader.exec_module  # the class's own is seen again
+            del loader.exec_module  # restores the class's method
             loader.exec_module(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)

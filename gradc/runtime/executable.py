@@ -1,4 +1,4 @@
-"""Executable: a Program on a target, and everything that is checked before it runs."""
+"""Executable: a Program compiled for a target, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sizes:
-    """What the sizes of a call determine, computed once per set of input shapes.
+    """Values determined by the sizes of a call, computed once per set of input shapes.
 
     :param shapes: of the outputs.
     :param nbytes: of the outputs.
-    :param plan: :meth:`.Backend.plan`; None until the first call of these sizes is checked.
+    :param plan: :meth:`.Backend.plan`; None until the first call with these sizes is checked.
     """
 
     dims: dict[str, int]
@@ -63,17 +63,17 @@ class Executable(Shared):
 
     :param program: scheduled, with strategies and slots.
     :param target: ``cpu``, ``numpy``, ``cuda`` or ``cuda-sim``.
-    :param defaults: arrays for inputs that the caller need not give.
-    :param dims: values of symbols that nothing binds.
-    :param payload: the machine code of an earlier build; a program that is built now is refused where it could read or
-        write outside its arrays.
-    :param sites: of the checks of ``payload``: number -> op and source.
-    :param donate: inputs whose memory an output may take.
-    :param arch: of the target cuda, ``sm_90``.
+    :param defaults: arrays for inputs that the caller may omit.
+    :param dims: values of symbols that no input determines.
+    :param payload: the machine code of an earlier build; without it the program is verified first, and rejected if it
+        could access memory outside its arrays.
+    :param sites: the checks in ``payload``: number -> (op, source).
+    :param donate: inputs whose memory may be reused for outputs.
+    :param arch: the architecture for the target cuda, ``sm_90``.
     :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize`
         raises them.
-    :ivar backend: what it runs on: its arrays, its loaded code, its calls.
-    :ivar copied: inputs that were copied into an order that the kernels read, and in how many calls.
+    :ivar backend: the target's memory, loaded code and launches.
+    :ivar copied: inputs that were copied because of their memory order -> number of calls.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Executable(Shared):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
         self._undecided = verify_program(program) if payload is None else []
-        if payload is None:  # slots in a text are not believed: two that are in use at once may share one
+        if payload is None:  # slots of a parsed program are not trusted: buffers in use at once might share one
             program = plan_buffers(program)
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
         self.backend = self._new_backend(payload, sites)
@@ -133,7 +133,7 @@ class Executable(Shared):
         return made, (self.program, self.target)
 
     def sibling(self, program: Program) -> Executable:
-        """Another program on the same target, with the same fixed dims."""
+        """An Executable of another program for the same target, with the same fixed dims."""
         return Executable(program, self.target, arch=self.arch, dims=self.fixed_dims)
 
     # -- the machine code ----------------------------------------------------------------------------------------------
@@ -144,17 +144,16 @@ class Executable(Shared):
         return self.backend.native
 
     def portable(self) -> bytes:
-        """The machine code in a form that another machine of the same architecture can run; for a GPU the text alone
-        where there is no NVRTC.
+        """The machine code in a form that another machine of the same architecture can run; for a GPU, only the source
+        if there is no NVRTC.
         """
         return self.backend.portable(self.fixed_dims)
 
     @property
     def binary(self) -> CudaBinary:
-        """What NVRTC makes of the CUDA text for the target's architecture: cubin, PTX and what each kernel takes. No
-        GPU is needed.
+        """NVRTC's output for the target's architecture: cubin, PTX and the resources of each kernel.  No GPU is needed.
 
-        :raises Unsupported: another target.
+        :raises Unsupported: the target is not cuda.
         :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.cuda.nvrtc.compile_cuda`.
         """
         return self.backend.binary
@@ -170,10 +169,9 @@ class Executable(Shared):
         allocate: bool = True,
         stream: Any = None,
     ) -> BoundCall:
-        """The call of these arguments; everything about it that can be wrong is found here, before anything runs or is
-        written.
+        """Checks the arguments completely, before anything is run or written, and binds them to a call.
 
-        :param allocate: False leaves out results that the caller has not given, and copies of inputs.
+        :param allocate: False does not allocate results or copies of inputs.
         """
         backend = self.backend
         dims = sizes_given(dims)
@@ -210,7 +208,7 @@ class Executable(Shared):
         return BoundCall(arrays, results, sizes.dims, kind, dict(inputs), add_to, at, tuple(noncontiguous), sizes.plan)
 
     def _read_inputs(self, inputs: Arguments, stream: int) -> tuple[dict[str, Array], list[Kind]]:
-        """The inputs as arrays of their declared dtypes, and the libraries they came from."""
+        """(the inputs as arrays of their declared dtypes, the libraries they came from)."""
         extra = inputs.keys() - self.inputs.keys()
         if extra:
             raise InvalidProblem(f"{self.program.name} has no input {min(extra)!r}; it has {', '.join(self.inputs)}")
@@ -253,7 +251,7 @@ class Executable(Shared):
         return {key: self.backend.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
-        """The names of the outputs that are accumulated."""
+        """The names of the outputs to accumulate."""
         if isinstance(accumulate, bool):
             if accumulate and not out:
                 raise InvalidProblem("accumulate=True adds to the arrays of out=, and there are none")
@@ -267,8 +265,8 @@ class Executable(Shared):
         return set(names)
 
     def _donor(self, key: str, inputs: Arguments, arrays: Mapping[str, Array], kind: Kind) -> str:
-        """The donated input whose memory an output takes in this call: not a default, and not memory that another input
-        overlaps.
+        """The donated input whose memory an output reuses in this call, or ""; not a default, and not one that overlaps
+        another input.
         """
         donor = self.donated.get(self.output_buffers[key], "")
         if (
@@ -324,7 +322,7 @@ class Executable(Shared):
     def _check_outputs(
         self, arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], out: Mapping[str, Array]
     ) -> None:
-        """The arrays of ``out=`` can be written."""
+        """Checks that the arrays of ``out=`` can be written."""
         taken: list[tuple[str, Array]] = []
         for key, array in out.items():
             type_ = self.outputs[key]
@@ -353,7 +351,7 @@ class Executable(Shared):
             taken.append((key, array))
 
     def _fits(self, sizes: Sizes, given: Collection[str], copies: int) -> None:
-        """OutOfMemory before anything is launched, where what must be allocated exceeds what the system has left."""
+        """OutOfMemory, before anything is launched, if the memory to allocate exceeds what is available."""
         needed = copies + sum(
             sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given]
         )
@@ -380,9 +378,9 @@ class Executable(Shared):
         workspace: Any = None,
         **more: Any,
     ) -> GradcError | None:
-        """None if the call is right, else the error it would raise, before anything runs.
+        """None if the call is valid, else the error it would raise; nothing is run.
 
-        Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked; values are not.
+        Dtypes, shapes, strides, lengths, alignment, aliasing and memory are checked, values are not.
         """
         try:
             call = self.bind_call(
@@ -429,16 +427,16 @@ class Executable(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Results:
-        """The outputs, by name; arrays are of the kind that went in.
+        """The outputs by name, as arrays of the inputs' library.
 
-        :param inputs: arrays by name, for those that are not given as keywords (an input may be called ``out``).
+        :param inputs: arrays by name, for inputs that are not given as keywords (one may be called ``out``).
         :param out: arrays to write outputs into.
-        :param accumulate: True, or the names of ``out`` that are added to instead of written.
+        :param accumulate: True, or the names of those in ``out`` to add to instead of overwriting them.
         :param workspace: memory of at least ``workspace_size(**dims)`` bytes.
-        :param stream: for accelerators; the CPU has none.
-        :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything runs.
-        :raises IndexOutOfRange: a data-dependent index; no output that depends on it was returned.
-        :raises KeyboardInterrupt: or what else the handler of a signal raised, on the main thread; arrays of ``out``
+        :param stream: of an accelerator; not for the CPU.
+        :raises InvalidProblem, OverlappingOperands, WorkspaceTooSmall...: before anything is run.
+        :raises IndexOutOfRange: a data-dependent index is out of range; no output that depends on it is returned.
+        :raises KeyboardInterrupt: or another exception of a signal handler, on the main thread; the contents of ``out``
             and ``workspace`` are undefined.
         """
         return self.run_bound(
@@ -454,7 +452,7 @@ class Executable(Shared):
         workspace: Any,
         dims: Mapping[str, int] | None,
     ) -> tuple[Results, dict[str, int]]:
-        """:meth:`run`, and the dims the call bound."""
+        """(the results of :meth:`run`, the values of the dims)."""
         self.pending.check()
         call = self.bind_call(inputs, out, accumulate, dims, True, stream)
         self.launch(call, self._workspace(workspace, call))
@@ -470,9 +468,9 @@ class Executable(Shared):
     __call__ = run
 
     def launch(self, call: BoundCall, workspace: Array | None = None, only: int = -1) -> None:
-        """Run a bound call: write its outputs, and add them to the arrays of ``accumulate=``.
+        """Runs a bound call: writes its outputs, or adds them to the arrays of ``accumulate=``.
 
-        :param only: one step alone, on the CPU.
+        :param only: the number of the only step to run; on the CPU.
         """
         check = self.backend.launch(call, workspace, self._rebind, only)
         if check is not None:
@@ -492,7 +490,9 @@ class Executable(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Capture:
-        """A call as a CUDA graph over these arrays (:class:`gradc.runtime.cuda.capture.Capture`), run once now."""
+        """Runs a call once and captures it as a CUDA graph over these arrays
+        (:class:`gradc.runtime.cuda.capture.Capture`).
+        """
         with held_off:
             from .cuda.capture import capture, stream_for
 
@@ -509,7 +509,7 @@ class Executable(Shared):
         workspace: Any = None,
         dims: Mapping[str, int] | None = None,
     ) -> Step:
-        """A call as one step of a CUDA graph that is captured from ``stream``; it runs once now."""
+        """Runs a call once and returns it as a step of a CUDA graph to be captured from ``stream``."""
         with held_off:
             from .cuda.capture import step
 
@@ -517,8 +517,8 @@ class Executable(Shared):
         return step(self.backend, call, self._workspace(workspace, call), out or {})
 
     def time_last_step(self, inputs: Arguments, repeat: int, dims: Mapping[str, int]) -> float:
-        """Seconds of the last step: the median of ``repeat`` warm runs, after one of all steps (those before it check
-        what it reads through); a GPU's own, between two events.
+        """The run time of the last step in seconds: the median of ``repeat`` runs, after one run of all steps (earlier
+        steps check its indices); on a GPU measured between two events.
         """
         backend, last = self.backend, len(self.program.steps) - 1
         if not backend.on_host:
@@ -541,8 +541,8 @@ class Executable(Shared):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def thread_bytes(self, bound: Mapping[str, int]) -> int:
-        """Bytes that the threads of the CPU keep for such calls, all together: rows cached from pass to pass, packed
-        parts of a product's operands.
+        """Bytes of thread-local memory of all CPU threads, kept between such calls: rows cached between passes, packed
+        panels of matrix products.
         """
         return self.backend.thread_bytes(self.backend.plan(bound))
 
@@ -557,31 +557,31 @@ class Executable(Shared):
         return int(self.backend.plan(bound).workspace)
 
     def sku(self, **dims: int) -> str:
-        """One name for what this is: program, target, dtypes and sizes."""
+        """An identifier: program, target, dtypes and sizes."""
         sizes = "_".join(f"{k}{v}" for k, v in {**self.fixed_dims, **dims}.items())
         dtypes = "_".join(dict.fromkeys(str(t.dtype) for t in self.inputs.values()))
         return ".".join(part for part in (self.program.name, self.target, dtypes, sizes) if part)
 
     @property
     def precision(self) -> Precision:
-        """What it computes and accumulates in, read off its kernels."""
+        """The dtypes it computes and accumulates in, derived from its kernels."""
         return precision_of(self.program, self.target)
 
     @property
     def source(self) -> str:
-        """The C or CUDA text."""
+        """The generated C or CUDA source."""
         return self.backend.source
 
     @property
     def kernels(self) -> Kernels:
-        """Every kernel by name, each printable, runnable and timeable alone."""
+        """Every kernel by name; each can be printed, run and timed separately."""
         with held_off:
             from .kernel import kernels_of
 
         return kernels_of(self)
 
     def floor(self, **dims: int) -> int:
-        """Bytes that any implementation must move."""
+        """A lower bound of the bytes that any implementation moves."""
         return floor_bytes(self.program, {**self.fixed_dims, **dims})
 
     def __str__(self) -> str:

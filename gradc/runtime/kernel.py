@@ -1,4 +1,4 @@
-"""One kernel, taken out: looked at, run and timed alone."""
+"""Single kernels of an Executable, to inspect, run and time separately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Owner(Protocol):
-    """What a kernel reads of the executable that it is a kernel of: :class:`gradc.Executable`."""
+    """The part of :class:`gradc.Executable` that its kernel handles use."""
 
     program: Program
     target: str
@@ -47,7 +47,7 @@ class Owner(Protocol):
 class Kernels(dict[str, "KernelHandle"]):
     """Kernels by name.
 
-    :ivar calls: the names of the steps beside them that a library computes.
+    :ivar calls: the names of the library calls.
     """
 
     def __init__(self, calls: Iterable[str] = ()):
@@ -58,7 +58,7 @@ class Kernels(dict[str, "KernelHandle"]):
         raise KeyError(self.lacking(name))
 
     def lacking(self, name: str) -> str:
-        """The message for a name that is no kernel's, with the known names."""
+        """The error message for an unknown name, with the known names."""
         if any(name in (call, call.rsplit("_", 1)[0]) for call in self.calls):
             return f"{name!r} is computed by a library: it has no kernel; the kernels are {', '.join(self) or 'none'}"
         close = difflib.get_close_matches(name, self, 1)
@@ -69,8 +69,8 @@ class Kernels(dict[str, "KernelHandle"]):
 
 
 def kernels_of(executable: Owner) -> Kernels:
-    """The kernels of a program; of those of one structure, which share a name, the second is ``name.2``.  One that
-    several cases of a step run is one.
+    """The kernels of a program by name.  Of kernels with the same structure, which share a name, the second is
+    ``name.2``; alternatives of one select that are equal count once.
     """
     kernels = Kernels(
         item.name for step in executable.program.steps for item in alternatives(step) if not isinstance(item, Kernel)
@@ -101,7 +101,7 @@ class KernelHandle:
 
     @property
     def source(self) -> str:
-        """Its C or CUDA text."""
+        """Its generated C or CUDA source."""
         return self.owner.backend.kernel_source(self.kernel, self.types)
 
     def bytes(self, **dims: int) -> int:
@@ -110,8 +110,8 @@ class KernelHandle:
 
     @cached_property
     def executable(self) -> Owner:
-        """The kernel as a program of its own: what it reads are inputs, what it writes are outputs, positions that it
-        reads through are checked first.
+        """The kernel as a separate program: buffers it reads are inputs, buffers it writes are outputs, and indices are
+        checked first.
         """
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
         program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
@@ -119,7 +119,7 @@ class KernelHandle:
         return self.owner.sibling(replace(program, steps=(*checks, self.kernel)))
 
     def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
-        """The op and the user's name of the positions, as in the error of the owner's own check."""
+        """(op, the user's name of the indices), as in the errors of the owner's check of this buffer."""
         program = self.owner.program
         for kernel in program.kernels:
             for other, size in checked_buffers(kernel, {b.name: b.type for b in program.buffers}):
@@ -129,12 +129,12 @@ class KernelHandle:
         return self.name, buffer
 
     def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> Results:
-        """What it writes, by buffer name."""
+        """Runs the kernel; the buffers it writes, by name."""
         return self.executable.run(buffers, dims=dims)
 
     def sample(self, seed: int = 0, **dims: int) -> dict[str, Array]:
-        """Random contents for every buffer it reads: floats from 0.5 to 2, of which every root and logarithm is a
-        number; integers that serve as indices stay in range.
+        """Random contents for every buffer it reads: floats in [0.5, 2], whose roots and logarithms are finite; indices
+        in range.
         """
         bound = {**self.owner.fixed_dims, **dims}
         missing = sorted({s for t in self.types.values() for size in t.shape for s in symbols(size)} - bound.keys())
@@ -156,7 +156,7 @@ class KernelHandle:
         return out
 
     def _limits(self, bound: Mapping[str, int]) -> dict[str, int]:
-        """For each buffer whose values are used as an index, the smallest size they index."""
+        """For each buffer whose values are used as indices, the smallest size that they index."""
         came_from: dict[str, set[str]] = {}
         limits: dict[str, int] = {}
         for s in self.kernel.body:
@@ -173,15 +173,15 @@ class KernelHandle:
         return limits
 
     def time(self, repeat: int = 10, buffers: Arguments | None = None, **dims: int) -> float:
-        """Seconds of a warm run: the median of ``repeat``, on random data unless ``buffers`` are given; a GPU's own,
-        between two events.
+        """The median time of ``repeat`` warm runs in seconds, on random data unless ``buffers`` are given; on a GPU
+        measured between two events.
         """
         inputs = dict(buffers) if buffers is not None else self.sample(**dims)
         return self.executable.time_last_step(inputs, repeat, dims)
 
     def forced(self, buffer: str, strategy: str) -> KernelHandle | None:
-        """The same kernel with its combine into ``buffer`` done another way; None where that way and its other combines
-        do not go together.
+        """The kernel with another strategy for its combine into ``buffer``; None if that is incompatible with its other
+        combines.
         """
         with held_off:
             from ..passes.reductions.devices import CPU, gpu_of

@@ -1,4 +1,4 @@
-"""Where arrays lie, on the host or on a GPU, and in which order."""
+"""Memory location and memory order of arrays on the host or a GPU, without reading them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def located(x: Any) -> Array:
 
 
 def unordered(x: Any) -> Array | None:
-    """The memory of an array that is not in row-major order; None for one that is, and for what is no array.  The
-    common case is fast.
+    """The memory of an array that is not in row-major order (as :func:`located`); None for a row-major one or for what
+    is no array.  The common case is fast.
     """
     if isinstance(x, np.ndarray):
         return None if x.flags.c_contiguous or type(x) is not np.ndarray else x
@@ -34,5 +34,5 @@ def unordered(x: Any) -> Array | None:
             return None
         array = located(x)
     except Exception:
-        return None  # the call says why
+        return None  # the call raises the error
     return None if array.flags.c_contiguous else array

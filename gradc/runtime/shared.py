@@ -1,4 +1,4 @@
-"""Objects that are shared rather than copied."""
+"""Objects that ``copy`` and ``deepcopy`` share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class Shared:
-    """Its copy, shallow or deep, is the object itself: it holds machine code and caches, no state of one owner."""
+    """Copies, shallow or deep, are the object itself: it has machine code and caches, but no mutable state."""
 
     def __copy__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""Whether it is right: gradients against numbers, graphs against exact algebra, and data to try them on."""
+"""Validation: gradients against finite differences, graphs against exact algebra, and sample data."""

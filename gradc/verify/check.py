@@ -1,10 +1,10 @@
-"""check: every gradient against numbers that no vjp made.
+"""check: compares every gradient with numerical derivatives that do not use vjps.
 
-The oracles are those of contracts 17 that need nothing but NumPy: Richardson's extrapolation of central differences, in
-f64, along random directions and at single elements; and the adjoint identity, with the directional derivative taken
-numerically.  An op whose vjp is the derivative of something else (``surrogate=``) is replaced by that, and what
-``stop_gradient`` holds stays at its value at the base point.  Kinks, ties and jumps are told from errors by how the
-differences change with the step.
+The oracles need only NumPy: Richardson extrapolation of central differences in f64, along random directions and for
+single elements; and the adjoint identity, with a numerical directional derivative.  An op whose vjp is the derivative
+of another function (``surrogate=``) is replaced by that function, and operands of ``stop_gradient`` are held at their
+values at the base point.  Kinks, ties and jumps are distinguished from errors by how the differences change with the
+step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from .samples import sample
 Array = np.ndarray[Any, Any]
 STOP, CAST = op("stop_gradient", Var("x")), op("cast", Var("x"))
 STEPS = ((2e-3, 1e-7), (3e-5, 1e-7), (1e-6, 1e-6))
-"""Steps, the largest first, with what they must agree to: a kink nearby spoils the large ones, rounding the small ones.
-"""
+"""(step, tolerance), the largest first: large steps suffer from nearby kinks, small ones from rounding."""
 DIRECTIONS, ELEMENTS = 3, 16
 RANK = {"ok": 0, "kink": 1, "jump": 2, "FAILED": 3}
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -42,10 +41,10 @@ UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 @dataclass(frozen=True)
 class Finding:
-    """One gradient against one oracle.
+    """The comparison of one gradient with one oracle.
 
-    :param error: the worst relative error.
-    :param verdict: ``ok``, ``FAILED``, or ``kink`` or ``jump``: the gradient has no one value there.
+    :param error: the largest relative error.
+    :param verdict: ``ok``, ``FAILED``, or ``kink`` or ``jump``: the function is not differentiable there.
     """
 
     gradient: str
@@ -57,9 +56,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check` found; printed, a table.
+    """The result of :func:`check`; prints as a table.
 
-    :param notes: which ops were replaced by their surrogate, what was held.
+    :param notes: the ops replaced by their surrogates, and the values held constant.
     """
 
     name: str
@@ -100,12 +99,12 @@ def check(
     inputs: Mapping[str, Array] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Each gradient of a graph, or of a module (then also what its kernels compute), against numbers that no vjp made.
+    """Compares each gradient of a graph, or of a module (then also its kernels' results), with numerical derivatives.
 
-    :param wrt: the inputs; none means a module's own, or every float input.
-    :param dims: sizes; what is not given gets small ones.
-    :param inputs: arrays to check at; the others are drawn by ``seed``.
-    :raises NotDifferentiable, InvalidProblem: there is no such gradient or no such problem.
+    :param wrt: the inputs to differentiate by; by default a module's own, or every float input.
+    :param dims: sizes of symbols; the others get small ones.
+    :param inputs: arrays at which to check; the others are random, from ``seed``.
+    :raises NotDifferentiable, InvalidProblem: a gradient does not exist, or the arguments do not fit the graph.
     """
     graph = subject.graph if isinstance(subject, Module) else subject
     wanted = (
@@ -140,9 +139,10 @@ def check(
 
 
 class HeldGraph:
-    """A graph opened into primitives, in f64, its surrogates in place and its ``stop_gradient`` held at a base point.
+    """A graph decomposed into primitives in f64, with surrogates substituted and operands of ``stop_gradient`` held at
+    a base point.
 
-    :param moving: inputs that take part as f64 even if they are integers.
+    :param moving: inputs that are varied; they become f64 even if they are integers.
     """
 
     def __init__(self, graph: Graph, arrays: Mapping[str, Array], dims: Mapping[str, int], moving: Sequence[str]):
@@ -176,10 +176,10 @@ class HeldGraph:
         )
 
     def _open(self, node: Node, operands: tuple[Node, ...], within: tuple[str, ...] = ()) -> Node:
-        """The node in primitives, floats as f64; an op ``within`` its own surrogate is its value."""
+        """The node as primitives in f64; an op ``within`` its own surrogate is not replaced again."""
         rounds = not within and match(
             CAST, node, {}
-        )  # also to a short float; what a surrogate casts to one is a quantized value
+        )  # casts to narrow floats too; those inside a surrogate make quantized values
         attrs = {
             name: F64 if isinstance(value, DType) and (value.has_tangent or (rounds and value.is_float)) else value
             for name, value in node.attrs.items()
@@ -192,7 +192,7 @@ class HeldGraph:
             )
             if root is not None and root is not node.op.apply(
                 operands, attrs
-            ):  # else: with these attributes it is its own surrogate
+            ):  # otherwise the op is its own surrogate with these attributes
                 self.surrogates[node.op.name] = self.surrogates.get(node.op.name, 0) + 1
                 within = (*within, node.op.name)
             elif isinstance(node.op, Composite):
@@ -208,7 +208,7 @@ class HeldGraph:
                 inside[inner] = inner if done else self._open(inner, tuple(inside[o] for o in inner.operands), within)
             return inside[root]
         if match(CAST, node, {}) and operands[0].dtype is F64 and not node.operands[0].dtype.is_float:
-            return operands[0]  # an integer that moves stays a float
+            return operands[0]  # a varied integer stays a float
         try:
             result: Node = node.op.apply(operands, attrs)
         except TypeRuleError as error:
@@ -239,7 +239,7 @@ class HeldGraph:
         return result
 
     def __call__(self, moved: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """The float outputs with some inputs elsewhere."""
+        """The float outputs with some inputs replaced."""
         return interp.run(self.graph, {**self.base, **self._held, **(moved or {})}, dims=self.dims)
 
 
@@ -248,11 +248,12 @@ class HeldGraph:
 
 @dataclass(frozen=True)
 class Slope:
-    """A derivative by differences.
+    """A numerical derivative.
 
-    :param value: the extrapolated slope.  :param left: from below, and :param right: from above, at the smallest step.
-    :param kind: ``smooth``, ``kink`` or ``jump``: how the differences behave as the step shrinks.
-    :param noise: what rounding may have done.
+    :param value: the extrapolated slope.
+    :param left: and :param right: one-sided differences at the smallest step.
+    :param kind: ``smooth``, ``kink`` or ``jump``, from how the differences change as the step shrinks.
+    :param noise: a bound of the rounding error.
     """
 
     value: float
@@ -263,10 +264,10 @@ class Slope:
 
 
 def slope(function: Callable[[float], float], step: float, size: float) -> Slope:
-    """d function / dt at 0 from eight values; ``size`` is the magnitude that its rounding errors have.
+    """d function / dt at 0 from eight values; ``size`` is the magnitude of the values that are rounded.
 
-    A smooth function's two one-sided differences come together as the step shrinks; a kink keeps them apart, a jump
-    drives them apart.
+    As the step shrinks, the two one-sided differences of a smooth function converge; at a kink their distance stays, at
+    a jump it grows.
     """
     middle = function(0.0)
     central, gaps = [], []
@@ -284,14 +285,14 @@ def slope(function: Callable[[float], float], step: float, size: float) -> Slope
     noise = 64 * 2.0**-53 * size / (step / 8)
     scale = max(*map(abs, central), 1e-300)
     small = 1e-6 * scale + noise
-    apart = gaps[3] > max(0.4 * gaps[0], small)  # 1/8 where smooth
-    wild = abs(central[3] - central[2]) > max(0.5 * abs(central[1] - central[0]), small)  # 1/16 where smooth
+    apart = gaps[3] > max(0.4 * gaps[0], small)  # the ratio is 1/8 for smooth functions
+    wild = abs(central[3] - central[2]) > max(0.5 * abs(central[1] - central[0]), small)  # 1/16 for smooth functions
     kind = "jump" if gaps[3] > max(4 * gaps[0], small) else "kink" if apart or wild else "smooth"
     return Slope(rows[3][3], left, right, kind, noise)
 
 
 class _Problem:
-    """A base point, random cotangents, and the gradients that are on trial, in f64."""
+    """A base point, random cotangents, and the gradients to be checked, in f64."""
 
     def __init__(self, held: HeldGraph, joint: Graph, wanted: Sequence[str], seed: int):
         self.held, self.joint, self.seed = held, joint, seed
@@ -319,7 +320,7 @@ class _Problem:
 
     @cached_property
     def exact_cotangents(self) -> dict[str, Array]:
-        """The cotangents as the joint graph saw them: rounded to their dtype."""
+        """The cotangents as the joint graph gets them: rounded to their dtypes."""
         return {
             n: self._input(f"d.{n}").astype(np.float64) if f"d.{n}" in self.joint.input_names else c
             for n, c in self.cotangents.items()
@@ -329,7 +330,7 @@ class _Problem:
         return np.random.default_rng([zlib.crc32(purpose.encode()), self.seed])
 
     def direction(self, name: str, k: int) -> Array:
-        """Random, of the magnitude of the input itself."""
+        """A random direction with the input's magnitude."""
         base = self.held.base[name]
         size = float(np.sqrt(np.mean(base * base))) if base.size else 1.0
         return np.asarray(self.random(f"{name} {k}").standard_normal(base.shape) * (size or 1.0))
@@ -342,7 +343,7 @@ class _Problem:
     def summed(
         self, cotangents: Mapping[str, Array], outputs: Mapping[str, Array], of: Callable[[Array], Array] = np.asarray
     ) -> float:
-        """<cotangents, outputs> over what is finite at the base point."""
+        """<cotangents, outputs>, summed over the elements that are finite at the base point."""
         return sum(float(np.sum(of(c[self.finite[n]] * outputs[n][self.finite[n]]))) for n, c in cotangents.items())
 
     @property
@@ -351,7 +352,7 @@ class _Problem:
         return tuple(f"{count} elements of {name} are not finite and were left out" for name, count in left.items())
 
     def judge(self, tangents: Mapping[str, Array]) -> tuple[float, str, Slope]:
-        """The gradient's word on a direction against the differences': error, verdict, the slope."""
+        """(error, verdict, slope): the directional derivative by the gradient compared with the numerical one."""
         parts = [self.gradients[n] * v for n, v in tangents.items()]
         have, size = sum(float(p.sum()) for p in parts), sum(float(np.abs(p).sum()) for p in parts)
         answer: tuple[float, str, Slope] | None = None
@@ -367,7 +368,7 @@ class _Problem:
         return answer
 
     def along(self, name: str) -> Finding:
-        """Random directions through one input."""
+        """Checks random directions of one input."""
         if not self.gradients[name].size:
             return Finding(name, "differences", 0.0, "no elements", "ok")
         worst, verdict, where = 0.0, "ok", f"{DIRECTIONS} directions"
@@ -380,7 +381,7 @@ class _Problem:
         return Finding(name, "differences", worst, where, verdict)
 
     def elements(self, name: str) -> Finding:
-        """Single elements: the largest of the gradient and random others."""
+        """Checks single elements of one input: those with the largest gradient, and random ones."""
         gradient = self.gradients[name]
         if not gradient.size:
             return Finding(name, "single elements", 0.0, "no elements", "ok")
@@ -407,7 +408,7 @@ class _Problem:
         return Finding(name, "single elements", max(worst, 0.0), where, verdict)
 
     def adjoint(self) -> Finding:
-        """<g, J v> = <J^T g, v>, all inputs at once; J v numerically."""
+        """Checks <g, J v> = <J^T g, v> with all inputs varied at once and J v computed numerically."""
         tangents = {name: self.direction(name, 97) for name in self.gradients if self.gradients[name].size}
         if not tangents:
             return Finding("all", "adjoint identity", 0.0, "no elements", "ok")
@@ -416,8 +417,8 @@ class _Problem:
 
 
 def _compiled(module: Module, problem: _Problem) -> list[Finding]:
-    """What the kernels give, against the same gradient in f64; the interpreter at the graph's own precision says what
-    to expect.
+    """Compares the kernels' gradients with those in f64; the tolerance is the interpreter's error at the graph's own
+    precision.
     """
     graph, held = module.graph, problem.held
     arrays: dict[str, Any] = {n: held.base[n].astype(graph.input(n).dtype.np) for n in graph.input_names}

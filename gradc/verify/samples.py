@@ -1,4 +1,4 @@
-"""Sizes and arrays to try a graph on: those given, and random ones that fit for the rest."""
+"""Sample sizes and arrays for a graph: given ones, completed by random ones that satisfy its constraints."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def sizes(
     inputs: Mapping[str, Array] | None = None,
     small: Sequence[int] = SMALL,
 ) -> dict[str, int]:
-    """A value for every symbol: those given, those that ``inputs`` bind, and small different ones for the rest.
+    """A value for every symbol: those given, those that ``inputs`` determine, and small distinct ones for the rest.
 
-    :raises InvalidProblem: the assumptions do not hold of what was given, or no small sizes satisfy them.
+    :raises InvalidProblem: the given sizes violate the assumptions, or no small sizes satisfy them.
     """
     types = {n: graph.input(n).type for n in graph.input_names}
     unknown = set(dims or {}) - set(graph.dims)
@@ -57,7 +57,7 @@ def sizes(
     for values in itertools.islice(attempts, 5000):
         attempt = {**bound, **dict(zip(free, values, strict=True))}
         try:
-            for _ in derived:  # one may stand on another
+            for _ in derived:  # one may depend on another
                 attempt |= {
                     d: evaluate(size, attempt) for d, size in derived.items() if symbols(size) <= attempt.keys()
                 }
@@ -81,10 +81,10 @@ def sample(
     inputs: Mapping[str, Array] | None = None,
     small: Sequence[int] = SMALL,
 ) -> tuple[dict[str, Array], dict[str, int]]:
-    """Arrays for every input and values for every dim: those given, the rest random by ``seed``.
+    """(an array for every input, a value for every dim): those given, and random ones from ``seed``.
 
-    An input is drawn as the samples of the op that reads it say (positive for a logarithm), and within range where it
-    is an index.
+    An input is drawn from the distribution of the samples of the op that reads it (positive for a logarithm); indices
+    are in range.
     """
     given = {**graph.defaults, **(inputs or {})}
     bound = sizes(graph, dims, given, small)
@@ -102,14 +102,14 @@ def sample(
 
 
 def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dict[str, int]]:
-    """For each input the word by which the op that reads it draws it, and the bound of what it indexes."""
+    """(for each input the distribution of the op that reads it, for each index input the size that it indexes)."""
     words: dict[str, str] = {}
     limits: dict[str, int] = {}
     origin: dict[Node, Node] = {}
     pending = list(topological(n for _, n in graph.outputs))
     known = set(pending)
     with assuming(graph.assumptions):
-        for node in pending:  # grows: composites are opened behind their own reading
+        for node in pending:  # grows: the decompositions of composites are appended
             if node.op.name == "input":
                 origin[node] = node
             elif node.dtype.is_integer or (len(node.operands) == 1 and node.op.multilinear is not None):
@@ -140,7 +140,7 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
 
 
 def from_zero(line: Array) -> Array:
-    """The numbers of a line in order, the first made 0."""
+    """The sorted elements of a 1-D array with the first set to 0: valid offsets."""
     return np.where(np.arange(line.size) == 0, 0, np.sort(line))
 
 

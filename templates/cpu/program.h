@@ -6,6 +6,7 @@
 #include "streaming.h"
 
 enum {
+  GRADC_ALIGN = 64,        /* bytes that the beginnings of a workspace's arrays are multiples of: a line */
   GRADC_STRIP = 8192,      /* columns per task of a map */
   GRADC_BLOCK = 2048,      /* columns per partial sum */
   GRADC_FINE_BLOCK = 128,  /* columns per partial sum of f64 */
@@ -51,7 +52,7 @@ static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
 /* Bytes of an array in the workspace, whole lines; one of no elements has a first one too, for sums that add 0 there. */
-static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return bytes ? (bytes + 63) & ~(i64)63 : 64; }
+static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return bytes ? (bytes + GRADC_ALIGN - 1) & ~(i64)(GRADC_ALIGN - 1) : GRADC_ALIGN; }
 
 /* The next array, of so many bytes, from `end` on. */
 static inline __attribute__((unused)) void *gradc_take(char **end, i64 bytes) {

@@ -16,16 +16,17 @@ typedef i32 ix;
  * went wrong at one position, its value and bound.  A kernel that follows `site` checks writes nothing if one of them has found
  * something; a check has a word of its own, so that none stops itself half-way. */
 #define GRADC_FINE (~0ull)
+enum { GRADC_FLAG_WORDS = 3 };
 
 GRADC_FN bool gradc_stopped(const u64 *flag, i64 site) {
   bool stopped = false;
-  for (i64 s = 0; s < site; s++) stopped |= flag[3 + s] != GRADC_FINE;
+  for (i64 s = 0; s < site; s++) stopped |= flag[GRADC_FLAG_WORDS + s] != GRADC_FINE;
   return stopped;
 }
 
 /* aux: what a launch is asked for.  position + 1 writes down what stands at a bad position; what is not above 0 is a plain run. */
 GRADC_FN void gradc_report(u64 *flag, i64 site, i64 aux, i64 code, i64 position, i64 value, i64 bound) {
-  if (aux <= 0) atomicMin((unsigned long long *)&flag[3 + site], (unsigned long long)position);
+  if (aux <= 0) atomicMin((unsigned long long *)&flag[GRADC_FLAG_WORDS + site], (unsigned long long)position);
   else if (position == aux - 1) flag[0] = (u64)code, flag[1] = (u64)value, flag[2] = (u64)bound;
 }
 
@@ -35,10 +36,12 @@ GRADC_FN i64 gradc_rounded_i64(f32 v) { return (i64)__builtin_rintf(v); }
 GRADC_FN i64 gradc_rounded_i64(f32 v) { return __float2ll_rn(v); }
 #endif
 
+enum { GRADC_ALIGN = 256 }; /* bytes that the beginnings of a workspace's arrays are multiples of */
+
 GRADC_FN ix gradc_min(ix a, ix b) { return a < b ? a : b; }
 GRADC_FN ix gradc_max(ix a, ix b) { return a > b ? a : b; }
 GRADC_FN ix gradc_chunks(ix count, ix each) { return (count + each - 1) / each; }
-GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + 255) & ~(i64)255; }
+GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + GRADC_ALIGN - 1) & ~(i64)(GRADC_ALIGN - 1); }
 
 /* ---- Neighbouring columns -----------------------------------------------------------------------------------------------
  * A thread has N elements of a row: from[col], from[col + col_step], ..., of which those below `end_col` are there.  Where

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import NAMES, agree_with_numpy, in_turns, joint, merged
+from agreement import NAMES, agree_with_numpy, compiled, in_turns, joint, merged
 
 import gradc
 from benchmarks import resources
@@ -33,7 +33,7 @@ def checked() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", compiled(NAMES, turn=1))
 def test_cuda_is_numpy(name: str) -> None:
     agree_with_numpy(in_turns(name, 2), (0, 7), target="cuda-sim")
 
@@ -259,7 +259,7 @@ def program_of(name: str) -> Any:
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", compiled(NAMES, turn=0))
 def test_nvrtc_takes_it_without_spills(name: str) -> None:
     """Every op's kernels; ops take turns in three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import gradc
-from gradc import ops
+from gradc import knobs, ops
+from gradc.codegen.cpu.kernel import render_kernel
+from gradc.codegen.cuda.render import cuda_kernel
+from gradc.codegen.identifiers import WRITTEN, identifier
+from gradc.compiler import joint_program
+from gradc.errors import NotDifferentiable
+from gradc.ir.op import Expr, Op
 from gradc.ir.program_text import parse_program
+from gradc.options import Options
+from gradc.passes.reductions.strategies import ON_GPU, ON_HOST
 from gradc.runtime.executable import Executable
+from tests.registry import cases
+from tests.standard_kernels import STANDARD
 
 NAMES = [
     ("x", "w"),
@@ -79,3 +92,60 @@ def test_axes_of_a_program_s_text(axis: str, target: str) -> None:
     x = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
     (found,) = Executable(program, target).run({"x": x}).values()
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=1e-6)
+
+
+def _calls_functions_alone(op: Op) -> bool:
+    """Whether an op is an expression of functions of the templates, whose names are read from there."""
+    return isinstance(getattr(op, "lower", None), Expr)
+
+
+def rendered_kernels(target: str) -> Iterator[tuple[str, str]]:
+    """Kernels of every op, of the standard graphs and of every strategy: the name and the text, in which the user's
+    names begin with Users.
+    """
+    options = Options(arch="sm_90") if target == "cuda" else Options()
+    first = {case.op.name: case for case in reversed([*cases(("f32",))]) if not _calls_functions_alone(case.op)}
+    jobs = [(case.smooth, case.floats if case.differentiable else [], options) for case in first.values()]
+    jobs += [(standard.graph, list(standard.wrt), options) for standard in STANDARD.values()]
+    norm = gradc.trace(
+        lambda t, w: ops.layer_norm(ops.embedding(t, w), (w.shape[1],)), t="i64[Rows]", w="bf16[Keys,Columns]"
+    )
+    ways = ON_GPU if target == "cuda" else ON_HOST
+    jobs += [(norm, ["w"], replace(options, reductions={"*": way})) for way in ways]
+    jobs.append((gradc.trace(ops.max, x="f32[]"), [], options))  # a pass over columns where there are none
+    for graph, wrt, given in jobs:
+        with contextlib.suppress(NotDifferentiable):
+            program = joint_program(graph, wrt, given, target)
+            types = {b.name: b.type for b in program.buffers}
+            for kernel in program.kernels:
+                buffers, dims = kernel.buffers, kernel.dims(types)
+                named, own = kernel.renamed(
+                    types,
+                    {b: f"Users_b{i}" for i, b in enumerate(buffers)},
+                    {d: f"Users_n{i}" for i, d in enumerate(dims)},
+                )
+                named = replace(named, name=kernel.name)
+                if target == "cuda":
+                    yield kernel.name, cuda_kernel(named, own).text
+                    continue
+                for guarded in (False, True) if graph is norm else (False,):
+                    with knobs.BOUNDS.set(guarded):
+                        yield kernel.name, render_kernel(named, own).text
+
+
+def test_every_word_of_a_text_is_known() -> None:
+    """What a generated text declares or calls, no name of the user's becomes.  The words of the templates are read from
+    them; the others are listed, and this holds the list against what is written.
+    """
+    unknown: dict[str, str] = {}
+    seen: set[str] = set()
+    for target in ("cpu", "cuda"):
+        for name, text in rendered_kernels(target):
+            code = re.sub(r"/\*.*?\*/|\"[^\"]*\"|#\w+[^\n]*", " ", text, flags=re.DOTALL)
+            words = {
+                w for w in re.findall(r"(?<![\w.])(?<!->)[A-Za-z_]\w*", code) if not w.startswith((name, "Users_"))
+            }
+            unknown |= {f"{w} ({target})": name for w in words if identifier(w, target) == w}
+            seen |= words
+    assert not unknown, unknown
+    assert set(WRITTEN.split()) <= seen, set(WRITTEN.split()) - seen

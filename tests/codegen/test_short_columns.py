@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from agreement import agree_with_numpy
-from registry import cases, repeated, symbolic_rows, tested_ops
+from agreement import NAMES, agree_with_numpy, compiled
+from registry import Case, cases, repeated, symbolic_rows
 
 import gradc
 from gradc import knobs
@@ -24,23 +24,21 @@ from gradc.ir.types import F32, parse_type
 from gradc.runtime.host.cpu import CpuProgram
 
 FLOATS = ("f32", "f64")
-DERIVED = {
-    op.name: [
-        new
-        for case in cases(FLOATS, names=[op.name])
-        if case.dtype in ("", FLOATS[case.number % 2]) and (new := symbolic_rows(case))
-    ]
-    for op in tested_ops()
-}
+
+
+def derived(name: str) -> list[Case]:
+    """The op's samples with symbols for their sizes; none where it wants numbers."""
+    chosen = (case for case in cases(FLOATS, names=[name]) if case.dtype in ("", FLOATS[case.number % 2]))
+    return [new for case in chosen if (new := symbolic_rows(case))]
 
 
 def test_most_ops_have_such_a_case() -> None:
-    assert sum(bool(found) for found in DERIVED.values()) >= 90
+    assert sum(bool(derived(name)) for name in NAMES) >= 90
 
 
-@pytest.mark.parametrize("name", [name for name, found in DERIVED.items() if found])
+@pytest.mark.parametrize("name", compiled(NAMES, turn=0))
 def test_cpu_is_numpy(name: str) -> None:
-    both = [each for case in DERIVED[name] for each in (case, repeated(case)) if each is not None]
+    both = [each for case in derived(name) for each in (case, repeated(case)) if each is not None]
     with knobs.BOUNDS.set(True):
         agree_with_numpy(both, (), target="cpu")
 

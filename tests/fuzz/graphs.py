@@ -533,7 +533,7 @@ CAMPAIGN = Campaign(
     "graphs",
     attempt,
     limit=120,
-    ci=32,
+    ci=20,
     needs=("torch",),
     options={"target": "mixed", "sanitize": "0"},
     environment=environment,

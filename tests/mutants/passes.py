@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "plan-buffers.overlap",
         "gradc/passes/program/plan_buffers.py",
-        "busy < first and known_nonnegative",
-        "busy <= first and known_nonnegative",
+        "busy < first and holds(size, need)",
+        "busy <= first and holds(size, need)",
         "off by one: a slot is given out in the step that still reads it",
         ("test_memory", "test_cpu", "test_fusions", "test_fuzz -k graphs"),
     ),

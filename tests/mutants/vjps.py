@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "vjp.softmax-once",
         "gradc/ops/reduce.py",
-        "for _ in range(2):  # where one y",
-        "for _ in range(1):  # where one y",
+        "for _ in range(2):  # where y is nearly 1",
+        "for _ in range(1):  # where y is nearly 1",
         "cancellation where one probability is nearly 1",
         ("test_special_values -k softmax", "test_normalize_loss -k softmax"),
     ),

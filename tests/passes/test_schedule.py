@@ -10,6 +10,7 @@ import pytest
 from agreement import NAMES, groups, joint, merged
 from hypothesis import given
 from hypothesis import strategies as st
+from registry import cases as every
 
 from benchmarks.compile_time import transformer
 from gradc.compiler import lower
@@ -42,7 +43,7 @@ def scheduled(graph: Graph, forced: set[Any] | None = None) -> tuple[str, Schedu
 @pytest.mark.parametrize("name", sorted({*NAMES[::6], "matmul", "linear", "embedding_bag"}))
 def test_a_node_that_is_visited_again_leaves_nothing_behind(name: str) -> None:
     """The program is the one of a scheduler that knew from the beginning which nodes need memory."""
-    for cases in groups(name, ["f32"]).values():
+    for cases in groups(every(["f32"], names=[name])).values():
         graph, _ = halves(merged(name, [(f"s{k}", joint(c)) for k, c in enumerate(cases)]), [])
         program, scheduler = scheduled(graph)
         assert program == scheduled(graph, set(scheduler.forced))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -100,11 +101,15 @@ def _name(path: Path) -> str:
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.relative_to(PACKAGE).parts)
-IMPORTS = [
-    found
-    for path in MODULES
-    for found in _imports(path.read_text(), _name(path), path.name == "__init__.py", str(path.relative_to(ROOT)))
-]
+
+
+@functools.cache
+def _all_imports() -> tuple[Import, ...]:
+    return tuple(
+        found
+        for path in MODULES
+        for found in _imports(path.read_text(), _name(path), path.name == "__init__.py", str(path.relative_to(ROOT)))
+    )
 
 
 def _forbidden(found: Import) -> str | None:
@@ -131,7 +136,7 @@ def test_every_part_has_a_place():
 
 
 def test_imports_point_one_way():
-    refused = ((found, _forbidden(found)) for found in IMPORTS)
+    refused = ((found, _forbidden(found)) for found in _all_imports())
     wrong = [f"{found.where}: {found.source} imports {found.target}: {why}" for found, why in refused if why]
     assert not wrong, "\n" + "\n".join(wrong)
 
@@ -204,7 +209,7 @@ def test_no_code_is_run_from_data():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.id}")
     unsafe = ("pickle", "marshal", "shelve", "dill")
-    found += [f"{each.where}: {each.target}" for each in IMPORTS if each.target.split(".")[0] in unsafe]
+    found += [f"{each.where}: {each.target}" for each in _all_imports() if each.target.split(".")[0] in unsafe]
     assert not found, found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import in_turns
 from registry import cases, tested_ops
 
 from gradc import interp, ops
@@ -134,7 +135,7 @@ def test_small_numbers_are_what_the_interpreter_says(case: Any) -> None:
 @pytest.mark.parametrize("op", tested_ops(), ids=lambda op: op.name)
 def test_every_op_and_gradient_evaluates(op: Any) -> None:
     """Under both licences; a second evaluation gives the same."""
-    for case in cases(["f32", "f16"], [op.name]):
+    for case in in_turns(op.name, 0, ("f32", "f16")):
         graphs = [case.graph]
         if case.differentiable and (op.vjp or isinstance(op, Composite)):
             graphs.append(differentiate(case.smooth, case.floats, unused="zeros"))
@@ -150,7 +151,7 @@ def test_every_op_and_gradient_evaluates(op: Any) -> None:
 
 @pytest.mark.parametrize("op", tested_ops(), ids=lambda op: op.name)
 def test_the_passes_keep_the_meaning(op: Any) -> None:
-    for case in cases(["f32", "bf16"], [op.name]):
+    for case in in_turns(op.name, 0, ("f32", "bf16")):
         graph = case.graph
         if case.differentiable and (op.vjp or isinstance(op, Composite)):
             graph = differentiate(case.smooth, case.floats, unused="zeros")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Kernel
 from ...ir.statement import Axis
 from ...ir.types import F32, Type
-from ...passes.reductions.chunks import chunk_rows, interchanged_chunk_rows, task_rows
+from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
 from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored
@@ -40,7 +41,8 @@ class KernelWriter(ColumnWriter):
         k = self.k
         part = self.parts[self.k.order] if self.order == "by key" else None
         counts = self.counts()
-        chunk = self.chunk(counts)
+        bounds = self.chunk_bounds(counts)
+        chunk = largest([b if isinstance(b.rows, int) else replace(b, rows=symbol(b.name)) for b in bounds])
         return KernelText(
             name=k.name,
             buffers=tuple(
@@ -62,7 +64,10 @@ class KernelWriter(ColumnWriter):
                 LocalArray(f"stream{i}", stored(self.types[s.buffer].dtype), size(self.types[s.buffer].count))
                 for s, i in self.stream_number.items()
             ),
-            counts=tuple(Declaration(name, f"const i64 {name} = {size(value)};") for name, value in counts.items()),
+            counts=(
+                *(Declaration(name, f"const i64 {name} = {size(value)};") for name, value in counts.items()),
+                *(Declaration(b.name, f"const i64 {b.name} = {size(b.rows)}; /* {b.why} */") for b in bounds),
+            ),
             chunk=size(chunk),
             launches=tuple(self.launches()),
             checks=any(s.op == "check" for s in k.body),
@@ -101,9 +106,9 @@ class KernelWriter(ColumnWriter):
             lines.append(f"const i64 {name} = {quotient}{f' % {grouped(size(extent))}' if i else ''};")
         return lines
 
-    def chunk(self, named: dict[str, Size]) -> Size:
-        """Rows per task, or owners: an expression of a few sizes, which get names, so that it is as short for sizes
-        that are long themselves.
+    def chunk_bounds(self, named: dict[str, Size]) -> list[Bound]:
+        """The bounds of which the largest is the rows per task, or owners: expressions of a few sizes, which get names,
+        so that they are as short for sizes that are long themselves.
 
         :param named: to which those sizes are added.
         """
@@ -116,12 +121,12 @@ class KernelWriter(ColumnWriter):
 
         owners, members = (product(n for _, n in axes) for axes in (self.kept_axes, self.member_axes))
         if self.interchanged:
-            return interchanged_chunk_rows(short("owners", owners), short("cols", self.k.col_count))
+            return [interchanged_bound(short("owners", owners), short("cols", self.k.col_count))]
         if self.order == "by owner":
-            return chunk_rows(short("owners", owners), short("combined", members * self.k.col_count))
+            return task_bounds(short("owners", owners), short("combined", members * self.k.col_count))
         private = [product(self.types[b].shape) for b, how in self.strategy_of.items() if how.partials]
         private = [short(f"size{i}", n) for i, n in enumerate(private)]
-        return task_rows(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
+        return task_bounds(short("rows", self.k.row_count), short("cols", self.k.col_count), private)
 
     def counts(self) -> dict[str, Size]:
         """The sizes that the stages name."""

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..text import enumerators
+
 WORKSPACE, FLAG = ".workspace", ".flag"
 """Roots of memory that no buffer names."""
-FLAG_WORDS = 3
+FLAG_WORDS = enumerators("cuda/program.h")["GRADC_FLAG_WORDS"]
 """Words of the flag before the first check's: what went wrong, the value, the bound."""
 U8, U32, U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
 

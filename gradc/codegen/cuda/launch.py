@@ -29,7 +29,8 @@ from .products import launches_of, library_of
 from .render import rebind
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 
-ALIGN = 256
+ALIGN = enumerators("cuda/program.h")["GRADC_ALIGN"]
+"""Bytes that the beginnings of a workspace's arrays are multiples of."""
 MOST_STRIPS = 1024
 """Strips of all rows that are split."""
 MOST_BLOCKS = 2**31 - 1

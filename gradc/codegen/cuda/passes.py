@@ -12,6 +12,7 @@ from ..declarations import used
 from ..expr import carrier, loaded, to_memory, variable
 from ..index import flatten, index, literal
 from ..phases import phase_comment
+from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
 from .views import PassView, Reduction, VectorAccess
@@ -220,8 +221,9 @@ class PassWriter(AccumWriter):
         at = self.place((*self.k.rows, *self.k.cols), self.k.stmt_level(s))
         bound = self.scribe.size(s.attr("bound"))
         low = [variable(v) for v in s.args[1:]]
-        below = [f"{alone}if ({value} < {v}) gradc_report(flag, site, aux, 3, {at}, {value}, {v});" for v in low]
-        above = f"{alone}if ((u64){value} >= (u64){bound}) gradc_report(flag, site, aux, 1, {at}, {value}, {bound});"
+        report = f"{alone}if ({{0}}) gradc_report(flag, site, aux, {{1}}, {at}, {value}, {{2}});"
+        below = [report.format(f"{value} < {v}", CODES["GRADC_DECREASES"], v) for v in low]
+        above = report.format(f"(u64){value} >= (u64){bound}", CODES["GRADC_INDEX_OUT_OF_RANGE"], bound)
         return [*below, above]
 
     def accumulate(self, s: Stmt, value: str, alone: str) -> str:

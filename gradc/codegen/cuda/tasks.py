@@ -31,7 +31,7 @@ from ...ir.dims import product
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
-from ...passes.reductions.combine import own
+from ...passes.reductions.combine import OWN_COLUMNS, own
 from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
@@ -91,7 +91,7 @@ class TaskWriter(RowWriter):
         self.tiled &= not self.shared
         self.vec = 1 if self.shared else columns_at_once(kernel, types, len(kernel.accums))
         self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
-        self.width = 32 if self.warp_scan or self.shared else self.threads_per_task()
+        self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
         self.tiled &= self.width > 1
         self.iterations = 1 if self.tiled else 0 if self.shared else self.row_iterations()
         self.register_accumulators = self.iterations > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)

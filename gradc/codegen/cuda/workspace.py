@@ -45,7 +45,7 @@ def size_declarations(
 
 
 class Workspace:
-    """The arrays of a workspace in their order; each begins at a multiple of 256 bytes behind the one before."""
+    """The arrays of a workspace in their order; each at a multiple of GRADC_ALIGN bytes behind the one before."""
 
     def __init__(self) -> None:
         self.declarations: list[Declaration] = []

@@ -1,11 +1,11 @@
-"""choose_reduction: every combine across rows gets a strategy.
+"""choose_reduction: selects a strategy for every combine across rows.
 
 The strategies are described in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; ``atomic`` is
-chosen only where determinism is not asked for, and ``atomic_fixed`` only where rows cannot be sorted.
+chosen only if determinism is not required, and ``atomic_fixed`` only if rows cannot be sorted.
 
-The choice depends on shapes alone, so nothing waits for the device; where a symbolic size decides, the variants are
-kept and predicates pick at the call.  On a GPU these say ``N >= crossover`` where one symbol decides, else they compare
-the costs themselves: see :mod:`gpu_choice`.
+The choice depends on shapes only, so that it never waits for the device.  If symbolic sizes decide, the alternatives
+are kept in a select whose predicates are evaluated at the call: on a GPU ``N >= crossover`` if one symbol decides, else
+comparisons of cost terms (:mod:`gpu_choice`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from .strategies import DEFAULT, ON_HOST, PRIVATIZED, SEGMENTED, SORTED_ROW, STR
 
 
 def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
-    """Whether rows are sorted or have a partial result per chunk on the CPU, by the sizes; the first case that holds is
-    meant.
+    """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
-    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s: 25 elements of the result per
-    row of a chunk.  Partial results of many rows are no more than ``MOST_PARTIALS`` elements together; those of a
-    result as large as that would be one task, and one of half of that can be.
+    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s; they break even at 25 elements
+    of the result per row of a chunk.  The partial results of many rows have at most ``MOST_PARTIALS`` elements in
+    total, so that a result of that size would leave a single task, and one of half that size may.
     """
     try:
         enough, many = SORTED_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // SORTED_ROW + 1
@@ -58,10 +57,10 @@ def choose_reduction(
 ) -> Program:
     """accum g[%t, d]  ->  order(g) strategy(g: segmented)
 
-    :param force: output, or "*", -> strategy; what is forced is done, deterministic or not.
-    :param determinism: ``"run"``: the same bits in every run; ``"none"`` lets a GPU add in any order where that is
+    :param force: output, or "*", -> strategy, which is used even if it is not deterministic.
+    :param determinism: ``"run"``: every run gives the same bits; ``"none"`` allows a GPU to add in any order if that is
         faster by 10 %.
-    :param available: the strategies that the target has kernels for.
+    :param available: the strategies for which the target has kernels.
     """
     if determinism not in ("run", "none"):
         raise InvalidProblem(f"determinism={determinism!r}; there are 'run' and 'none'")
@@ -84,7 +83,7 @@ def choose_reduction(
 
 
 def _forced(part: Combine, force: Mapping[str, str], allowed: Collection[str], known: Collection[str]) -> str:
-    """The strategy that is asked for and can be, else ""."""
+    """The forced strategy if it is applicable, else ""."""
     wanted = force.get(part.buffer) or force.get("*")
     if wanted is not None:
         if wanted not in known:
@@ -124,7 +123,7 @@ def _on_gpu(
     for part in parts:
         if (
             not picks[part.buffer] and undecided is not None and part is not undecided[0]
-        ):  # one select: others go at sizes of 1024
+        ):  # a kernel has one select: the other combines get the choice for sizes of 1024
             allowed = [way for way in ways(part, types, device) if way in available]
             picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed)
 
@@ -156,13 +155,13 @@ def _on_gpu(
 def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str]) -> Step:
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
-    # results that one order of the rows serves are sorted, or privatized, together
+    # accums with the same key share a row order, so they are segmented, or privatized, together
     by_key: dict[object, list[Combine]] = {}
     for part in parts:
         allowed = ways(part, types)
         forced = _forced(part, force, allowed, ON_HOST)
         orders = {STRATEGIES[name].visits for name in allowed}
-        if not forced and "by key" in orders and "by owner" not in orders:  # a sort, or none, by the sizes
+        if not forced and "by key" in orders and "by owner" not in orders:  # whether to sort depends on the sizes
             by_key.setdefault(part.key, []).append(part)
         else:
             picks[part.buffer] = forced or min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
@@ -184,7 +183,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
             pick(group, options[0][1])
         else:
             undecided.append((group, options))
-    if undecided and any(STRATEGIES[strategy].visits for strategy in picks.values()):  # the rows have an order
+    if undecided and any(STRATEGIES[strategy].visits for strategy in picks.values()):  # the row order is taken
         for group, _ in undecided:
             pick(group, DEFAULT.name)
         undecided = []
@@ -209,8 +208,8 @@ def _with(
     types: Mapping[str, Type],
     instead: Callable[[Combine], str] = lambda part: DEFAULT.name,
 ) -> Kernel:
-    """The kernel with its strategies.  It visits its rows in one order at most: an accum that needs another order gets
-    a strategy without one.
+    """The kernel with its strategies.  A kernel has at most one row order: an accum that needs another one gets a
+    strategy that needs none.
     """
     order: Combine | None = None
     final: dict[str, str] = {}
@@ -228,14 +227,14 @@ def _with(
 
 
 def _visited(part: Combine, strategy: str) -> object:
-    """What determines the order of the rows: equal values mean the same order."""
+    """A key of the row order that a strategy needs: equal keys mean the same order."""
     return part.key if STRATEGIES[strategy].visits == "by key" else part.kept
 
 
 def decisions(
     program: Program, dims: Mapping[str, int] | None = None, device: Device = CPU
 ) -> list[tuple[str, str, str, list[Estimate]]]:
-    """For explain(): (kernel, buffer, strategy picked, estimates) of each accum."""
+    """For explain(): (kernel, buffer, chosen strategy, estimates) of each accum."""
     types = {b.name: b.type for b in program.buffers}
     out: list[tuple[str, str, str, list[Estimate]]] = []
     for step in program.steps:

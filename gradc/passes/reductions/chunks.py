@@ -6,12 +6,16 @@ cut up by these numbers too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...ir.dims import Size, ceildiv, floordiv, known_nonnegative, maximum, minimum, total
 
+TASKS = 256
+"""A few hundred tasks can be balanced: N/256 rows each."""
 FEWEST_ROWS, MOST_ROWS = 8, 64
-"""Bounds of N/256, which leaves a few hundred tasks to balance."""
+"""Bounds of that."""
 WORK = 4096
 """Elements that make a task worth handing out: short rows come by more, up to ``SHORT_ROWS``, so that no chain of
 additions grows long.
@@ -19,6 +23,9 @@ additions grows long.
 SHORT_ROWS = 128
 MOST_PARTIALS = 1 << 22
 """Elements of all partial results of a kernel together."""
+
+LEAST_TASKS = 16
+"""Tasks whose rows share what they gather from."""
 
 GPU_WORKERS = 1 << 17
 """Threads that a GPU's kernel is cut up for."""
@@ -30,26 +37,59 @@ GPU_SORTED = 128
 """Positions of a sorted order per task at most."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """Rows that a task has at least.
+
+    :param name: what generated C calls them, :param why: and why there are so many, in words.
+    :param rows: their number.
+    """
+
+    name: str
+    why: str
+    rows: Size
+
+
+def task_bounds(rows: Size, cols: Size, private: Sequence[Size] = ()) -> list[Bound]:
+    """The bounds of which the largest is the rows per task.
+
+    :param private: elements of each partial result that a task has; single elements weigh nothing.
+    """
+    worthwhile = minimum(SHORT_ROWS, ceildiv(WORK, maximum(cols, 1)))
+    bounds = [Bound("worthwhile", f"as many rows as have {WORK} elements, {SHORT_ROWS} at most", worthwhile)]
+    if not known_nonnegative(worthwhile - MOST_ROWS):
+        balanced = maximum(FEWEST_ROWS, minimum(floordiv(rows, TASKS), MOST_ROWS))
+        bounds.append(Bound("balanced", f"{TASKS} tasks, of {FEWEST_ROWS} to {MOST_ROWS} rows", balanced))
+    if any(n != 1 for n in private):
+        affordable = ceildiv(rows, maximum(1, floordiv(MOST_PARTIALS, maximum(total(private), 1))))
+        bounds.append(
+            Bound(
+                "affordable",
+                f"so few tasks that their partial results have {MOST_PARTIALS} elements at most",
+                affordable,
+            )
+        )
+    return bounds
+
+
+def largest(bounds: Sequence[Bound]) -> Size:
+    """The rows per task."""
+    return functools.reduce(maximum, (bound.rows for bound in bounds))
+
+
 def chunk_rows(rows: Size, cols: Size) -> Size:
     """Rows per task: clamp(rows / 256, 8, 64), or more where a row has few columns."""
-    least = minimum(SHORT_ROWS, ceildiv(WORK, maximum(cols, 1)))
-    if known_nonnegative(least - MOST_ROWS):
-        return least
-    return maximum(least, maximum(FEWEST_ROWS, minimum(floordiv(rows, 256), MOST_ROWS)))
-
-
-def private_chunk_rows(rows: Size, cols: Size, size: Size) -> Size:
-    """Rows per task where each task holds a partial result of ``size`` elements."""
-    return maximum(chunk_rows(rows, cols), ceildiv(rows, maximum(1, floordiv(MOST_PARTIALS, maximum(size, 1)))))
+    return largest(task_bounds(rows, cols))
 
 
 def task_rows(rows: Size, cols: Size, private: Sequence[Size]) -> Size:
-    """Rows per task of a kernel whose tasks have partial results of so many elements; single elements weigh nothing."""
-    return private_chunk_rows(rows, cols, total(private)) if any(n != 1 for n in private) else chunk_rows(rows, cols)
+    """Rows per task of a kernel whose tasks have partial results of so many elements."""
+    return largest(task_bounds(rows, cols, private))
 
 
-def interchanged_chunk_rows(rows: Size, cols: Size) -> Size:
+def interchanged_bound(rows: Size, cols: Size) -> Bound:
     """Rows per task where a task's rows share what they gather from: some thousand columns, if that leaves tasks
     enough.
     """
-    return maximum(1, minimum(ceildiv(WORK, maximum(cols, 1)), ceildiv(rows, 16)))
+    shared = maximum(1, minimum(ceildiv(WORK, maximum(cols, 1)), ceildiv(rows, LEAST_TASKS)))
+    return Bound("shared_gather", f"as many rows as have {WORK} elements, in {LEAST_TASKS} tasks at least", shared)

@@ -1,4 +1,4 @@
-"""Analysis of combines across rows: the form of an accum's index, and the sizes that a strategy's cost depends on."""
+"""Analysis of combines across rows: the form of an accum's index, and the sizes that strategies' costs depend on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...ir.walk import backward_slice
 
 OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
 """For partial results in shared memory: columns of a block, most bytes (which every device has in addition to what the
-kernel stages), blocks that a kernel is divided into, fewest rows of one: as in :mod:`gradc.codegen.cuda.launch`.
+kernel stages), blocks that a kernel is divided into, fewest rows of one; :mod:`gradc.codegen.cuda` reads them here.
 """
 S = TypeVar("S", int, int | Dim)
 
@@ -24,11 +24,11 @@ S = TypeVar("S", int, int | Dim)
 class Combine:
     """One accum, and the form of its index.
 
-    :param kept: row axes that are index entries by themselves: rows that differ there go to different elements.
-    :param gathered: whether the index holds a value read from memory.
+    :param kept: row axes that are index entries by themselves: rows that differ there update different elements.
+    :param gathered: whether the index contains a value loaded from memory.
     :param by_column: whether such a value varies along the columns.
-    :param leading: how many leading index entries hold no column axis.
-    :param tail: whether the other entries are all columns, in order and whole.
+    :param leading: the number of leading index entries without a column axis.
+    :param tail: whether the remaining entries are exactly the whole column axes, in order.
     """
 
     stmt: Stmt
@@ -44,7 +44,7 @@ class Combine:
 
     @property
     def key(self) -> tuple[tuple[Index, ...], str]:
-        """What decides which row of the result a row is added to: equal keys need the same order of rows."""
+        """The part of the index that selects the row of the result: accums with equal keys share a row order."""
         return tuple(i for i in self.stmt.index[: self.leading] if i != Index()), self.stmt.where
 
 
@@ -63,7 +63,7 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         leading = next((k for k, used in enumerate(uses_col) if used), len(entries))
         early = not _reduces(
             kernel, [*values, *([s.where] if s.where else [])]
-        )  # the sort comes before any pass over columns
+        )  # the sort precedes all passes over the columns
         tail = early and all(
             i.variable in cols and types[s.buffer].shape[k] == cols[i.variable]
             for k, i in enumerate(entries)
@@ -71,18 +71,18 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         )
         tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(
             s
-        ) & cols.keys()  # each column adds into an element of its own
+        ) & cols.keys()  # each column updates a different element
         out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column))
     return out
 
 
 def _reduces(kernel: Kernel, values: Sequence[str]) -> bool:
-    """Whether values are made from the result of a pass over the columns."""
+    """Whether values depend on the result of a pass over the columns."""
     return any(s.op in REDUCTIONS for s in backward_slice(kernel.body, values))
 
 
 def exact(combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether atomics combine in any order to the same bits: integers that the hardware adds and compares."""
+    """Whether atomics in any order give the same bits: integers with hardware atomics."""
     dtype = types[combine.buffer].dtype
     return dtype.is_integer and dtype.itemsize >= 4 and combine.stmt.combine in ("sum", "max", "min")
 
@@ -92,20 +92,20 @@ def exact(combine: Combine, types: Mapping[str, Type]) -> bool:
 
 @dataclass(frozen=True)
 class Scatter(Generic[S]):
-    """One accum in sizes.
+    """The sizes of one accum, for the GPU cost model.
 
-    :param rows: N.
-    :param width: D, elements that a row adds.
-    :param keys: V, rows of the result.
-    :param out: its elements.
-    :param read: bytes read to make the values.
+    :param rows: N, the rows of the kernel.
+    :param width: D, the elements that each row updates.
+    :param keys: V, the rows of the result.
+    :param out: elements of the result.
+    :param read: bytes read to compute the values.
     :param index: bytes of the indices.
     :param item: bytes of an element of the result.
-    :param contiguous: whether the elements that a row adds are adjacent in memory.
-    :param exact: whether atomics give the same bits in any order.
-    :param gathered: whether the index is read from memory.
-    :param own: whether partial results can lie in a block's own memory.
-    :param owners: rows of the result with one owner each; 0: not known.
+    :param contiguous: whether the elements that a row updates are adjacent in memory.
+    :param exact: whether atomics in any order give the same bits.
+    :param gathered: whether the index is loaded from memory.
+    :param own: whether partial results fit in shared memory.
+    :param owners: number of row groups with one owner each; 0 if not known.
     """
 
     rows: S
@@ -123,24 +123,24 @@ class Scatter(Generic[S]):
 
     @property
     def wide(self) -> int:
-        """Bytes of an element that sums are kept in."""
+        """Bytes of an accumulator element."""
         return max(self.item, 4)
 
     @property
     def pair(self) -> int:
-        """Bytes of a partial sum: with what f32 has rounded off."""
+        """Bytes of a partial sum with its compensation term (the rounding error of f32)."""
         return self.wide * (2 if self.wide == 4 else 1)
 
 
 @dataclass(frozen=True)
 class HostScatter:
-    """One accum on the CPU in sizes.
+    """The sizes of one accum, for the CPU cost model.
 
     :param columns: of the kernel.
-    :param out: elements of the result, of ``item`` bytes.
-    :param read: bytes of what is added.
-    :param owners: rows of the result that one task each could own.
-    :param beside: elements of the kernel's other results that are privatized.
+    :param out: elements of the result, of ``item`` bytes each.
+    :param read: bytes of the values that are added.
+    :param owners: number of row groups that could each be owned by one task.
+    :param beside: elements of the kernel's other privatized results.
     """
 
     rows: int
@@ -154,9 +154,10 @@ class HostScatter:
 
 @dataclass(frozen=True)
 class Hits:
-    """Where rows go.
+    """The distribution of indices.
 
-    :param unique: U, how many rows of the result are hit.  :param most: R, the hits on the hottest.
+    :param unique: U, the number of distinct rows of the result that are updated.
+    :param most: R, the largest number of updates of one row.
     """
 
     unique: int
@@ -164,8 +165,8 @@ class Hits:
 
 
 def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None = None) -> Hits:
-    """As given; else U as N indices drawn at random have it, V (1 - (1 - 1/V)^N), and R the least that N hits on V rows
-    can be.
+    """The given numbers; by default U is the expected number for uniformly random indices, V (1 - (1 - 1/V)^N), and R
+    the smallest possible, N / V rounded up.
     """
     if unique is None:
         unique = (
@@ -177,26 +178,28 @@ def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None =
 def row_scatter(
     rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False
 ) -> Scatter[int]:
-    """``result[index[n], :] += gradient[n, :]``: gradients, results and indices of so many bytes; ``own``: into a table
-    whose rows are known and few.
+    """The sizes of ``result[index[n], :] += gradient[n, :]``.
+
+    :param grad, item, index: bytes of an element of the gradients, the result and the indices.
+    :param own: whether the result has a known, small number of rows.
     """
     return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
 
 
 def own_bytes(keys: int, item: int) -> int:
-    """Of the partial results of a block: sums of f32 with what they round off."""
+    """Bytes of a block's partial results in shared memory: f32 sums with their compensation terms."""
     return keys * OWN_COLUMNS * (8 if item <= 4 else item)
 
 
 def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> Scatter[Size]:
-    """An accum as the sizes that its cost on a GPU depends on."""
+    """The sizes of an accum that its cost on a GPU depends on."""
     s, type_ = combine.stmt, types[combine.buffer]
     cols = {a for a, _ in kernel.cols}
     in_columns = bool(kernel.stmt_level(s) & cols)
     place = {v for i in s.index for v, _ in i.terms}
-    along = bool(place & cols) or combine.by_column  # else the columns of a row are added up first
+    along = bool(place & cols) or combine.by_column  # otherwise each row's columns are reduced first
     rows, width, keys = kernel.row_count, kernel.col_count if in_columns and along else 1, product(type_.shape)
-    if combine.by_column:  # each element has an index of its own
+    if combine.by_column:  # every element has its own index
         rows, width = rows * width, 1
     elif combine.tail:
         width, keys = product(type_.shape[combine.leading :]), product(type_.shape[: combine.leading])
@@ -222,10 +225,10 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
 
 
 def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether a privatized accum's partial results can lie in the memory of a GPU's block: few rows, a known number of
-    them, and nothing else to do.
+    """Whether a privatized accum's partial results can be kept in shared memory: the result has a known, small number
+    of rows, and the kernel does nothing else.
 
-    Rows are added whole, each column to one element, and their places are read from memory.
+    Rows are added whole, each column to one element, at positions loaded from memory.
     """
     keys, type_ = product(types[combine.buffer].shape[: combine.leading]), types[combine.buffer]
     alone = (
@@ -243,10 +246,10 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
 
 
 def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:
-    """Bytes that are read to make an accum's values, and its index and mask."""
+    """(bytes read to compute an accum's values, bytes read for its index and mask)."""
     sizes = dict((*kernel.rows, *kernel.cols))
-    values = _behind(kernel, s.args)
-    place = _behind(kernel, [v for v in s.uses if v not in s.args]) - values
+    values = _dependences(kernel, s.args)
+    place = _dependences(kernel, [v for v in s.uses if v not in s.args]) - values
     total: list[Size] = []
     for names in (values, place):
         loads = {(x.buffer, x.index): x for x in (kernel.stmts[v] for v in sorted(names)) if x.op == "load"}
@@ -257,8 +260,8 @@ def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, S
     return total[0], total[1]
 
 
-def _behind(kernel: Kernel, values: Sequence[str]) -> set[str]:
-    """Values and what they are made from."""
+def _dependences(kernel: Kernel, values: Sequence[str]) -> set[str]:
+    """The values and everything they depend on."""
     return {s.name for s in backward_slice(kernel.body, values)}
 
 
@@ -267,6 +270,6 @@ def scatter_sizes(s: Scatter[Size]) -> list[Size]:
 
 
 def numbers(s: Scatter[Size], bound: Mapping[str, int]) -> Scatter[int]:
-    """The sizes with their symbols bound."""
+    """The sizes with symbols replaced by numbers."""
     rows, width, keys, out, read, index, owners = (evaluate(size, bound) for size in scatter_sizes(s))
     return Scatter[int](rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered, s.own)

@@ -1,7 +1,7 @@
-"""The predicted bytes and time of each strategy for combining across rows, from shapes alone; and the bytes that
-kernels and programs must move.
+"""The cost model: predicted bytes and time of each reduction strategy, from shapes only, and the bytes that kernels and
+programs must move.
 
-The strategies and their formulas are in :mod:`strategies`, the machines in :mod:`devices`.
+The strategies' formulas are in :mod:`strategies`, the machine parameters in :mod:`devices`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from .devices import CPU, Cpu, Device, Gpu
 from .strategies import DEFAULT, ON_GPU, ON_HOST, STRATEGIES, floor
 
 MARGIN = 1.1
-"""What is not deterministic must be faster by this much to be picked."""
+"""The factor by which a nondeterministic strategy must be faster to be chosen."""
 MOST_SORTED = 2**31 - 3
-"""Rows that a sort takes, and places that they go to: positions and keys have 32 bits."""
+"""The maximum number of rows, and of distinct keys, of a sort: positions and keys have 32 bits."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A strategy's predicted cost.
 
-    :param bytes: moved by the kernel's accum under this strategy.  :param seconds: predicted.  :param why: in words.
-    :param floor: bytes that no strategy can avoid; 0: not known.
-    :param deterministic: whether it gives the same bits in every run.
+    :param bytes: moved by the kernel's accum with this strategy.  :param seconds: predicted time.
+    :param why: the dominant cost, in words.
+    :param floor: bytes that every strategy must move; 0 if not known.
+    :param deterministic: whether every run gives the same bits.
     """
 
     strategy: str
@@ -52,7 +53,7 @@ class Estimate:
 
 
 def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> list[str]:
-    """The strategies that are correct for an accum on a device."""
+    """The names of the strategies that are correct for an accum on a device."""
     dtype, whole = types[combine.buffer].dtype, exact(combine, types)
     return [
         name
@@ -62,12 +63,12 @@ def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> l
 
 
 def deterministic(strategy: str, combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether a strategy gives the same bits in every run."""
+    """Whether an accum with this strategy gives the same bits in every run."""
     return STRATEGIES[strategy].deterministic or exact(combine, types)
 
 
 def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
-    """A value for each symbol: the given one, else 1024."""
+    """A value for each symbol in ``sizes``: the given one, else 1024."""
     names: frozenset[str] = frozenset().union(*(symbols(s) for s in sizes)) if sizes else frozenset()
     return {name: (dims or {}).get(name, 1024) for name in sorted(names)}
 
@@ -82,11 +83,11 @@ def estimates(
     unique: int | None = None,
     hits: int | None = None,
 ) -> list[Estimate]:
-    """The table of choose_reduction: each right strategy with its predicted bytes and time.
+    """The table of choose_reduction: the estimate of each correct strategy.
 
-    :param unique: how many rows of the result are hit, where that is known; else as many as indices drawn at random
-        hit.
-    :param hits: the most hits on one row, where that is known; else the least that it can be.
+    :param unique: the number of distinct rows of the result that are updated; by default the expected number for
+        uniformly random indices.
+    :param hits: the largest number of updates of one row; by default the smallest possible.
     """
     names = ways(combine, types, device)
     if isinstance(device, Cpu):
@@ -123,7 +124,7 @@ def _on_host(s: HostScatter, device: Cpu, names: Sequence[str]) -> list[Estimate
 def predict(
     s: Scatter[int], device: Gpu, names: Sequence[str] = tuple(STRATEGIES), hits: Hits | None = None
 ) -> list[Estimate]:
-    """The estimate of each of some strategies on a GPU."""
+    """The estimates of the strategies ``names`` on a GPU."""
     hits = hits or expected_hits(s)
     return [
         Estimate(
@@ -139,7 +140,7 @@ def predict(
 
 
 def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
-    """The pick on a GPU: what is not deterministic must be faster than what is by a margin."""
+    """The fastest strategy on a GPU; a nondeterministic one must be faster than the deterministic ones by MARGIN."""
     hits = expected_hits(s)
     seconds = {
         way.name: way.gpu.cost(s, hits, device)[1] * (1 if s.exact or way.deterministic else MARGIN)
@@ -150,10 +151,9 @@ def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
 
 
 def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
-    """Positions and keys of a sort have 32 bits.
+    """Checks the limits of sorts, whose positions and keys have 32 bits.
 
-    :raises Unsupported: a kernel that runs at these sizes would sort more rows, or into more places, than
-        ``MOST_SORTED``.
+    :raises Unsupported: a kernel that runs at these sizes would sort more than ``MOST_SORTED`` rows or distinct keys.
     """
     types = {b.name: b.type for b in program.buffers}
     for step in program.steps:
@@ -174,9 +174,7 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
 
 
 def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
-    """Bytes a kernel must move: each buffer it reads or writes once; of a gathered buffer only the rows that are
-    read.
-    """
+    """The bytes a kernel must move: each buffer it reads or writes once; only the rows read of gathered buffers."""
     return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers)
 
 
@@ -189,8 +187,8 @@ def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Ma
 
 
 def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
-    """Bytes the whole program cannot avoid: every input read once (of a gathered one the rows that are read) and every
-    output written once.
+    """A lower bound of the bytes that a program moves: every input read once (only the rows read of gathered ones) and
+    every output written once.
     """
     types = {b.name: b.type for b in program.buffers}
     total = 0

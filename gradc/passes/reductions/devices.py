@@ -1,13 +1,13 @@
-"""The machines that the cost model knows, as data.
+"""The machine parameters of the cost model.
 
-Every constant of a GPU says where it comes from:
+Every constant of a GPU is marked with its source:
 
-- ``measured``: on such a device;  ``fitted``: to measurements of another one, and taken over;
-- ``published``: the vendor's specification (SMs, L2, shared memory per block; bandwidth where no copy was measured);
-- ``estimate``: scaled from the H100 by SMs (atomics) or by bandwidth (the sort), or from a specification; good for
-  ratios at best.
+- ``measured``: on this device;  ``fitted``: to measurements of another device, and reused;
+- ``published``: the vendor's specification (SMs, L2, shared memory per block; bandwidth if no copy was measured);
+- ``estimate``: scaled from the H100 by SMs (atomics) or by bandwidth (the sort), or derived from a specification;
+  meaningful as a ratio at best.
 
-A calibration file replaces constants by what a device in hand gave.  It is JSON::
+A calibration file replaces constants by measurements of the actual device.  It is JSON::
 
     {"format": "gradc-device 1", "device": "H100", "constants": {"bandwidth": 3.05e12, "sort_pass": 7e-06}}
 """
@@ -29,9 +29,9 @@ _LONGEST_FILE = 65536
 
 @dataclass(frozen=True)
 class Device:
-    """What the model knows of any machine.
+    """The parameters common to all machines.
 
-    :param bandwidth: bytes/s of a copy.
+    :param bandwidth: of a copy, in bytes/s.
     """
 
     name: str
@@ -40,9 +40,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Cpu(Device):
-    """Constants from measurements on a 2-core AVX-512 machine; they hold better as ratios than as times.
+    """A CPU; constants were measured on a 2-core AVX-512 machine and are more reliable as ratios than as times.
 
-    :param sort: seconds per row of a counting sort.  :param workers: cores assumed.
+    :param sort: seconds per row of a counting sort.  :param workers: the assumed number of cores.
     """
 
     name: str = "cpu"
@@ -53,20 +53,20 @@ class Cpu(Device):
 
 @dataclass(frozen=True)
 class Gpu(Device):
-    """A GPU's constants; times in seconds, sizes in bytes, rates per second.
+    """A GPU; times in seconds, sizes in bytes, rates per second.
 
-    :param arch: what it is compiled for.  :param sms: multiprocessors.  :param l2: bytes of the second-level cache.
-    :param shared: bytes of shared memory that a block can have.
-    :param coalesced: 4-byte atomic adds of neighbouring lanes to neighbouring elements.
-    :param scattered: 128-byte lines that atomics reach.
-    :param resident: bytes that 16-byte atomics or plain accesses move in L2.
-    :param vector: whether there are 16-byte atomics of f32 at all.
-    :param hot: seconds per add to one row of up to 512 bytes; wider rows take twice that.
-    :param launch: seconds that a kernel costs whatever it does.
-    :param sort_base: a sort's seconds whatever it sorts.  :param sort_pass: least seconds of a pass over 8 bits.
-    :param sort_rate: rows of a pass.
-    :param one_block: most rows that one block sorts in one launch of ``sort_base``; 0: there is no such kernel.
-    :param sources: for each constant but that ``measured``, ``fitted``, ``published``, ``estimate`` or ``calibrated``.
+    :param arch: the architecture to compile for, ``sm_90``.  :param sms: the number of multiprocessors.
+    :param l2: size of the L2 cache.  :param shared: maximum shared memory of a block.
+    :param coalesced: rate of 4-byte atomic adds by adjacent threads to adjacent elements.
+    :param scattered: rate of 128-byte lines accessed by atomics.
+    :param resident: rate of bytes moved by 16-byte atomics or plain accesses that hit L2.
+    :param vector: whether the device has 16-byte atomic adds of f32.
+    :param hot: time per add to one contended row of up to 512 bytes; wider rows take twice that.
+    :param launch: fixed time of a kernel launch.
+    :param sort_base: fixed time of a sort.  :param sort_pass: minimum time of a radix pass over 8 bits.
+    :param sort_rate: rows per second in a radix pass.
+    :param one_block: the most rows that the single-block sort, one launch of ``sort_base``, sorts; 0 if there is none.
+    :param sources: constant -> ``measured``, ``fitted``, ``published``, ``estimate`` or ``calibrated``.
     """
 
     arch: str
@@ -87,7 +87,7 @@ class Gpu(Device):
 
     @property
     def room(self) -> int:
-        """Bytes that stay in L2 beside what streams through it."""
+        """Bytes that stay resident in L2 while other data streams through it."""
         return self.l2 * 6 // 10
 
 
@@ -102,7 +102,7 @@ _MB = 1_000_000
 
 
 def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
-    """A device of constants, each with its source."""
+    """A Gpu from (value, source) pairs."""
     given = {**_COMMON, **constants}
     sources = {key: source for key, (_, source) in given.items()}
     return Gpu(
@@ -115,7 +115,7 @@ def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
 
 
 GPUS: tuple[Gpu, ...] = (
-    # The first of an arch stands for it.
+    # The first device of an architecture is its default.
     _gpu(
         "V100",
         "sm_70",
@@ -266,16 +266,16 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "one_block": (0, 2**31),
 }
 CONSTANTS = tuple(_RANGES)
-"""What a calibration file may hold."""
+"""The constants that a calibration file may have."""
 _WHOLE = ("sms", "l2", "shared", "one_block")
 
 
 def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Device:
-    """The device of an arch (``sm_90``, ``sm_90a``; ``sm_86`` as ``sm_80``), a name (``H200``), or what a driver calls
-    one (``NVIDIA H100 80GB HBM3``); ``cpu``.
+    """The device of an architecture (``sm_90``, ``sm_90a``; ``sm_86`` is treated as ``sm_80``), a name (``H200``), or a
+    driver's name (``NVIDIA H100 80GB HBM3``); or ``cpu``.
 
-    :param calibration: a file whose constants go before ours.
-    :raises Unsupported: there is no such device here.  :raises InvalidProblem: the file is not what it should be.
+    :param calibration: a file whose constants replace the built-in ones.
+    :raises Unsupported: the device is not known.  :raises InvalidProblem: the file is invalid.
     """
     device = _find(arch_or_name)
     if calibration is None:
@@ -286,9 +286,7 @@ def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Devi
 
 
 def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
-    """The GPU whose constants decide for an arch or a name (None: sm_90), with those of a calibration file's text
-    before its own.
-    """
+    """The GPU for an architecture or a name (None: sm_90), with constants replaced by those of a calibration text."""
     device = device_for(arch_or_name or "sm_90")
     if not isinstance(device, Gpu):
         raise Unsupported(f"{arch_or_name!r} is no GPU")
@@ -296,7 +294,7 @@ def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
 
 
 def listed_device(name: str, arch: str) -> Gpu:
-    """What stands for a device in hand: the one that its driver's name says, else the first of its arch.
+    """The known GPU for an actual device: the one with the driver's name, else the default of its architecture.
 
     :raises Unsupported: the cost model knows neither.
     """
@@ -317,12 +315,12 @@ def _find(asked: str) -> Device:
     if words == ["cpu"]:
         return CPU
     if len(words) == 1 and (match := re.fullmatch(r"sm_(\d+)[af]?", words[0])):
-        number = int(match[1])  # of one that is not listed the nearest older one of its generation: sm_86 as sm_80
+        number = int(match[1])  # if it is not listed, the nearest older one of its generation: sm_86 as sm_80
         older = [d for d in GPUS if int(d.arch[3:]) <= number and int(d.arch[3:]) // 10 == number // 10]
         same = sorted(older, key=lambda d: -int(d.arch[3:]))
     else:
         same = [d for d in GPUS if set(re.findall(r"[a-z0-9_]+", d.name.lower())) <= set(words)]
-        same.sort(key=lambda d: -len(d.name))  # of A100 and A100-80GB the one that says more
+        same.sort(key=lambda d: -len(d.name))  # prefer the more specific name: A100-80GB to A100
     if not same:
         known = ", ".join(f"{d.name} ({d.arch})" for d in GPUS)
         raise Unsupported(f"the cost model knows no device {asked[:80]!r}; there are cpu, {known}")
@@ -333,15 +331,16 @@ def _find(asked: str) -> Device:
 
 
 def calibrated(device: Gpu, path: str | Path) -> Gpu:
-    """The device with the constants of a file in place of its own.
+    """The device with constants replaced by those of a calibration file.
 
-    :raises InvalidProblem: no file, no JSON, another device's file, an unknown constant, a number that cannot be one.
+    :raises InvalidProblem: the file is missing, no JSON, or of another device, or has an unknown constant or an
+        implausible number.
     """
     return calibrated_by(device, read_calibration(path), path)
 
 
 def read_calibration(path: str | Path) -> str:
-    """The text of a file; InvalidProblem if it cannot be read or is no text of a calibration's length."""
+    """The text of a calibration file; InvalidProblem if it cannot be read, is too long or no text."""
     try:
         with open(path, "rb") as file:
             raw = file.read(_LONGEST_FILE + 1)
@@ -356,7 +355,7 @@ def read_calibration(path: str | Path) -> str:
 
 
 def calibrated_by(device: Gpu, text: str, where: str | Path = "calibration") -> Gpu:
-    """:func:`calibrated` by a file's text; ``where`` stands in errors."""
+    """:func:`calibrated` with the text of a file; ``where`` is its name in errors."""
     try:
         calibration = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -397,16 +396,16 @@ def _check(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidProblem(f"{name} is {value!r}: a number is wanted")
     low, high = _RANGES[name]
-    if not low <= value <= high:  # NaN is in no range
+    if not low <= value <= high:  # also true for NaN
         raise InvalidProblem(f"{name} is {str(value)[:40]}: it lies between {low:g} and {high:g}")
     if name in _WHOLE and not isinstance(value, int):
         raise InvalidProblem(f"{name} is {value}: a whole number is wanted")
 
 
 def calibration_text(device: Gpu, constants: Mapping[str, float]) -> str:
-    """The file of constants measured on a device.
+    """The text of a calibration file with constants measured on a device.
 
-    :raises InvalidProblem: as :func:`calibrated` would when it reads them.
+    :raises InvalidProblem: :func:`calibrated` would reject it.
     """
     content = {"format": FORMAT, "device": device.name, "constants": dict(constants)}
     _replaced(device, content)

@@ -1,9 +1,8 @@
-"""Which strategy a combine gets on a GPU: the cheapest that may be, as cases over the sizes.
+"""Strategy choice on a GPU: the cheapest allowed strategy of each combine, as a list of cases over the sizes.
 
-Sizes that are numbers leave one case.  Where one symbol is left, its crossovers are found in the model by bisection of
-whole numbers, so that a case reads ``N >= 3073``.  Where several are left, the cases are the model's own thresholds,
-one after another, each a product of sizes against a number: short enough to read in a program, and near the best
-everywhere.
+Constant sizes give one case.  With one symbol, the crossovers are found in the cost model by integer bisection, so that
+a case is ``N >= 3073``.  With several symbols, the cases are the thresholds of the model's formulas, each a product of
+sizes compared with a number: short enough to read in a program, and near the optimum everywhere.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from .devices import Gpu
 from .strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, ROW, SEGMENTED, STRATEGIES, Strategy
 
 Case = tuple[Assumption | None, str]
-"""A strategy and when it is taken; the first that holds is meant, the last has no predicate."""
+"""(predicate, strategy); the first case that holds is taken, the last has no predicate."""
 _LARGEST = 31
-"""Sizes up to 2^31 are looked at: positions and keys have 32 bits."""
+"""Crossovers are searched among sizes up to 2^31: positions and keys have 32 bits."""
 
 
 def candidates(part: Combine, types: Mapping[str, Type], determinism: str, allowed: Sequence[str]) -> list[str]:
-    """What may be picked where nothing is forced.  Fixed-point sums are not taken for rows that can be sorted: those
-    add up exactly in order.
+    """The strategies to choose from if none is forced.  Fixed-point atomics are excluded if rows can be sorted: a
+    sum in sorted order is deterministic without rounding to fixed point.
     """
     names = [
         name for name in STRATEGIES if name in allowed and (determinism == "none" or deterministic(name, part, types))
@@ -49,7 +48,7 @@ def candidates(part: Combine, types: Mapping[str, Type], determinism: str, allow
 def cases(
     kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]
 ) -> tuple[Case, ...]:
-    """The cheapest of the allowed strategies, case by case."""
+    """The cheapest of the allowed strategies, as cases over the sizes."""
     names = candidates(part, types, determinism, allowed)
     sizes = scatter_of(kernel, part, types)
     free = sorted(frozenset().union(*(symbols(size) for size in scatter_sizes(sizes))))
@@ -61,7 +60,7 @@ def cases(
 def fallback(
     kernel: Kernel, part: Combine, types: Mapping[str, Type], device: Gpu, determinism: str, allowed: Sequence[str]
 ) -> str:
-    """One strategy whatever the sizes will be: the cheapest where each symbol is 1024."""
+    """A single strategy for all sizes: the cheapest with 1024 for every symbol."""
     sizes = scatter_of(kernel, part, types)
     return cheapest(
         numbers(sizes, nominal(scatter_sizes(sizes))), device, candidates(part, types, determinism, allowed)
@@ -69,13 +68,13 @@ def fallback(
 
 
 def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
-    """symbol >= the least value of each piece, largest first."""
+    """The cases ``symbol >= value`` with the least value of each interval of one best strategy, largest first."""
 
     @functools.cache
     def best(value: int) -> str:
         try:
             return cheapest(numbers(sizes, {name: value}), device, names)
-        except InvalidProblem:  # a size is divided by one that is 0
+        except InvalidProblem:  # a division by a size that is 0
             if value > 1:
                 raise
             return best(value + 1)
@@ -84,7 +83,7 @@ def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[st
     low = 0
     for high in (1 << power for power in range(_LARGEST + 1)):
         while best(high) != pieces[-1][1]:
-            left, right = low, high  # the first is still the last piece's, the second is not
+            left, right = low, high  # left belongs to the last interval, right does not
             while right - left > 1:
                 middle = (left + right) // 2
                 left, right = (middle, right) if best(middle) == pieces[-1][1] else (left, middle)
@@ -92,7 +91,7 @@ def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[st
             low = right
         low = high
     if len(pieces) > 1 and pieces[1][0] == 1:
-        pieces = [(0, pieces[1][1]), *pieces[2:]]  # no rows are worth no case
+        pieces = [(0, pieces[1][1]), *pieces[2:]]  # no case of its own for 0 rows
     return tuple(
         (Assumption(symbol(name), ">=", least) if least else None, strategy) for least, strategy in reversed(pieces)
     )
@@ -139,7 +138,9 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
 
 
 def _decided(thresholds: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:
-    """Without what cannot hold, up to the first that must; what leads to the same as the last needs no case."""
+    """The cases without those that cannot hold, up to the first that always holds; trailing cases with the strategy of
+    the last are dropped.
+    """
     kept: list[tuple[Size, str]] = []
     for size, name in thresholds:
         if known_nonnegative(-1 - size):
@@ -153,7 +154,7 @@ def _decided(thresholds: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:
 
 
 def _relation(size: Size) -> Assumption:
-    """size >= 0 with the number on one side, without common factors."""
+    """``size >= 0`` with the constant on the right-hand side and common factors cancelled."""
     assert isinstance(size, Dim)
     constant = sum(c for monomial, c in size.terms if not monomial)
     share = math.gcd(*(c for monomial, c in size.terms if monomial))

@@ -1,1 +1,1 @@
-"""Running a Program on a GPU."""
+"""Runtime of the target cuda."""

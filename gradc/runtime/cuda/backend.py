@@ -1,4 +1,4 @@
-"""The targets of CUDA text: ``cuda``, a GPU, and ``cuda-sim``, the simulator on the host.
+"""The backends of the targets ``cuda``, a GPU, and ``cuda-sim``, the simulator on the host.
 
 A call is submitted to a stream; an index out of range is raised when it returns (``errors="sync"``) or later.
 """
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class CudaBackend(Backend):
-    """A program's CUDA text on a device, real or simulated."""
+    """A program's CUDA source on a device, real or simulated."""
 
     @abstractmethod
     def _load(self) -> CudaProgram:
-        """The program for its device; nothing is submitted yet."""
+        """Creates the program for its device; nothing is submitted yet."""
 
     @property
     @plain()
@@ -53,10 +53,10 @@ class CudaBackend(Backend):
         return self.native.bind(dims)
 
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
-        """See :meth:`.Backend.launch`; every step runs, whatever ``only`` is.
+        """See :meth:`.Backend.launch`; ``only`` is ignored, every step runs.
 
         :raises CaptureError: the stream is being captured, and no workspace was given.
-        :raises IndexOutOfRange: with ``errors="sync"``; else the check that is returned has it.
+        :raises IndexOutOfRange: with ``errors="sync"``; otherwise the returned check has the error.
         """
         plan = self.native.bind(call.dims)
         captured = self.native.device.capturing(call.stream)
@@ -67,7 +67,7 @@ class CudaBackend(Backend):
             )
         started = self.start(call, workspace)
         if captured:
-            return None  # the flag stays in the workspace
+            return None  # the error flag stays in the workspace
         if self.waits:
             self.finish(started)
             return None
@@ -75,11 +75,11 @@ class CudaBackend(Backend):
 
     @property
     def waits(self) -> bool:
-        """Whether a call waits, to raise its own errors."""
+        """Whether a call waits for its end and raises its own errors."""
         return True
 
     def start(self, call: BoundCall, workspace: Array | None, only: int = -1) -> Submission:
-        """The launches of a call alone, or those of one step."""
+        """Submits the launches of a call, or those of the step ``only``, without waiting."""
         adds = {self._roots[key]: target for key, target in call.add_to.items()}
         for key, target in call.add_to.items():
             check_addable(target, key)
@@ -87,11 +87,11 @@ class CudaBackend(Backend):
         return self._with_program(lambda: native.start(arrays, plan, workspace, call.stream, only=only, adds=adds))  # type: ignore[no-any-return]
 
     def finish(self, started: Submission) -> None:
-        """Wait for a call, and raise its error."""
+        """Waits for a call and raises its error."""
         self._with_program(lambda: self.native.finish(started))
 
     def _with_program(self, work: Callable[[], Any]) -> Any:
-        """An error of the device says whose call it was."""
+        """Runs ``work``; adds the program to an error of the device."""
         try:
             return work()
         except DeviceError as error:
@@ -99,8 +99,8 @@ class CudaBackend(Backend):
             raise
 
     def _recall(self, call: BoundCall, rebind: Rebind) -> Callable[[], Arrays | None]:
-        """The call's arrays with new memory for results, to run it again for the description of its error; None once
-        the caller has dropped an argument: arguments are not kept alive for this.
+        """A function that gives the call's arrays with new memory for results, to rerun it for the description of an
+        error; None once the caller has deleted an argument, because arguments are not kept alive.
         """
         given = {name: _weak(value) for name, value in call.given.items()}
         outputs = {a.ctypes.data for a in call.outputs.values()}
@@ -121,7 +121,7 @@ class CudaBackend(Backend):
 
 
 def _weak(value: Any) -> Callable[[], Any]:
-    """A weak reference to a caller's array; a strong one to a number."""
+    """A weak reference to a caller's array; a strong reference to a number."""
     if isinstance(value, bool | int | float | np.generic) or (
         isinstance(value, np.ndarray) and not isinstance(value, DeviceArray)
     ):
@@ -133,7 +133,7 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 
 class SimulatorBackend(CudaBackend, HostBackend):
-    """The simulator, on arrays of the host."""
+    """The simulator, on host arrays."""
 
     def __init__(self, program: Program, payload: bytes | None = None):
         super().__init__(program, "cuda-sim", payload)
@@ -145,14 +145,14 @@ class SimulatorBackend(CudaBackend, HostBackend):
 
     @plain()
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
-        return super().launch(call, workspace, rebind, only)  # a GPU has a floating-point environment of its own
+        return super().launch(call, workspace, rebind, only)  # plain: a GPU has its own FP environment
 
 
 class GpuBackend(DeviceArrays, CudaBackend):
     """A GPU.
 
-    :param arch: what the text is compiled for, ``sm_90``.
-    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a check.
+    :param arch: the architecture to compile for, ``sm_90``.
+    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a deferred check.
     """
 
     on_host = False
@@ -199,14 +199,14 @@ class GpuBackend(DeviceArrays, CudaBackend):
         return compile_cuda(self.source, arch=self.arch)
 
     def portable(self, dims: Mapping[str, int]) -> bytes:
-        """The machine code; the text alone where there is no NVRTC."""
+        """The machine code; only the source if there is no NVRTC."""
         try:
             return self.native.portable(self.binary.cubin, self.native.wide_cubin(dims, self.arch))
         except CompilerMissing:
             return self.native.payload
 
     def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
-        """The device's own time, between two events."""
+        """The time on the device, measured between two events."""
         plan, device = self.native.bind(call.dims), self.device
         space = self.scratch((max(plan.workspace, 1),), np.uint8, call.stream)
         device.load()

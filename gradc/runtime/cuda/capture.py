@@ -17,10 +17,10 @@ from .programs import Submission
 
 @dataclass
 class Step:
-    """A call in a capture; it has run once before the capture.
+    """A call in a capture, which was run once before.
 
-    :param results: its outputs by name, written again by each replay.
-    :param started: its last submission, which has its error flag.
+    :param results: its outputs by name; each replay writes them.
+    :param started: its last submission, which has the error flag.
     """
 
     backend: GpuBackend
@@ -44,17 +44,17 @@ class Capture:
         self._backend = steps[0].backend
 
     def replay(self, stream: Any = None) -> None:
-        """Launch the graph on the current contents of the arrays; returns without waiting.
+        """Launches the graph on the current contents of the arrays, without waiting.
 
-        :param stream: None: the current one of the library that the inputs are of.
+        :param stream: None is the current stream of the inputs' library.
         """
         self.graph.replay(self._backend.stream(stream, self.steps[0].call.given.values()))
 
     def check(self) -> None:
-        """Wait for the device, and raise the error of the last replay: a replay itself only keeps outputs from being
-        written.
+        """Waits for the device and raises the error of the last replay; a replay with an error only leaves its outputs
+        unwritten.
 
-        :raises IndexOutOfRange: a data-dependent index.
+        :raises IndexOutOfRange: a data-dependent index is out of range.
         """
         self._backend.device.synchronize()
         for step in self.steps:
@@ -64,8 +64,8 @@ class Capture:
 def stream_for(backend: Backend, given: Any, values: Iterable[Any]) -> int:
     """The stream to capture: the caller's, else a new one, which waits for the current one.
 
-    :raises Unsupported: another target than ``cuda``.
-    :raises CaptureError: it cannot be captured, or is already.
+    :raises Unsupported: the target is not ``cuda``.
+    :raises CaptureError: the stream cannot be captured, or is being captured already.
     """
     if not isinstance(backend, GpuBackend):
         raise Unsupported(f"a CUDA graph of a module for {backend.target!r}; target='cuda' has one")
@@ -82,9 +82,8 @@ def stream_for(backend: Backend, given: Any, values: Iterable[Any]) -> int:
 
 
 def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Arguments) -> Step:
-    """Run a call once in memory that stays allocated: its errors are raised now, and its first launches load code,
-    which is not allowed during a capture.
-
+    """Runs a call once in memory that stays allocated, which raises its errors now and loads its code, because loading
+    is not allowed during a capture.
 
     :param given: the caller's arrays for outputs, by name.
     :raises CaptureError: an input would have to be made contiguous in each replay.
@@ -107,7 +106,7 @@ def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Argu
 
 
 def capture(steps: Sequence[Step], stream: int, outputs: Arguments) -> Capture:
-    """Capture the steps, in order."""
+    """Captures the steps in order."""
     device = steps[0].backend.native.device
     device.synchronize(stream)
     device.capture(stream)

@@ -1,6 +1,6 @@
-"""Matrix products by cuBLAS on raw pointers, in memory that the caller gives: ``cupy.matmul`` would allocate.
+"""Matrix products by cuBLAS on raw pointers with the caller's workspace; ``cupy.matmul`` would allocate.
 
-f32 is multiplied and added in f32 (no TF32), 16-bit floats are added up in f32, f64 in f64.
+f32 products are computed in f32 (no TF32), those of 16-bit floats accumulate in f32, those of f64 in f64.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .device import Span
 
 _OK, _DEFAULT_ALGORITHM = 0, -1
 _NO_TRANSPOSE, _TRANSPOSE = 0, 1
-# CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: parts of a 16-bit product are added up in
-# f32, too.
+# CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: split-K reductions of 16-bit products are
+# in f32, too.
 _MATH = 16
 # cudaDataType and cublasComputeType_t of each dtype.
 _TYPES = {"f32": (0, 68), "f64": (1, 70), "f16": (2, 68), "bf16": (14, 68)}
@@ -83,25 +83,25 @@ _handles = _Handles()
 
 
 def workspace_bytes(arch: str) -> int:
-    """What cuBLAS asks for on an architecture: 32 MiB from sm_90 on, 4 MiB before."""
+    """The workspace that cuBLAS recommends for an architecture: 32 MiB from sm_90 on, 4 MiB before."""
     return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
 
 
 def multiply(device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int) -> None:
-    """Ask for a product along a stream; may be part of a capture.
+    """Submits a product to a stream, which may be under capture.
 
-    :raises DeviceError: there is no cuBLAS, or it refused; sizes are given.
+    :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
     """
     blas, handle = _library(), _handle(device)
     data, compute = _TYPES[dtype_of(library.dtype).name]
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
     one, zero = real(1), real(0)
-    # Its matrices are column-major: ours are their transposes there, and out^T = b^T a^T.
+    # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
     (op_b, op_a), out_step = (_operation(library.b), _operation(library.a)), library.m * library.n
     _check(blas.cublasSetStream_v2(handle, stream), library)
     _check(
         blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
-    )  # after the stream, which resets it
+    )  # set after the stream, because setting the stream resets the workspace
     code = blas.cublasGemmStridedBatchedEx(
         handle,
         op_b,
@@ -145,7 +145,7 @@ def _check(code: int, library: Library | None = None) -> None:
 
 
 def _handle(device: int) -> int:
-    """This thread's own: a handle has one stream and one workspace at a time."""
+    """The handle of this thread: a handle has one stream and one workspace at a time."""
     known = _handles.of
     if device not in known:
         made = ctypes.c_void_p()
@@ -156,15 +156,15 @@ def _handle(device: int) -> int:
 
 
 def prepare(device: int) -> None:
-    """Make the thread's handle now: that allocates, and a stream may be captured later."""
+    """Creates the thread's handle now, because that allocates, which is not possible during a capture."""
     _handle(device)
 
 
 @functools.cache
 def _library() -> Any:
-    """cuBLAS of the CUDA that CuPy talks to.
+    """The cuBLAS of CuPy's CUDA version.
 
-    :raises DeviceError: it is nowhere; says where it was looked for.
+    :raises DeviceError: it was not found; the message says where it was searched.
     """
     import cupy
 
@@ -185,9 +185,7 @@ def _library() -> Any:
 
 
 def _candidates(major: int) -> Iterator[str]:
-    """Names and files, in the order in which they are tried: what is loaded already, what a wheel brought, what CuPy
-    finds.
-    """
+    """Library names and files, in the order in which they are tried: loaded already, from a wheel, found by CuPy."""
     soname = f"libcublas.so.{major}"
     yield soname
     namespace = importlib.util.find_spec("nvidia")
@@ -196,5 +194,5 @@ def _candidates(major: int) -> Iterator[str]:
             yield from sorted(glob.glob(os.path.join(glob.escape(root), folder, "lib", soname)))
     import cupy
 
-    cupy.cuda.device.get_cublas_handle()  # CuPy loads its own now
+    cupy.cuda.device.get_cublas_handle()  # makes CuPy load its cuBLAS
     yield soname

@@ -1,8 +1,8 @@
-"""What CUDA text runs on: memory by address, streams, events, graphs.  A GPU (:mod:`.gpu`) and the simulator
-(:mod:`.simulator`) offer the same.
+"""The device interface for CUDA code: memory by address, streams, events, graphs.  A GPU (:mod:`.gpu`) and the
+simulator (:mod:`.simulator`) implement it.
 
-An address is an int; on a GPU it is never followed here.  A stream is an int too: what ``cudaStream_t`` is, 0 the
-default one; None means the current one.
+An address is an int, never dereferenced on a GPU.  A stream is an int, the value of ``cudaStream_t``; 0 is the default
+stream, None means the current one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Array = np.ndarray[Any, Any]
 class Description:
     """A device, as its driver describes it; sizes in bytes.
 
-    :param number: as the process counts devices.
+    :param number: the device's index in this process.
     :param arch: ``sm_90``.
-    :param sms: multiprocessors.
-    :param l2: of the second-level cache.
-    :param shared: shared memory that a block can have.
-    :param memory: all there is.
-    :param bandwidth: bytes/s that clock and width of the memory bus allow, 0 where the driver does not say.
-    :param driver: the newest CUDA it knows: (12, 8).
+    :param sms: number of multiprocessors.
+    :param l2: size of the L2 cache.
+    :param shared: maximum shared memory of a block.
+    :param memory: total memory.
+    :param bandwidth: theoretical memory bandwidth in bytes/s, 0 if the driver does not report it.
+    :param driver: the newest CUDA version that the driver supports: (12, 8).
     """
 
     number: int
@@ -43,7 +43,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Span:
-    """``count`` elements from an address of the device's memory on."""
+    """``count`` elements of device memory, starting at an address."""
 
     address: int
     count: int
@@ -55,7 +55,7 @@ class Span:
 
 
 class Memory(Protocol):
-    """Bytes of the device, freed when this object dies and the work submitted to its stream is done."""
+    """A block of device memory, freed when this object is deleted and the work submitted to its stream is done."""
 
     @property
     def address(self) -> int: ...
@@ -67,7 +67,7 @@ class Event(Protocol):
     """A CUDA event."""
 
     def record(self, stream: int | None = None) -> None:
-        """Record it: it completes when the work submitted to the stream so far is done."""
+        """Records it: it completes when the work submitted to the stream so far is done."""
 
     def done(self) -> bool:
         """Whether it has completed; never waits."""
@@ -87,9 +87,9 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """A machine, and one CUDA text on it, compiled and loaded at its first launch (there may be none: ``""``).
+    """A device with one CUDA source (which may be empty), compiled and loaded at its first launch.
 
-    Work is asynchronous and in order along a stream; only ``synchronize``, ``Event.wait`` and ``read`` wait.
+    Work is asynchronous, and ordered within a stream; only ``synchronize``, ``Event.wait`` and ``read`` wait.
     """
 
     @property
@@ -99,13 +99,13 @@ class Device(Protocol):
         """DeviceError if another device is this thread's current one."""
 
     def device_of(self, address: int) -> int:
-        """The number of the device whose memory an address is."""
+        """The number of the device that an address belongs to."""
 
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Any:
         """A new array of the device's own library (CuPy), for use along a stream; ``.data.ptr`` is its address."""
 
     def load(self) -> None:
-        """Load the code now rather than at the first launch: loading is not allowed while a stream is captured."""
+        """Loads the code now, because loading is not allowed during a capture."""
 
     def launch(
         self,
@@ -118,47 +118,47 @@ class Device(Protocol):
         shared: int = 0,
         wide: bool = False,
     ) -> None:
-        """Start a function.
+        """Launches a function.
 
-        :param args: each a Span or an integer of 64 bits.
+        :param args: each a Span or a 64-bit integer.
         :param written: positions in ``args`` of the Spans that may be written.
         :param shared: bytes of dynamic shared memory.
-        :param wide: the function of the text compiled for offsets of 64 bits, at its first such launch.
-        :raises DeviceError: it was not started; the function is named.
+        :param wide: use the code with 64-bit offsets, which is compiled at its first launch.
+        :raises DeviceError: the launch failed; the function is named.
         """
 
     def memory(self, nbytes: int, stream: int | None = None) -> Any:
-        """Fresh :class:`Memory`, at a multiple of 256 bytes, for use along a stream.
+        """New :class:`Memory`, aligned to 256 bytes, for use on a stream.
 
-        :raises OutOfMemory: there is not as much.
+        :raises OutOfMemory: there is not enough memory.
         """
 
     def pinned(self, nbytes: int) -> Array:
-        """Host memory (u8) that the device can write while the host goes on."""
+        """Pinned host memory (u8), which the device can write asynchronously."""
 
     def free(self) -> int:
-        """About how many bytes ``memory`` can still allocate."""
+        """The approximate number of bytes that ``memory`` can still allocate."""
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
-        """Copy between any two addresses, of the device or of pinned host memory."""
+        """Copies between two addresses of device or pinned host memory."""
 
     def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
         """Set every byte."""
 
     def upload(self, to: int, array: Array, stream: int | None = None) -> None:
-        """Copy a host array to the device; the array may change as soon as this returns."""
+        """Copies a host array to the device; the array may be changed as soon as this returns."""
 
     def read(self, span: Span, stream: int | None = None) -> Array:
-        """Wait for the stream, then copy to the host."""
+        """Waits for the stream, then copies to the host."""
 
     def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
-        """A :class:`gradc.codegen.cuda.actions.Library` product, on addresses."""
+        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses."""
 
     def stream(self) -> int:
-        """A new stream that nothing else uses; lives as long as this device."""
+        """A new stream, which exists as long as this object."""
 
     def current_stream(self) -> int:
-        """The one on which arrays of its own library are made."""
+        """The current stream of the device's array library (CuPy)."""
 
     def follow(self, stream: int, other: int) -> None:
         """Work submitted to ``stream`` from now on waits for the work submitted to ``other`` so far."""
@@ -179,7 +179,7 @@ class Device(Protocol):
         """Begin to capture the stream."""
 
     def captured(self, stream: int, keep: bool = True) -> Any:
-        """End the capture: a :class:`Graph`; ``keep=False`` throws it away after an error, and gives None."""
+        """Ends the capture and returns a :class:`Graph`; ``keep=False`` discards it after an error and returns None."""
 
     def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
-        """A call begins: these spans hold nothing yet (a checking simulator wants to know)."""
+        """Marks the beginning of a call and its uninitialised memory, for the checking mode of the simulator."""

@@ -1,4 +1,4 @@
-"""A GPU through CuPy, by addresses alone: the one module that imports cupy, and only once a device is needed.
+"""A GPU, accessed through CuPy by addresses; the only module that imports cupy, and only when a device is needed.
 
 >>> from gradc.runtime.cuda import gpu
 >>> gpu.count() and gpu.current_device().arch           # 0 without a driver: cupy is not imported then
@@ -44,7 +44,7 @@ _NOT_READY = 600
 
 @functools.cache
 def count() -> int:
-    """How many devices the driver has; 0 without a driver."""
+    """The number of devices; 0 without a driver."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         number = ctypes.c_int()
@@ -54,13 +54,13 @@ def count() -> int:
 
 
 def usable() -> bool:
-    """Whether there are a device and a CuPy; imports nothing."""
+    """Whether there are a device and CuPy; imports nothing."""
     return count() > 0 and importlib.util.find_spec("cupy") is not None
 
 
 @functools.cache
 def _cupy() -> Any:
-    """CuPy, once there is something to use it for."""
+    """CuPy, imported if there is a device."""
     if not count():
         raise NoDevice(
             "no GPU: the loader knows no libcuda.so.1, or the driver has no device; target='cuda-sim' runs the same"
@@ -78,7 +78,7 @@ def _cupy() -> Any:
 
 
 def failure(error: Exception, activity: str) -> DeviceError | OutOfMemory:
-    """A failed call of CUDA's as the error of ours that it is."""
+    """The error of gradc for a failed CUDA call."""
     status, text = getattr(error, "status", None), f"{activity}: {error}"
     if isinstance(error, MemoryError) or status == 2:
         return OutOfMemory(text)
@@ -105,7 +105,7 @@ def _named(activity: str) -> Iterator[None]:
 
 
 def _asked(activity: str, function: Any, *args: Any) -> Any:
-    """As :func:`_named`, for what every call does."""
+    """As :func:`_named`, for a single function; faster."""
     try:
         return function(*args)
     except (RuntimeError, MemoryError) as error:
@@ -115,8 +115,8 @@ def _asked(activity: str, function: Any, *args: Any) -> Any:
 def current_device() -> Description:
     """The current device of this thread.
 
-    :raises NoDevice: there is no driver, no device, or no CuPy to reach it; says which.
-    :raises DriverTooOld: for this CuPy.
+    :raises NoDevice: there is no driver, no device, or no CuPy; the message says which.
+    :raises DriverTooOld: the driver is too old for this CuPy.
     """
     cupy = _cupy()
     with _named("asking for the current device"):
@@ -142,7 +142,7 @@ def _description(number: int) -> Description:
 
 
 def fits(arch: str, device: Description) -> bool:
-    """Whether a device runs a binary for an architecture: its own, or an earlier one of its generation."""
+    """Whether a device can run a binary for ``arch``: its own architecture, or an earlier one of its generation."""
     number, variant = int(re.sub(r"\D", "", arch)), arch[-1] if arch[-1] in "af" else ""
     own = int(device.arch[3:])
     return number == own if variant == "a" else number // 10 == own // 10 and number <= own
@@ -152,7 +152,7 @@ def fits(arch: str, device: Description) -> bool:
 
 
 class _Memory:
-    """Of CuPy's pool."""
+    """Memory from CuPy's pool."""
 
     def __init__(self, pointer: Any, nbytes: int):
         self.pointer, self.nbytes, self.address = pointer, nbytes, int(pointer.ptr)
@@ -188,20 +188,20 @@ class _Graph:
             self.runtime.graphLaunch(self.executable, self.device.at(stream))
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the driver may be gone before us
+        with contextlib.suppress(Exception):  # at exit the driver may be shut down already
             self.runtime.graphExecDestroy(self.executable)
 
 
 class Gpu:
-    """The current device and a CUDA text on it: :class:`gradc.runtime.cuda.device.Device`, where each method is
-    described.
+    """The current device with CUDA code; implements :class:`gradc.runtime.cuda.device.Device`, which documents the
+    methods.
 
-    :param text: kernels as ``extern "C" __global__`` functions whose parameters are pointers and 64-bit integers.
-    :param cubin: the text compiled, or b"": it is compiled for the device's architecture (and kept in the cache) at the
-        first launch.
-    :param wide: the same for offsets of 64 bits, at the first launch that needs them.
-    :param arch: what the cubin was compiled for.
-    :param sync: wait after each launch, so that an error names the function that raised it.
+    :param text: CUDA source with ``extern "C" __global__`` functions whose parameters are pointers and 64-bit integers.
+    :param cubin: the compiled source, or b"" to compile it for the device's architecture (or take it from the cache) at
+        the first launch.
+    :param wide: the same with 64-bit offsets, for the first launch that needs them.
+    :param arch: the architecture of the cubin.
+    :param sync: wait after each launch, so that errors name the function that caused them.
     """
 
     def __init__(self, text: str = "", *, cubin: bytes = b"", wide: bytes = b"", arch: str = "", sync: bool = False):
@@ -209,13 +209,13 @@ class Gpu:
         self.description = current_device()
         self.cupy = _cupy()
         self.runtime, self.driver = self.cupy.cuda.runtime, self.cupy.cuda.driver
-        self._functions: dict[bool, dict[str, int]] = {}  # by whether their offsets have 64 bits
+        self._functions: dict[bool, dict[str, int]] = {}  # whether offsets have 64 bits -> functions
         self._streams: list[Any] = []
         self._lock = lock()
         self._thread = threading.local()
 
     def check_current(self) -> None:
-        """DeviceError if the thread's current device is another one; the driver's context is there afterwards."""
+        """DeviceError if another device is current in this thread; initialises the driver's context."""
         number = self.runtime.getDevice()
         if number != self.description.number:
             raise DeviceError(
@@ -224,7 +224,7 @@ class Gpu:
         if not getattr(self._thread, "ready", False):
             with _named(f"using device {number} ({self.description.name})"):
                 self.runtime.setDevice(number)
-                self.runtime.free(0)  # makes the context, and the thread's own
+                self.runtime.free(0)  # initialises the context, also for this thread
             self._thread.ready = True
 
     def device_of(self, address: int) -> int:
@@ -304,7 +304,7 @@ class Gpu:
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
         try:
-            if shared:  # beside what the function has of its own: how much goes without asking is not known here
+            if shared:  # static shared memory, not known here, counts against the default limit, too
                 self.driver.funcSetAttribute(
                     handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared
                 )
@@ -318,7 +318,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def along(self, stream: int) -> Iterator[None]:
-        """CuPy's current stream is this one."""
+        """A context manager that makes ``stream`` CuPy's current stream."""
         kind = self.cupy.cuda.Stream
         if stream == 0:
             other = kind.null
@@ -357,7 +357,7 @@ class Gpu:
     def upload(self, to: int, array: Array, stream: int | None = None) -> None:
         self.copy(
             to, np.ascontiguousarray(array).ctypes.data, array.nbytes, stream
-        )  # from pageable memory: staged before it returns
+        )  # from pageable memory, which is staged before the call returns
 
     def read(self, span: Span, stream: int | None = None) -> Array:
         out = np.empty(span.count, span.dtype)
@@ -381,7 +381,7 @@ class Gpu:
         return int(self._streams[-1].ptr)
 
     def at(self, stream: int | None) -> int:
-        """A stream, or the current one."""
+        """The stream, or the current one for None."""
         return self.current_stream() if stream is None else stream
 
     def current_stream(self) -> int:
@@ -422,11 +422,11 @@ class Gpu:
             self.runtime.graphDestroy(graph)
 
     def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
-        """Nothing: the device does not look."""
+        """Nothing to do: the device does not track initialisation."""
 
 
 class _External:
-    """A stream that another library made, for CuPy."""
+    """A stream of another library, in the form that CuPy expects."""
 
     def __init__(self, stream: int):
         self.stream = stream

@@ -1,7 +1,7 @@
-"""From CUDA text to a cubin with no GPU, no driver and no CUDA toolkit: NVRTC through ctypes, its log read, its work
-kept.
+"""Compiles CUDA source to a cubin by NVRTC, called through ctypes, without a GPU, driver or CUDA toolkit; parses its
+log and caches its results.
 
-NVRTC is a library, so a compile is a thread of ours that can be told to stop, not a process that can be killed.
+NVRTC is a library: a compilation runs in a thread that can be asked to stop, not in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from gradc.version import VERSION
 
 OPTIONS = (
     "--std=c++17",
-    # Contraction changes bits (contracts 1); the other three are IEEE, and NVRTC's defaults.
+    # Contraction would change bits; the other three are NVRTC's defaults, which conform to IEEE 754.
     "--fmad=false",
     "--ftz=false",
     "--prec-div=true",
     "--prec-sqrt=true",
 )
-# What makes the log say what a kernel needs.
+# Options that print the resources of each kernel to the log.
 _PTXAS = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
-# Kernels of one text side by side; the same code comes out.  An NVRTC that does not know it does without.
+# Compiles the kernels of one source in parallel, with the same result; omitted if NVRTC does not know the option.
 _SPLIT = "--split-compile=0"
-# The first NVRTC that compiles for an architecture, and the last.
+# The first and the last NVRTC version that compile for an architecture.
 _SINCE = {
     89: (11, 8),
     90: (11, 8),
@@ -76,10 +76,10 @@ _INVALID_OPTION, _CANCELLED = 5, 16
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """An NVRTC that answered.
+    """A working NVRTC.
 
-    :param path: its file.  :param version: major and minor.  :param architectures: what it compiles for: 90 is sm_90.
-    :param identity: what a cache key must hold of it: its file, that of its builtins, and its version.
+    :param path: its file.  :param version: major and minor.  :param architectures: supported ones: 90 is sm_90.
+    :param identity: for cache keys: its file, that of its builtins, and its version.
     """
 
     path: str
@@ -91,7 +91,7 @@ class Nvrtc:
         return f"NVRTC {self.version[0]}.{self.version[1]} ({self.path})"
 
     def lacks(self, arch: str) -> str:
-        """Why it does not compile for this architecture, or ""."""
+        """The reason why it does not compile for this architecture, or ""."""
         number, variant = _parse_arch(arch)
         known = ", ".join(f"sm_{n}" for n in self.architectures)
         if number not in self.architectures:
@@ -108,22 +108,22 @@ class Nvrtc:
 
 
 def find_nvrtc(arch: str = "") -> Nvrtc:
-    """``$GRADC_NVRTC`` if it is set, else the first that works of NVIDIA's wheels, CUDA_HOME, CUDA_PATH and the
-    loader's.
+    """``$GRADC_NVRTC`` if it is set, else the first working one of NVIDIA's wheels, CUDA_HOME, CUDA_PATH and the
+    system's loader.
 
-    CUDA 12 comes before 13: a driver loads what an older compiler made.
+    CUDA 12 is preferred to 13, because drivers load the code of older compilers.
 
-    :param arch: pass over those that do not compile for it.
-    :raises CompilerMissing: there is none, none for ``arch``, or ``$GRADC_NVRTC`` names no file.
-    :raises CompilerError: ``$GRADC_NVRTC`` names something else.
-    :raises InvalidProblem: ``arch`` is not written like one.
+    :param arch: skip those that do not compile for it.
+    :raises CompilerMissing: there is none, none for ``arch``, or ``$GRADC_NVRTC`` does not exist.
+    :raises CompilerError: ``$GRADC_NVRTC`` is no NVRTC.
+    :raises InvalidProblem: ``arch`` is malformed.
     """
     return _find(knobs.NVRTC.get(), (knobs.CUDA_HOME.get(), knobs.CUDA_PATH.get()), arch)
 
 
 @functools.lru_cache(maxsize=32)
 def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
-    if wanted:  # an explicit wish is never replaced by something else
+    if wanted:  # no fallback if it was set explicitly
         if not os.path.isfile(wanted):
             raise CompilerMissing(f"GRADC_NVRTC={wanted!r} names no file; set it to a libnvrtc.so or unset it")
         nvrtc = _ask(os.path.realpath(wanted))
@@ -136,7 +136,7 @@ def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
             path = os.path.realpath(name if os.path.isabs(name) else _loaded_path(name))
             nvrtc = _ask(path)
         except (OSError, AttributeError):
-            continue  # a name that the loader does not know
+            continue  # the loader does not find it
         except GradcError as error:
             passed.append(str(error))
             continue
@@ -158,8 +158,8 @@ def _find(wanted: str, homes: tuple[str, ...], arch: str) -> Nvrtc:
 
 
 def _candidates(homes: Sequence[str]) -> Iterator[str]:
-    """Files and, last, names for the loader, in the order in which they are tried."""
-    namespace, places = importlib.util.find_spec("nvidia"), []  # a folder without code: nothing is imported
+    """Files and, last, library names for the loader, in the order in which they are tried."""
+    namespace, places = importlib.util.find_spec("nvidia"), []  # a namespace package: nothing is imported
     for root in (namespace.submodule_search_locations if namespace is not None else None) or ():
         places.append([os.path.join(glob.escape(root), folder, "lib") for folder in ("cuda_nvrtc", "cu[0-9]*")])
     for home in filter(None, homes):
@@ -177,8 +177,8 @@ def _candidates(homes: Sequence[str]) -> Iterator[str]:
 
 
 def _loaded_path(name: str) -> str:
-    """The file that the loader takes for a name; OSError if it knows none."""
-    place = (ctypes.c_char_p * 4)()  # Dl_info: four pointers, the first to the file's name
+    """The file that the loader uses for a library name; OSError if there is none."""
+    place = (ctypes.c_char_p * 4)()  # struct Dl_info: four pointers, the first to the file's name
     address = ctypes.cast(ctypes.CDLL(name).nvrtcVersion, ctypes.c_void_p)
     if not ctypes.CDLL(None).dladdr(address, place) or not place[0]:
         raise OSError(f"{name} is loaded from nowhere")
@@ -187,8 +187,8 @@ def _loaded_path(name: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ask(path: str) -> Nvrtc:
-    """Version and architectures of the library; remembered on disk while its files are the same: loading it takes 10
-    ms.
+    """Queries version and architectures of the library; cached on disk until its files change, because loading it takes
+    10 ms.
     """
     builtins = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "libnvrtc-builtins.so.*")))
     stamps = [f"{file} {about.st_size} {about.st_mtime_ns}" for file in (path, *builtins) for about in (os.stat(file),)]
@@ -217,7 +217,7 @@ def _ask(path: str) -> Nvrtc:
 
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
-    """The library, loaded, its functions typed."""
+    """The loaded library with its functions' argument types set."""
     try:
         library = ctypes.CDLL(path)
         for name, types in _FUNCTIONS.items():
@@ -235,14 +235,14 @@ def _library(path: str) -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes, in bytes but for the registers.
+    """The resources of one kernel, in bytes except for registers and barriers.
 
-    :param registers: of a thread.
-    :param spill_stores: registers that did not fit, written to local memory, by device functions that it calls too.
-    :param spill_loads: and read again.
-    :param shared: static shared memory of a block.
-    :param stack: local memory of a thread.
-    :param constant: constant memory; 0 where NVRTC does not say (sm_90 and later).  :param barriers: of a block.
+    :param registers: per thread.
+    :param spill_stores: bytes of register spills stored to local memory, including those of called device functions.
+    :param spill_loads: bytes of register spills loaded.
+    :param shared: static shared memory per block.
+    :param stack: local memory per thread.
+    :param constant: constant memory; 0 if NVRTC does not report it (sm_90 and later).  :param barriers: per block.
     """
 
     name: str
@@ -257,12 +257,12 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class CudaBinary:
-    """Compiled CUDA text.
+    """Compiled CUDA source.
 
-    :param arch: what it was compiled for.
-    :param cubin: the binary, b"" if not asked for.
-    :param ptx: its assembly, "" if not asked for.
-    :param log: what NVRTC said.  :param kernels: by name, what each takes; empty without a cubin.
+    :param arch: the architecture it was compiled for.
+    :param cubin: the binary, b"" if not requested.
+    :param ptx: the PTX assembly, "" if not requested.
+    :param log: NVRTC's output.  :param kernels: the resources of each kernel by name; empty without a cubin.
     """
 
     arch: str
@@ -282,20 +282,20 @@ def compile_cuda(
     line_info: bool = False,
     timeout: float = TIMEOUT,
 ) -> CudaBinary:
-    """Compile CUDA text that includes nothing, or take it from the cache.
+    """Compiles CUDA source without includes, or takes the result from the cache.
 
     :param arch: ``sm_90``, ``sm_90a``, ``sm_100f``.
-    :param emit: what is wanted; without ``"cubin"`` the assembler does not run and nothing is known of registers.
-    :param spills: ``"error"`` refuses a kernel whose registers do not fit.
-    :param max_registers: of a thread, where ``__launch_bounds__`` says nothing; 0: no limit.
-    :param line_info: lines of the text in the binary, for profilers.
-    :param timeout: seconds; NVRTC can be stopped from 12.8 on.
+    :param emit: the requested outputs; without ``"cubin"`` the assembler is not run and resources are not known.
+    :param spills: ``"error"`` rejects kernels that spill registers.
+    :param max_registers: limit per thread for kernels without ``__launch_bounds__``; 0: no limit.
+    :param line_info: include line numbers in the binary, for profilers.
+    :param timeout: in seconds; NVRTC can be stopped from version 12.8 on.
 
-    :raises CompilerMissing: there is no NVRTC, or none for ``arch``; says how to get one.
-    :raises CompilerError: it refused the text or took too long; ``.source`` is the text with line numbers, ``.log``
-        what it printed.
+    :raises CompilerMissing: there is no NVRTC, or none for ``arch``; the message says how to install one.
+    :raises CompilerError: it rejected the source or timed out; ``.source`` is the source with line numbers, ``.log``
+        NVRTC's output.
     :raises RegistersSpilled: see ``spills``; names kernels and bytes.
-    :raises InvalidProblem: ``arch`` or an option is not written like one.
+    :raises InvalidProblem: ``arch`` or an option is malformed.
     """
     unknown = [repr(e) for e in emit if e not in ("cubin", "ptx")]
     if unknown or not emit or spills not in ("allow", "error") or not 0 <= max_registers <= 255:
@@ -342,7 +342,7 @@ def _parse_arch(arch: str) -> tuple[int, str]:
 
 
 def _check_source(source: str) -> None:
-    """Our text is all there is to compile: it includes nothing, and no part of it is lost behind a NUL."""
+    """Rejects source with includes, or with a NUL, after which NVRTC would ignore the rest."""
     if (at := source.find("\0")) >= 0:
         raise CompilerError(
             f"our CUDA source has a NUL in line {source.count(chr(10), 0, at) + 1}, where NVRTC stops reading",
@@ -359,7 +359,7 @@ def _check_source(source: str) -> None:
 
 
 def _compile(nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], timeout: float) -> tuple[bytes, str, str]:
-    """Cubin, PTX and log, made in a thread of its own, so that Ctrl-C and the clock are heard here."""
+    """(cubin, PTX, log), compiled in a separate thread, so that Ctrl-C and the timeout take effect here."""
     stop = ctypes.create_string_buffer(b"0")
     done: list[tuple[bytes, str, str] | BaseException] = []
     finished = threading.Event()  # an interrupted Thread.join may not be repeated before Python 3.13
@@ -391,14 +391,14 @@ _starting = lock()
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start it with room for deep recursion: NVRTC's parser ends the process where its stack does (60 000 brackets in 8
-    MB).
+    """Starts the thread with a large stack: NVRTC's recursive parser crashes the process on a stack overflow (60 000
+    brackets in 8 MB).
     """
     with _starting:
-        before = threading.stack_size(512 << 20)  # of addresses; memory is what it touches
+        before = threading.stack_size(512 << 20)  # address space; pages are mapped when they are touched
         try:
             thread.start()
-        except RuntimeError:  # addresses are limited
+        except RuntimeError:  # the address space is limited
             threading.stack_size(before)
             thread.start()
         finally:
@@ -406,13 +406,13 @@ def _start(thread: threading.Thread) -> None:
 
 
 class _Stopped(Exception):
-    """NVRTC gave up because it was told to."""
+    """NVRTC was stopped by the flow callback."""
 
 
 def _run(
     nvrtc: Nvrtc, source: str, arch: str, options: Sequence[str], stop: ctypes.Array[ctypes.c_char]
 ) -> tuple[bytes, str, str]:
-    """One program, made and destroyed."""
+    """Creates, compiles and destroys one NVRTC program: (cubin, PTX, log)."""
     library = _library(nvrtc.path)
     program = ctypes.c_void_p()
 
@@ -438,8 +438,8 @@ def _run(
             )
         )
         if hasattr(library, "nvrtcSetFlowCallback"):
-            # NVRTC calls f(stop, NULL) some thousand times and goes on while it is 0.  The C library's atoi is such an
-            # f that needs no Python: one that did would wait for the interpreter each time.
+            # NVRTC calls the callback f(stop, NULL) some thousand times and continues while it returns 0.  The C
+            # library's atoi serves as f, because a Python callback would wait for the GIL each time.
             check(
                 library.nvrtcSetFlowCallback(
                     program, ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p), ctypes.addressof(stop)
@@ -452,7 +452,7 @@ def _run(
             log = _text(get("ProgramLog"))
             if code != _INVALID_OPTION or _SPLIT not in options or "split-compile" not in log:
                 break
-            options = [o for o in options if o != _SPLIT]  # too old for it
+            options = [o for o in options if o != _SPLIT]  # this version does not know the option
         if code == _CANCELLED:
             raise _Stopped
         if code:
@@ -470,7 +470,7 @@ def _run(
 
 
 def _text(data: bytes) -> str:
-    """A text of NVRTC's, without the NUL at its end and without the times that differ in every run."""
+    """A text from NVRTC, without the trailing NUL and the timings, which differ in every run."""
     text = data.rstrip(b"\0").decode("utf-8", "replace")
     return re.sub(r"^ptxas info +: Compile time = .*\n", "", text, flags=re.MULTILINE)
 
@@ -483,7 +483,7 @@ _USED = re.compile(r"Used (\d+) registers")
 
 
 def _resources(log: str) -> dict[str, KernelResources]:
-    """What the assembler says of each kernel; the functions that a kernel calls stand below it."""
+    """The resources of each kernel from the assembler's log, in which called functions follow their kernel."""
     resources, name = dict[str, KernelResources](), ""
     for line in log.splitlines():
         if match := _ENTRY.search(line):
@@ -532,7 +532,7 @@ def _pack(made: CudaBinary) -> bytes:
 
 
 def _unpack(payload: bytes, arch: str) -> CudaBinary | None:
-    """What :func:`_pack` was given; None if a broken build of ours wrote something else."""
+    """The inverse of :func:`_pack`; None if the payload is malformed (written by a broken build)."""
     head, nul, cubin = payload.partition(b"\0")
     try:
         texts = json.loads(head)

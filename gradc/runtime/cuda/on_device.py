@@ -1,7 +1,7 @@
-"""Arrays on a GPU, in and out: CuPy's, torch's, and what offers DLPack or the CUDA array interface.
+"""Conversion of GPU arrays: those of CuPy and torch, and objects with DLPack or the CUDA array interface.
 
-Inside they are :class:`DeviceArray`: NumPy arrays of addresses that the host must not follow.  Shapes, strides,
-overlaps and views of them are NumPy's own; their elements are never looked at here.
+Internally they are :class:`DeviceArray`: NumPy arrays over device addresses, which the host must not dereference.
+NumPy handles their shapes, strides, overlaps and views; elements are never accessed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .device import Device, Memory, Span
 
 Array = np.ndarray[Any, Any]
 _UNSIGNED = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-# What DLPack calls integers, floats...: (code, bits) -> NumPy's name, or ml_dtypes'.
+# DLPack's (type code, bits) -> the dtype's name in NumPy or ml_dtypes.
 _DLPACK = {
     **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
     **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
@@ -39,14 +39,14 @@ _DLPACK = {
 }
 _CUDA, _MANAGED = 2, 13
 _KEPT_BYTES = 1 << 16
-"""Larger constants of the host are not compared by their bytes."""
+"""Host constants of more bytes are cached by identity instead of by contents."""
 
 
 class DeviceArray(np.ndarray):  # type: ignore[type-arg]
-    """An array in device memory: reading an element on the host would end the process.
+    """An array in device memory; reading an element on the host would crash the process.
 
-    :ivar native: the object of the caller's library that has this memory.
-    :ivar number: the device's, where that library tells it.
+    :ivar native: the object of the caller's library that owns this memory.
+    :ivar number: the device's number, if that library reports it.
     """
 
     native: Any = None
@@ -62,7 +62,7 @@ class DeviceArray(np.ndarray):  # type: ignore[type-arg]
 
 
 class _Bytes:
-    """Memory with an array interface; keeps its owner alive."""
+    """An object with an array interface for a memory region; keeps the owner alive."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ def remote(
     readonly: bool = False,
     number: int | None = None,
 ) -> DeviceArray:
-    """A device's memory as an array; strides in bytes."""
+    """Device memory as an array; strides in bytes."""
     wanted = np.dtype(dtype)
     if 0 in shape:
         array = np.empty(tuple(shape), wanted).view(DeviceArray)
@@ -108,11 +108,11 @@ def remote(
 
 
 def _torch() -> Any:
-    return sys.modules.get("torch")  # a tensor cannot exist before it was imported
+    return sys.modules.get("torch")  # if there is a tensor, torch is imported
 
 
 def describe(x: Any) -> DeviceArray | None:
-    """A view of an array on a GPU; None for anything else.  Never waits."""
+    """A view of a GPU array; None for anything else.  Never waits."""
     if isinstance(x, DeviceArray):
         return x
     if is_tensor(x):
@@ -137,7 +137,7 @@ def _from_tensor(x: Any) -> DeviceArray:
         raise InvalidProblem(f"a torch tensor of {name} does not hold numbers that gradc knows") from error
     try:
         address = x.data_ptr()
-    except RuntimeError as error:  # fake (torch.compile, torch.export), or wrapped by torch.func
+    except RuntimeError as error:  # a fake tensor (torch.compile, torch.export), or one wrapped by torch.func
         raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: {error}") from error
     if not address and x.numel():
         raise InvalidProblem(
@@ -156,7 +156,7 @@ def _from_tensor(x: Any) -> DeviceArray:
 
 
 def to_host(x: Any) -> Array:
-    """A copy of an array's elements, wherever it lies; waits for it."""
+    """A copy of an array in host memory; waits for the device."""
     if is_tensor(x) and x.device.type == "cuda":
         return to_numpy(x.detach().cpu())[0]
     return np.asarray(x.get()) if hasattr(x, "get") and describe(x) is not None else to_numpy(x)[0]
@@ -166,7 +166,7 @@ def to_host(x: Any) -> Array:
 
 
 class _DLTensor(ctypes.Structure):
-    """Of dlpack.h, version 0 (a capsule named dltensor)."""
+    """``DLTensor`` of dlpack.h, version 0 (a capsule named dltensor)."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -187,10 +187,10 @@ _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object
 
 
 def from_dlpack(x: Any, stream: int) -> DeviceArray:
-    """Through DLPack: its library makes ``stream`` wait for what it is still writing."""
+    """The array through DLPack; the producer makes ``stream`` wait for its pending writes."""
     import ml_dtypes
 
-    capsule = x.__dlpack__(stream=stream or 1)  # 1 is the default stream there
+    capsule = x.__dlpack__(stream=stream or 1)  # 1 is DLPack's number of the default stream
     tensor = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
     name = _DLPACK.get((tensor.code, tensor.bits))
     if name is None or tensor.lanes != 1:
@@ -203,11 +203,11 @@ def from_dlpack(x: Any, stream: int) -> DeviceArray:
     strides = [s * dtype.itemsize for s in tensor.strides[: tensor.ndim]] if tensor.strides else None
     return remote(
         (tensor.data or 0) + tensor.byte_offset, shape, dtype, strides, owner=(capsule, x), native=x
-    )  # a capsule that nobody consumes frees its tensor when it dies
+    )  # an unconsumed capsule frees its tensor when it is deleted
 
 
 def from_interface(x: Any, device: Device, stream: int) -> DeviceArray:
-    """Through the CUDA array interface."""
+    """The array through the CUDA array interface."""
     about = x.__cuda_array_interface__
     if about.get("mask") is not None:
         raise InvalidProblem("a masked array: fill it first, its mask would be lost")
@@ -233,7 +233,9 @@ def from_interface(x: Any, device: Device, stream: int) -> DeviceArray:
 
 
 def pointer_of(stream: Any) -> int:
-    """A stream of any library: an int, or what has ``__cuda_stream__``, ``cuda_stream`` (torch) or ``ptr`` (CuPy)."""
+    """The address of a stream: an int, or an object with ``__cuda_stream__``, ``cuda_stream`` (torch) or ``ptr``
+    (CuPy).
+    """
     pointer = stream
     if hasattr(stream, "__cuda_stream__"):
         pointer = stream.__cuda_stream__()[1]
@@ -245,7 +247,7 @@ def pointer_of(stream: Any) -> int:
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which the libraries store it: a value of less than 8 bits takes a byte."""
+    """The dtype in which array libraries store it: 8-bit integers for sub-byte dtypes."""
     narrow = NARROW.get(dtype)
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 
@@ -254,7 +256,7 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _bounds(array: Array) -> tuple[int, int]:
-    """The first byte of any element, and the one after the last."""
+    """(address of the first byte of the elements, address after the last byte)."""
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
     return (
         array.ctypes.data + sum(min(s, 0) for s in steps),
@@ -263,7 +265,7 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 
 class DeviceArrays(ABC):
-    """Arrays in the memory of a GPU; the methods are :class:`gradc.runtime.backend.Backend`'s."""
+    """The array methods of :class:`gradc.runtime.backend.Backend` for GPU memory."""
 
     align = 256
 
@@ -274,19 +276,19 @@ class DeviceArrays(ABC):
     @property
     @abstractmethod
     def device(self) -> Device:
-        """One without text, or a program's own."""
+        """The device, with or without a program's code."""
 
     @property
     @abstractmethod
     def support(self) -> Device:
-        """One with the functions of :func:`gradc.codegen.cuda.support.support_text`."""
+        """The device with the functions of :func:`gradc.codegen.cuda.support.support_text`."""
 
     @property
     def number(self) -> int:
         return self.device.description.number
 
     def stream(self, given: Any, values: Iterable[Any]) -> int:
-        """The caller's, else the current one of the library whose arrays these are."""
+        """The caller's stream, else the current stream of the arrays' library."""
         self.device.check_current()
         if given is not None:
             return pointer_of(given)
@@ -295,11 +297,11 @@ class DeviceArrays(ABC):
         return self.device.current_stream()
 
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
-        """An argument.
+        """An argument as an array.
 
-        :param name: how errors name it.
-        :param constants: ids of arrays of the host that are uploaded once, as numbers are; None: neither may be.
-        :raises DeviceError: it lies in host memory, or on another device; named.
+        :param name: its name in errors.
+        :param constants: ids of host arrays that are uploaded once, as numbers are; None: neither is accepted.
+        :raises DeviceError: it is in host memory, or on another device; named.
         """
         if constants is not None and isinstance(x, bool | int | float | np.generic):
             array = np.asarray(x)
@@ -343,7 +345,7 @@ class DeviceArrays(ABC):
         )
 
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
-        """A result of the caller's kind."""
+        """A new array for a result, in the caller's library."""
         wanted = np.dtype(dtype)
         if kind is Kind.TORCH:
             return self._new_tensor(shape, wanted, stream)
@@ -358,7 +360,7 @@ class DeviceArrays(ABC):
         device = f"cuda:{self.number}"
         if int(torch.cuda.current_stream().cuda_stream) == stream:
             native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
-        else:  # so that its memory is not given to others while this stream uses it
+        else:  # so that the allocator does not reuse the memory while this stream uses it
             with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
                 native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
         return remote(native.data_ptr(), shape, wanted, owner=native, native=native)
@@ -371,14 +373,14 @@ class DeviceArrays(ABC):
             )
 
     def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
-        """Memory of ours."""
+        """An uninitialised array from the device's allocator."""
         self._check_allocation(stream)
         wanted = np.dtype(dtype)
         memory = self.device.memory(max(int(np.prod(shape, dtype=np.int64)) * wanted.itemsize, 1), stream)
         return remote(memory.address, shape, wanted, owner=memory)
 
     def to_device(self, array: Array, stream: int) -> Array:
-        """An array of the host (a number, a default) on the device; uploaded once."""
+        """A copy of a host array (a number, a default) on the device; uploaded once."""
         if isinstance(array, DeviceArray):
             return array
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
@@ -395,7 +397,7 @@ class DeviceArrays(ABC):
         return remote(memory.address, array.shape, array.dtype, owner=memory, readonly=True)
 
     def contiguous(self, array: Array, stream: int) -> DeviceArray:
-        """The same elements in row-major order, aligned."""
+        """A copy in row-major order, aligned."""
         out = self.scratch(array.shape, array.dtype, stream)
         if array.flags.c_contiguous:
             self.device.copy(out.ctypes.data, array.ctypes.data, array.nbytes, stream)
@@ -422,23 +424,23 @@ class DeviceArrays(ABC):
         return out
 
     def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
-        """Zeros of ours."""
+        """An array of zeros from the device's allocator."""
         out = self.scratch(shape, dtype, stream)
         if out.nbytes:
             self.device.fill(out.ctypes.data, 0, out.nbytes, stream)
         return out
 
     def kind(self, kinds: Sequence[Kind]) -> Kind:
-        """What the results of a call are: torch's if any argument was, else CuPy's."""
+        """The library of the results: torch if any argument is a tensor, else CuPy."""
         return Kind.TORCH if Kind.TORCH in kinds else Kind.CUPY
 
     def result(self, array: Array, kind: Kind) -> Any:
-        """The caller's object for a result."""
+        """A result as an object of the caller's library."""
         assert isinstance(array, DeviceArray)
         return array.native
 
     def donates(self, array: Array, kind: Kind) -> bool:
-        """Whether an input's memory may be returned as a result of a kind."""
+        """Whether an input's memory may be returned as a result in the library ``kind``."""
         return (
             isinstance(array, DeviceArray)
             and is_tensor(array.native) == (kind is Kind.TORCH)
@@ -446,13 +448,13 @@ class DeviceArrays(ABC):
         )
 
     def left(self) -> Limit:
-        """Bytes that can still be had."""
+        """Bytes that can still be allocated."""
         free = self.device.free()
         return Limit(free, free, "memory of the device")
 
 
 def add(support: Device, to: Array, more: Array, flag: Span, checks: int, stream: int) -> None:
-    """``to += more`` on the device, unless one of the call's checks has found something."""
+    """``to += more`` on the device, unless one of the call's checks has failed."""
     if to.size:
         name = dtype_of(to.dtype).name
         args = [
@@ -466,7 +468,7 @@ def add(support: Device, to: Array, more: Array, flag: Span, checks: int, stream
 
 
 def check_addable(array: Array, name: str) -> None:
-    """Unsupported where :func:`add` has no function for a dtype."""
+    """Unsupported if :func:`add` has no function for the dtype."""
     if dtype_of(array.dtype).name not in ADDED:
         raise Unsupported(
             f"accumulate into {name}: nothing adds {dtype_of(array.dtype).name} on a GPU; there are {', '.join(ADDED)}"

@@ -1,4 +1,4 @@
-"""Submitted calls whose error flag (indices out of range) has not been read yet."""
+"""Deferred checks: submitted calls whose error flag (indices out of range) has not been read yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class DeferredCheck:
-    """One call's error flag, being copied to pinned memory.
+    """One call's error flag, which is being copied to pinned memory.
 
     :param words: the flag, valid once ``event`` has completed.
     :param settle: decodes the words into an error or None; the words may be reused afterwards.
@@ -39,7 +39,7 @@ class AsyncErrors:
             self._checks.append(check)
 
     def check(self) -> None:
-        """Raise the error of an earlier call that has ended; never waits."""
+        """Raises the error of an earlier call that has completed; never waits."""
         while self._checks:
             with self._lock:
                 finished = next((each for each in self._checks if each.event.done()), None)
@@ -49,9 +49,7 @@ class AsyncErrors:
             _raise(finished)
 
     def wait(self) -> None:
-        """Wait for every call; raise the error of the first that has one, and leave those after it for the next
-        time.
-        """
+        """Waits for all calls and raises the first error; later ones are raised by the next call of this method."""
         while self._checks:
             with self._lock:
                 if not self._checks:

@@ -1,4 +1,4 @@
-"""Running a Program's CUDA text: buffers, launches and the flag of bad indices, on a GPU or on the simulator."""
+"""Runs a Program's CUDA code on a GPU or the simulator: buffers, launches, and the error flag of index checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.render import CudaKernel, render_cuda
 from ...codegen.cuda.rendered import packed, unpacked
 from ...codegen.cuda.support import support_text
-from ...codegen.text import widened
+from ...codegen.text import CODES, widened
 from ...errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program
@@ -32,9 +32,9 @@ Arrays = Mapping[str, Array]
 
 @dataclass
 class Submission:
-    """A call that was asked for.
+    """A submitted call.
 
-    :param roots: where each root of memory begins.  :param held: what of it is ours, alive as long as this is.
+    :param roots: the address of each memory root.  :param held: the memory allocated for it, kept alive by this object.
     """
 
     plan: LaunchPlan
@@ -51,9 +51,9 @@ class Submission:
 
 
 class CudaSource(NamedTuple):
-    """A program's CUDA text.
+    """A program's CUDA source.
 
-    :param kernels: what a launch needs to know of each kernel's functions, by name.
+    :param kernels: the launch information of each kernel's functions, by name.
     """
 
     text: str
@@ -61,13 +61,13 @@ class CudaSource(NamedTuple):
 
 
 class CudaProgram:
-    """A Program as CUDA on a device; the counterpart of CpuProgram.
+    """A Program as CUDA code on a device; the counterpart of CpuProgram.
 
-    :param open_device: makes one for a text and, where there are some, its cubins, for offsets of 32 and of 64 bits.
-    :param library: bytes that the device's matrix products work in.
-    :param payload: what :attr:`payload` was in another process.
-    :param source: what :func:`gradc.codegen.cuda.render.render_cuda` made of the program.
-    :ivar started: whether there was a call.
+    :param open_device: (source, cubin with 32-bit offsets or b"", cubin with 64-bit offsets or b"") -> Device.
+    :param library: workspace bytes of the device's matrix products.
+    :param payload: :attr:`payload` of another process.
+    :param source: the result of :func:`gradc.codegen.cuda.render.render_cuda` for the program.
+    :ivar started: whether it has been called.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CudaProgram:
         self._plans: dict[tuple[int, ...], LaunchPlan] = {}
         self._uploaded: dict[str, Memory] = {}
         self.started = False
-        self._ready: set[bool] = set()  # widths of the offsets of functions that are loaded
+        self._ready: set[bool] = set()  # offset widths (64 bits: True) of the loaded functions
         self._words: list[tuple[Array, Event]] = []
         self._lock = lock()
 
@@ -119,11 +119,11 @@ class CudaProgram:
 
     @cached_property
     def support(self) -> Device:
-        """The device with the functions that are no program's."""
+        """The device with the support functions, which are not specific to a program."""
         return self._open(support_text(), b"", b"")
 
     def portable(self, cubin: bytes = b"", wide: bytes = b"") -> bytes:
-        """What another process makes the same program of, without rendering; with a cubin, without NVRTC."""
+        """The data from which another process loads the program without rendering; with a cubin, without NVRTC."""
         binaries = {"cubin": cubin, "wide": wide}
         return pack(
             {"rendered": packed(*self._rendered), **{name: binary for name, binary in binaries.items() if binary}}
@@ -134,7 +134,7 @@ class CudaProgram:
         return self.portable(self._given.get("cubin", b""), self._given.get("wide", b""))
 
     def wide_cubin(self, dims: Mapping[str, int], arch: str) -> bytes:
-        """The text compiled for offsets of 64 bits, if it is known from these dims that a function needs them."""
+        """The source compiled with 64-bit offsets if a function needs them for these dims, else b""."""
         with held_off:
             from .nvrtc import compile_cuda
 
@@ -143,7 +143,7 @@ class CudaProgram:
         return compile_cuda(widened(self.text), arch=arch, emit=("cubin",)).cubin
 
     def counting(self, dims: Mapping[str, int]) -> str:
-        """How wide the offsets of its functions are for these dims, and why."""
+        """The offset width of its functions for these dims, with the reason."""
         plan = self.bind(dims)
         if not plan.wide:
             return f"offsets have 32 bits: none of its kernels counts beyond {plan.index_bound}"
@@ -156,7 +156,7 @@ class CudaProgram:
         return json.dumps({})
 
     def bind(self, dims: Mapping[str, int]) -> LaunchPlan:
-        """What these dims ask for, kept for the next call."""
+        """The launch plan for these dims; cached."""
         key = tuple(dims[name] for name in self.program.dims)
         found = self._plans.get(key)
         if found is None:
@@ -176,9 +176,9 @@ class CudaProgram:
         only: int = -1,
         adds: Mapping[str, Array] | None = None,
     ) -> None:
-        """:meth:`start` on the default stream, and wait.
+        """:meth:`start` on the default stream, then waits.
 
-        :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
+        :raises IndexOutOfRange: a data-dependent index is out of range; nothing that depends on it was written.
         """
         self.finish(self.start(arrays, plan, workspace, only=only, adds=adds))
 
@@ -192,10 +192,10 @@ class CudaProgram:
         adds: Mapping[str, Array] | None = None,
         until: int = -1,
     ) -> Submission:
-        """Ask for every step (or one, or those before ``until``) on contiguous arrays, by buffer name; outputs are
-        written in place.
+        """Submits every step (or the step ``only``, or those before ``until``) on contiguous arrays by buffer name;
+        outputs are written in place.
 
-        :param adds: arrays that outputs, by buffer name, are added to at the end.
+        :param adds: buffer name -> array to which that output is added at the end.
         """
         device = self.device
         widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
@@ -221,7 +221,7 @@ class CudaProgram:
         return started
 
     def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
-        """Memory that holds nothing yet: the workspace, and outputs that take no donated input's."""
+        """The uninitialised memory: the workspace, and outputs that do not reuse a donated input."""
         inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
         outputs = [
             arrays[b]
@@ -262,7 +262,7 @@ class CudaProgram:
                 continue
             p = action.product
             out = started.span(p.out.part)
-            if action.k == 0:  # a sum of nothing
+            if action.k == 0:  # an empty sum
                 self.device.fill(out.address, 0, out.nbytes, started.stream)
             else:
                 a, b = started.span(p.a.part), started.span(p.b.part)
@@ -288,9 +288,9 @@ class CudaProgram:
             raise error
 
     def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck | None:
-        """Look at a call's flag later; None if nothing of it can go wrong.
+        """A deferred check of a call's error flag; None if the call has no checks.
 
-        :param again: the call's arrays, to see what stands at a bad position; None if they are gone.
+        :param again: gives the call's arrays, to find the value of a bad index; None if they no longer exist.
         """
         plan, stream = started.plan, started.stream
         if not plan.checks:
@@ -318,9 +318,9 @@ class CudaProgram:
         return DeferredCheck(words, event, settle)
 
     def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Submission | None]) -> Exception | None:
-        """What the words of a flag say, or None; the step that set one runs again, to say what stands there.
+        """The error in the words of a flag, or None; the step that set it is rerun to find the value of the index.
 
-        :param ready: the call in the state before a step, or None if that is gone.
+        :param ready: gives the call in the state before a step, or None if its arrays no longer exist.
         """
         if not (words[FLAG_WORDS:] != FINE).any():
             return None
@@ -334,9 +334,9 @@ class CudaProgram:
         if started is not None:
             self.act(plan.actions_of(number, item, position + 1), started)
             code, value, bound = self.device.read(started.flag, started.stream)[:FLAG_WORDS].view(np.int64).tolist()
-            if code == 1:
+            if code == CODES["GRADC_INDEX_OUT_OF_RANGE"]:
                 return IndexOutOfRange(op, source, position, value, bound)
-            if code == 3:
+            if code == CODES["GRADC_DECREASES"]:
                 return NotAscending(op, source, position, value, bound)
             if code != -1:
                 return InternalError(f"{self.program.name} reported code {code} at {position}")

@@ -1,4 +1,4 @@
-"""Arguments whose dtype is not the input's, and still say what is meant."""
+"""Conversions of arguments whose dtype differs from the input's: Python numbers and sub-byte values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = np.ndarray[Any, Any]
 
 
 def adopt(key: str, array: Array, type_: Type, kind: Kind, on_host: bool) -> Array:
-    """Python numbers take the input's dtype; one-byte integers are taken as the narrow type they hold.
+    """The argument in the input's dtype: Python numbers are converted, 8-bit integers are accepted for sub-byte dtypes.
 
-    :param on_host: the values can be looked at now.
-    :raises InvalidProblem: a number or a value out of range, or another dtype.
+    :param on_host: whether the values can be checked now.
+    :raises InvalidProblem: a number or a value is out of range, or the dtype differs otherwise.
     """
     if (
         kind is Kind.SCALAR
@@ -34,7 +34,7 @@ def adopt(key: str, array: Array, type_: Type, kind: Kind, on_host: bool) -> Arr
     if type_.dtype.is_integer and type_.dtype.bits < 8 and array.dtype in (np.dtype(np.int8), np.dtype(np.uint8)):
         low, high = type_.dtype.range
         if not on_host:
-            return array.view(type_.dtype.np)  # the kernels read the low bits alone: nothing waits to look at values
+            return array.view(type_.dtype.np)  # unchecked: kernels read only the low bits
         if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
             raise InvalidProblem(
                 f"{key} is {type_}: a value of {int(array.min())} or {int(array.max())} is outside {low} to {high}"
@@ -46,7 +46,7 @@ def adopt(key: str, array: Array, type_: Type, kind: Kind, on_host: bool) -> Arr
 @functools.lru_cache(maxsize=1024)
 @plain()
 def _number(number: bytes, dtype: np.dtype[Any], wanted: np.dtype[Any]) -> Array:
-    """A number of Python's, converted once: programs are called with the same ones again and again."""
+    """A Python number as an array; cached, because programs are called with the same numbers repeatedly."""
     array = np.frombuffer(number, dtype).reshape(()).astype(wanted)
     array.flags.writeable = False
     return array

@@ -1,7 +1,7 @@
-"""Arrays at the edge: what comes in becomes NumPy, what goes out is of its kind, and outputs come from a pool.
+"""Conversion of the caller's arrays to NumPy and of results to the caller's library, and the pool of output memory.
 
-Fresh memory is filled at a tenth of the speed of memory that was touched before, so blocks are kept and handed out
-again; a block is free when the last array that looks at it has died, whoever holds it.
+Writing fresh memory is ten times slower than writing memory that was touched before, so blocks are reused; a block is
+free when the last array that refers to it has been deleted.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from .tensors import from_tensor, to_tensor
 
 Array = npt.NDArray[Any]
 AnyArray = Any
-"""An array of a caller's: NumPy's, torch's, CuPy's, what offers DLPack or the array interface; or a number."""
+"""An array of any library: NumPy, torch, CuPy, anything with DLPack or the array interface; or a number."""
 Arguments = Mapping[str, AnyArray]
-"""Arrays of a caller's, by name."""
+"""Arrays passed by a caller, by name."""
 Results = dict[str, AnyArray]
-"""Arrays for a caller, by name."""
+"""Arrays returned to a caller, by name."""
 T = TypeVar("T")
 
-SMALL = 128 << 10  # bytes; below, the C library's own allocator reuses memory well
+SMALL = 128 << 10  # bytes; for smaller arrays malloc reuses memory well
 _HUGE = 2 << 20
 
 
 def nbytes(shape: Sequence[int], dtype: npt.DTypeLike) -> int:
-    """Bytes of a contiguous array, in Python's integers: never wraps."""
+    """The size of a contiguous array in bytes, as a Python integer, which does not overflow."""
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 def overlap(a: Array, b: Array) -> bool:
-    """Whether two arrays share a byte; interleaved views do not.  True where that is too hard to tell."""
+    """Whether two arrays share a byte (interleaved views do not); True if that is too expensive to decide."""
     if not np.may_share_memory(a, b):
         return False
     try:
@@ -59,7 +59,7 @@ def overlap(a: Array, b: Array) -> bool:
 
 
 class _Lease:
-    """The base of all arrays over a block: when it dies, the block returns to the pool."""
+    """The base of all arrays in a block; when it is deleted, the block returns to the pool."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_block", "_pool", "_requested")
 
@@ -77,28 +77,28 @@ class _Lease:
 
 
 class OutputPool:
-    """Blocks of memory for large arrays, by size class; safe to use from any thread.
+    """A pool of memory blocks for large arrays, by size class; thread-safe.
 
-    :param limit: bytes kept for reuse at most; the longest unused go first.  None: an eighth of what this process may
-        have at most.
+    :param limit: the maximum of free bytes to keep; the least recently used blocks are freed first.  None: an eighth of
+        this process's memory limit.
     """
 
     def __init__(self, limit: int | None = None):
         self.limit = min(tightest_total() // 8, 1 << 62) if limit is None else limit
         self.reused = self.fresh = 0
         self._free: list[Array] = []  # oldest first
-        self._brief: set[int] = set()  # where blocks lie that were made for one call's use
+        self._brief: set[int] = set()  # addresses of blocks allocated for use within one call
         self._retained = 0
         self.peak = self._in_use = 0
         self._changes: deque[tuple[Array | None, int]] = (
             deque()
-        )  # blocks that came back, and by how much the bytes in use went down; not yet counted
+        )  # (returned block, decrease of the bytes in use), not processed yet
         self._lock = lock(reentrant=True)
         self._at_work = 0
 
     def _alone(self, work: Callable[[], T], otherwise: T) -> T:
-        """The result of ``work``, under the lock; ``otherwise`` where this thread holds the lock already: a signal
-        handler or a garbage collection interrupted it.
+        """The result of ``work``, run under the lock; ``otherwise`` if this thread holds the lock already, because a
+        signal handler or the garbage collector interrupted it.
         """
         with self._lock:
             me = threading.get_ident()
@@ -113,13 +113,11 @@ class OutputPool:
 
     @property
     def retained(self) -> int:
-        """Bytes of free blocks."""
+        """The total size of free blocks in bytes."""
         return self._alone(lambda: self._retained, 0)
 
     def reset_peak(self) -> int:
-        """The bytes of large arrays that live now, as they were asked for; ``peak``, the most at once, counts from
-        here.
-        """
+        """The requested bytes of the large arrays that exist now; resets ``peak``, their maximum, to this number."""
 
         def reset() -> int:
             self.peak = self._in_use
@@ -128,11 +126,11 @@ class OutputPool:
         return self._alone(reset, 0)
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
-        """A C-contiguous array with unspecified contents, 2 MB-aligned from 2 MB on.
+        """An uninitialised C-contiguous array, 2 MB-aligned from 2 MB on.
 
-        :param brief: it dies with the call that asks: a longer block serves too, and shorter ones that served so are
-            not kept beside one.
-        :raises OutOfMemory: the system does not give as much.
+        :param brief: it is only used within the current call; it may get a larger block than necessary, and smaller
+            such blocks are then not kept.
+        :raises OutOfMemory: the system does not provide the memory.
         """
         wanted = np.dtype(dtype)
         size = nbytes(shape, wanted)
@@ -150,9 +148,9 @@ class OutputPool:
         return whole[:size].view(wanted).reshape(tuple(shape))
 
     def _taken(self, size: int, brief: bool) -> Array | None:
-        """A block that is kept, for :meth:`empty`."""
+        """A free block for :meth:`empty`, or None."""
         fitting = [i for i, free in enumerate(self._free) if free.size == size or (brief and free.size > size)]
-        if fitting:  # the shortest; the one used last is the one most likely still in cache
+        if fitting:  # the smallest; among equals the most recently used, which is most likely still in cache
             block = self._free.pop(min(fitting, key=lambda i: (self._free[i].size, -i)))
             self._retained -= block.size
             self.reused += 1
@@ -164,7 +162,7 @@ class OutputPool:
         return None
 
     def trim(self, limit: int = 0) -> None:
-        """Return all free blocks but ``limit`` bytes to the system."""
+        """Returns free blocks to the system, except ``limit`` bytes."""
         self._alone(lambda: self._shrink(limit), None)
 
     def _allocate(self, size: int, requested: int) -> Array:
@@ -181,7 +179,7 @@ class OutputPool:
         return block
 
     def _give_back(self, block: Array, requested: int) -> None:
-        # Arrays die anywhere, also in a collection that starts while this thread holds the lock: so never wait for it.
+        # Arrays may be deleted by a garbage collection while this thread holds the lock, so the lock is not taken here.
         self._changes.append((block, requested))
         if self._lock.acquire(blocking=False):
             try:
@@ -205,13 +203,15 @@ class OutputPool:
 
 
 def _size_class(size: int) -> int:
-    """Rounded up to one of eight sizes per power of two, so that neighbouring shapes share blocks: 12 % more."""
+    """The size rounded up to one of eight sizes per power of two, so that similar shapes share blocks; at most 12.5 %
+    more.
+    """
     step = max(1 << max(0, (size - 1).bit_length() - 4), 4096)
     return -(-size // step) * step
 
 
 def _map(size: int) -> Array:
-    """Private pages that fork copies on write; huge ones where the system has them."""
+    """Private (copy-on-write) pages; huge pages if the system has them."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return np.empty(size, np.uint8)
     slack = _HUGE if size >= _HUGE else 0
@@ -227,16 +227,14 @@ def _map(size: int) -> Array:
 
 
 def available() -> Limit:
-    """What the system can still give to this process without swapping, with what the pool keeps."""
+    """The memory available to this process without swapping, including the pool's free blocks."""
     limit = tightest()
     return Limit(min(limit.left + pool.retained, sys.maxsize), limit.total, limit.name)
 
 
 @functools.cache
 def worth_asking() -> int:
-    """Bytes below which the system is not asked what is left: a quarter of a GB, or an eighth of what this process may
-    have at most.
-    """
+    """The size in bytes below which available memory is not queried: 0.25 GB, or an eighth of this process's limit."""
     return min(1 << 28, tightest_total() // 8)
 
 
@@ -253,9 +251,9 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Ar
 
 @dataclass(frozen=True)
 class Kind:
-    """What an array was before it was NumPy's.
+    """The library of an array.
 
-    :param namespace: the functions of its library (the Python array API standard), which take an array back.
+    :param namespace: its array API namespace (Python array API standard), which converts arrays back.
     """
 
     name: str
@@ -263,14 +261,14 @@ class Kind:
 
     NUMPY: ClassVar[Kind]
     SCALAR: ClassVar[Kind]
-    """A Python number: it adopts the dtype of what it meets."""
+    """A Python number, which takes the dtype of the input."""
     TORCH: ClassVar[Kind]
     CUPY: ClassVar[Kind]
-    """On a GPU, whatever is not torch's."""
+    """GPU arrays of all libraries except torch."""
 
     @staticmethod
     def of(kinds: Sequence[Kind]) -> Kind:
-        """What the results of a call are: torch's if any argument was, else the first other library's, else NumPy's."""
+        """The library of a call's results: torch if any argument is a tensor, else the first other one, else NumPy."""
         return next(
             (k for k in kinds if k is Kind.TORCH), next((k for k in kinds if k.namespace is not None), Kind.NUMPY)
         )
@@ -280,25 +278,25 @@ Kind.NUMPY, Kind.SCALAR, Kind.TORCH, Kind.CUPY = Kind("numpy"), Kind("scalar"), 
 
 
 def to_numpy(x: Any) -> tuple[Array, Kind]:
-    """The same memory as a NumPy array where that is possible, and what it was.
+    """(a NumPy array, sharing memory if possible; the library it came from).
 
-    Takes NumPy arrays and scalars, Python numbers, torch CPU tensors (gradients are not followed), and whatever offers
-    DLPack or the array interface on the CPU.  bf16 and f8 become the types of ml_dtypes.  What follows the Python array
-    API standard (``__array_namespace__``) gets results of its own kind; any other object gets NumPy arrays.
+    Accepts NumPy arrays and scalars, Python numbers, torch CPU tensors (without autograd), and objects with DLPack or
+    the array interface on the CPU.  bf16 and f8 become dtypes of ml_dtypes.  Results are returned in the same library
+    if it follows the Python array API standard (``__array_namespace__``), else as NumPy arrays.
 
-    :raises DeviceError: it lies on another device, named.
+    :raises DeviceError: it is on another device; names that.
     :raises InvalidProblem: it is not a dense array of numbers.
     """
     if isinstance(x, np.ndarray):
         return _plain(x), Kind.NUMPY
-    if isinstance(x, np.generic):  # before float: np.float64 is one
+    if isinstance(x, np.generic):  # checked before float, of which np.float64 is a subclass
         return _plain(np.asarray(x)), Kind.NUMPY
     if isinstance(x, bool | int | float):
         array = np.asarray(x)
         if array.dtype.kind in "Ou":  # an int beyond i64
             raise InvalidProblem(f"{shown(x)} does not fit i64")
         return array, Kind.SCALAR
-    torch = sys.modules.get("torch")  # a tensor cannot exist before it was imported
+    torch = sys.modules.get("torch")  # if there is a tensor, torch is imported
     if torch is not None and isinstance(x, torch.Tensor):
         return from_tensor(torch, x), Kind.TORCH
     with foreign(x):
@@ -310,8 +308,8 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
 
 @contextlib.contextmanager
 def foreign(x: Any) -> Iterator[None]:
-    """Whatever an object of another library raises, or says wrongly of itself, while it is read becomes InvalidProblem,
-    which names its type.
+    """A context manager that turns any exception of a foreign object, or wrong data from its protocols, into
+    InvalidProblem, which names its type.
     """
     try:
         yield
@@ -325,7 +323,7 @@ def foreign(x: Any) -> Iterator[None]:
 
 
 def _plain(x: Array) -> Array:
-    masked = sys.modules.get("numpy.ma")  # NumPy imports it at its first use, and without it there is no such array
+    masked = sys.modules.get("numpy.ma")  # imported lazily by NumPy: without it there are no masked arrays
     if masked is not None and isinstance(x, masked.MaskedArray):
         raise InvalidProblem("a masked array: fill it first, its mask would be lost")
     array = np.asarray(x)
@@ -339,7 +337,7 @@ def _from_protocol(x: Any) -> Array:
     device = getattr(x, "__dlpack_device__", None)
     if device is not None and not isinstance(x, type):
         number, index = device()
-        if int(number) not in (1, 3, 11):  # CPU, and host memory that CUDA or ROCm pinned
+        if int(number) not in (1, 3, 11):  # CPU, and host memory pinned by CUDA or ROCm
             names = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
             raise DeviceError(
                 f"a {name} on {names.get(int(number), f'DLPack device {int(number)}')}:{index} "
@@ -353,7 +351,7 @@ def _from_protocol(x: Any) -> Array:
         try:
             return _plain(np.from_dlpack(x))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            if not hasattr(x, "__array__"):  # NumPy's DLPack knows no bf16; the object itself may
+            if not hasattr(x, "__array__"):  # NumPy's DLPack does not support bf16; __array__ may
                 raise InvalidProblem(f"a {name} cannot be read through DLPack: {error}") from error
     if hasattr(x, "__array__"):
         return _plain(np.asarray(x))
@@ -363,7 +361,7 @@ def _from_protocol(x: Any) -> Array:
 
 
 def permuted(x: Any, order: Sequence[int]) -> Any:
-    """A view with its axes in another order, of the same kind."""
+    """A view with permuted axes, in the same library."""
     if isinstance(x, np.ndarray):
         return x.transpose(order)
     torch = sys.modules.get("torch")
@@ -376,7 +374,7 @@ def permuted(x: Any, order: Sequence[int]) -> Any:
 
 
 def from_numpy(array: Array, kind: Kind) -> Any:
-    """The array as the kind that :func:`to_numpy` named; the same memory where that kind allows it."""
+    """The inverse of :func:`to_numpy`: the array in the library ``kind``, sharing memory if possible."""
     if kind.namespace is not None:
         try:
             return kind.namespace.from_dlpack(array)
@@ -386,6 +384,6 @@ def from_numpy(array: Array, kind: Kind) -> Any:
             RuntimeError,
             TypeError,
             ValueError,
-        ):  # bf16 and f8 have no name in NumPy's DLPack
+        ):  # NumPy's DLPack does not support bf16 and f8
             return kind.namespace.asarray(array)
     return to_tensor(array) if kind is Kind.TORCH else array

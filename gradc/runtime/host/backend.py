@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class HostBackend(Backend):
     """Arrays in the memory of the host."""
 
-    align = 16  # what every allocator gives; slots inside a workspace begin at multiples of 64 of it
+    align = 16  # what every allocator guarantees; slots are aligned to 64 bytes relative to the workspace
     on_host = True
 
     def stream(self, given: Any, values: Iterable[Any]) -> int:
@@ -75,7 +75,7 @@ class HostBackend(Backend):
         return available()
 
     def synchronize(self) -> None:
-        """A call has ended when it returns."""
+        """Nothing to do: calls are synchronous."""
 
     @property
     @plain()
@@ -93,7 +93,7 @@ class HostBackend(Backend):
 
 
 def add_results(call: BoundCall) -> None:
-    """Add a call's outputs to the arrays of ``accumulate=``."""
+    """Adds a call's outputs to the arrays of ``accumulate=``."""
     if call.add_to:
         with plain():
             for key, total in call.add_to.items():
@@ -103,7 +103,7 @@ def add_results(call: BoundCall) -> None:
 class CpuBackend(HostBackend):
     """C, compiled for this machine and run on the threads of :mod:`.pool`.
 
-    :param sites: of the checks of ``payload``: number -> op and source.
+    :param sites: the checks in ``payload``: number -> (op, source).
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class CpuBackend(HostBackend):
         return self.native.bind(dims)
 
     def thread_bytes(self, plan: Any) -> int:
-        """Rows cached from pass to pass, packed parts of a product's operands."""
+        """Rows cached between passes, and packed panels of matrix products."""
         return plan.local * num_threads() if plan.local else 0  # type: ignore[no-any-return]
 
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> None:
@@ -143,13 +143,13 @@ class CpuBackend(HostBackend):
 
 @dataclass(frozen=True)
 class _NoPlan:
-    """Of the interpreter, whose temporaries nobody counts."""
+    """The empty memory plan of the interpreter, whose temporaries are not counted."""
 
     workspace: int = 0
 
 
 class NumpyBackend(HostBackend):
-    """The interpreter: what a program means, in NumPy.  It has no compiled code."""
+    """The interpreter in NumPy; it has no compiled code."""
 
     def __init__(self, program: Program):
         super().__init__(program, "numpy")

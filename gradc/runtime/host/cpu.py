@@ -1,4 +1,4 @@
-"""Running a Program on the CPU: one C function, bound once per set of sizes."""
+"""Runs a compiled Program on the CPU: one C function, bound once per set of sizes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...codegen.text import CODES, enumerators
 from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Program
@@ -17,27 +18,26 @@ from ...passes.program.plan_buffers import slot_sizes
 from ...process.forks import held_off
 from . import pool
 from .arrays import empty
-from .pool import CODES
 from .toolchain import compile_units, load_library
 
 if TYPE_CHECKING:
     from ...codegen.cpu.program import Source
 
 Array = np.ndarray[Any, Any]
-ALIGN = 64
+ALIGN = enumerators("cpu/program.h")["GRADC_ALIGN"]
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a call needs to know once its sizes are numbers.
+    """The memory plan of a call for given sizes.
 
-    :param workspace: bytes of the one workspace: slots of temps, then the scratch of the widest kernel.
-    :param local: bytes that each thread keeps: rows cached from pass to pass, packed parts of a product's operands.
-    :param large: whether something is written that may be too large for the caches.
+    :param workspace: bytes of the workspace: the slots of temps, then the scratch memory of the kernel that needs most.
+    :param local: bytes of thread-local memory per thread: rows cached between passes, packed panels of matrix products.
+    :param large: whether an array is written that may exceed the caches.
     """
 
     dims: Any
-    offsets: tuple[tuple[int, int], ...]  # (place in the pointer table, byte offset) of each temp
+    offsets: tuple[tuple[int, int], ...]  # (position in the pointer table, byte offset) of each temp
     scratch: int
     workspace: int
     local: int
@@ -78,19 +78,19 @@ class CpuProgram:
         self._bindings: dict[tuple[int, ...], Binding] = {}
         self._contexts: list[
             pool.Context
-        ] = []  # that no call has; the handler of a signal may call in the middle of a call
+        ] = []  # those not in use; several are needed because a signal handler may make a call during a call
         self._call: Any = None
 
     @property
     def source(self) -> Source:
         if self._source is None:
-            with held_off:  # what comes from the cache is not rendered
+            with held_off:  # imported lazily: a program from the cache is not rendered
                 from ...codegen.cpu.program import render_program
             self._source = render_program(self.program)
         return self._source
 
     def bind(self, dims: Mapping[str, int]) -> Binding:
-        """Offsets and sizes for these dims, kept for the next call."""
+        """The memory plan for these dims; cached."""
         key = tuple([dims[name] for name in self.program.dims])
         binding = self._bindings.get(key)
         if binding is None:
@@ -118,9 +118,9 @@ class CpuProgram:
     def run(
         self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1
     ) -> None:
-        """Run every step (or one) on contiguous arrays, by buffer name; outputs are written in place.
+        """Runs all steps, or the step ``only``, on contiguous arrays by buffer name; outputs are written in place.
 
-        :raises IndexOutOfRange: a data-dependent index; nothing that depends on it was written.
+        :raises IndexOutOfRange: a data-dependent index is out of range; nothing that depends on it was written.
         """
         if workspace is None:
             workspace = empty((binding.workspace,), np.uint8, brief=True) if binding.workspace else None

@@ -15,9 +15,7 @@ _SYMBOLS, _VARIABLE, _WRITABLE = 2, 1, 1
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable: its symbol, its section, whether that can be written, its address from the library's start, its
-    size.
-    """
+    """A variable: symbol, section, whether the section is writable, address relative to the library's start, size."""
 
     symbol: str
     section: str

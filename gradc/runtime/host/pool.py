@@ -1,4 +1,4 @@
-"""The process's CPU pool: its threads and its matrix product, handed to every generated module as ``gradc_ctx``."""
+"""The process's CPU thread pool and matrix product, which generated modules access through ``gradc_ctx``."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from typing import Any
 import numpy as np
 
 from gradc import knobs
-from gradc.codegen.text import enumerators, read_template
+from gradc.codegen.text import read_template
 from gradc.errors import InvalidProblem, OutOfMemory
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler, load_library
 
 ERROR_SLOTS = 8
-# Inside the matrix product a*b+c may be one instruction: its sums are in our order, which is all that it promises.
+# The matrix product may use fused multiply-add: only the order of its sums is guaranteed.
 _EXTRA = ("-ffp-contract=fast",)
 _lock = lock(reentrant=True)
 
 
-CODES = enumerators("cpu/runtime.h")
-"""What a module reports, by its name in C: GRADC_INDEX_OUT_OF_RANGE, GRADC_OUT_OF_MEMORY, GRADC_DECREASES..."""
-
-
 class _Struct(ctypes.Structure):
-    """``struct gradc_ctx`` of runtime.h, and behind it the slots that its ``error`` points to."""
+    """``struct gradc_ctx`` of runtime.h, followed by the error slots that its ``error`` points to."""
 
     _fields_ = (
         ("parallel_for", ctypes.c_void_p),
@@ -45,10 +41,10 @@ class _Struct(ctypes.Structure):
 
 
 class Context:
-    """One ``gradc_ctx``: the pool of the process and error slots of its own, for one call at a time.
+    """A ``gradc_ctx``: the process's pool, and error slots for one call at a time.
 
-    :ivar pointer: what to pass as the generated function's first argument; keeps the memory alive.
-    :ivar address: the same as an int, valid while this object lives.
+    :ivar pointer: the generated function's first argument; keeps the memory alive.
+    :ivar address: the same as an int, valid as long as this object lives.
     """
 
     __slots__ = ("_struct", "address", "pointer")
@@ -61,22 +57,22 @@ class Context:
 
     @property
     def code(self) -> int:
-        """Of :data:`CODES`; 0: nothing was reported."""
+        """Of :data:`gradc.codegen.text.CODES`; 0: nothing was reported."""
         return int(self._struct.slots[0])
 
     @property
     def error(self) -> tuple[int, int, int, int, int]:
-        """(code, site, position, value, bound) of the lowest site and position that was reported."""
+        """(code, site, position, value, bound) of the reported error with the lowest site and position."""
         code, site, position, value, bound = self._struct.slots[:5]
         return code, site, position, value, bound
 
     def clear(self) -> None:
-        """Forget the error; a call does so itself."""
+        """Clears the error; every call does so at its start."""
         self._struct.slots = (ctypes.c_int64 * ERROR_SLOTS)()
 
     @property
     def stream_from(self) -> int:
-        """Bytes from which an array is written by streaming stores, past the caches."""
+        """The size in bytes from which arrays are written by streaming stores, bypassing the caches."""
         return int(self._struct.stream_from)
 
     @stream_from.setter
@@ -85,9 +81,9 @@ class Context:
 
 
 def new_context() -> Context:
-    """A context for a call; about a microsecond once the pool is there.
+    """A new context; takes about a microsecond, except that the first call compiles the pool.
 
-    :raises CompilerMissing, CompilerError: the first call builds the pool.
+    :raises CompilerMissing, CompilerError: the pool cannot be compiled.
     """
     return Context(*_entries())
 
@@ -109,10 +105,10 @@ def _address(function: Any) -> int:
 
 @functools.cache
 def call_entry() -> Callable[..., int]:
-    """``gradc_call``: (address of an entry, context, pointers, dims, scratch, step) -> what the entry returned.
+    """``gradc_call``: (address of an entry, context, pointers, dims, scratch, step) -> the entry's return value.
 
-    It is called with the GIL, which it gives up while the entry runs: so handlers of signals run between two tasks and
-    in long ones, and what one of them raises is raised here.  What the call wrote until then is undefined.
+    It is called with the GIL and releases it while the entry runs; signal handlers are run between two tasks and within
+    long ones, and an exception of a handler is raised here.  The outputs of the call are then undefined.
     """
     pointer = ctypes.c_void_p
     return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_int64)(
@@ -124,7 +120,7 @@ _loaded: ctypes.CDLL | None = None
 
 
 def _library() -> ctypes.CDLL:
-    """The pool, built and loaded once for the process."""
+    """The pool's library, compiled and loaded once per process."""
     global _loaded
     if _loaded is not None:
         return _loaded
@@ -160,19 +156,21 @@ def _library() -> ctypes.CDLL:
 
 NEVER = 2**63 - 1
 _LEAST, _MOST = 8 << 20, 64 << 20
-"""Bytes: what is shorter may stay in a cache; what is longer stays in none."""
+"""The limits of the measured size, in bytes: shorter arrays may stay in a cache, longer ones do not."""
 _GAIN = 105
-"""Percent, of the time of a plain copy, from which it pays: below, the next run may say otherwise."""
+"""The ratio, in percent, of the times of a plain and a streaming copy from which streaming is used; smaller ratios are
+within the noise of the measurement.
+"""
 
 
 def least_streamed() -> int:
-    """Bytes below which no array is ever written by streaming stores."""
+    """The size in bytes below which arrays are never written by streaming stores."""
     return knobs.STREAM_FROM.get() or _LEAST
 
 
 def stream_from() -> int:
-    """Bytes from which arrays are written by streaming stores, past the caches: half of the last-level cache where that
-    pays, which is measured once per machine; else NEVER.
+    """The size in bytes from which arrays are written by streaming stores, bypassing the caches: half of the last-level
+    cache if a measurement, made once per machine, shows a gain; else NEVER.
     """
     return knobs.STREAM_FROM.get() or _stream_from()
 
@@ -185,17 +183,17 @@ def _stream_from() -> int:
     if known is None:
         try:
             known = b"%d" % _stream_gain()
-        except MemoryError:  # no room to measure in: another process may have it
+        except MemoryError:  # not enough memory for the measurement
             return NEVER
         cache.put(key, known)
     return min(max(_last_level() // 2, _LEAST), _MOST) if int(known) >= _GAIN else NEVER
 
 
 def _stream_gain() -> int:
-    """The time of a plain copy over that of one by streaming stores, in percent."""
+    """The ratio of the times of a plain copy and a copy by streaming stores, in percent."""
     size = 2 * min(max(_last_level(), _LEAST), _MOST)
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-    source[:] = target[:] = 1  # memory that was never touched is not there
+    source[:] = target[:] = 1  # touch the pages, so that they are mapped
     return int(
         _library().gradc_stream_gain(
             new_context().pointer,
@@ -207,7 +205,7 @@ def _stream_gain() -> int:
 
 
 def _last_level() -> int:
-    """Bytes of the largest cache that this processor sees; 32 MiB where nobody says."""
+    """The size of the last-level cache in bytes; 32 MiB if the system does not report it."""
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:
@@ -231,10 +229,10 @@ def _wanted_threads() -> int:
 
 
 def set_num_threads(threads: int) -> None:
-    """Use this many threads, the calling one included, from the next call on; results do not depend on it.
+    """Sets the number of threads, including the calling one, for the following calls; results do not depend on it.
 
-    :raises ValueError: less than 1 or more than 1024.
-    :raises InvalidProblem: the handler of a signal asks, while its own thread's call has the pool.
+    :raises ValueError: the number is less than 1 or more than 1024.
+    :raises InvalidProblem: called by a signal handler while a call of its own thread uses the pool.
     """
     if not 1 <= threads <= 1024:
         raise ValueError(f"the pool takes 1 to 1024 threads, not {threads}")
@@ -243,24 +241,24 @@ def set_num_threads(threads: int) -> None:
 
 
 def num_threads() -> int:
-    """How many threads a call may use."""
+    """The number of threads that a call may use."""
     return int(_library().gradc_threads())
 
 
 def pack_bytes(bits: int) -> int:
-    """Bytes that each thread keeps for matrix products of f32 (32 bits) or f64 (64)."""
+    """Bytes of thread-local memory per thread for matrix products of f32 (32 bits) or f64 (64)."""
     library = _library()
     library.gradc_pack_bytes.restype = ctypes.c_int64
     return int(library.gradc_pack_bytes(bits))
 
 
 def vector_bytes() -> int:
-    """Bytes of the matrix product's vectors: the bits of a product depend on its values, its shape and this."""
+    """The vector width of the matrix product in bytes; a product's bits depend on its values, its shape and this."""
     return int(_library().gradc_vector_bytes())
 
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
-    """Run a compiled ``gradc_body`` from Python: for tests and measurements."""
+    """Runs a compiled ``gradc_body`` on the pool, for tests and measurements."""
     call_entry()(
         _address(_library().gradc_run_tasks),
         context.pointer,
@@ -289,16 +287,16 @@ class _Matrix(ctypes.Structure):
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
-    """``out (+)= a @ b`` as generated code does it, f32 or f64.
+    """``out (+)= a @ b`` by the pool's matrix product, f32 or f64.
 
-    The bits depend on the values, the shape and :func:`vector_bytes`: not on strides, alignment, or the number of
+    The bits depend on the values, the shape and :func:`vector_bytes`, not on strides, alignment, or the number of
     threads.
 
     :param a: [batch, m, k] with any strides.  :param b: [batch, k, n].  :param out: contiguous [batch, m, n] that
         overlaps neither.
 
-    :raises ValueError: other ranks, sizes, dtypes or layouts.
-    :raises OutOfMemory: no room for packed operands or partial sums.
+    :raises ValueError: ranks, sizes, dtypes or layouts are not as described.
+    :raises OutOfMemory: not enough memory for packed operands or partial sums.
     """
     batch, m, n = out.shape
     k = a.shape[2]

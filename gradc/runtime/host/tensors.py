@@ -1,6 +1,6 @@
-"""torch's tensors on the host: their memory as NumPy arrays and back, and what autograd knows of them.
+"""torch CPU tensors: conversion to and from NumPy arrays without copies, and interaction with autograd.
 
-torch itself is never imported here: a tensor cannot exist before somebody has.
+torch is never imported here: if there is a tensor, it is imported already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradc.errors import DeviceError, InvalidProblem, NotDifferentiable
 
 Array = npt.NDArray[Any]
 
-# dtypes that NumPy has no name for: the integers of their size, and what the bits mean.
+# dtypes without a NumPy equivalent: the integer dtype of their size, and the dtype of ml_dtypes.
 BITS: dict[str, tuple[str, Any]] = {
     "torch.bfloat16": ("int16", ml_dtypes.bfloat16),
     "torch.float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
@@ -25,7 +25,7 @@ BITS: dict[str, tuple[str, Any]] = {
     "torch.float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
 }
 STORED = {np.dtype(meaning): (bits, name.removeprefix("torch.")) for name, (bits, meaning) in BITS.items()}
-# One narrow value to a byte: torch gets the values.
+# Sub-byte dtypes: torch gets the values in wider dtypes.
 NARROW: dict[Any, Any] = {
     np.dtype(ml_dtypes.int2): np.int8,
     np.dtype(ml_dtypes.int4): np.int8,
@@ -42,11 +42,11 @@ def is_tensor(x: Any) -> bool:
 
 
 def from_tensor(torch: Any, x: Any) -> Array:
-    """A tensor of the CPU as an array over the same memory.
+    """A CPU tensor as an array that shares its memory.
 
-    :raises DeviceError: it lies elsewhere.
-    :raises InvalidProblem: it has no memory of its own that holds its elements: sparse, quantized, fake (torch.compile,
-        torch.export), wrapped by torch.func, freed.
+    :raises DeviceError: it is on another device.
+    :raises InvalidProblem: it has no dense memory: sparse, quantized, fake (torch.compile, torch.export), wrapped by
+        torch.func, freed.
     """
     if x.device.type != "cpu":
         raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
@@ -56,13 +56,13 @@ def from_tensor(torch: Any, x: Any) -> Array:
         )
     try:
         dense = x.detach() if x.requires_grad else x
-        if dense.is_neg() or dense.is_conj():  # not in the memory
+        if dense.is_neg() or dense.is_conj():  # lazily negated or conjugated: the memory differs
             dense = dense.resolve_conj().resolve_neg()
         name = str(x.dtype)
         bits, meaning = BITS.get(name, (None, None))
         address = dense.data_ptr()
         array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # AssertionError: a fake tensor's
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # fake tensors raise AssertionError
         raise InvalidProblem(
             f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}"
         ) from error
@@ -75,14 +75,14 @@ def from_tensor(torch: Any, x: Any) -> Array:
 
 
 def to_tensor(array: Array) -> Any:
-    """An array as a tensor: the same memory if it is writable and its strides are positive; narrow integers become
-    8-bit integers, f4 float32.
+    """An array as a tensor, which shares its memory if that is writable and the strides are positive; sub-byte integers
+    become 8-bit integers, f4e2m1 becomes float32.
     """
     torch = sys.modules["torch"]
     if array.dtype in NARROW:
         array = array.astype(NARROW[array.dtype])
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch has neither
+        array = array.copy()  # torch supports neither read-only memory nor negative strides
     if array.dtype in STORED:
         bits, name = STORED[array.dtype]
         return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
@@ -93,10 +93,9 @@ def to_tensor(array: Array) -> Any:
 
 
 def check_unrecorded(x: Any, name: str) -> None:
-    """Refuse a tensor whose gradient would be lost: autograd is recording, and knows nothing of this call.
+    """Rejects a tensor whose gradient would be lost, because autograd does not record this call.
 
-    :raises NotDifferentiable: it requires grad, and grad mode is on; it has a tangent of forward mode; torch.jit.trace
-        is at work.
+    :raises NotDifferentiable: it requires grad in grad mode, has a forward-mode tangent, or torch.jit.trace is active.
     """
     torch = sys.modules["torch"]
     if torch.jit.is_tracing():
@@ -120,15 +119,14 @@ def check_unrecorded(x: Any, name: str) -> None:
 
 
 def detached(x: Any) -> Any:
-    """A tensor that requires grad as one over the same memory that does not; anything else as it is."""
+    """A tensor that requires grad, detached; anything else unchanged."""
     return x.detach() if is_tensor(x) and x.requires_grad else x
 
 
 def borrowed(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Arrays to be read later: tensors without their autograd, and how often each was changed in place so far, by
-    torch's count.
+    """(arrays with tensors detached, the version counter of each tensor), to detect in-place changes later.
 
-    Inference tensors have no count, nor has anything but a tensor.
+    Inference tensors, and arrays other than tensors, have no version counter.
     """
     torch = sys.modules.get("torch")
     held, counts = dict(arrays), {}
@@ -143,7 +141,7 @@ def borrowed(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]
 
 
 def written(*memory: Any) -> None:
-    """Tell torch that tensors were written in place: whoever keeps one for a backward finds out."""
+    """Increments the version counters of tensors that were written in place, so that autograd detects it."""
     for x in memory:
         if is_tensor(x) and not x.is_inference():
             sys.modules["torch"].autograd.graph.increment_version(x)

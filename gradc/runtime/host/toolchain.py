@@ -1,4 +1,6 @@
-"""From C text to a loaded library: a compiler is found, run so that it can neither hang nor litter, its work loaded."""
+"""Compiles C to shared libraries and loads them: finds a compiler and runs it with a timeout, leaving no processes or
+files behind.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,22 @@ FLAGS = (
     "-O2",
     "-fPIC",
     "-march=native",
-    # errno and traps keep loops scalar and change no value; contraction would change bits (contracts 1).
+    # errno and traps prevent vectorization and affect no value; contraction would change bits.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
     "-fwrapv",
     "-fopenmp-simd",
-    # both put masks of one width under conditions of another, and gcc vectorises no such loop
+    # these two passes mix masks of different widths, which prevents vectorization in gcc
     "-fno-tree-pre",
     "-fno-thread-jumps",
-    # gcc 12 substitutes a masked load's address late, after the pointer in it has moved on to the next row where
-    # a prefetch names that row: the load then reads the wrong row
+    # gcc 12 miscompiles a masked load near a prefetch of the next row: it substitutes the load's address after the
+    # pointer has been advanced, so that the wrong row is read
     "-fno-tree-ter",
     "-fno-strict-aliasing",
     "-fvisibility=hidden",
 )
-# What stands in for a flag that a compiler refuses.
+# The replacements of flags that a compiler rejects.
 _INSTEAD = {
     "-march=native": ("-mcpu=native",),
     "-mcpu=native": (),
@@ -67,18 +69,18 @@ _INSTEAD = {
     "-std=gnu11": (),
     "-std=gnu++17": (),
 }
-_PROCESSOR = ("-march=", "-mcpu=")  # a word of CC that names the processor to compile for, instead of this one
-# Per language: the suffix by which a compiler knows it, its standard, the folder of templates whose headers are found.
+_PROCESSOR = ("-march=", "-mcpu=")  # flags in CC that select another processor than this one
+# Language -> (file suffix, standard, directory of the templates' headers).
 _LANGUAGES = {"c": (".c", "-std=gnu11", "cpu"), "c++": (".cpp", "-std=gnu++17", "cuda")}
-LOG_LIMIT = 20_000  # characters of a log that an error keeps
-TIMEOUT = 300.0  # seconds that a compiler gets for one unit
+LOG_LIMIT = 20_000  # the most characters of a log kept in an error
+TIMEOUT = 300.0  # seconds for compiling one unit
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C compiler that answered.
+    """A working C compiler.
 
-    :param argv: how to start it.  :param version: its version line.  :param target: its target triple.
+    :param argv: its command line.  :param version: its version line.  :param target: its target triple.
     """
 
     argv: tuple[str, ...]
@@ -87,7 +89,7 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """What a cache key must hold of it: path, version, target and the flags it is started with."""
+        """Its identity in cache keys: path, version, target and flags."""
         return digest(*self.argv, "\0", self.version, self.target, *FLAGS)
 
     def __str__(self) -> str:
@@ -97,11 +99,11 @@ class Compiler:
 def find_compiler() -> Compiler:
     """``$CC`` if it is set, else the first of gcc, clang, cc and the ziglang wheel.
 
-    ``CC="gcc -march=haswell"`` compiles for that processor; without such a word, for the one at hand.
+    ``CC="gcc -march=haswell"`` compiles for that processor; without such a flag, for this machine's.
 
-    :raises CompilerMissing: there is none, or ``$CC`` names one that is not there.
-    :raises InvalidSetting: ``$CC`` is no command, or has a flag that voids the numerics (:data:`gradc.knobs.VOIDING`).
-    :raises CompilerError: the one found does not say its version.
+    :raises CompilerMissing: there is none, or the one in ``$CC`` does not exist.
+    :raises InvalidSetting: ``$CC`` is no command, or has a flag that changes numerics (:data:`gradc.knobs.VOIDING`).
+    :raises CompilerError: the compiler found does not report its version.
     """
     return _find(knobs.CC.read(knobs.CC.get()), os.environ.get("PATH", ""))
 
@@ -111,7 +113,7 @@ def _find(wanted: str, search: str) -> Compiler:
     if wanted.strip():
         command = shlex.split(wanted)
         program = shutil.which(command[0], path=search)
-        if program is None:  # an explicit wish is never replaced by something else
+        if program is None:  # no fallback if $CC was set explicitly
             raise CompilerMissing(f"CC={wanted!r} names no program that can be run; set it to a C compiler or unset it")
         return _ask((program, *command[1:]))
     for name in ("gcc", "clang", "cc"):
@@ -127,7 +129,7 @@ def _find(wanted: str, search: str) -> Compiler:
 
 
 def _ask(argv: tuple[str, ...]) -> Compiler:
-    """Version and target of a compiler; remembered on disk while its file is the same: asking takes 5 to 300 ms."""
+    """Queries version and target of a compiler; cached on disk until its file changes, because it takes 5 to 300 ms."""
     stamp = _stamp(argv)
     key = digest("compiler", *argv, stamp)
     cache = default_cache()
@@ -151,7 +153,7 @@ def _ask(argv: tuple[str, ...]) -> Compiler:
 
 
 def _stamp(argv: tuple[str, ...]) -> str:
-    """What changes when the compiler is replaced; "" where its file alone does not tell (scripts, launchers)."""
+    """An identity of the compiler's file; "" if the file does not determine the compiler (scripts, launchers)."""
     if argv[1:] == ("-m", "ziglang", "cc"):
         with held_off:
             import importlib.metadata
@@ -163,7 +165,7 @@ def _stamp(argv: tuple[str, ...]) -> str:
         about = os.stat(argv[0])
     except OSError:
         return ""
-    # ccache and the like are binaries too, and hide another one: their name is not that of a compiler.
+    # ccache and similar launchers are binaries too, but do not have a compiler's name.
     plain = re.search(r"(^|-)(gcc|clang|cc)(-[\d.]+)?$", Path(argv[0]).name) and "ccache" not in os.path.realpath(
         argv[0]
     )
@@ -174,7 +176,7 @@ def _stamp(argv: tuple[str, ...]) -> str:
 
 @functools.cache
 def cpu_identity() -> str:
-    """Model and features of this machine's CPU: a library made with ``-march=native`` belongs to it alone."""
+    """Model and features of this machine's CPU, to which code compiled with ``-march=native`` is specific."""
     wanted = (
         "vendor_id",
         "cpu family",
@@ -201,16 +203,16 @@ def cpu_identity() -> str:
 
 
 def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
-    """Compile C text to a shared object and give back its bytes.
+    """Compiles C source to a shared object and returns its bytes.
 
-    :param extra: flags after ours.  :param units: further source texts of the same library, compiled beside the first.
+    :param extra: additional flags.  :param units: further sources of the same library, compiled in parallel.
     :param timeout: seconds for one unit.
 
-    ``#include "runtime.h"`` and the other headers of ``templates/cpu`` are found.
+    The include path has the headers of ``templates/cpu``, such as ``runtime.h``.
 
     :raises CompilerMissing: there is no compiler.
-    :raises CompilerError: it refused the text, crashed, was killed or took too long; ``.source`` is the text with line
-        numbers, ``.log`` what it printed.
+    :raises CompilerError: it rejected the source, crashed, was killed or timed out; ``.source`` is the source with line
+        numbers, ``.log`` the compiler's output.
     """
     return compile_libraries([[source, *units]], extra=extra, timeout=timeout)[0]
 
@@ -218,9 +220,7 @@ def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = 
 def compile_libraries(
     libraries: Sequence[Sequence[str]], *, extra: Sequence[str] = (), timeout: float = TIMEOUT
 ) -> list[bytes]:
-    """:func:`compile_c` of several libraries, each of one unit or more: all units of all of them side by side, then the
-    links.
-    """
+    """:func:`compile_c` of several libraries of one or more units: all units are compiled in parallel, then linked."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -245,19 +245,19 @@ def compile_libraries(
 
 
 def compile_units(units: Sequence[str], *, extra: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
-    """:func:`compile_c` of several texts: each compiled at the same time as the others, one link."""
+    """:func:`compile_c` of one library from several sources, compiled in parallel."""
     return compile_c(units[0], extra=extra, units=units[1:], timeout=timeout)
 
 
 def compile_object(
     source: str, *, language: Literal["c", "c++"] = "c++", extra: Sequence[str] = (), timeout: float = TIMEOUT
 ) -> bytes:
-    """Compile one text to an object file, for :func:`link_objects`, and give back its bytes.
+    """Compiles one source to an object file for :func:`link_objects` and returns its bytes.
 
-    C++ is compiled by the C compiler's own C++ part, without the C++ library: what is linked needs no libstdc++.  The
-    headers of ``templates/cuda`` are found.
+    C++ is compiled by the C compiler's C++ front end without the C++ standard library, so that libstdc++ is not needed.
+    The include path has the headers of ``templates/cuda``.
 
-    :raises CompilerMissing, CompilerError: as :func:`compile_c`; also where a gcc was installed without its C++ part.
+    :raises CompilerMissing, CompilerError: as :func:`compile_c`; also if gcc was installed without its C++ front end.
     """
     compiler = find_compiler()
     suffix = _LANGUAGES[language][0]
@@ -269,7 +269,7 @@ def compile_object(
 
 
 def link_objects(objects: Sequence[bytes], *, timeout: float = TIMEOUT) -> bytes:
-    """A shared object of what :func:`compile_object` made; none of the flags that it was made with is repeated."""
+    """Links objects from :func:`compile_object` to a shared object, without repeating compilation flags."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -284,7 +284,7 @@ _refused: dict[Compiler, frozenset[str]] = {}
 
 
 def _flags(compiler: Compiler, language: str) -> list[str]:
-    """Our flags, those that this compiler is known to refuse replaced."""
+    """The flags of gradc, with those that this compiler is known to reject replaced."""
     flags = [_LANGUAGES[language][1] if flag == "-std=gnu11" else flag for flag in FLAGS]
     if any(word.startswith(_PROCESSOR) for word in compiler.argv[1:]):
         flags.remove("-march=native")
@@ -292,7 +292,7 @@ def _flags(compiler: Compiler, language: str) -> list[str]:
     while any(flag in refused for flag in flags):
         flags = [kept for flag in flags for kept in (_INSTEAD[flag] if flag in refused else (flag,))]
     if "ziglang" in compiler.argv or "zig" in Path(compiler.argv[0]).name:
-        flags.append("-fno-sanitize=undefined")  # zig's own default; it traps
+        flags.append("-fno-sanitize=undefined")  # zig enables it by default, and it traps
     return flags
 
 
@@ -304,10 +304,10 @@ def _compile(
     timeout: float,
     language: str = "c",
 ) -> None:
-    """Run the jobs at once, a second time without a flag that the first time showed to be unknown."""
+    """Runs the jobs in parallel, and again without a flag that the compiler reported as unknown."""
     include = [
         word for path in template_dirs() for word in ("-iquote", str(path / _LANGUAGES[language][2]))
-    ]  # not -I: our math.h is not <math.h>
+    ]  # not -I, which would make our math.h shadow <math.h>
     while True:
         flags = _flags(compiler, language)
         done = _run_all(
@@ -325,7 +325,7 @@ def _compile(
 
 
 def _complains(log: str, flag: str) -> bool:
-    """Whether an error line of the log is about the flag itself."""
+    """Whether the log has an error about the flag itself."""
     return any(
         flag in line and re.search(r"unrecogni[sz]ed|unknown|unsupported|not supported|invalid", line)
         for line in log.splitlines()
@@ -343,10 +343,10 @@ def _ending(code: int | None) -> str:
 
 
 def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float) -> list[tuple[int | None, str]]:
-    """Run commands side by side, at most one per CPU; exit status (None: out of time) and output of each.
+    """Runs commands in parallel, at most one per CPU; (exit status, or None after a timeout; output) of each.
 
-    Whatever ends this function, Ctrl-C included, no process of theirs is left: each leads a process group, and the
-    temporaries that they make lie in our directory.
+    However this function ends, also by Ctrl-C, no process is left: each leads a process group, and their temporary
+    files are in ``directory``.
     """
     environment = {**os.environ, "TMPDIR": str(directory), "LC_ALL": "C"}
     limit = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -361,7 +361,7 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                     open(directory / f"log{i}", "wb") as log,
                     held_off,
                     _interrupts_wait(),
-                ):  # a child would keep the pipe of the start open
+                ):  # a concurrently forked child would keep the pipe open
                     process = subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,
@@ -372,9 +372,7 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                         start_new_session=True,
                     )
                     running.append((i, process, time.monotonic() + timeout))
-            i, process, deadline = running[
-                0
-            ]  # it stays there until it has ended: Ctrl-C may come between any two lines
+            i, process, deadline = running[0]  # kept until it has ended, because Ctrl-C may come at any time
             if not _ended(process, deadline - time.monotonic()):
                 _kill(process)
             else:
@@ -394,11 +392,9 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends in time.  Ctrl-C ends this at once; in the middle of ``Popen.wait`` it would wait for another
-    0.25 s.
-    """
+    """Whether the process ends in time.  Ctrl-C takes effect at once; ``Popen.wait`` would wait for another 0.25 s."""
     if process.poll() is None and hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):  # a kernel without, or no descriptor left
+        with contextlib.suppress(OSError):  # not supported by the kernel, or no descriptor left
             descriptor = os.pidfd_open(process.pid)
             try:
                 waiting = select.poll()
@@ -415,7 +411,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: in the middle of a start it would lose the process, alive."""
+    """A context manager that defers Ctrl-C: during the start of a process it would lose track of the process."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -432,9 +428,9 @@ def _interrupts_wait() -> Iterator[None]:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
-        return  # its number may be another's by now
+        return  # the id may be reused already
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # the driver and the compiler proper that it started
+        os.killpg(process.pid, signal.SIGKILL)  # the compiler driver and its children
     process.wait()
 
 
@@ -442,16 +438,16 @@ _loads = itertools.count(1)
 
 
 def load_library(payload: bytes, name: str) -> ctypes.CDLL:
-    """Load a shared object from its bytes; ``name`` is what debuggers and profilers show.
+    """Loads a shared object from its bytes; debuggers and profilers show ``name``.
 
-    :raises CompilerError: it is not a library that this process can load.
+    :raises CompilerError: this process cannot load it.
     """
     shown = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:64]
     try:
         if sys.platform == "linux":
             with contextlib.suppress(OSError), _memory_file(payload, shown) as path, held_off:
                 return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        # No memory files here (or no /proc): a private file, gone as soon as it is loaded.
+        # Without memfd (or /proc): a private file, deleted as soon as it is loaded.
         with tempfile.TemporaryDirectory(prefix="gradc-") as directory:
             file = Path(directory) / f"{shown}.so"
             file.write_bytes(payload)
@@ -463,13 +459,13 @@ def load_library(payload: bytes, name: str) -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def _memory_file(payload: bytes, name: str) -> Iterator[str]:
-    """A path that names these bytes while the block runs."""
+    """A context manager with the path of an in-memory file with these bytes."""
     descriptor = os.memfd_create(f"gradc-{name}", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(payload)
-        # The loader takes an equal path for an equal library, and descriptors are used again: "./" and "/" spell the
-        # number of this load in binary, which the kernel ignores.
+        # The loader identifies libraries by path, and descriptor numbers are reused: the path is made unique by
+        # spelling the load's number in binary with "./" and "/", which the kernel ignores.
         spelled = "".join("./" if bit == "1" else "/" for bit in f"{next(_loads):b}")
         yield f"/proc/self/fd/{spelled}{descriptor}"
     finally:

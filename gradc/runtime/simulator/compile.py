@@ -1,12 +1,12 @@
-"""CUDA text on the CPU: compiled as C++ below ``templates/cuda/sim.h``, run by ``sim.cpp`` with a fiber for each
-thread.
+"""The CUDA simulator: CUDA source is compiled as C++ with ``templates/cuda/sim.h``, and run on the CPU by ``sim.cpp``
+with a fiber per thread.
 
-It is how kernels are tested where there is no GPU.  ``check=True`` is the checking mode: the compiler's sanitizers call
-our own functions before every load, store and suspect operation, and the first fault ends the launch as a
-:class:`~gradc.errors.SimulationFault`.  Compiled text and runtime are kept in the cache of the CPU target.
+It tests kernels on machines without a GPU.  With ``check=True``, the checking mode, the compiler's sanitizers call
+hooks of the simulator before every load, store and suspicious operation, and the first fault aborts the launch with a
+:class:`~gradc.errors.SimulationFault`.  Compiled code is stored in the cache of the CPU target.
 
-A kernel is found by its ``extern "C" __global__ void NAME(``; its parameters are taken apart by the C++ compiler (a
-template deduces them from the function's type), so any scalars, pointers and plain structs do, and nobody parses them.
+Kernels are found by ``extern "C" __global__ void NAME(``; their parameters, any scalars, pointers and plain structs,
+are deduced from the function's type by a C++ template instead of being parsed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from . import faults
 
 Array = np.ndarray[Any, Any]
 
-# DWARF 4: addr2line of 2022 takes the first file of a table of DWARF 5 for the unit's own.  Lines are all that it is
-# asked for; where variables lie takes a fifth of the compilation to find out.
+# DWARF 4: addr2line of 2022 takes the first file of a table of DWARF 5 for the unit's own.  -g1: it is asked for lines
+# alone, and where variables are stored takes a fifth of the compilation to find out.
 _PLAIN = (
     "-gdwarf-4",
     "-g1",
@@ -49,15 +49,15 @@ _PLAIN = (
 _CHECK = (
     *_PLAIN,
     "-DGRADC_SIM_CHECK",
-    "-O1",  # it runs for less than it compiles
+    "-O1",  # compile time dominates run time
     "-fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
-    "-fno-wrapv",  # or no overflow would be one
-    "-fno-tree-vectorize",  # an access is the one that the text says
+    "-fno-wrapv",  # otherwise integer overflow is not reported
+    "-fno-tree-vectorize",  # keeps the accesses of the source
     "-fno-tree-slp-vectorize",
 )
-# A read before a write of the same address is one too.
+# Reports a read that is followed by a write of the same address, too.
 _CHECK_CLANG = ("-mllvm", "-tsan-instrument-read-before-write=1")
-# zig hands no list of checks on, only all of them; misalignment it leaves out.
+# zig only passes on all checks together, and omits the one for misalignment.
 _CHECK_ZIG = ("-fsanitize=undefined", "-fno-sanitize=float-cast-overflow", "-fsanitize=thread")
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\(([^)]*)\)\s*)?void\s+'
@@ -65,20 +65,20 @@ _KERNEL = re.compile(
 )
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w\s:]+?)\s*\b(\w+)\s*\[\s*\]\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_GAP_NAME = "gradc_sim_gap_"  # as sim.h names what separates variables
-_GAP = 1 << 20  # bytes between the copies of two arrays: untouched, so not there
-_SLICE = 100  # milliseconds after which Ctrl-C is looked for
+_GAP_NAME = "gradc_sim_gap_"  # the prefix in sim.h of the padding between variables
+_GAP = 1 << 20  # bytes between the copies of two arrays, never touched and therefore not mapped
+_SLICE = 100  # milliseconds between checks for Ctrl-C
 MAX_SHARED = 227 * 1024
 MAX_BLOCKS_CHECKED = 1 << 20
 
 
 def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
-    """Compile CUDA text, the one that NVRTC gets, for :meth:`SimLibrary.launch`.
+    """Compiles CUDA source, the same that NVRTC compiles, for :meth:`SimLibrary.launch`.
 
     :param source: kernels are its ``extern "C" __global__`` functions; headers of ``templates/cuda`` may be included.
-    :param check: build for the checking mode, about three times slower.
-    :raises CompilerMissing, CompilerError: as for C; the text's lines are counted as in ``source``.
-    :raises InvalidProblem: there is no kernel in it.
+    :param check: compile for the checking mode, which is about three times slower.
+    :raises CompilerMissing, CompilerError: as for C; line numbers are those of ``source``.
+    :raises InvalidProblem: it has no kernel.
     """
     bare = _COMMENT.sub(" ", source)
     kernels = {name: _bound(first or second) for first, second, name in _KERNEL.findall(bare)}
@@ -97,7 +97,7 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     if payload is None:
         text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
         entries = "".join(f"GRADC_SIM_KERNEL({name})\n" for name in kernels)
-        # In a namespace of its own: what the text names hides what the C headers name, and nothing needs to be shared.
+        # In an anonymous namespace, whose names hide those of the C headers.
         unit = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n{text}\n}}\n#line 1 "entries"\n{entries}'
         payload = link_objects([compile_object(unit, extra=flags), _runtime(stamp)])
         cache.put(key, payload)
@@ -105,14 +105,14 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
 
 
 def _bound(text: str) -> int:
-    """The first number of __launch_bounds__, or what any block may have."""
+    """The first argument of __launch_bounds__, or the maximum block size."""
     found = re.match(r"\s*(\d+)", text)
     return int(found[1]) if found else 1024
 
 
 @functools.cache
 def _headers() -> tuple[str, ...]:
-    """Every text that a unit may include."""
+    """The text of every header that a unit may include."""
     paths = [
         path
         for folder in template_dirs()
@@ -133,7 +133,7 @@ def _runtime(stamp: str) -> bytes:
 
 
 class SimLibrary:
-    """Compiled kernels; made by :func:`compile_sim`.  One launch at a time, others wait."""
+    """Compiled kernels, created by :func:`compile_sim`.  Launches are serialised."""
 
     def __init__(self, payload: bytes, kernels: Mapping[str, int], source: str, check: bool):
         self.payload, self.source, self.check = payload, source, check
@@ -144,7 +144,7 @@ class SimLibrary:
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self._library.gradc_sim_end.argtypes = [ctypes.c_void_p]
         self._library.gradc_sim_base.restype = ctypes.c_size_t
-        # Of statics that are not in their section, those inside a function: _ZZ is how C++ spells these.
+        # Outside the section, only static variables inside functions count: C++ mangles them with the prefix _ZZ.
         self._shared = [
             v
             for v in variables(payload)
@@ -153,8 +153,8 @@ class SimLibrary:
         self._lock = lock()
 
     def signature(self, kernel: str) -> list[tuple[str, int]]:
-        """Of each parameter its kind (P: pointer, C: pointer to const, i: signed, u: unsigned, f: float, s: other) and
-        size.
+        """(kind, size in bytes) of each parameter; P: pointer, C: pointer to const, i: signed, u: unsigned, f: float,
+        s: other.
 
         :raises InvalidProblem: there is no such kernel.
         """
@@ -177,18 +177,17 @@ class SimLibrary:
         initialised: Mapping[int, bool | Array] | None = None,
         seed: int | None = None,
     ) -> None:
-        """Run a kernel; arrays are written in place, after the last block.
+        """Runs a kernel; arrays are updated in place after the last block.
 
         :param shared: bytes of dynamic shared memory.
         :param args: for each parameter a contiguous NumPy array or None (a pointer), a number, or a ctypes structure.
-        :param written: positions of the arrays that the kernel may write; the others are constants for the checking
-            mode.
-        :param initialised: whether an array has values before: True, False, or uint8[nbytes] for each of its bytes,
-            which a launch brings up to date where it writes.  Unsaid, written arrays have none and the others have.
-        :param seed: run blocks and warps in an order drawn from it, other than the ascending one.
-        :raises SimulationFault: a fault; no array was changed (without ``check``: only barriers and collectives are
-            looked at, and arrays may be changed).
-        :raises InvalidProblem: a launch that a GPU would refuse, or arguments that do not fit the parameters.
+        :param written: positions of the arrays that the kernel may write; in checking mode the others are read-only.
+        :param initialised: whether an array is initialised: True, False, or uint8[nbytes] with a flag per byte, which
+            the launch updates.  By default, arrays are initialised unless they are in ``written``.
+        :param seed: run blocks and warps in a random order drawn from it instead of ascending.
+        :raises SimulationFault: a fault; no array was changed.  Without ``check`` only barriers and collectives are
+            checked, and arrays may be changed.
+        :raises InvalidProblem: a GPU would reject the launch, or the arguments do not fit the parameters.
         """
         signature = self.signature(kernel)
         self._check_shape(kernel, grid, block, shared)
@@ -282,7 +281,7 @@ class SimLibrary:
         return launch.found
 
     def _frames(self, offset: int) -> list[str]:
-        """``file:line`` of a place in the library, the innermost inlined function first; empty without addr2line."""
+        """``file:line`` of an offset in the library, innermost inlined function first; empty without addr2line."""
         program = shutil.which("addr2line") or shutil.which("llvm-addr2line")
         if program is None:
             return []
@@ -300,13 +299,13 @@ class SimLibrary:
 
 
 def _plain_name(symbol: str) -> str:
-    """``tile`` of _ZZN4twiceIfEET_S0_E4tile or of tile.0."""
+    """The plain name of a symbol: ``tile`` for _ZZN4twiceIfEET_S0_E4tile and for tile.0."""
     found = re.search(r"E(\d+)([A-Za-z_]\w*)$", symbol)
     return found[2][: int(found[1])] if found else symbol.partition(".")[0]
 
 
 def _value(what: str, value: Any, code: str, size: int) -> Any:
-    """A ctypes object of the parameter's size; a pointer's is still null."""
+    """An argument as a ctypes object of the parameter's size; pointers are null at first."""
     if code in "PC":
         if value is not None and not (isinstance(value, np.ndarray) and value.flags.c_contiguous):
             raise InvalidProblem(f"{what} is a pointer: a contiguous array or None, not {type(value).__name__}")
@@ -315,7 +314,7 @@ def _value(what: str, value: Any, code: str, size: int) -> Any:
         if not isinstance(value, ctypes.Structure | ctypes.Union | ctypes.Array) or ctypes.sizeof(value) != size:
             raise InvalidProblem(f"{what} is a structure of {size} bytes, not {type(value).__name__}")
         return value
-    number = getattr(value, "value", value)  # of a ctypes number
+    number = getattr(value, "value", value)  # a ctypes number has .value
     if isinstance(number, np.generic):
         number = number.item()
     if code == "f" and isinstance(number, int | float):
@@ -331,10 +330,10 @@ def _value(what: str, value: Any, code: str, size: int) -> Any:
 
 
 class _Memory:
-    """The device memory of one launch: copies of the arrays, far from each other; arrays that overlap are copied as
-    one.
+    """The simulated device memory of one launch: copies of the arrays, with gaps between them; overlapping arrays share
+    one copy.
 
-    Copies start as far behind a multiple of 256 bytes as the arrays do, so that they are aligned no better.
+    Copies have the same address modulo 256 as the arrays, so that they are not better aligned.
     """
 
     def __init__(self, arrays: Mapping[int, Array], written: frozenset[int], initialised: Mapping[int, bool | Array]):
@@ -383,7 +382,7 @@ class _Memory:
         )
 
     def give_back(self) -> None:
-        """Write the copies of written arrays, and what has a value by now, where they came from."""
+        """Copies written arrays, and the flags of initialised bytes, back to the caller's."""
         for i in self.written:
             _bytes(self.arrays[i])[:] = self._copy(i)
             mask = self.initialised.get(i, False)
@@ -394,7 +393,7 @@ class _Memory:
                 ]
 
     def name(self, group: int, offset: int) -> tuple[str, int, int]:
-        """Of a place in a region: the argument in words, its item size, the byte in it."""
+        """(description of the argument, item size, byte offset in the argument) of an offset in a region."""
         start, _, members = self.groups[group]
         nearest = min(members, key=lambda i: _distance(start + offset, self.arrays[i]))
         array = self.arrays[nearest]

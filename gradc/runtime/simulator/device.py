@@ -1,4 +1,4 @@
-"""The CPU as a device for CUDA text: what is asked for is done at once, by a fiber for each thread."""
+"""The CPU as a CUDA device: work is executed synchronously, with a fiber per CUDA thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Work = Callable[[], None]
 
 
 class HostMemory:
-    """Host memory under an address of the device's."""
+    """Host memory with a simulated device address."""
 
     def __init__(self, array: Array, address: int):
         self.array, self.nbytes, self.address = array, array.nbytes, address
@@ -65,23 +65,23 @@ class SimulatedGraph:
 class Simulator:
     """A :class:`gradc.runtime.cuda.device.Device` in host memory.
 
-    :param check: look for races, reads of nothing and addresses outside arrays.
-    :param seed: run blocks and warps in an order drawn from it.
+    :param check: detect races, reads of uninitialised memory and accesses out of bounds.
+    :param seed: run blocks and warps in a random order drawn from it.
     """
 
     description = Description(0, "cuda-sim", "", 1, 0, 227 * 1024, 0, 0, (0, 0))
     offset = 0
-    """What an address of the device's is above the host's."""
+    """The difference between a device address and the host address."""
     captures: ClassVar[dict[int, list[Work]]] = {}
     _streams = itertools.count(1 << 12)
 
     def __init__(self, text: str = "", check: bool = False, seed: int | None = None):
         self.text, self.check, self.seed = text, check, seed
-        self.libraries: dict[bool, Any] = {}  # by whether their offsets have 64 bits
-        self.fresh: list[tuple[int, Array]] = []  # address, and which bytes from there on have a value
+        self.libraries: dict[bool, Any] = {}  # whether offsets have 64 bits -> library
+        self.fresh: list[tuple[int, Array]] = []  # (address, which bytes from there on are initialised)
 
     def check_current(self) -> None:
-        """There is one alone."""
+        """Nothing to do: there is one device."""
 
     def device_of(self, address: int) -> int:
         return 0
@@ -99,11 +99,11 @@ class Simulator:
 
     @property
     def library(self) -> Any:
-        """The text as it is, compiled."""
+        """The compiled source, with 32-bit offsets."""
         return self.libraries.get(False)
 
     def ask(self, stream: int | None, work: Work) -> None:
-        """Do it, or write it down where the stream is captured."""
+        """Executes the work, or records it if the stream is being captured."""
         if stream in self.captures:
             self.captures[stream].append(work)
         else:
@@ -113,7 +113,7 @@ class Simulator:
         work()
 
     def seen(self, span: Span) -> Array:
-        """The elements of a span."""
+        """The elements of a span, as a view."""
         if not span.nbytes:
             return np.empty(span.count, span.dtype)
         return numpy.ctypeslib.as_array((ctypes.c_ubyte * span.nbytes).from_address(span.address - self.offset)).view(
@@ -169,7 +169,7 @@ class Simulator:
         return True
 
     def has(self, array: Array, source: bool | Array = True) -> None:
-        """From now on these bytes have a value, or where those of ``source`` have."""
+        """Marks these bytes as initialised, or, if ``source`` is an array, as initialised as its bytes."""
         ready = self.ready(array)
         if isinstance(ready, np.ndarray):
             ready[:] = source
@@ -196,7 +196,7 @@ class Simulator:
         self.ask(stream, work)
 
     def own(self, address: int) -> int:
-        """An address of pinned host memory, or the device's, as the device's."""
+        """The device address of an address of pinned host or device memory."""
         return address if address >= self.offset else address + self.offset
 
     def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
@@ -244,10 +244,10 @@ class Simulator:
         return 0
 
     def follow(self, stream: int, other: int) -> None:
-        """Nothing to wait for."""
+        """Nothing to do: work is synchronous."""
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Nothing to wait for."""
+        """Nothing to do: work is synchronous."""
 
     def event(self, timed: bool = True) -> SimulatedEvent:
         return SimulatedEvent(self)

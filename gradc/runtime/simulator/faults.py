@@ -1,4 +1,4 @@
-"""Faults that cuda-sim sees: the structures that it shares with ``templates/cuda/sim.cpp``, and a fault in words."""
+"""Faults detected by cuda-sim: the structures shared with ``templates/cuda/sim.cpp``, and the error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-FILE = "kernel.cu"  # what the text is called
+FILE = "kernel.cu"  # the source's file name in messages
 _OURS = ("sim.h", "sim.cpp", "sim_check.h", "entries", "??")
 NO_MEMORY = 17
 _KINDS = (
@@ -35,7 +35,7 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "divrem": "/"}
 
 
 class Party(ctypes.Structure):
-    """``struct party``: who did what, where in the program."""
+    """``struct party``: a thread, its access, and the program location."""
 
     _fields_ = (
         ("block", ctypes.c_int64),
@@ -93,10 +93,10 @@ class Launch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a message says of the launch besides the fault.
+    """The information about a launch that messages need.
 
-    :param variables: shared memory in words, in the order of ``variables``.
-    :param name: (region, byte) -> an array in words, its item size, the byte in it.
+    :param variables: descriptions of the shared memory variables, in the order of ``variables``.
+    :param name: (region, byte offset) -> (description of the array, item size, byte offset in the array).
     """
 
     kernel: str
@@ -116,10 +116,10 @@ Place = tuple[int, int, int]
 
 
 def describe(fault: Fault, shape: Shape, frames: Frames) -> tuple[str, str, str, Place, Place, str]:
-    """The arguments of a SimulationFault: kind, kernel, place in the text, block, thread, message."""
+    """The arguments of a SimulationFault: kind, kernel, source location, block, thread, message."""
     kind = _KINDS[fault.kind]
     where = _where(frames, fault.who.pc)
-    if kind == "divergent barrier" and where.endswith(":?"):  # one call made of two: the barriers know their lines
+    if kind == "divergent barrier" and where.endswith(":?"):  # two calls merged by the compiler
         where = f"{where[:-1]}{fault.a}"
     message = f"{shape.kernel}: {kind}: {_party(fault.who, shape)} {_what(kind, fault, shape, frames)}"
     if where:
@@ -135,7 +135,7 @@ def describe(fault: Fault, shape: Shape, frames: Frames) -> tuple[str, str, str,
 
 
 def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
-    """What a thread does and why it must not, without the place."""
+    """The description of the access and the fault, without the location."""
     verb, text = _VERBS.get(fault.who.doing, ""), (fault.text or b"").decode("utf-8", "replace")
     what, mask = "", f"mask 0x{fault.a & 0xFFFFFFFF:08x}"
     if kind in ("out of bounds", "write to a constant", "uninitialised read", "race"):
@@ -218,7 +218,7 @@ def _at(frames: Frames, pc: int) -> str:
 
 
 def _where(frames: Frames, pc: int) -> str:
-    """The innermost place that is not in our own header; with the place in the text that led to it."""
+    """The innermost source location outside the simulator's header, with the location in the kernel that led to it."""
     found = [frame for frame in (frames(pc) if pc else ()) if not frame.startswith(_OURS)]
     if not found:
         return ""

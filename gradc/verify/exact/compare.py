@@ -1,4 +1,4 @@
-"""Whether two graphs mean the same."""
+"""Tests the equality of two graphs in exact algebra."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _DRAWN = {
     "f8e5m2": (1, 4),
     "f4e2m1": (1, 2),
 }
-"""Fractional bits and the bound of what is drawn for a dtype."""
+"""dtype -> (fractional bits, bound) of the random inputs."""
 
 
 def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """Inputs: small dyadic rationals that the dtype holds; ints that are valid where they are indices, else small."""
+    """Random inputs: small dyadic rationals that the dtype holds exactly; valid indices; otherwise small ints."""
     bounds = _index_bounds(graph, dims)
     ascending = {
         graph.input_name(v)
@@ -64,7 +64,7 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
 
 
 def _index_bounds(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
-    """For each input that reaches an index through ints, the size that it indexes."""
+    """For each input that is used as an index, directly or after integer ops, the size that it indexes."""
     bounds: dict[str, int] = {}
     for node in open_composites(graph).nodes:
         for k, bound in node.op.indices.items():
@@ -77,7 +77,7 @@ def _index_bounds(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Small values of the dims, different where possible, under which the assumptions and every shape hold."""
+    """Small values of the dims, distinct if possible, that satisfy the assumptions and give valid shapes."""
     given = given or {}
     names = [n for n in dict.fromkeys(n for g in graphs for n in g.dims) if n not in given]
     facts = [fact for g in graphs for fact in g.assumptions]
@@ -95,7 +95,7 @@ def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) ->
 
 
 def _fits(node: Node, dims: Mapping[str, int]) -> bool:
-    """Whether a node's shape exists under these sizes, and holds its operand's elements if it is a view of them."""
+    """Whether a node's shape is valid for these sizes; a reshape's must have as many elements as its operand's."""
     try:
         shape = node.type.concrete(dims)
         same = not isinstance(getattr(node.op, "lower", None), Alias) or math.prod(shape) == math.prod(
@@ -109,11 +109,11 @@ def _fits(node: Node, dims: Mapping[str, int]) -> bool:
 def equal(
     before: Graph, after: Graph, licence: str = "BITS", seed: int = 0, dims: Mapping[str, int] | None = None
 ) -> None:
-    """Requires that two graphs mean the same: equal outputs in exact algebra on random inputs.
+    """Requires that two graphs are equal: they have equal outputs in exact algebra on random inputs.
 
-    :param licence: what a pass may lose: nothing (``BITS``), roundings (``REAL``), anything (``FAST``: not compared).
-    :param dims: sizes for some symbols; the others are given small ones.
-    :raises InternalError: an output differs; it and the first position are named.
+    :param licence: what a pass may change: nothing (``BITS``), rounding (``REAL``), anything (``FAST``: not compared).
+    :param dims: sizes for some symbols; the others get small ones.
+    :raises InternalError: an output differs; it is named with the first position.
     """
     if licence == "FAST" or before == after:
         return

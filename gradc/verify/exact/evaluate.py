@@ -1,4 +1,4 @@
-"""A graph in exact algebra."""
+"""Evaluation of a graph in exact algebra."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def evaluate(
 ) -> dict[str, ExactArray]:
     """The outputs of a graph in exact algebra.
 
-    :param inputs: NumPy arrays; floats are taken as the dyadic rationals they are.
-    :param licence: ``BITS`` or ``REAL``.
-    :param folding: whether pointwise ops on constants are rounded, as the pass ``fold`` does.
+    :param inputs: NumPy arrays; floats are represented exactly, as dyadic rationals.
+    :param licence: ``BITS`` (rounding is significant) or ``REAL`` (rounding is the identity).
+    :param folding: whether pointwise ops on constants are evaluated with rounding, as the pass ``fold`` does.
     """
     with assuming(graph.assumptions):
         return _Evaluation(graph, inputs, dims or {}, licence, folding).run()
 
 
 class _Evaluation:
-    """One graph on one set of inputs."""
+    """The evaluation of one graph on one set of inputs."""
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], licence: str, folding: bool):
         self.inputs, self.real, self.folding = inputs, licence == "REAL", folding
@@ -86,7 +86,7 @@ class _Evaluation:
         folded = self.folded(node, operands)
         if folded is not None:
             return folded
-        if isinstance(getattr(op, "lower", None), Checked):  # what is not inside ends a call and changes no value
+        if isinstance(getattr(op, "lower", None), Checked):  # a check changes no value
             return operands[0]
         if isinstance(getattr(op, "lower", None), Movement | Alias):
             return self.moved(node, operands)
@@ -98,7 +98,7 @@ class _Evaluation:
             return concrete(interp.apply(node, arrays, self.dims), dtype, derived)
         if op.name == "cast":
             return self.cast(operands[0], dtype)
-        if operands and not any(x.dtype.is_float for x in operands):  # bits read as a float
+        if operands and not any(x.dtype.is_float for x in operands):  # a bitcast to a float
             return embed(interp.apply(node, [x.value for x in operands], self.dims), dtype)
         if op.name in COMPARISONS:
             return concrete(COMPARISONS[op.name](*operands), dtype)
@@ -110,7 +110,7 @@ class _Evaluation:
     # constants
 
     def folded(self, node: Node, operands: Sequence[ExactArray]) -> ExactArray | None:
-        """The value of a node that the pass ``fold`` may make a constant of."""
+        """The value of a node that the pass ``fold`` may turn into a constant, or None."""
         if not self.folding:
             return None
         shape = node.type.concrete(self.dims)
@@ -138,7 +138,7 @@ class _Evaluation:
     # rounding
 
     def rounded(self, x: ExactArray, dtype: DType) -> ExactArray:
-        """x as a value of ``dtype``."""
+        """x rounded to ``dtype``."""
         if not dtype.is_float or dtype.name in x.held:
             return replace(x, dtype=dtype)
         if self.real:
@@ -167,17 +167,17 @@ class _Evaluation:
     # everything else
 
     def index(self, node: Node, k: int) -> Array:
-        """An operand that is an index: evaluated in f64 where it was made from floats."""
+        """An index operand; evaluated in f64 if it was computed from floats."""
         operand = node.operands[k]
         if not self.values[operand].derived:
             return self.values[operand].value
         if operand not in self.concrete:
-            behind = Graph("behind", self.graph.inputs, (("index", operand),), self.graph.assumptions)
-            self.concrete[operand] = interp.run(behind, self.inputs, dims=self.dims, precision="f64")["index"]
+            index_graph = Graph("index", self.graph.inputs, (("index", operand),), self.graph.assumptions)
+            self.concrete[operand] = interp.run(index_graph, self.inputs, dims=self.dims, precision="f64")["index"]
         return self.concrete[operand]
 
     def through(self, node: Node, arrays: list[Array]) -> tuple[Array, bool]:
-        """The op's own reference on stand-ins for floats; an index out of range reads (adds to) nothing."""
+        """The op's NumPy reference applied to surrogate arrays for floats; indices out of range are skipped."""
         for k in node.op.indices:
             arrays[k] = self.index(node, k)
         attrs = {n: interp._concrete(v, self.dims) for n, v in node.attrs.items()}
@@ -188,7 +188,7 @@ class _Evaluation:
             return np.asarray(node.op.reference(*arrays, **{**attrs, "oob": "skip"})), True
 
     def moved(self, node: Node, operands: list[ExactArray]) -> ExactArray:
-        """Movement: the reference moves the numbers of the elements; 0 is the number of what is filled in."""
+        """A movement op: its NumPy reference is applied to element numbers, where 0 marks filled-in elements."""
         dtype = node.dtype
         if not node.operands:
             array = np.asarray(interp.apply(node, [], self.dims))

@@ -21,7 +21,7 @@ def reduced(x: Array) -> Array:
 
 
 def multiply(a: Array, b: Array) -> Array:
-    """a * b mod p: halves of 31 bits; 2^61 = 1 and 2^62 = 2."""
+    """a * b mod p, from 31-bit halves, with 2^61 = 1 and 2^62 = 2 (mod p)."""
     low = U((1 << 31) - 1)
     a1, a0, b1, b0 = a >> U(31), a & low, b >> U(31), b & low
     middle = a1 * b0 + a0 * b1
@@ -33,14 +33,14 @@ def negative(a: Array) -> Array:
 
 
 def shifted(a: Array, places: Any) -> Array:
-    """a * 2^places mod p: a rotation of 61 bits."""
+    """a * 2^places mod p: a rotation of the 61-bit number."""
     places = np.asarray(np.asarray(places) % 61).astype(U)
     return reduced(((a << places) & U(P)) | (a >> (U(61) - places)))
 
 
 def inverse(a: Array) -> Array:
-    """a^(p-2); 0 gives 0."""
-    power, done = a, 1  # a^(2^done - 1), doubled up to 59
+    """The inverse mod p, a^(p-2) (Fermat); 0 gives 0."""
+    power, done = a, 1  # power = a^(2^done - 1); done is doubled up to 59
     for bit in bin(59)[3:]:
         squared = power
         for _ in range(done):
@@ -53,18 +53,18 @@ def inverse(a: Array) -> Array:
 
 
 def total(a: Array, axes: tuple[int, ...]) -> Array:
-    """The sum along axes."""
+    """The sum over axes mod p."""
     low, high = a & U(0xFFFFFFFF), a >> U(32)
     return joined(low.sum(axes, dtype=U), high.sum(axes, dtype=U))
 
 
 def joined(low: Array, high: Array) -> Array:
-    """low + 2^32 high."""
+    """low + 2^32 high mod p."""
     return reduced(reduced(low) + shifted(reduced(high), 32))
 
 
 def product(a: Array, axes: tuple[int, ...]) -> Array:
-    """The product along axes."""
+    """The product over axes mod p."""
     a = last(a, axes)
     while a.shape[-1] > 1:
         if a.shape[-1] % 2:
@@ -74,7 +74,7 @@ def product(a: Array, axes: tuple[int, ...]) -> Array:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """a @ b by limbs of 21 bits, whose products f64 adds exactly."""
+    """a @ b mod p, from 21-bit limbs, whose products are summed exactly in f64."""
     mask, limb, answer = U((1 << 21) - 1), (0, 21, 42), np.zeros((*a.shape[:-1], b.shape[-1]), U)
     for start in range(0, a.shape[-1], 1024):
         part, other = a[..., start : start + 1024], b[..., start : start + 1024, :]
@@ -85,7 +85,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def mixed(*parts: Any) -> Array:
-    """A residue that depends on every part (splitmix64)."""
+    """A hash of the parts as a residue (splitmix64)."""
     state: Array = np.zeros((), U)
     for part in parts:
         x = np.asarray(zlib.crc32(part.encode()) if isinstance(part, str) else part).astype(U)
@@ -97,7 +97,7 @@ def mixed(*parts: Any) -> Array:
 
 
 def last(a: Array, axes: tuple[int, ...]) -> Array:
-    """The axes as one last axis."""
+    """The array with ``axes`` flattened into one last axis."""
     kept = [i for i in range(a.ndim) if i not in axes]
     moved = np.transpose(a, (*kept, *axes))
     return moved.reshape(*(a.shape[i] for i in kept), math.prod(a.shape[i] for i in axes))

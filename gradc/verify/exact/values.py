@@ -1,4 +1,4 @@
-"""Tensors in exact algebra, and what pointwise ops mean on them."""
+"""Tensors in exact algebra, and the pointwise ops on them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...ir.types import DTYPES, DType
 from ...ops.pointwise import convert
 from .field import Array, P, U, inverse, mixed, multiply, negative, reduced, shifted
 
-INFINITY, NAN = 0x1234567_89ABCDE, 0xFEDCBA9_8765432  # residues that stand for 1/0 and NaN
-_ORDER, _SHOWN = 40, 20  # fractional bits: of what stands in its own order, of what is shown as a number
+INFINITY, NAN = 0x1234567_89ABCDE, 0xFEDCBA9_8765432  # residues that represent 1/0 and NaN
+_ORDER, _SHOWN = 40, 20  # fractional bits of the numbers whose order is preserved, and of those printed as numbers
 
 FRACTION = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7, "f8e4m3": 3, "f8e5m2": 2, "f4e2m1": 1, "e8m0": 0}
 _EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8, "f8e4m3": 4, "f8e5m2": 5, "f4e2m1": 2, "e8m0": 8}
@@ -33,7 +33,7 @@ def _holds(inner: DType, outer: DType) -> bool:
 
 
 HOLDERS = {inner.name: frozenset(o.name for o in DTYPES.values() if _holds(inner, o)) for inner in DTYPES.values()}
-"""For each type the types that hold all its values."""
+"""For each dtype, the dtypes that hold all its values exactly."""
 EXACT_INTS = ("bool", "i2", "u2", "i4", "u4", "i8", "u8", "i16", "u16", "i32", "u32")
 
 
@@ -41,10 +41,10 @@ EXACT_INTS = ("bool", "i2", "u2", "i4", "u4", "i8", "u8", "i16", "u16", "i32", "
 class ExactArray:
     """A tensor in exact algebra.
 
-    :param value: residues (uint64) of a float, the elements themselves of an int or bool.
-    :param tag: where a float is 1/0 or worse.
-    :param held: the types known to hold every element.  :param derived: an int that was made from floats.
-    :param constant: the one value of every element of a folded constant.
+    :param value: residues (uint64) for a float, the elements themselves for an int or bool.
+    :param tag: mask of the float elements that are not finite.
+    :param held: the dtypes known to hold every element.  :param derived: whether an int was computed from floats.
+    :param constant: the common value of all elements of a folded constant.
     """
 
     dtype: DType
@@ -59,11 +59,11 @@ class ExactArray:
         return self.value.shape
 
     def differs(self, other: ExactArray) -> Array:
-        """Where the two are not the same."""
+        """Mask of the elements that differ."""
         return (self.value != other.value) | (self.tag != other.tag)
 
     def key(self, nan: int = 0) -> Array:
-        """Integers in the order of the elements; NaN stands at the end that ``nan`` says."""
+        """Integers with the order of the elements; ``nan`` says at which end NaN is placed."""
         turned = shifted(self.value, _ORDER).astype(np.int64)
         order = np.where(turned > P // 2, turned - P, turned)
         for residue, place in ((INFINITY, 1 << 62), (P - INFINITY, -(1 << 62)), (NAN, nan * (3 << 61))):
@@ -76,7 +76,7 @@ class ExactArray:
 
     @property
     def numbers(self) -> Array:
-        """The elements as f64; NaN where one is no small dyadic rational."""
+        """The elements as f64; NaN for those that are not small dyadic rationals."""
         if not self.dtype.is_float:
             return self.value.astype(np.float64)
         turned = shifted(self.value, _SHOWN).astype(np.int64)
@@ -84,7 +84,7 @@ class ExactArray:
         return np.where((np.abs(turned) < 2**45) & ~self.tag, turned / 2.0**_SHOWN, np.nan)
 
     def shown(self, place: tuple[int, ...]) -> str:
-        """One element for a message."""
+        """The text of one element, for messages."""
         if not self.dtype.is_float:
             return str(self.value[place])
         number = replace(self, tag=np.zeros_like(self.tag)).numbers[place]
@@ -93,7 +93,7 @@ class ExactArray:
 
 
 def embed(array: Array, dtype: DType, held: frozenset[str] | None = None) -> ExactArray:
-    """A NumPy array of floats, each a dyadic rational (or tagged)."""
+    """A NumPy array of floats as an ExactArray; non-finite elements are tagged."""
     wide = np.asarray(array).astype(np.float64)
     finite = np.isfinite(wide)
     fraction, exponent = np.frexp(np.where(finite, wide, 0.0))
@@ -113,7 +113,7 @@ def concrete(array: Array, dtype: DType, derived: bool = False) -> ExactArray:
 
 @functools.lru_cache(maxsize=4096)
 def holders(number: float, dtype: DType) -> frozenset[str]:
-    """The types that hold a number of that type."""
+    """The dtypes that hold a number of dtype ``dtype`` exactly."""
     wide = np.asarray(number)
     with np.errstate(all="ignore"):
         return HOLDERS[dtype.name] | {
@@ -165,7 +165,7 @@ def _signed(x: ExactArray) -> Values:
 
 
 def _power(a: ExactArray, b: ExactArray) -> Values:
-    """Repeated multiplication for small whole exponents, a hash for the others."""
+    """Repeated multiplication for small integer exponents, else a hash."""
     answer, tag = mixed("pow", a.value, b.value), a.tag | b.tag
     whole = np.where(b.value > P // 2, b.value.astype(np.int64) - P, b.value.astype(np.int64))
     power = np.ones_like(a.value)
@@ -199,7 +199,7 @@ CHOICES: dict[str, Callable[..., Values]] = {
     "minimum": lambda a, b: _select(a.key(-1) <= b.key(-1), a, b),
     "stop_gradient": lambda x: (x.value, x.tag),
 }
-"""Ops whose result is an operand, or one with another sign: no type that held the operands is left."""
+"""Ops whose result is an operand up to sign, so that the dtypes that hold the operands hold the result."""
 COMPARISONS: dict[str, Callable[[ExactArray, ExactArray], Array]] = {
     "eq": lambda a, b: ~a.differs(b) & ~a.is_nan,
     "ne": lambda a, b: a.differs(b) | a.is_nan,
@@ -225,4 +225,4 @@ OVER_THE_REALS: dict[str, Callable[[ExactArray], Values]] = {
     "log1p": lambda x: _values(_log(_with(x, _sum(x, _one(x))))),
     "sigmoid": lambda x: _quotient(_one(x), _with(x, _sum(_one(x), _exp(_minus(x))))),
 }
-"""Functions that are others over the reals."""
+"""Functions expressed by others that are equal over the reals."""

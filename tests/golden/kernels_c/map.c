@@ -26,7 +26,9 @@ typedef struct {
 
 static void mul_1d83d6_layout(mul_1d83d6_args *A) {
   const i64 N = A->N, D = A->D, rows = N, cols = D;
-  A->chunk = maximum_i64((floordiv_i64(4095, maximum_i64(1, cols)) - 1 * maximum_i64((floordiv_i64(4095, maximum_i64(1, cols)) + 1), 128) + 129), maximum_i64((floordiv_i64(rows, 256) - 1 * maximum_i64(floordiv_i64(rows, 256), 64) + 64), 8));
+  const i64 worthwhile = minimum_i64((floordiv_i64(4095, maximum_i64(1, cols)) + 1), 128); /* as many rows as have 4096 elements, 128 at most */
+  const i64 balanced = maximum_i64(minimum_i64(floordiv_i64(rows, 256), 64), 8); /* 256 tasks, of 8 to 64 rows */
+  A->chunk = maximum_i64(balanced, worthwhile);
 }
 
 static i64 mul_1d83d6_thread_bytes(const mul_1d83d6_args *A) {

@@ -22,7 +22,10 @@ typedef struct {
 
 static i64 sum_60acaf_layout(sum_60acaf_args *A, char *workspace) {
   const i64 N = A->N, D = A->D, rows = N, cols = D, size0 = D;
-  const i64 chunk = maximum_i64((floordiv_i64((rows - 1), maximum_i64(floordiv_i64(4194304, maximum_i64(1, size0)), 1)) + 1), maximum_i64((floordiv_i64(4095, maximum_i64(1, cols)) - 1 * maximum_i64((floordiv_i64(4095, maximum_i64(1, cols)) + 1), 128) + 129), maximum_i64((floordiv_i64(rows, 256) - 1 * maximum_i64(floordiv_i64(rows, 256), 64) + 64), 8)));
+  const i64 worthwhile = minimum_i64((floordiv_i64(4095, maximum_i64(1, cols)) + 1), 128); /* as many rows as have 4096 elements, 128 at most */
+  const i64 balanced = maximum_i64(minimum_i64(floordiv_i64(rows, 256), 64), 8); /* 256 tasks, of 8 to 64 rows */
+  const i64 affordable = (floordiv_i64((rows - 1), maximum_i64(floordiv_i64(4194304, maximum_i64(1, size0)), 1)) + 1); /* so few tasks that their partial results have 4194304 elements at most */
+  const i64 chunk = maximum_i64(affordable, maximum_i64(balanced, worthwhile));
   const i64 chunks = gradc_chunks(rows, chunk);
   A->chunk = chunk;
   char *end = workspace;

@@ -36,7 +36,8 @@ typedef struct {
 
 static void rms_norm_17f2b6_layout(rms_norm_17f2b6_args *A) {
   const i64 N = A->N, rows = N;
-  A->chunk = maximum_i64(6, maximum_i64((floordiv_i64(rows, 256) - 1 * maximum_i64(floordiv_i64(rows, 256), 64) + 64), 8));
+  const i64 balanced = maximum_i64(minimum_i64(floordiv_i64(rows, 256), 64), 8); /* 256 tasks, of 8 to 64 rows */
+  A->chunk = maximum_i64(6, balanced);
 }
 
 static i64 rms_norm_17f2b6_thread_bytes(const rms_norm_17f2b6_args *A) {
