@@ -6,6 +6,7 @@ in this file; ``tests/frontend/test_torch_table.py`` fails where a release of to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +63,7 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
     :raises Unsupported: the program has a gradient of its own (``torch.autograd.Function``), or changes a value in
         place under ``no_grad`` that has one.
     """
-    table = torch.export.default_decompositions()
-    for overload in filter(kept, list(table)):
-        del table[overload]
-    composite_implicit, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
+    composite_implicit, python = _decompositions(kept)
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
             _Program(module), list(arguments), trace_joint=False, pre_dispatch=False, decompositions=python
@@ -82,6 +80,18 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # the types say so already
             traced.graph.erase_node(node)
     return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed))
+
+
+@functools.cache
+def _decompositions(kept: Callable[[Any], bool]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """How ops are decomposed: those that C++ decomposes, and those that Python does.
+
+    Made once, as it takes a second: an op that is registered later stays whole.
+    """
+    table = torch.export.default_decompositions()
+    for overload in filter(kept, list(table)):
+        del table[overload]
+    return _split_decomp_table_to_cia_and_python_decomp(table.materialize())  # type: ignore[no-any-return]
 
 
 def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:

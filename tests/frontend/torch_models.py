@@ -132,6 +132,25 @@ class GCN(nn.Module):
         return torch.randn(rows, 4), torch.randint(0, rows, (2, edges)), torch.randint(0, 3, (rows,))
 
 
+class ResNet(nn.Module):
+    """Convolutions, batch norm with running statistics, a residual, pooling."""
+
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.inner, self.norm2 = nn.Conv2d(width, width, 3, padding=1, groups=2), nn.BatchNorm2d(width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, stride=2, padding=1)
+        x = F.relu(x + self.norm2(self.inner(x)))
+        return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)), labels)
+
+    @staticmethod
+    def batch(rows: int = 2) -> tuple[torch.Tensor, ...]:
+        return torch.randn(rows, 3, 9, 9), torch.randint(0, 3, (rows,))
+
+
 MODELS: dict[str, Any] = {"gpt": GPT, "bert": BERT, "dlrm": DLRM, "gcn": GCN}
 
 

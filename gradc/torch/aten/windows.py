@@ -92,7 +92,7 @@ def _resized(mode: str) -> Any:
         align = rest[0] if mode in ("linear", "bilinear", "bicubic", "trilinear") else None
         factors: Any = rest[-1] if rest else None
         if size is None:
-            return ops.interpolate(x, scale_factor=tuple(factors), mode=mode, align_corners=align)
+            return ops.interpolate(x, scale_factor=tuple(factors or ()), mode=mode, align_corners=align)
         return ops.interpolate(x, size=tuple(size), mode=mode, align_corners=align)
 
     return resize
