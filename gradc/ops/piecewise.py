@@ -188,8 +188,8 @@ prelu = Composite(
 
 
 def _hardtanh(x: Type, *, min_val: float = -1.0, max_val: float = 1.0) -> Type:
-    if not min_val < max_val:
-        raise TypeRuleError(f"min_val={min_val} is not below max_val={max_val}")
+    if not min_val <= max_val:
+        raise TypeRuleError(f"min_val={min_val} is above max_val={max_val}")
     return floating(x)
 
 
@@ -203,7 +203,7 @@ hardtanh = Composite(
     decompose=lambda x, *, min_val, max_val: clamp.plain(x, min=min_val, max=max_val),
     vjp=slopes(lambda x, *, min_val, max_val: _mask(_between(x, min_val, max_val), x)),
     samples=(*_SAMPLES, Sample(("F[N]",), {"min_val": -0.25, "max_val": 0.5})),
-    bad=(*NOT_FLOAT, BadSample(("f32[3]",), {"min_val": 1.0}, match="min_val=1.0 is not below")),
+    bad=(*NOT_FLOAT, BadSample(("f32[3]",), {"min_val": 2.0}, match="min_val=2.0 is above")),
     doc="x held between min_val and max_val; the derivative is 0 on the bounds, where clamp's is 1",
 )
 relu6 = Composite(
@@ -252,6 +252,10 @@ def _shrink(x: Type, *, lambd: float = 0.5) -> Type:
     return floating(x)
 
 
+def _hardshrink(x: Type, *, lambd: float = 0.5) -> Type:
+    return floating(x)
+
+
 def _outside(x: Node, lambd: float) -> Node:
     """Where |x| > lambd, or x is NaN."""
     return ~bitwise_and(ge(x, full(-lambd, x)), le(x, full(lambd, x)))
@@ -274,11 +278,11 @@ softshrink = Composite(
 )
 hardshrink = Composite(
     "hardshrink",
-    infer=_shrink,
+    infer=_hardshrink,
     decompose=lambda x, *, lambd: where(_outside(x, lambd), x, zeros_like(x)),
     vjp=slopes(lambda x, *, lambd: _mask(_outside(x, lambd), x)),
     samples=(*_SAMPLES, Sample(("F[N]",), {"lambd": 0.2})),
-    bad=_NEGATIVE,
+    bad=NOT_FLOAT,
     doc="x, 0 within lambd of 0",
 )
 tanhshrink = Composite(

@@ -12,7 +12,7 @@ from ..ir.dims import Size, product
 from ..ir.node import Node, call
 from ..ir.op import AxisReplacement, BadSample, Composite, Primitive, Reduction, Sample
 from ..ir.types import DTYPES, I64, Type
-from .pointwise import eq, exp, log, reciprocal, where
+from .pointwise import eq, exp, log, maximum, reciprocal, where
 from .rules import (
     along,
     canonical_axes,
@@ -296,6 +296,11 @@ def _var(x: Type, *, axis: int | tuple[int, ...] | None = None, keepdims: bool =
     return type_, {**attrs, "ddof": ddof}
 
 
+def _freedom(count: Node, ddof: int | float) -> Node:
+    """What a variance divides by: never less than 0."""
+    return count if ddof == 0 else maximum(count - ddof, zeros_like(count))
+
+
 def _centred(wide: Node, axis: Any, count: Node) -> Node:
     """x - mean(x); the mean of the centred values is subtracted too, to remove the rounding error of the first."""
     centred = wide - along(sum.plain(wide, axis=axis) / count, wide.shape, axis)
@@ -306,7 +311,7 @@ def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> Node
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
-    return _plain(converted(sum.plain(centred * centred, axis=axis) / (count - ddof), x.dtype), axis, keepdims, x.shape)
+    return _plain(converted(sum.plain(centred * centred, axis=axis) / _freedom(count, ddof), x.dtype), axis, keepdims, x.shape)
 
 
 def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> tuple[Node]:
@@ -314,7 +319,7 @@ def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int 
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
-    spread = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype) / (count - ddof), x.shape, axis)
+    spread = along(converted(reshaped(g, without(x.shape, axis)), wide.dtype) / _freedom(count, ddof), x.shape, axis)
     return (converted(spread * centred * 2, x.dtype),)
 
 

@@ -8,7 +8,7 @@ from ..ir.node import Node
 from ..ir.op import ZERO, BadSample, Composite, Function, Sample
 from ..ir.types import BOOL, I64, Type
 from .pointwise import eq, invert, ne, sqrt, where
-from .reduce import AXES, BAD_AXIS, _centred, _count, _float_reduction, _kept, _plain, _var, mean, sum, var
+from .reduce import AXES, BAD_AXIS, _centred, _count, _float_reduction, _freedom, _kept, _plain, _var, mean, sum, var
 from .rules import along, converted, full, reshaped, without, zeros_like
 
 _SOME = (AXES[0], AXES[3], AXES[4], AXES[6])
@@ -26,9 +26,9 @@ def _std_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int 
     # dx = g (x - mean) / ((count - ddof) std), 0 where the deviation is 0, as torch says
     wide, count, shape = converted(x, x.dtype.compute), _count(x, axis), without(x.shape, axis)
     centred = _centred(wide, axis, count)
-    deviation = sqrt(sum.plain(centred * centred, axis=axis) / (count - ddof))
+    deviation = sqrt(sum.plain(centred * centred, axis=axis) / _freedom(count, ddof))
     none = eq(deviation, zeros_like(deviation))
-    slope = converted(reshaped(g, shape), wide.dtype) / where(none, full(1, deviation), deviation) / (count - ddof)
+    slope = converted(reshaped(g, shape), wide.dtype) / where(none, full(1, deviation), deviation) / _freedom(count, ddof)
     slope = where(none, zeros_like(slope), slope)
     return (converted(along(slope, x.shape, axis) * centred, x.dtype),)
 

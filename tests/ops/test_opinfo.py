@@ -1,174 +1,171 @@
-"""torch's own samples (OpInfo) of convolutions, pooling, views, products, normalisation and attention, in f64: values
-and gradients are torch's.
-
-``GRADC_ALL_SAMPLES=1`` runs every sample, otherwise some of each op, spread over the list.
-"""
+"""torch's own OpInfo samples, written with gradc's ops (opinfo_table.py): values and gradients in f64."""
 
 from __future__ import annotations
 
-import os
+import inspect
+import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from test_ops import close, random_like
-
-from gradc import interp, ops
-from gradc.autodiff import differentiate
-from gradc.trace import trace
 
 torch = pytest.importorskip("torch")
 
-from torch_oracles import to_numpy  # noqa: E402
+from opinfo_table import ABSENT, LEFT_OUT, LOOSE, STATIC, TABLE, VALUES_ONLY  # noqa: E402
 
-from benchmarks.opinfo import op_db  # noqa: E402
+from benchmarks.opinfo import OURS, op_db, to_numpy  # noqa: E402
+from gradc import interp  # noqa: E402
+from gradc.autodiff import differentiate  # noqa: E402
+from gradc.ir.node import Node  # noqa: E402
+from gradc.trace import trace  # noqa: E402
 
-OF_EACH = 5
-
-
-def _axis(name: str, own: str = "axis", theirs: str = "dim") -> Callable[..., Any]:
-    """The op of that name with torch's name of an axis."""
-
-    def called(*arguments: Any, **named: Any) -> Any:
-        if theirs in named:
-            named[own] = named.pop(theirs)
-        return getattr(ops, name)(*arguments, **named)
-
-    return called
+torch.set_num_threads(1)
+SAMPLES, LARGEST = 6, 3000
 
 
-def _varargs(name: str) -> Callable[..., Any]:
-    return lambda x, *sizes: getattr(ops, name)(x, sizes[0] if isinstance(sizes[0], tuple | list) else sizes)
+def entries() -> dict[str, Any]:
+    """label -> OpInfo of what torch differentiates in f32."""
+    return {
+        info.name + (f".{info.variant_test_name}" if info.variant_test_name else ""): info
+        for info in op_db()
+        if info.supports_autograd and torch.float32 in info.supported_dtypes("cpu")
+    }
 
 
-def _pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
-    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
-    return ops.pad(x, (*((0, 0),) * (x.rank - len(pairs)), *reversed(pairs)), value or 0, mode)
-
-
-NAMED = (
-    "nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d"
-    " nn.functional.conv_transpose2d nn.functional.conv_transpose3d nn.functional.max_pool1d nn.functional.max_pool2d"
-    " nn.functional.max_pool3d nn.functional.avg_pool1d nn.functional.avg_pool2d nn.functional.avg_pool3d"
-    " nn.functional.adaptive_avg_pool1d nn.functional.adaptive_avg_pool2d nn.functional.adaptive_avg_pool3d"
-    " nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d"
-    " nn.functional.unfold nn.functional.local_response_norm nn.functional.pixel_shuffle"
-    " nn.functional.pixel_unshuffle nn.functional.group_norm nn.functional.instance_norm nn.functional.batch_norm"
-    " nn.functional.bilinear nn.functional.linear nn.functional.scaled_dot_product_attention nn.functional.interpolate"
-    " bmm outer addmm baddbmm tensordot flatten movedim tril triu"
-)
-OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name.rpartition(".")[2]) for name in NAMED.split()}
-OURS |= {
-    "diagonal": lambda x, offset=0, dim1=0, dim2=1: ops.diagonal(x, offset=offset, axis1=dim1, axis2=dim2),
-    "diag_embed": lambda x, offset=0, dim1=-2, dim2=-1: ops.diag_embed(x, offset=offset, axis1=dim1, axis2=dim2),
-    "einsum": lambda tensors, equation: ops.einsum(equation, *tensors),
-    "linalg.cross": _axis("cross"),
-    "roll": _axis("roll", theirs="dims"),
-    "squeeze": _axis("squeeze"),
-    "unsqueeze": _axis("unsqueeze"),
-    "unflatten": _axis("unflatten"),
-    "unbind": _axis("unbind"),
-    "chunk": _axis("chunk"),
-    "split": _axis("split"),
-    "stack": lambda tensors, *dim, **named: ops.stack(tensors, axis=dim[0] if dim else named.get("dim", 0)),
-    "tile": _varargs("tile"),
-    "repeat": _varargs("repeat"),
-    "nn.functional.pad": _pad,
-}
-
-
-def _label(info: Any) -> str:
-    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
-
-
-INFOS = {_label(info): info for info in op_db() if info.name in OURS}
-
-
-def refused(label: str, arguments: list[Any], named: dict[str, Any]) -> bool:
-    """What is not there: random numbers, antialiasing, complex numbers, a batch without channels."""
-    return bool(
-        named.get("dropout_p", 0)
-        or named.get("antialias")
-        or any(isinstance(v, torch.Tensor) and v.is_complex() for v in arguments)
-        or (INFOS[label].name.endswith("batch_norm") and arguments[0].ndim < 2)
-    )
-
-
-def samples(label: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    """Arguments and keywords of each sample, or of some."""
+def samples(info: Any) -> Iterator[Any]:
+    """A few, spread over the list, the same in every run."""
     torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        every = [
-            ([s.input, *s.args], dict(s.kwargs))
-            for s in INFOS[label].sample_inputs("cpu", torch.float64, requires_grad=False)
+        found = [
+            s
+            for s in info.sample_inputs("cpu", torch.float64, requires_grad=True)
+            if sum(t.numel() for t in tensors((s.input, s.args, s.kwargs))) <= LARGEST
         ]
-    every = [s for s in every if not refused(label, *s)]
-    yield from every if os.environ.get("GRADC_ALL_SAMPLES") else every[:: max(1, len(every) // OF_EACH)]
+    yield from found[:: max(1, -(-len(found) // SAMPLES))]
 
 
-def check(label: str, arguments: list[Any], named: dict[str, Any]) -> None:
-    """One sample: its tensors are inputs x0, x1..., the rest stays."""
-    tensors: list[torch.Tensor] = []
+def tensors(tree: Any) -> list[Any]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [t for v in tree.values() for t in tensors(v)]
+    return [t for v in tree for t in tensors(v)] if isinstance(tree, list | tuple) else []
 
-    def taken(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-            return len(tensors) - 1, "place"
-        return [taken(v) for v in value] if isinstance(value, list | tuple) else value
 
-    def filled(value: Any, given: Any) -> Any:
-        if isinstance(value, tuple) and value[1:] == ("place",):
-            return given[value[0]]
-        return tuple(filled(v, given) for v in value) if isinstance(value, list) else value
+def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
+    """The tree with values in the places of its tensors, and gradc's names of dtypes."""
+    if isinstance(tree, torch.Tensor):
+        return next(values)
+    if isinstance(tree, dict):
+        return {k: rebuilt(v, values) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        found = [rebuilt(v, values) for v in tree]
+        return found if isinstance(tree, list) else tuple(found)
+    if isinstance(tree, torch.dtype):
+        return str(tree).removeprefix("torch.").replace("float", "f").replace("int", "i")
+    return tree
 
-    places, more = [taken(a) for a in arguments], {k: taken(v) for k, v in named.items()}
 
-    def called(function: Any, given: Any) -> tuple[Any, ...]:
-        made = function(*(filled(p, given) for p in places), **{k: filled(v, given) for k, v in more.items()})
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
+def flat(result: Any) -> list[Any]:
+    return [v for r in result for v in flat(r)] if isinstance(result, list | tuple) else [result]
 
-    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
-    running = named.get("running_mean", arguments[1] if len(arguments) > 1 else None)
-    if INFOS[label].name.endswith(("batch_norm", "instance_norm")) and running is not None:
-        leaves[1:3] = [t.detach() for t in leaves[1:3]]  # torch gives running statistics no gradient
-    want = called(INFOS[label].op, leaves)
-    floats = [k for k, t in enumerate(leaves) if t.requires_grad]
-    arrays = {f"x{k}": to_numpy(t) for k, t in enumerate(tensors)}
-    graph = trace(lambda **x: called(OURS[INFOS[label].name], list(x.values())), **arrays) if arrays else None
-    assert graph is not None
-    got = interp.run(graph, arrays)
-    words = f"{label} {[tuple(t.shape) for t in tensors]} {arguments} {named}"[:400]
-    for value, expected in zip(got.values(), want, strict=True):
-        close(value, to_numpy(expected), 1e-11, words)
-    smooth = [k for k, w in enumerate(want) if w.requires_grad]
-    if not smooth:
+
+def check(label: str, sample: Any) -> None:
+    info, call, tolerance = ENTRIES[label], TABLE[label], LOOSE.get(label, (1e-10, ""))[0]
+    arguments = (sample.input, sample.args, sample.kwargs)
+    given = tensors(arguments)
+    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
+    x, args, kwargs = _theirs(arguments, iter(leaves))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = [t for t in flat(info.op(x, *args, **kwargs)) if isinstance(t, torch.Tensor)]
+    arrays = {f"x{k}": numpy_of(t.detach().resolve_conj()) for k, t in enumerate(given)}
+
+    fixed = {n: a for n, a in arrays.items() if label in STATIC and a.dtype.kind in "iu"}
+    arrays = {n: a for n, a in arrays.items() if n not in fixed}
+
+    def traced(**inputs: Node) -> list[Node]:
+        inputs = {f"x{k}": {**fixed, **inputs}[f"x{k}"] for k in range(len(given))}
+        own_x, own_args, own_kwargs = rebuilt(arguments, iter(inputs.values()))
+        return flat(call(own_x, *own_args, **own_kwargs))
+
+    traced.__signature__ = _signature(arrays)  # type: ignore[attr-defined]
+    graph = trace(traced, **arrays)
+    got = list(interp.run(graph, arrays).values())
+    assert len(got) == len(want), f"{len(got)} results, not {len(want)}"
+    for g, w in zip(got, want, strict=True):
+        close(g, numpy_of(w), tolerance, "the value")
+    floats = [f"x{k}" for k, t in enumerate(leaves) if t.requires_grad]
+    rng = np.random.default_rng(1)
+    smooth = [(g, w) for g, w in zip(graph.outputs, want, strict=True) if w.requires_grad]
+    if not floats or not smooth or label in VALUES_ONLY:
         return
-    joint = differentiate(
-        graph.with_outputs([graph.outputs[k] for k in smooth]), [f"x{k}" for k in floats], unused="zeros"
-    )
-    upstream = [random_like(to_numpy(want[k]), 7 + k) for k in smooth]
-    found = torch.autograd.grad(
-        [want[k] for k in smooth],
-        [leaves[k] for k in floats],
-        [torch.tensor(g) for g in upstream],
+    cotangents = {name: rng.standard_normal(tuple(w.shape)) for (name, _), w in smooth}
+    theirs = torch.autograd.grad(
+        [w for _, w in smooth],
+        [t for t in leaves if t.requires_grad],
+        [torch.from_numpy(np.asarray(c)).to(w.dtype) for c, (_, w) in zip(cotangents.values(), smooth, strict=True)],
         allow_unused=True,
-        materialize_grads=True,
     )
-    given = {**arrays, **{f"d.{graph.outputs[k][0]}": g for k, g in zip(smooth, upstream, strict=True)}}
-    gradients = interp.run(joint, {n: given[n] for n in joint.input_names})
-    for k, expected in zip(floats, found, strict=True):
-        close(gradients[f"d.x{k}"], to_numpy(expected), 1e-10, f"d/dx{k} of {words}", floor=1e-3)
+    both = differentiate(graph.with_outputs([g for g, _ in smooth]), floats, unused="zeros")
+    named = {f"d.{name}": np.asarray(c, graph.output(name).dtype.np) for name, c in cotangents.items()}
+    found = interp.run(both, {n: a for n, a in {**arrays, **named}.items() if n in both.input_names})
+    for name, w in zip(floats, theirs, strict=True):
+        close(found[f"d.{name}"], np.zeros_like(arrays[name]) if w is None else numpy_of(w), tolerance, f"d {name}")
 
 
-@pytest.mark.parametrize("label", list(INFOS))
-def test_torchs_samples(label: str) -> None:
-    with np.errstate(all="ignore"):
-        for arguments, named in samples(label):
-            check(label, arguments, named)
+def _theirs(tree: Any, values: Iterator[Any]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return next(values)
+    if isinstance(tree, dict):
+        return {k: _theirs(v, values) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        found = [_theirs(v, values) for v in tree]
+        return found if isinstance(tree, list) else tuple(found)
+    return tree
 
 
-def test_torch_has_samples_of_each() -> None:
-    assert OURS.keys() == {info.name for info in INFOS.values()}
+def _signature(arrays: dict[str, np.ndarray]) -> Any:
+    return inspect.Signature([inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arrays])
+
+
+def numpy_of(tensor: Any) -> np.ndarray:
+    return np.asarray(to_numpy(torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor))
+
+
+def close(got: np.ndarray, want: np.ndarray, rtol: float, what: str) -> None:
+    """Relative to the largest element; in the narrower of two dtypes' units."""
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, not {want.shape}"
+    if want.dtype.kind in "biu":
+        assert np.array_equal(got, want), f"{what}: {got} is not {want}"
+        return
+    tolerance = max(rtol, *(8 * float(np.finfo(a.dtype).eps) if a.dtype.kind == "f" else 1e-2 for a in (got, want)))
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(b)
+    assert np.array_equal(a[~finite], b[~finite], equal_nan=True), f"{what}: {a} is not {b}"
+    scale = float(np.max(np.abs(b[finite]), initial=0.0))
+    worst = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+    assert worst <= tolerance * scale or worst <= 1e-14, f"{what}: off by {worst} of {scale}\n got {a}\nwant {b}"
+
+
+ENTRIES = entries()
+
+
+@pytest.mark.parametrize("label", [label for label in ENTRIES if label in TABLE])
+def test_samples_of_torch(label: str) -> None:
+    left_out = LEFT_OUT.get(label, ("", lambda args, named: False))[1]
+    for sample in samples(ENTRIES[label]):
+        if not left_out(sample.args, sample.kwargs):
+            check(label, sample)
+
+
+def test_every_entry_is_written_or_has_a_reason() -> None:
+    known = {label for label, info in ENTRIES.items() if info.name in OURS}  # those of make conformance
+    assert not (TABLE.keys() | known) & ABSENT.keys()
+    assert {*TABLE, *ABSENT, *known} == {*ENTRIES}
+    assert len({*TABLE, *known}) >= 365

@@ -1,0 +1,1271 @@
+"""How the calls of torch's OpInfo samples are written with gradc's ops: ``TABLE[label](*arguments, **named)``.
+
+A label is the OpInfo's name, with its variant after a dot.  A function takes torch's arguments with traced values for
+the tensors and names for dtypes.  What is not there yet is in :data:`ABSENT`, with what it lacks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradc import ops
+from gradc.ir.node import Node
+from gradc.ir.operands import broadcast_shapes
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def _axes(x: Node, dim: Any) -> tuple[int, ...]:
+    dims = range(x.rank) if dim is None else dim if isinstance(dim, list | tuple) else (dim,)
+    return tuple(d % max(x.rank, 1) for d in dims)
+
+
+def _ints(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
+
+
+def reshape(x: Node, *shape: Any) -> Node:
+    sizes = list(_ints(shape))
+    if -1 in sizes:
+        known = math.prod(s for s in sizes if s != -1)
+        sizes[sizes.index(-1)] = math.prod(x.shape) // known if known else 0
+    return ops.reshape(x, tuple(sizes))
+
+
+def expand(x: Node, *shape: Any) -> Node:
+    sizes = list(_ints(shape))
+    lead = len(sizes) - x.rank
+    return ops.broadcast_to(x, tuple(x.shape[a - lead] if s == -1 else s for a, s in enumerate(sizes)))
+
+
+def permute(x: Node, *dims: Any) -> Node:
+    return ops.transpose(x, tuple(d % x.rank for d in _ints(dims))) if x.rank else x
+
+
+def transpose(x: Node, a: int, b: int) -> Node:
+    order = list(range(x.rank))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return permute(x, order)
+
+
+def unsqueeze(x: Node, dim: int) -> Node:
+    at = dim % (x.rank + 1)
+    return ops.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+def squeeze(x: Node, dim: Any = None) -> Node:
+    gone = [d for d in _axes(x, dim) if d < x.rank and x.shape[d] == 1]
+    return ops.reshape(x, tuple(s for a, s in enumerate(x.shape) if a not in gone))
+
+
+def flatten(x: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
+    if not x.rank:
+        return ops.reshape(x, (1,))
+    a, b = start_dim % x.rank, end_dim % x.rank
+    return ops.reshape(x, (*x.shape[:a], math.prod(x.shape[a : b + 1]), *x.shape[b + 1 :]))
+
+
+def unflatten(x: Node, dim: int, sizes: Sequence[int]) -> Node:
+    at = dim % x.rank
+    return reshape(x, (*x.shape[:at], *_filled(sizes, x.shape[at]), *x.shape[at + 1 :]))
+
+
+def _filled(sizes: Sequence[int], whole: Any) -> list[int]:
+    known = math.prod(s for s in sizes if s != -1)
+    return [whole // known if s == -1 else s for s in sizes]
+
+
+def movedim(x: Node, source: Any, destination: Any) -> Node:
+    if not x.rank:
+        return x
+    sources, targets = _axes(x, source), _axes(x, destination)
+    rest = iter(a for a in range(x.rank) if a not in sources)
+    return permute(x, [sources[targets.index(a)] if a in targets else next(rest) for a in range(x.rank)])
+
+
+def narrow(x: Node, dim: int, start: Any, length: int) -> Node:
+    start = int(start) % max(x.shape[dim], 1) if int(start) < 0 else int(start)
+    return _cut(x, dim, start, start + length)
+
+
+def _cut(x: Node, dim: int, start: Any = None, stop: Any = None, step: int = 1) -> Node:
+    key = [slice(None)] * x.rank
+    key[dim % x.rank] = slice(start, stop, step)
+    return x[tuple(key)]
+
+
+def select(x: Node, dim: int, index: int) -> Node:
+    key: list[Any] = [slice(None)] * x.rank
+    key[dim % x.rank] = index
+    return x[tuple(key)]
+
+
+def split(x: Node, size: Any, dim: int = 0) -> list[Node]:
+    whole = x.shape[dim]
+    sizes = (
+        list(size)
+        if isinstance(size, list | tuple)
+        else [min(size, whole - at) for at in range(0, whole, size)] or [whole]
+    )
+    starts = itertools.accumulate([0, *sizes[:-1]])
+    return [_cut(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True)]
+
+
+def chunk(x: Node, chunks: int, dim: int = 0) -> list[Node]:
+    return split(x, max(-(-x.shape[dim] // chunks), 1), dim)
+
+
+def tensor_split(x: Node, given: Any, dim: int = 0) -> list[Node]:
+    whole = x.shape[dim]
+    if isinstance(given, int):
+        sizes = [whole // given + (k < whole % given) for k in range(given)]
+        return split(x, sizes, dim)
+    ends = [0, *(int(g) for g in given), whole]
+    pieces = [(min(a, whole), min(max(b, a), whole)) for a, b in itertools.pairwise(ends)]
+    return [_cut(x, dim, a, b) for a, b in pieces]
+
+
+def stack(xs: Sequence[Node], dim: int = 0) -> Node:
+    return ops.concat([unsqueeze(x, dim) for x in xs], axis=dim)
+
+
+def cat(xs: Sequence[Node], dim: int = 0) -> Node:
+    full = [x for x in xs if x.shape != (0,)] or list(xs)[:1]
+    return ops.concat(full, axis=dim)
+
+
+def at_least(rank: int, x: Node) -> Node:
+    """torch's atleast_1d, atleast_2d and atleast_3d."""
+    while x.rank < rank:
+        x = unsqueeze(x, 0 if (x.rank < 2 and rank < 3) or x.rank == 0 or (rank == 3 and x.rank == 1) else -1)
+    return x
+
+
+def stacked(rank: int, axis: int) -> Callable[[Sequence[Node]], Node]:
+    return lambda xs: ops.concat([at_least(rank, x) for x in xs], axis=axis)
+
+
+def column_stack(xs: Sequence[Node]) -> Node:
+    return ops.concat([reshape(x, (-1, 1)) if x.rank < 2 else x for x in xs], axis=1)
+
+
+def tile(x: Node, *dims: Any) -> Node:
+    counts = list(_ints(dims))
+    rank = max(x.rank, len(counts))
+    counts = [1] * (rank - len(counts)) + counts
+    line = ops.reshape(x, (1,) * (rank - x.rank) + x.shape)
+    shape = tuple(v for n, s in zip(counts, line.shape, strict=True) for v in (n, s))
+    spread = ops.broadcast_to(ops.reshape(line, tuple(v for s in line.shape for v in (1, s))), shape)
+    return ops.reshape(spread, tuple(n * s for n, s in zip(counts, line.shape, strict=True)))
+
+
+def roll(x: Node, shifts: Any, dims: Any = None) -> Node:
+    if dims is None:
+        return ops.reshape(roll(ops.reshape(x, (math.prod(x.shape),)), shifts, 0), x.shape)
+    for shift, dim in zip(*((v if isinstance(v, list | tuple) else (v,)) for v in (shifts, dims)), strict=True):
+        if x.rank and x.shape[dim]:
+            at = -shift % x.shape[dim]
+            x = ops.concat([_cut(x, dim, at), _cut(x, dim, 0, at)], axis=dim)
+    return x
+
+
+def rot90(x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    a, b = dims
+    for _ in range(k % 4):
+        x = ops.flip(transpose(x, a, b), axis=(a % x.rank,))
+    return x
+
+
+def _line(x: Node, n: int, dim: int) -> Node:
+    """0, 1, 2... along an axis of x's shape."""
+    return ops.iota(x.shape, dim)
+
+
+def triangle(lower: bool) -> Callable[..., Node]:
+    def fn(x: Node, diagonal: int = 0) -> Node:
+        rows, columns = _line(x, 0, x.rank - 2), _line(x, 0, x.rank - 1)
+        keep = columns <= rows + diagonal if lower else columns >= rows + diagonal
+        return ops.where(keep, x, 0.0)
+
+    return fn
+
+
+def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    a, b = dim1 % x.rank, dim2 % x.rank
+    x = movedim(x, (a, b), (-2, -1))
+    rows, columns = x.shape[-2:]
+    count = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    flat = ops.reshape(x, (*x.shape[:-2], rows * columns))
+    start = max(offset, 0) + max(-offset, 0) * columns
+    places = np.array([start + k * (columns + 1) for k in range(count)], np.int64)
+    return ops.gather(flat, places, axis=-1) if count else _cut(flat, -1, 0, 0)
+
+
+def diag_embed(x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
+    size = x.shape[-1] + abs(offset)
+    shape = (*x.shape[:-1], size, size)
+    rows, columns = ops.iota(shape, len(shape) - 2), ops.iota(shape, len(shape) - 1)
+    on = ops.eq(columns - rows, offset)
+    wide = ops.pad(x, (*((0, 0),) * (x.rank - 1), (max(-offset, 0), max(offset, 0))))
+    line = ops.broadcast_to(unsqueeze(wide, -1), shape)
+    return movedim(ops.where(on, line, 0.0), (-2, -1), (dim1, dim2))
+
+
+def diag(x: Node, diagonal_: int = 0) -> Node:
+    return diag_embed(x, diagonal_) if x.rank == 1 else diagonal(x, diagonal_)
+
+
+def pad_constant(x: Node, pad: Sequence[int], *given: Any, value: Any = None, mode: str = "constant") -> Node:
+    value = next((v for v in given if not isinstance(v, str)), value)
+    widths = [(0, 0)] * x.rank
+    for k in range(len(pad) // 2):
+        low, high = pad[2 * k : 2 * k + 2]
+        axis = x.rank - 1 - k
+        x = _cut(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0))
+        widths[axis] = (max(low, 0), max(high, 0))
+    return ops.pad(x, tuple(widths), 0.0 if value is None else float(value))
+
+
+def pad_by_index(mode: str) -> Callable[..., Node]:
+    def fn(x: Node, pad: Sequence[int], *_: Any, **__: Any) -> Node:
+        for k in range(len(pad) // 2):
+            low, high = pad[2 * k : 2 * k + 2]
+            axis = x.rank - 1 - k
+            size = x.shape[axis]
+            places = np.arange(-low, size + high)
+            if mode == "replicate":
+                places = places.clip(0, size - 1)
+            elif mode == "circular":
+                places = places % size
+            else:
+                period = max(2 * (size - 1), 1)
+                places = (size - 1) - np.abs(places % period - (size - 1)) if size > 1 else places * 0
+            x = ops.gather(x, places.astype(np.int64), axis=axis)
+        return x
+
+    return fn
+
+
+def pixel_shuffle(x: Node, upscale_factor: int) -> Node:
+    r = upscale_factor
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    y = ops.reshape(x, (*lead, c // (r * r), r, r, h, w))
+    y = permute(y, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
+    return ops.reshape(y, (*lead, c // (r * r), h * r, w * r))
+
+
+def pixel_unshuffle(x: Node, downscale_factor: int) -> Node:
+    r = downscale_factor
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    y = ops.reshape(x, (*lead, c, h // r, r, w // r, r))
+    y = permute(y, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
+    return ops.reshape(y, (*lead, c * r * r, h // r, w // r))
+
+
+def channel_shuffle(x: Node, groups: int) -> Node:
+    n, c, *rest = x.shape
+    y = ops.reshape(x, (n, groups, c // groups, *rest))
+    return ops.reshape(permute(y, [0, 2, 1, *range(3, y.rank)]), x.shape)
+
+
+def unfold(x: Node, dim: int, size: int, step: int) -> Node:
+    if not x.rank:
+        return ops.reshape(x, (size,))
+    at = dim % x.rank
+    count = (x.shape[at] - size) // step + 1
+    places = np.array([[k * step + j for j in range(size)] for k in range(count)], np.int64).reshape(count, size)
+    return movedim(ops.gather(x, places, axis=at), at + 1, -1)
+
+
+def as_strided(x: Node, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Node:
+    flat = ops.reshape(x, (math.prod(x.shape),))
+    places = np.full(tuple(size), storage_offset, np.int64)
+    for axis, (n, s) in enumerate(zip(size, stride, strict=True)):
+        places = places + (np.arange(n) * s).reshape([-1 if a == axis else 1 for a in range(len(size))])
+    return ops.gather(flat, places)
+
+
+def repeat_interleave(x: Node, repeats: Any, dim: Any = None, *, output_size: Any = None) -> Node:
+    if dim is None:
+        x, dim = ops.reshape(x, (math.prod(x.shape),)), 0
+    if not x.rank:
+        x = ops.reshape(x, (1,))
+    places = np.repeat(np.arange(x.shape[dim]), repeats if isinstance(repeats, int) else np.asarray(repeats))
+    return ops.gather(x, places, axis=dim % x.rank)
+
+
+def scattered(x: Node, source: Node, places: np.ndarray) -> Node:
+    """x with the elements at ``places`` (of the flattened x, each once) from source."""
+    count, flat = math.prod(x.shape), ops.reshape(source, (math.prod(source.shape),))
+    back = np.full(count, -1, np.int64)
+    back[places.reshape(-1)] = np.arange(places.size)
+    if not places.size:
+        return x
+    taken = ops.gather(flat, back.clip(0))
+    mixed = ops.where(back >= 0, taken, ops.reshape(x, (count,)))
+    return ops.reshape(mixed, x.shape)
+
+
+def _places(x: Node) -> np.ndarray:
+    return np.arange(math.prod(x.shape)).reshape(x.shape)
+
+
+def select_scatter(x: Node, source: Node, dim: int, index: int) -> Node:
+    return scattered(x, source, np.take(_places(x), index, dim))
+
+
+def slice_scatter(x: Node, source: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Node:
+    key = [slice(None)] * x.rank
+    key[dim] = slice(start, end, step)
+    return scattered(x, source, _places(x)[tuple(key)])
+
+
+def diagonal_scatter(x: Node, source: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    return scattered(x, source, np.diagonal(_places(x), offset, dim1, dim2))
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def _lift(x: Any, y: Any) -> tuple[Any, Any]:
+    """torch promotes an integer operand beside a float one."""
+    if isinstance(x, Node) and isinstance(y, Node) and x.dtype is not y.dtype:
+        if x.dtype.is_float and not y.dtype.is_float:
+            y = y.astype(x.dtype)
+        elif y.dtype.is_float and not x.dtype.is_float:
+            x = x.astype(y.dtype)
+    return x, y
+
+
+def binary(op: Any, *, reverse: bool = False) -> Callable[..., Node]:
+    def fn(x: Any, y: Any, **named: Any) -> Node:
+        x, y = _lift(x, _real(y))
+        return op(y, x, **named) if reverse else op(x, y, **named)
+
+    return fn
+
+
+def _real(y: Any) -> Any:
+    return float(y) if isinstance(y, bool) else y
+
+
+def scaled(op: Any, *, reverse: bool = False) -> Callable[..., Node]:
+    """add and sub with ``alpha``."""
+
+    def fn(x: Any, y: Any, *, alpha: Any = 1, **_: Any) -> Node:
+        x, y = _lift(x, _real(y))
+        if reverse:
+            return op(y, x if alpha == 1 else x * float(alpha))
+        return op(x, y if alpha == 1 else y * float(alpha))
+
+    return fn
+
+
+def divided(mode: str | None) -> Callable[..., Node]:
+    def fn(x: Node, y: Any, rounding_mode: str | None = None) -> Node:
+        x, y = _lift(x, _real(y))
+        if mode == "floor":
+            return ops.floordiv(x, y)
+        return ops.trunc(ops.div(x, y)) if mode == "trunc" else ops.div(x, y)
+
+    return fn
+
+
+def bmm_add(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
+    return _sum_of((x, beta), (ops.matmul(a, b), alpha))
+
+
+def _sum_of(*parts: tuple[Node, float]) -> Node:
+    """The weighted parts; torch leaves out what is multiplied by 0."""
+    terms = [x if w == 1 else x * float(w) for x, w in parts if w != 0] or [parts[0][0] * 0.0]
+    shape = broadcast_shapes([x.shape for x, _ in parts])
+    return ops.broadcast_to(functools.reduce(ops.add, terms), shape)
+
+
+def addbmm(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
+    return _sum_of((x, beta), (ops.sum(ops.matmul(a, b), 0), alpha))
+
+
+def outer(a: Node, b: Node) -> Node:
+    return unsqueeze(a, 1) * unsqueeze(b, 0)
+
+
+def addr(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
+    return _sum_of((x, beta), (outer(a, b), alpha))
+
+
+def dot(a: Node, b: Node) -> Node:
+    return ops.sum(a * b)
+
+
+def tensordot(a: Node, b: Node, dims: Any = 2) -> Node:
+    if isinstance(dims, int):
+        left, right = list(range(a.rank - dims, a.rank)), list(range(dims))
+    else:
+        left, right = ([d % v.rank for d in ds] for v, ds in zip((a, b), dims, strict=True))
+    for k, m in zip(left, right, strict=True):  # an axis of one element stands for the sum over the other's
+        if a.shape[k] != b.shape[m]:
+            a = a if a.shape[k] == 1 else ops.sum(a, k, keepdims=True)
+            b = b if b.shape[m] == 1 else ops.sum(b, m, keepdims=True)
+    free_a = [k for k in range(a.rank) if k not in left]
+    free_b = [k for k in range(b.rank) if k not in right]
+    inner = math.prod(a.shape[k] for k in left)
+    flat_a = ops.reshape(permute(a, free_a + left), (math.prod(a.shape[k] for k in free_a), inner))
+    flat_b = ops.reshape(permute(b, right + free_b), (inner, math.prod(b.shape[k] for k in free_b)))
+    return ops.reshape(ops.matmul(flat_a, flat_b), tuple([a.shape[k] for k in free_a] + [b.shape[k] for k in free_b]))
+
+
+def inner(a: Node, b: Node) -> Node:
+    return a * b if not a.rank or not b.rank else tensordot(a, b, ([a.rank - 1], [b.rank - 1]))
+
+
+def kron(a: Node, b: Node) -> Node:
+    rank = max(a.rank, b.rank)
+    a, b = (ops.reshape(v, (1,) * (rank - v.rank) + v.shape) for v in (a, b))
+    wide = [v for n in a.shape for v in (n, 1)], [v for n in b.shape for v in (1, n)]
+    product = ops.reshape(a, tuple(wide[0])) * ops.reshape(b, tuple(wide[1]))
+    return ops.reshape(product, tuple(n * m for n, m in zip(a.shape, b.shape, strict=True)))
+
+
+def cross(a: Node, b: Node, dim: Any = None) -> Node:
+    shape = broadcast_shapes([a.shape, b.shape])
+    a, b = ops.broadcast_to(a, shape), ops.broadcast_to(b, shape)
+    axis = (next(k for k, n in enumerate(shape) if n == 3) if dim is None else dim) % len(shape)
+    turn = [np.array(p, np.int64) for p in ([1, 2, 0], [2, 0, 1])]
+    (a1, a2), (b1, b2) = ([ops.gather(v, p, axis=axis) for p in turn] for v in (a, b))
+    return a1 * b2 - a2 * b1
+
+
+def trapezoid(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node:
+    steps = _cut(y, dim, 1) + _cut(y, dim, None, y.shape[dim] - 1)
+    if isinstance(x, Node):
+        if x.rank == 1:
+            x = ops.reshape(x, tuple(x.shape[0] if a == dim % y.rank else 1 for a in range(y.rank)))
+        widths = _cut(x, dim, 1) - _cut(x, dim, None, x.shape[dim] - 1)
+    else:
+        widths = dx if x is None else float(x)
+    return ops.sum(steps * widths * 0.5, dim)
+
+
+def _wide(v: Node, x: Node, dim: int) -> Node:
+    """A scalar of diff's ends stands for one more element of each row."""
+    return v if v.rank else ops.broadcast_to(v, tuple(1 if a == dim % x.rank else s for a, s in enumerate(x.shape)))
+
+
+def diff(x: Node, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Node:
+    parts = [v for v in (prepend, x, append) if v is not None] if n else [x]
+    x = ops.concat([_wide(v, x, dim) for v in parts], axis=dim % x.rank) if len(parts) > 1 else x
+    for _ in range(n):
+        x = _cut(x, dim, 1) - _cut(x, dim, None, max(x.shape[dim] - 1, 0)) if x.shape[dim] else x
+    return x
+
+
+def vander(x: Node, N: int | None = None) -> Node:
+    x = at_least(1, x)
+    count = x.shape[-1] if N is None else N
+    powers = [ops.broadcast_to(ops.constant((1.0,), x.dtype, ()), x.shape)]
+    for _ in range(count - 1):
+        powers.append(powers[-1] * x)
+    return stack(powers, -1)
+
+
+def matrix_power(x: Node, n: int) -> Node:
+    if n == 0 and x.shape[-1]:
+        size = x.shape[-1]
+        eye = np.eye(size)
+        return ops.broadcast_to(ops.constant(tuple(eye.reshape(-1).tolist()), x.dtype, (size, size)), x.shape)
+    return functools.reduce(ops.matmul, [x] * n) if n else x
+
+
+def block_diag(*xs: Node) -> Node:
+    xs = tuple(ops.reshape(x, (1,) * (2 - x.rank) + x.shape) for x in xs)
+    width, at, rows = sum(x.shape[1] for x in xs), 0, []
+    for x in xs:
+        rows.append(ops.pad(x, ((0, 0), (at, width - at - x.shape[1]))))
+        at += x.shape[1]
+    return ops.concat(rows, axis=0)
+
+
+def sum_to_size(x: Node, *size: Any) -> Node:
+    sizes = _ints(size)
+    lead = x.rank - len(sizes)
+    axes = tuple(a for a in range(x.rank) if a < lead or (sizes[a - lead] == 1 and x.shape[a] != 1))
+    return ops.reshape(ops.sum(x, axes), sizes) if axes else x
+
+
+def float_power(x: Node, y: Any) -> Node:
+    x = x.astype("f64")
+    return ops.pow(x, y.astype("f64") if isinstance(y, Node) else float(y))
+
+
+def lerp(a: Node, b: Node, w: Any) -> Node:
+    return a + (b - a) * w
+
+
+def sinc(x: Node) -> Node:
+    zero = x == 0.0
+    safe = ops.where(zero, 1.0, x) * math.pi
+    return ops.where(zero, 1.0 + x * 0.0, ops.sin(safe) / safe)
+
+
+def mvlgamma(x: Node, p: int) -> Node:
+    start = p * (p - 1) / 4 * math.log(math.pi)
+    return functools.reduce(ops.add, [ops.lgamma(x - k / 2) for k in range(p)]) + start
+
+
+def log_ndtr(x: Node) -> Node:
+    """By the error function's complement below 0, whose logarithm has all digits while it is no 0."""
+    below = x < 1.0
+    low = ops.log(ops.erfc(ops.where(below, x, 0.0) * -math.sqrt(0.5)) * 0.5)
+    return ops.where(below, low, ops.log1p(ops.erfc(ops.where(below, 1.0, x) * math.sqrt(0.5)) * -0.5))
+
+
+def _bound(x: Node, bound: Any) -> Any:
+    return _lift(x, bound)[1]
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+
+def reduction(op: Any, *, flat: bool = True) -> Callable[..., Node]:
+    def fn(x: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **more: Any) -> Node:
+        x = x if dtype is None else x.astype(dtype)
+        axis = None if dim is None or dim == () or dim == [] else _axes(x, dim)
+        return op(x, axis if x.rank else None, keepdims=keepdim, **more)
+
+    return fn
+
+
+def masked(op: Any, neutral: float) -> Callable[..., Node]:
+    def fn(x: Node, dim: Any = None, *, keepdim: bool = False, mask: Any = None, dtype: Any = None) -> Node:
+        return reduction(op)(x if mask is None else ops.where(mask, x, neutral), dim, keepdim)
+
+    return fn
+
+
+def extremum(op: Any) -> Callable[..., Any]:
+    def fn(x: Node, *dims: Any, keepdim: bool = False, dim: Any = None, other: Any = None) -> Any:
+        if isinstance(other, Node) or (dims and isinstance(dims[0], Node)):
+            binary_op = ops.maximum if op is ops.max else ops.minimum
+            return binary_op(x, other if other is not None else dims[0])
+        dim = dims[0] if dims else dim
+        keepdim = dims[1] if len(dims) > 1 else keepdim
+        if dim is None:
+            return op(x)
+        arg = ops.argmax if op is ops.max else ops.argmin
+        if not x.rank:
+            return x, ops.constant((0,), "i64", ())
+        return op(x, int(dim) % x.rank, keepdims=keepdim), arg(x, int(dim), keepdims=keepdim)
+
+    return fn
+
+
+def std_var(op: Any, with_mean: bool = False) -> Callable[..., Any]:
+    def fn(x: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        ddof = (1 if unbiased is None or unbiased else 0) if correction is None else correction
+        axis = None if dim is None or dim == () or dim == [] else _axes(x, dim)
+        found = op(x, axis, keepdims=keepdim, ddof=ddof)
+        return (found, ops.mean(x, axis, keepdims=keepdim)) if with_mean else found
+
+    return fn
+
+
+def norm(x: Node, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None, ord: Any = None) -> Node:
+    p = ord if ord is not None else p
+    p = 2.0 if p in ("fro", None) else float(p)
+    axis = None if dim is None or dim == () else _axes(x, dim)
+    return ops.norm(x, p=p, axis=axis if x.rank else None, keepdims=keepdim)
+
+
+def soft(op: Any, sign: float = 1.0) -> Callable[..., Node]:
+    def fn(x: Node, dim: int, dtype: Any = None, **_: Any) -> Node:
+        x = x if dtype is None else x.astype(dtype)
+        return op(x if sign == 1 else -x, dim % x.rank) if x.rank else ops.reshape(op(ops.reshape(x, (1,)), 0), ())
+
+    return fn
+
+
+def logsumexp(x: Node, dim: Any, keepdim: bool = False) -> Node:
+    return ops.logsumexp(x, _axes(x, dim) if x.rank else None, keepdims=keepdim)
+
+
+def dist(a: Node, b: Node, p: float = 2) -> Node:
+    return ops.norm(a - b, p=float(p))
+
+
+def renorm(x: Node, p: float, dim: int, maxnorm: float) -> Node:
+    axes = tuple(a for a in range(x.rank) if a != dim % x.rank)
+    size = ops.norm(x, p=float(p), axis=axes, keepdims=True)
+    return x * ops.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
+
+
+def masked_mean(x: Node, dim: Any = None, *, keepdim: bool = False, mask: Any = None, dtype: Any = None) -> Node:
+    if mask is None:
+        return reduction(ops.mean)(x, dim, keepdim)
+    mask = expand(mask, x.shape)
+    total = reduction(ops.sum)(ops.where(mask, x, 0.0), dim, keepdim)
+    return total / reduction(ops.sum)(mask, dim, keepdim).astype(x.dtype)
+
+
+def masked_std_var(op: Any) -> Callable[..., Node]:
+    def fn(
+        x: Node,
+        dim: Any = None,
+        unbiased: Any = None,
+        *,
+        correction: Any = None,
+        keepdim: bool = False,
+        mask: Any = None,
+        dtype: Any = None,
+    ) -> Node:
+        ddof = (1 if unbiased or unbiased is None else 0) if correction is None else correction
+        mask = expand(mask, x.shape) if mask is not None else ops.isfinite(x) | ~ops.isfinite(x)
+        count = reduction(ops.sum)(mask, dim, True).astype(x.dtype)
+        mean = reduction(ops.sum)(ops.where(mask, x, 0.0), dim, True) / count
+        centred = ops.where(mask, x - mean, 0.0)
+        free = ops.maximum(reduction(ops.sum)(mask, dim, keepdim).astype(x.dtype) - ddof, 0.0)
+        found = reduction(ops.sum)(centred * centred, dim, keepdim) / free
+        return found if op is ops.var else ops.sqrt(found)
+
+    return fn
+
+
+def masked_norm(
+    x: Node, ord: Any, dim: Any = None, *, keepdim: bool = False, mask: Any = None, dtype: Any = None
+) -> Node:
+    neutral = math.inf if float(ord) == -math.inf else 0.0
+    return norm(x if mask is None else ops.where(mask, x, neutral), ord, dim, keepdim)
+
+
+def masked_normalize(x: Node, ord: float, dim: int, *, eps: float = 1e-12, mask: Any = None, dtype: Any = None) -> Node:
+    x = x if mask is None else ops.where(mask, x, 0.0)
+    return ops.normalize(x, p=float(ord), axis=dim if x.rank else (), eps=eps)
+
+
+def masked_soft(op: Any, sign: float = 1.0) -> Callable[..., Node]:
+    def fn(x: Node, dim: int, *, mask: Any = None, dtype: Any = None) -> Node:
+        x = -x if sign < 0 else x
+        return soft(op)(x if mask is None else ops.where(mask, x, -math.inf), dim)
+
+    return fn
+
+
+def matrix_norm(x: Node, ord: Any, dim: Any, keepdim: bool) -> Node:
+    a, b = _axes(x, dim)
+    if ord == "fro":
+        return ops.norm(x, p=2.0, axis=(a, b), keepdims=keepdim)
+    rows, columns = (a, b) if abs(ord) == 1 else (b, a)
+    sums = ops.sum(abs(x), rows, keepdims=True)
+    found = (ops.amax if ord > 0 else ops.amin)(sums, columns, keepdims=True)
+    return found if keepdim else ops.reshape(found, tuple(s for k, s in enumerate(x.shape) if k not in (a, b)))
+
+
+def linalg_norm(x: Node, ord: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Node:
+    dims = range(x.rank) if dim is None and ord is not None else dim
+    if ord is None or (isinstance(dims, int) or len(list(dims)) == 1):
+        return norm(x, 2.0 if ord is None else ord, dim, keepdim)
+    return matrix_norm(x, ord, tuple(dims), keepdim)
+
+
+def safe_softmax(x: Node, dim: int, dtype: Any = None) -> Node:
+    none = ops.all(x == -math.inf, dim % x.rank, keepdims=True) if x.rank else x == -math.inf
+    return ops.where(none, 0.0, soft(ops.softmax)(ops.where(none, 0.0, x), dim))
+
+
+def cov(x: Node, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Node:
+    x = x if x.rank == 2 else ops.reshape(x, (1, math.prod(x.shape)))
+    weights = [w.astype(x.dtype) for w in (fweights, aweights) if w is not None]
+    w = functools.reduce(ops.mul, weights) if weights else None
+    total = ops.sum(w) if w is not None else float(x.shape[1])
+    mean = ops.sum(x if w is None else x * w, 1, keepdims=True) / total
+    centred = x - mean
+    if aweights is not None and correction:
+        free = total - ops.sum(w * weights[-1]) / total * float(correction)
+    else:
+        free = total - correction
+    free = max(free, 0.0) if isinstance(free, float) else ops.maximum(free, 0.0)
+    found = ops.matmul(centred if w is None else centred * w, transpose(centred, 0, 1)) / free
+    return squeeze(found)
+
+
+def corrcoef(x: Node) -> Node:
+    c = cov(x)
+    if not c.rank:
+        return c / c
+    d = ops.sqrt(diagonal(c))
+    return c / unsqueeze(d, 1) / unsqueeze(d, 0)
+
+
+def pdist(x: Node, p: float = 2.0) -> Node:
+    pairs = list(itertools.combinations(range(x.shape[0]), 2))
+    left, right = (np.array([pair[k] for pair in pairs], np.int64) for k in (0, 1))
+    return ops.norm(ops.gather(x, left) - ops.gather(x, right), p=float(p), axis=1)
+
+
+# -- gather and scatter ------------------------------------------------------------------------------------------------
+
+
+def take(x: Node, index: Node) -> Node:
+    return ops.gather(ops.reshape(x, (math.prod(x.shape),)), index, oob="wrap")
+
+
+def index_fill(x: Node, dim: int, index: Node, value: Any) -> Node:
+    if not x.rank:
+        return ops.broadcast_to(value if isinstance(value, Node) else ops.constant((float(value),), x.dtype, ()), ())
+    line = ops.reshape(index, (1,)) if not index.rank else index
+    hit = ops.any(ops.eq(unsqueeze(ops.iota((x.shape[dim],)), 1), unsqueeze(line, 0)), 1)
+    mask = ops.reshape(hit, tuple(x.shape[dim] if a == dim % x.rank else 1 for a in range(x.rank)))
+    return ops.where(mask, value, x)
+
+
+def write_rows(x: Node, dim: int, index: Node, source: Node) -> Node:
+    """Rows at places that differ."""
+    if not x.rank:
+        return ops.reshape(source, ())
+    line = ops.reshape(index, (1,)) if not index.rank else index
+    source = source if source.rank == x.rank else ops.reshape(source, (1, *source.shape))
+    hit = ops.eq(unsqueeze(ops.iota((x.shape[dim],)), 1), unsqueeze(line.astype("i64"), 0))
+    any_hit = ops.any(hit, 1)
+    place = ops.sum(ops.where(hit, unsqueeze(ops.iota((line.shape[0],)), 0), 0), 1)
+    mask = ops.reshape(any_hit, tuple(x.shape[dim] if a == dim % x.rank else 1 for a in range(x.rank)))
+    return ops.where(mask, ops.gather(source, place, axis=dim % x.rank), x)
+
+
+def index_reduce(x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Node:
+    if not x.rank:
+        x, source = ops.reshape(x, (1,)), ops.reshape(source, (1,))
+        return ops.reshape(index_reduce(x, 0, index, source, reduce, include_self=include_self), ())
+    line = ops.reshape(index, (1,)) if not index.rank else index
+    full = ops.broadcast_to(
+        ops.reshape(line, tuple(line.shape[0] if a == dim % x.rank else 1 for a in range(x.rank))), source.shape
+    )
+    return ops.scatter_reduce(x, dim, full, source, reduce, include_self=include_self)
+
+
+def combinations(x: Node, r: int, with_replacement: bool) -> Node:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = np.array(list(choose(range(x.shape[0]), r)), np.int64).reshape(-1, r)
+    return ops.gather(x, places) if places.size else ops.reshape(_cut(x, 0, 0, 0), places.shape)
+
+
+def masked_fill(x: Node, mask: Node, value: Any) -> Node:
+    return ops.where(mask, value, x)
+
+
+def where(mask: Node, x: Any, y: Any) -> Node:
+    return ops.where(mask, *_lift(x, y))
+
+
+# -- layers and losses -------------------------------------------------------------------------------------------------
+
+
+def loss(op: Any, *names: str) -> Callable[..., Node]:
+    """A loss of torch's; its old options size_average and reduce are not there."""
+
+    def fn(*operands: Any, size_average: Any = None, reduce: Any = None, **named: Any) -> Node:
+        if size_average is not None or reduce is not None:
+            average, each = size_average is not False, reduce is False
+            named["reduction"] = "none" if each else "mean" if average else "sum"
+        return op(*operands, **named)
+
+    return fn
+
+
+def multi_margin(x: Node, target: Node, **named: Any) -> Node:
+    line = at_least(1, x)
+    return loss(ops.multi_margin_loss)(line, ops.reshape(target, line.shape[:-1]), **named)
+
+
+def linear(x: Node, weight: Node, bias: Any = None) -> Node:
+    return ops.linear(x, weight, bias) if bias is not None else ops.linear(x, weight)
+
+
+def bilinear(x: Node, y: Node, weight: Node, bias: Any = None) -> Node:
+    lead = x.shape[:-1]
+    rows = [ops.reshape(v, (math.prod(lead), 1, v.shape[-1])) for v in (x, y)]
+    left = ops.matmul(
+        ops.reshape(rows[0], (rows[0].shape[0], rows[0].shape[2])),
+        ops.reshape(permute(weight, 1, 0, 2), (weight.shape[1], weight.shape[0] * weight.shape[2])),
+    )
+    table = ops.reshape(left, (rows[0].shape[0], weight.shape[0], weight.shape[2]))
+    out = ops.sum(table * rows[1], 2)
+    out = ops.reshape(out, (*lead, weight.shape[0]))
+    return out if bias is None else out + bias
+
+
+def triplet_with_distance(a: Node, p: Node, n: Node, **named: Any) -> Node:
+    named.pop("distance_function", None)
+    return ops.triplet_margin_loss(a, p, n, **named)
+
+
+def native_layer_norm(x: Node, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Node, Node, Node]:
+    axes = tuple(range(x.rank - len(shape), x.rank))
+    rstd = ops.rsqrt(ops.var(x, axes, keepdims=True) + eps)
+    return ops.layer_norm(x, tuple(shape), weight, bias, eps=eps), ops.mean(x, axes, keepdims=True), rstd
+
+
+def attention(
+    q: Node,
+    k: Node,
+    v: Node,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Node:
+    if enable_gqa:
+        groups = q.shape[-3] // k.shape[-3]
+        k, v = (repeat_interleave(t, groups, t.rank - 3) for t in (k, v))
+    scores = ops.matmul(q, transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else float(scale))
+    if is_causal:
+        keep = ops.iota(scores.shape, scores.rank - 1) <= ops.iota(scores.shape, scores.rank - 2)
+        scores = ops.where(keep, scores, -math.inf)
+    if attn_mask is not None:
+        scores = ops.where(attn_mask, scores, -math.inf) if attn_mask.dtype.kind == "b" else scores + attn_mask
+    return ops.matmul(ops.softmax(scores, -1), v)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+Call = Callable[..., Any]
+
+
+def _identity(x: Node, *_: Any, **__: Any) -> Node:
+    return x
+
+
+def _names(text: str, prefix: str = "") -> dict[str, Call]:
+    """Ops that are called as torch calls them."""
+    return {prefix + name: getattr(ops, name) for name in text.split()}
+
+
+TABLE: dict[str, Call] = {
+    **_names(
+        "abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac"
+        " lgamma log log10 log1p log2 neg rad2deg reciprocal rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc"
+        " nan_to_num logit round flip"
+    ),
+    **{
+        name: binary(getattr(ops, op))
+        for name, op in {
+            **{
+                n: n for n in "atan2 copysign fmax fmin fmod hypot logaddexp logaddexp2 maximum minimum mul pow".split()
+            },
+            "remainder": "mod",
+            "xlogy": "xlogy",
+            "max.binary": "maximum",
+            "min.binary": "minimum",
+            "special.xlog1py": "xlog1py",
+            "__rmul__": "mul",
+            "__radd__": "add",
+        }.items()
+    },
+    **{f"__r{n}__": binary(getattr(ops, n), reverse=True) for n in ("div", "mod", "pow", "sub")},
+    "ldexp": ops.ldexp,
+    "add": scaled(ops.add),
+    "sub": scaled(ops.sub),
+    "rsub": scaled(ops.sub, reverse=True),
+    "div.no_rounding_mode": divided(None),
+    "div.floor_rounding": divided("floor"),
+    "div.trunc_rounding": divided("trunc"),
+    "true_divide": divided(None),
+    "float_power": float_power,
+    "sgn": ops.sign,
+    "positive": _identity,
+    "real": _identity,
+    "conj": _identity,
+    "conj_physical": _identity,
+    "resolve_conj": _identity,
+    "resolve_neg": _identity,
+    "contiguous": _identity,
+    "clone": _identity,
+    "alias_copy": _identity,
+    "double": _identity,
+    "to": _identity,
+    "float": lambda x, **_: x.astype("f32"),
+    "half": lambda x, **_: x.astype("f16"),
+    "bfloat16": lambda x, **_: x.astype("bf16"),
+    "round.decimals_0": ops.round,
+    "round.decimals_3": ops.round,
+    "round.decimals_neg_3": ops.round,
+    "clamp": lambda x, min=None, max=None: ops.clamp(x, _bound(x, min), _bound(x, max)),
+    "clamp_max": lambda x, max: ops.clamp(x, max=_bound(x, max)),
+    "clamp_min": lambda x, min: ops.clamp(x, min=_bound(x, min)),
+    "lerp": lerp,
+    "sinc": sinc,
+    "addcdiv": lambda x, a, b, *, value=1: x + a / b * float(value),
+    "addcmul": lambda x, a, b, *, value=1: x + a * b * float(value),
+    "special.entr": ops.entr,
+    "special.ndtr": ops.ndtr,
+    "special.log_ndtr": log_ndtr,
+    "special.ndtri": lambda x: ops.erfinv(x * 2 - 1) * math.sqrt(2),
+    **{f"mvlgamma.mvlgamma_p_{p}": mvlgamma for p in (1, 3, 5)},
+    **{
+        name: lambda x, n: ops.digamma(x) if n == 0 else ops.polygamma(n, x)
+        for name in (
+            "special.polygamma.special_polygamma_n_0",
+            *(f"polygamma.polygamma_n_{n}" for n in range(5)),
+        )
+    },
+    # shapes
+    "H": lambda x: transpose(x, 0, 1) if x.rank else x,
+    "T": lambda x: permute(x, list(reversed(range(x.rank)))),
+    "mH": lambda x: transpose(x, -2, -1),
+    "mT": lambda x: transpose(x, -2, -1),
+    "t": lambda x: transpose(x, 0, 1) if x.rank == 2 else x,
+    "t_copy": lambda x: transpose(x, 0, 1) if x.rank == 2 else x,
+    **dict.fromkeys(("transpose", "transpose_copy"), transpose),
+    **dict.fromkeys(("permute", "permute_copy"), permute),
+    **dict.fromkeys(("reshape", "view", "view_copy"), reshape),
+    **dict.fromkeys(("reshape_as", "view_as"), lambda x, other: reshape(x, other.shape)),
+    **dict.fromkeys(("expand", "expand_copy", "broadcast_to"), expand),
+    "expand_as": lambda x, other: expand(x, other.shape),
+    "broadcast_tensors": lambda *xs: [expand(x, broadcast_shapes([v.shape for v in xs])) for x in xs],
+    **dict.fromkeys(("squeeze", "squeeze.multiple", "squeeze_copy"), squeeze),
+    **dict.fromkeys(("unsqueeze", "unsqueeze_copy"), unsqueeze),
+    "flatten": flatten,
+    "ravel": flatten,
+    "unflatten": unflatten,
+    "movedim": movedim,
+    **dict.fromkeys(("narrow", "narrow_copy"), narrow),
+    "select": select,
+    "slice": _cut,
+    **dict.fromkeys(("split", "split.list_args", "split_with_sizes", "split_with_sizes_copy", "unsafe_split"), split),
+    **dict.fromkeys(("chunk", "unsafe_chunk"), chunk),
+    "tensor_split": tensor_split,
+    "hsplit": lambda x, given: tensor_split(x, given, 0 if x.rank == 1 else 1),
+    "vsplit": tensor_split,
+    "dsplit": lambda x, given: tensor_split(x, given, 2),
+    **dict.fromkeys(("unbind", "unbind_copy"), lambda x, dim=0: [select(x, dim, k) for k in range(x.shape[dim])]),
+    "stack": stack,
+    "cat": cat,
+    "hstack": lambda xs: ops.concat([at_least(1, x) for x in xs], axis=0 if at_least(1, xs[0]).rank == 1 else 1),
+    "vstack": stacked(2, 0),
+    "dstack": stacked(3, 2),
+    "column_stack": column_stack,
+    **{
+        f"atleast_{n}d": (
+            lambda *xs, n=n: (
+                [at_least(n, x) for x in xs[0]]
+                if isinstance(xs[0], list | tuple)
+                else [at_least(n, x) for x in xs]
+                if len(xs) > 1
+                else at_least(n, xs[0])
+            )
+        )
+        for n in (1, 2, 3)
+    },
+    "tile": tile,
+    "repeat": tile,
+    "roll": roll,
+    "rot90": rot90,
+    "fliplr": lambda x: ops.flip(x, axis=(1,)),
+    "flipud": lambda x: ops.flip(x, axis=(0,)),
+    "tril": triangle(True),
+    "triu": triangle(False),
+    **dict.fromkeys(("diagonal", "diagonal_copy"), diagonal),
+    "linalg.diagonal": lambda x, offset=0, dim1=-2, dim2=-1: diagonal(x, offset, dim1, dim2),
+    "diag": lambda x, k=0: diag(x, k),
+    "diag_embed": diag_embed,
+    "diagflat": lambda x, offset=0: diag_embed(ops.reshape(x, (math.prod(x.shape),)), offset),
+    "trace": lambda x: ops.sum(diagonal(x)),
+    **dict.fromkeys(("constant_pad_nd", "nn.functional.pad.constant"), pad_constant),
+    "nn.functional.pad.reflect": pad_by_index("reflect"),
+    "nn.functional.pad.replicate": pad_by_index("replicate"),
+    "nn.functional.pad.circular": pad_by_index("circular"),
+    "nn.functional.pixel_shuffle": pixel_shuffle,
+    "nn.functional.pixel_unshuffle": pixel_unshuffle,
+    "nn.functional.channel_shuffle": channel_shuffle,
+    **dict.fromkeys(("unfold", "unfold_copy"), unfold),
+    **dict.fromkeys(("as_strided", "as_strided_copy"), as_strided),
+    "repeat_interleave": repeat_interleave,
+    "select_scatter": select_scatter,
+    "slice_scatter": slice_scatter,
+    "diagonal_scatter": diagonal_scatter,
+    **{
+        f"meshgrid.{form}": lambda *xs, indexing="ij": meshgrid(
+            list(xs[0]) if isinstance(xs[0], list | tuple) else list(xs), indexing
+        )
+        for form in ("variadic_tensors", "list_of_tensors")
+    },
+    "block_diag": lambda *xs: block_diag(*xs),
+    "cartesian_prod": lambda *xs: cartesian(xs[0] if isinstance(xs[0], list | tuple) else xs),
+    "sum_to_size": sum_to_size,
+    "fft.fftshift": lambda x, dim=None: roll(x, [x.shape[d] // 2 for d in _axes(x, dim)], list(_axes(x, dim))),
+    "fft.ifftshift": lambda x, dim=None: roll(x, [(x.shape[d] + 1) // 2 for d in _axes(x, dim)], list(_axes(x, dim))),
+    "nn.functional.pad.replicate_negative": pad_by_index("replicate"),
+    # products
+    "matmul": ops.matmul,
+    "__rmatmul__": lambda x, y: ops.matmul(y, x),
+    "mm": ops.matmul,
+    "bmm": ops.matmul,
+    "mv": ops.matmul,
+    **dict.fromkeys(("addmm", "addmm.decomposed", "baddbmm", "addmv"), bmm_add),
+    "addbmm": addbmm,
+    "addr": addr,
+    "outer": outer,
+    "dot": dot,
+    "vdot": dot,
+    "inner": inner,
+    "tensordot": tensordot,
+    "kron": kron,
+    "cross": cross,
+    "linalg.cross": lambda a, b, dim=-1: cross(a, b, dim),
+    "linalg.vecdot": lambda a, b, dim=-1: ops.sum(a * b, dim),
+    "linalg.matrix_power": matrix_power,
+    "linalg.multi_dot": lambda xs: functools.reduce(ops.matmul, xs),
+    "linalg.vander": lambda x, N=None: vander(x, N),
+    # reductions
+    "sum": reduction(ops.sum),
+    "mean": reduction(ops.mean),
+    "nansum": reduction(ops.nansum),
+    "nanmean": reduction(ops.nanmean),
+    "prod": reduction(ops.prod),
+    "amax": reduction(ops.amax),
+    "amin": reduction(ops.amin),
+    "aminmax": lambda x, *, dim=None, keepdim=False: tuple(
+        reduction(op)(x, dim, keepdim) for op in (ops.amin, ops.amax)
+    ),
+    **{f"{n}.reduction_{how}": extremum(getattr(ops, n)) for n in ("max", "min") for how in ("no_dim", "with_dim")},
+    "std": std_var(ops.std),
+    "std.unbiased": std_var(ops.std),
+    "var": std_var(ops.var),
+    "var.unbiased": std_var(ops.var),
+    "std_mean": std_var(ops.std, True),
+    "std_mean.unbiased": std_var(ops.std, True),
+    "var_mean": std_var(ops.var, True),
+    "var_mean.unbiased": std_var(ops.var, True),
+    "logsumexp": logsumexp,
+    "softmax": soft(ops.softmax),
+    "softmax.with_dtype": soft(ops.softmax),
+    "log_softmax": soft(ops.log_softmax),
+    "log_softmax.with_dtype": soft(ops.log_softmax),
+    "nn.functional.softmin": soft(ops.softmax, -1.0),
+    "nn.functional.softmin.with_dtype": soft(ops.softmax, -1.0),
+    "norm": norm,
+    "norm.fro": norm,
+    "norm.inf": norm,
+    "linalg.vector_norm": lambda x, ord=2, dim=None, keepdim=False, dtype=None: norm(x, ord, dim, keepdim),
+    "dist": dist,
+    "cdist": lambda a, b, p=2.0, *_, **__: ops.cdist(a, b, p=float(p)),
+    "renorm": renorm,
+    "trapezoid": trapezoid,
+    "trapz": trapezoid,
+    "diff": diff,
+    **{
+        f"masked.{n}": masked(getattr(ops, n), neutral)
+        for n, neutral in (("sum", 0.0), ("prod", 1.0), ("amax", -math.inf), ("amin", math.inf))
+    },
+    "masked.mean": masked_mean,
+    "masked.var": masked_std_var(ops.var),
+    "masked.std": masked_std_var(ops.std),
+    "masked.norm": masked_norm,
+    "masked.logsumexp": lambda x, dim=None, *, keepdim=False, mask=None, **_: logsumexp(
+        x if mask is None else ops.where(mask, x, -math.inf), dim, keepdim
+    ),
+    "masked.softmax": masked_soft(ops.softmax),
+    "masked.log_softmax": masked_soft(ops.log_softmax),
+    "masked.softmin": masked_soft(ops.softmax, -1.0),
+    "masked.normalize": masked_normalize,
+    "linalg.norm": linalg_norm,
+    "linalg.norm.subgradients_at_zero": linalg_norm,
+    "linalg.matrix_norm": lambda x, ord="fro", dim=(-2, -1), keepdim=False, **_: matrix_norm(x, ord, dim, keepdim),
+    "torch.ops.aten._safe_softmax.default": safe_softmax,
+    "_softmax_backward_data": lambda g, y, dim, _: (
+        y * (g - ops.sum(g * y, dim % y.rank, keepdims=True)) if y.rank else y * (g - g * y)
+    ),
+    "cov": cov,
+    "corrcoef": corrcoef,
+    "nn.functional.pdist": pdist,
+    "native_dropout_backward": lambda g, mask, scale: ops.where(mask, g * float(scale), 0.0),
+    # indexing
+    "index_copy": lambda x, dim, index, source: write_rows(x, dim, index, source),
+    **{f"index_reduce.{n}": index_reduce for n in ("mean", "prod", "amin", "amax")},
+    "combinations": lambda x, r=2, with_replacement=False: combinations(x, r, with_replacement),
+    "take": take,
+    "index_fill": index_fill,
+    "masked_fill": masked_fill,
+    "where": lambda x, mask, y: where(mask, x, y),
+    "fill": lambda x, value: x * 0.0 + _real(value),
+    "zero_": lambda x: x * 0.0,
+    # activations
+    **_names(
+        "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish prelu relu relu6 rrelu selu"
+        " silu softplus softshrink softsign tanhshrink threshold glu",
+        "nn.functional.",
+    ),
+    # losses and distances
+    **{
+        f"nn.functional.{n}": loss(getattr(ops, n))
+        for n in (
+            "binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy"
+            " gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss"
+            " multilabel_soft_margin_loss nll_loss poisson_nll_loss"
+            " smooth_l1_loss soft_margin_loss triplet_margin_loss"
+        ).split()
+    },
+    "nn.functional.multi_margin_loss": multi_margin,
+    "nn.functional.multilabel_margin_loss": lambda x, target, **named: loss(ops.multilabel_margin_loss)(
+        at_least(1, x), at_least(1, target), **named
+    ),
+    "nn.functional.triplet_margin_with_distance_loss": triplet_with_distance,
+    "nn.functional.normalize": lambda x, p=2.0, dim=1, eps=1e-12: ops.normalize(x, p=float(p), axis=dim, eps=eps),
+    "nn.functional.cosine_similarity": ops.cosine_similarity,
+    "nn.functional.pairwise_distance": lambda a, b, p=2.0, eps=1e-6, keepdim=False: ops.pairwise_distance(
+        a, b, p=float(p), eps=eps, keepdim=keepdim
+    ),
+    # layers
+    "nn.functional.linear": linear,
+    "nn.functional.bilinear": bilinear,
+    "nn.functional.layer_norm": lambda x, shape, weight=None, bias=None, eps=1e-5: ops.layer_norm(
+        x, tuple(shape), weight, bias, eps=eps
+    ),
+    "native_layer_norm": native_layer_norm,
+    "nn.functional.rms_norm": lambda x, shape, weight=None, eps=None: ops.rms_norm(x, tuple(shape), weight, eps=eps),
+    "nn.functional.scaled_dot_product_attention": attention,
+}
+
+
+def meshgrid(xs: Sequence[Node], indexing: str = "ij") -> list[Node]:
+    xs = [ops.reshape(x, (1,)) if not x.rank else x for x in xs]
+    if indexing == "xy" and len(xs) > 1:
+        found = meshgrid([xs[1], xs[0], *xs[2:]])
+        return [found[1], found[0], *found[2:]]
+    shape = tuple(x.shape[0] for x in xs)
+    return [
+        ops.broadcast_to(ops.reshape(x, tuple(n if a == k else 1 for a, n in enumerate(shape))), shape)
+        for k, x in enumerate(xs)
+    ]
+
+
+def cartesian(xs: Sequence[Node]) -> Node:
+    if len(xs) == 1:
+        return xs[0]
+    return stack([ops.reshape(g, (math.prod(g.shape),)) for g in meshgrid(xs)], -1)
+
+
+# -- what is not compared ----------------------------------------------------------------------------------------------
+
+
+def _because(reason: str, labels: str) -> dict[str, str]:
+    return dict.fromkeys(labels.split(), reason)
+
+
+def _of_singular_values(args: Any, named: dict[str, Any]) -> bool:
+    order = args[0] if args else named.get("ord")
+    return order in (2, -2, "nuc")
+
+
+STATIC = ("tensor_split", "repeat_interleave")
+"""Integer tensors are sizes, which a graph must know."""
+
+LEFT_OUT: dict[str, tuple[str, Callable[[Any, dict[str, Any]], bool]]] = {
+    "nn.functional.scaled_dot_product_attention": (
+        "dropout draws random numbers",
+        lambda args, named: named.get("dropout_p", 0.0) > 0,
+    ),
+    "linalg.matrix_power": ("a negative power inverts", lambda args, named: args[0] < 0),
+    "linalg.norm": ("a matrix's norm of singular values", lambda args, named: _of_singular_values(args, named)),
+    "linalg.norm.subgradients_at_zero": (
+        "a matrix's norm of singular values",
+        lambda args, named: _of_singular_values(args, named),
+    ),
+    "linalg.matrix_norm": ("a matrix's norm of singular values", lambda args, named: _of_singular_values(args, named)),
+    "nn.functional.rrelu": ("training draws random numbers", lambda args, named: bool(named.get("training"))),
+}
+"""Samples: why they are left out, and which."""
+
+LOOSE: dict[str, tuple[float, str]] = {
+    "cov": (1e-6, "torch adds weights of 24 bits up in them"),
+    "nn.functional.hardsigmoid": (1e-7, "torch's gradient has a sixth of 24 bits in f64, too"),
+    **dict.fromkeys(
+        (
+            "lgamma",
+            "digamma",
+            "special.polygamma.special_polygamma_n_0",
+            *(f"polygamma.polygamma_n_{n}" for n in range(5)),
+            *(f"mvlgamma.mvlgamma_p_{p}" for p in (1, 3, 5)),
+        ),
+        (1e-7, "torch's polygamma of order 1 has eight digits"),
+    ),
+}
+"""A wider tolerance, and why."""
+
+VALUES_ONLY: dict[str, str] = {
+    "masked.amax": "torch's gradient of a row without an element is NaN, not 0",
+    "masked.amin": "torch's gradient of a row without an element is NaN, not 0",
+}
+
+ABSENT: dict[str, str] = {
+    **_because(
+        "a decomposition of matrices",
+        "cholesky cholesky_inverse cholesky_solve linalg.cholesky linalg.cholesky_ex linalg.cond linalg.det linalg.eig"
+        " linalg.eigh linalg.eigvals linalg.eigvalsh linalg.householder_product linalg.inv linalg.inv_ex linalg.lstsq"
+        " linalg.lstsq.grad_oriented linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve linalg.pinv"
+        " linalg.pinv.hermitian linalg.pinv.singular linalg.qr linalg.slogdet linalg.solve linalg.solve_ex"
+        " linalg.solve_triangular linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet lu lu_solve"
+        " lu_unpack matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd svd_lowrank triangular_solve",
+    ),
+    **_because(
+        "complex numbers",
+        "angle cdouble cfloat chalf complex fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2"
+        " fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn polar"
+        " stft view_as_complex",
+    ),
+    **_because(
+        "random numbers",
+        "bernoulli nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d"
+        " nn.functional.feature_alpha_dropout.with_train nn.functional.feature_alpha_dropout.without_train normal"
+        " nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d normal.number_mean",
+    ),
+    **_because(
+        "a result or an operand of another form: a shape that the data decides, sparse matrices, storage",
+        "as_strided.partial_views as_strided_scatter masked_scatter masked_select sparse.mm.reduce"
+        " sparse.sampled_addmm to_sparse",
+    ),
+    **_because(
+        "a scan, a sort or a place in an order",
+        "cummax cummin cumprod cumsum cumulative_trapezoid kthvalue logcumsumexp masked.cumprod masked.cumsum"
+        " masked.median median mode msort nanmedian nanquantile quantile sort topk",
+    ),
+    **_because(
+        "convolutions, pools, norms over a batch and interpolation",
+        "_batch_norm_with_update _native_batch_norm_legit _upsample_bilinear2d_aa max_pool2d_with_indices_backward"
+        " native_batch_norm native_group_norm nn.functional.adaptive_avg_pool1d nn.functional.adaptive_avg_pool2d"
+        " nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d"
+        " nn.functional.adaptive_max_pool3d nn.functional.avg_pool1d nn.functional.avg_pool2d nn.functional.avg_pool3d"
+        " nn.functional.batch_norm nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d"
+        " nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.conv_transpose3d"
+        " nn.functional.group_norm nn.functional.instance_norm nn.functional.interpolate.area"
+        " nn.functional.interpolate.bicubic nn.functional.interpolate.bilinear nn.functional.interpolate.linear"
+        " nn.functional.interpolate.nearest nn.functional.interpolate.nearest-exact nn.functional.interpolate.trilinear"
+        " nn.functional.local_response_norm nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.max_pool3d"
+        " nn.functional.max_unpool1d nn.functional.max_unpool1d.grad nn.functional.max_unpool2d"
+        " nn.functional.max_unpool2d.grad nn.functional.max_unpool3d nn.functional.max_unpool3d.grad"
+        " nn.functional.unfold nn.functional.upsample_bilinear nn.functional.upsample_nearest",
+    ),
+    **_because(
+        "writes at places that data names",
+        "__getitem__ _unsafe_masked_index _unsafe_masked_index_put_accumulate index_put put scatter",
+    ),
+    **_because(
+        "a composition that nobody has written yet",
+        "_segment_reduce.lengths _segment_reduce.offsets einsum gradient masked.logaddexp nn.functional.ctc_loss"
+        " nn.functional.linear_cross_entropy nn.functional.linear_cross_entropy.chunked"
+        " nn.functional.linear_cross_entropy.chunked_none nn.functional.multi_head_attention_forward",
+    ),
+    **_because("no such function", "frexp i0 nextafter special.erfcx special.i0e special.i1 special.i1e"),
+}
+"""Why an entry has no line in the table."""
