@@ -96,8 +96,8 @@ MUTANTS = (
     Mutant(
         "vjp.var-ddof",
         "gradc/ops/reduce.py",
-        "/ (count - ddof), x.shape, axis)",
-        "/ count, x.shape, axis)",
+        "/ _freedom(count, ddof), x.shape, axis)",
+        "/ _freedom(count, 0), x.shape, axis)",
         "dropped ddof",
         ("test_ops -k 'var and vjp'",),
     ),
