@@ -156,7 +156,7 @@ def test_scatter_reduce(combine: str, how: str) -> None:
     np.testing.assert_allclose(run(module, given)[name], interp.run(graph, given, precision="f64")[name], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 100_000), (3000, 3), (300, 70), (5, 513), (1, 1), (2, 1500)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 100_000), (1000, 3), (300, 70), (5, 513), (1, 1), (2, 1500)])
 def test_a_norm_and_its_column_sums(rows: int, columns: int) -> None:
     """Rows of every length: less than a warp, a warp, a block, many rounds of a block."""
     graph = differentiate(
