@@ -33,7 +33,7 @@ from .pointwise import (
     where,
 )
 from .reduce import _count, sum
-from .rules import alike, converted, floating, full, spread, widened, zeros_like
+from .rules import alike, converted, floating, full, spread, widened, written, zeros_like
 from .special import xlogy
 
 Terms = Callable[..., Node]
@@ -64,7 +64,7 @@ def _vjp(slopes: Slopes) -> Callable[..., tuple[Any, ...]]:
         found = slopes(*wide, **attrs)
         return tuple(s if s is DISCRETE else converted(g * s, o.dtype) for s, o in zip(found, operands, strict=True))
 
-    return vjp
+    return written(vjp, getattr(slopes, "written", slopes))
 
 
 def _type(*operands: Type, reduction: str) -> Type:
@@ -101,7 +101,7 @@ def _opposite(slope: Callable[..., Node]) -> Slopes:
         found = slope(input - target, **attrs)
         return found, -found
 
-    return slopes
+    return written(slopes, slope)
 
 
 # -- of the difference -------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ l1_loss = Composite(
     "l1_loss",
     infer=_two,
     decompose=_value(lambda x, t: abs(x - t)),
-    vjp=_vjp(_opposite(sign)),
+    vjp=_vjp(_opposite(lambda d: sign(d))),
     broadcast=True,
     samples=_samples(),
     bad=_BAD,
@@ -133,6 +133,7 @@ def _smooth_l1_terms(x: Node, t: Node, *, beta: float) -> Node:
 
 
 def _smooth_l1_slope(d: Node, *, beta: float) -> Node:
+    """d / beta for |d| < beta, else sign(d); minus that for the target."""
     return sign(d) if beta == 0 else where(lt(abs(d), full(beta, d)), d / beta, sign(d))
 
 
@@ -341,6 +342,7 @@ def _hinge_terms(x: Node, t: Node, *, margin: float) -> Node:
 
 
 def _hinge_slopes(x: Node, t: Node, *, margin: float) -> tuple[Any, Any]:
+    """-1 within the margin where the target is not 1, and 1 where it is not -1."""
     zero, one = zeros_like(x), full(1, x)
     away = where(bitwise_and(ne(t, full(1, t)), le(x, full(margin, x))), -one, zero)
     return away + where(_is(t, -1), zero, one), DISCRETE

@@ -288,7 +288,9 @@ def _var_value(x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> Node
     wide = converted(x, x.dtype.compute)
     count = _count(x, axis)
     centred = _centred(wide, axis, count)
-    return _plain(converted(sum.plain(centred * centred, axis=axis) / _freedom(count, ddof), x.dtype), axis, keepdims, x.shape)
+    return _plain(
+        converted(sum.plain(centred * centred, axis=axis) / _freedom(count, ddof), x.dtype), axis, keepdims, x.shape
+    )
 
 
 def _var_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int | float) -> tuple[Node]:

@@ -182,7 +182,7 @@ def _nan_to_num(
 
 def largest(dtype: DType) -> float:
     """The largest finite number of a float dtype."""
-    return float(ml_dtypes.finfo(dtype.np).max)
+    return float(ml_dtypes.finfo(dtype.np).max)  # type: ignore[no-untyped-call]
 
 
 def _nan_to_num_value(x: Node, *, nan: float, posinf: float, neginf: float) -> Node:
@@ -210,6 +210,7 @@ def _other_than_nan(name: str, wins: Any, doc: str) -> Composite:
         return bitwise_or(wins(a, b), ne(b, b))
 
     def vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+        # all of g to the operand that is the result
         first, zero = chosen(a, b), zeros_like(g)
         return where(first, g, zero), where(first, zero, g)
 
@@ -239,7 +240,7 @@ def _clamp_tensor_vjp(g: Node, y: Node, x: Node, low: Node, high: Node) -> tuple
     crossed = gt(low, high)
     inside = bitwise_and(ge(x, low), le(x, high))
     to_high = bitwise_or(over, bitwise_and(under, crossed))
-    to_low = bitwise_and(under, le(low, high))
+    to_low = bitwise_and(under, lt(low, high))  # of two equal bounds neither has one, as torch says
     return where(inside, g, zero), where(to_low, g, zero), where(to_high, g, zero)
 
 

@@ -136,7 +136,13 @@ def slopes(function: Callable[..., tuple[Node, ...]]) -> Callable[..., tuple[Nod
         wide = converted(g, dtype)
         return tuple(converted(wide * slope, o.dtype) for slope, o in zip(found, operands, strict=True))
 
-    return vjp
+    return written(vjp, function)
+
+
+def written(made: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A vjp that was made from a function: docs/ops.md shows that function's text."""
+    made.written = function  # type: ignore[attr-defined]
+    return made
 
 
 def zeros_like(node: Node) -> Node:

@@ -28,7 +28,9 @@ def _std_vjp(g: Node, y: Node, x: Node, *, axis: Any, keepdims: bool, ddof: int 
     centred = _centred(wide, axis, count)
     deviation = sqrt(sum.plain(centred * centred, axis=axis) / _freedom(count, ddof))
     none = eq(deviation, zeros_like(deviation))
-    slope = converted(reshaped(g, shape), wide.dtype) / where(none, full(1, deviation), deviation) / _freedom(count, ddof)
+    slope = (
+        converted(reshaped(g, shape), wide.dtype) / where(none, full(1, deviation), deviation) / _freedom(count, ddof)
+    )
     slope = where(none, zeros_like(slope), slope)
     return (converted(along(slope, x.shape, axis) * centred, x.dtype),)
 

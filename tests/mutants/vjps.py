@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "vjp.var-ddof",
         "gradc/ops/reduce.py",
-        "/ (count - ddof), x.shape, axis)",
+        "/ _freedom(count, ddof), x.shape, axis)",
         "/ count, x.shape, axis)",
         "dropped ddof",
         ("test_ops -k 'var and vjp'",),
