@@ -246,30 +246,18 @@ def _words(function: Any) -> str:
     return " ".join(above)
 
 
-def _said_of(function: Any) -> str:
-    said = _words(function)
-    return f": {said}" if said else ""
-
-
 def gradient(op: Op) -> str:
     """The vjp as it is written."""
     if isinstance(op, Function):
         return "that of the ops that it writes"
     if op.vjp is None:
         return "by its decomposition" if isinstance(op, Composite) else "none: asking for it is NotDifferentiable"
-    slope = inspect.unwrap(op.vjp)
-    if slope is not op.vjp:  # made of a function that gives derivatives
-        if isinstance(slope, Op):
-            return f"`g` times `{slope.name}`"
-        written = _lambda(slope)
-        if written is None:
-            return f"`g` times `{slope.__name__}`{_said_of(slope)}"
-        return f"`g` times `{' '.join((ast.get_source_segment(written[1], written[0].body) or '').split())}`"
-    found = _lambda(op.vjp)
+    vjp = getattr(op.vjp, "written", op.vjp)
+    found = _lambda(vjp)
     renamed = ""
     if found is not None:
         node, text = found
-        names = [a.arg for a in node.args.args[2:]]
+        names = [a.arg for a in node.args.args if a.arg not in ("g", "y")]
         source = lambda part: " ".join((ast.get_source_segment(text, part) or "").split())
         if isinstance(node.body, ast.Tuple) and len(node.body.elts) == len(names):
             told = (
@@ -284,15 +272,15 @@ def gradient(op: Op) -> str:
         else:
             told = f"`{source(node.body)}`"
     else:
-        said = _words(op.vjp)
-        told = f"{said} (`{op.vjp.__name__}`)" if said else f"as `{op.vjp.__name__}` writes it"
+        said = _words(vjp)
+        told = f"{said} (`{vjp.__name__}`)" if said else f"as `{vjp.__name__}` writes it"
     if op.surrogate is not None:
         said = _words(op.surrogate)
         told += (
             "; this is not the derivative of the op itself but of"
             f" `{op.surrogate.__name__}`{f': {said}' if said else ''}"
         )
-    return renamed + told
+    return renamed + told if vjp is op.vjp or "g" in inspect.signature(vjp).parameters else f"{renamed}`g` times {told}"
 
 
 # -- where it runs -----------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..ir.node import Node
 from ..ir.op import Expr, Primitive
-from .pointwise import MISMATCH, NOT_FLOAT, reciprocal, rsqrt
-from .rules import binary_float, cases, unary_float
+from .pointwise import MISMATCH, NOT_FLOAT, eq, reciprocal, rsqrt, where
+from .rules import binary_float, cases, full, unary_float, written, zeros_like
 
 FEW = ("", "N", "2,N,3")
 """Ranks on which a function of one expression is tried."""
@@ -28,7 +28,7 @@ def unary(
         infer=unary_float,
         reference=reference,
         lower=Expr(text or f"{name}({{0}})", cost=cost),
-        vjp=lambda g, y, x: (vjp(g, y, x),),
+        vjp=written(lambda g, y, x: (vjp(g, y, x),), vjp),
         samples=cases(*FEW, draw=draw),
         bad=NOT_FLOAT,
         doc=doc,
@@ -65,8 +65,9 @@ atan = unary("atan", np.arctan, 20, lambda g, y, x: g / (x * x + 1), doc="invers
 
 
 def _atan2_vjp(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    # d(angle) = (b da - a db) / (a^2 + b^2), which may lie outside the dtype
+    # d(angle) = (b da - a db) / (a^2 + b^2), which may lie outside the dtype; 0 at the origin, as torch says
     length = hypot(a, b)
+    length = where(eq(length, zeros_like(length)), full(1, length), length)
     g = g / length
     return g * (b / length), -(g * (a / length))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from .pointwise import (
     where,
 )
 from .reduce import _count, sum
-from .rules import alike, converted, floating, full, spread, widened, zeros_like
+from .rules import alike, converted, floating, full, spread, widened, written, zeros_like
 from .special import xlogy
 
 Terms = Callable[..., Node]
@@ -57,7 +56,6 @@ def _value(terms: Terms) -> Callable[..., Node]:
 def _vjp(slopes: Slopes) -> Callable[..., tuple[Any, ...]]:
     """The vjp of a loss from the derivatives of its terms; the cotangent is multiplied last."""
 
-    @functools.wraps(slopes)  # the documentation shows it
     def vjp(g: Node, y: Node, *operands: Node, reduction: str, **attrs: Any) -> tuple[Any, ...]:
         dtype, shape = operands[0].dtype.compute, operands[0].shape
         wide = [converted(o, dtype) if o.dtype.is_float else o for o in operands]
@@ -66,7 +64,7 @@ def _vjp(slopes: Slopes) -> Callable[..., tuple[Any, ...]]:
         found = slopes(*wide, **attrs)
         return tuple(s if s is DISCRETE else converted(g * s, o.dtype) for s, o in zip(found, operands, strict=True))
 
-    return vjp
+    return written(vjp, getattr(slopes, "written", slopes))
 
 
 def _type(*operands: Type, reduction: str) -> Type:
@@ -99,12 +97,11 @@ _BAD = (
 def _opposite(slope: Callable[..., Node]) -> Slopes:
     """The derivatives of a function of input - target."""
 
-    @functools.wraps(slope)
     def slopes(input: Node, target: Node, **attrs: Any) -> tuple[Node, Node]:
         found = slope(input - target, **attrs)
         return found, -found
 
-    return slopes
+    return written(slopes, slope)
 
 
 # -- of the difference -------------------------------------------------------------------------------------------------
@@ -113,7 +110,7 @@ l1_loss = Composite(
     "l1_loss",
     infer=_two,
     decompose=_value(lambda x, t: abs(x - t)),
-    vjp=_vjp(_opposite(sign)),
+    vjp=_vjp(_opposite(lambda d: sign(d))),
     broadcast=True,
     samples=_samples(),
     bad=_BAD,
@@ -136,7 +133,7 @@ def _smooth_l1_terms(x: Node, t: Node, *, beta: float) -> Node:
 
 
 def _smooth_l1_slope(d: Node, *, beta: float) -> Node:
-    """d / beta between -beta and beta, the sign of d outside"""
+    """d / beta for |d| < beta, else sign(d); minus that for the target."""
     return sign(d) if beta == 0 else where(lt(abs(d), full(beta, d)), d / beta, sign(d))
 
 
@@ -345,7 +342,7 @@ def _hinge_terms(x: Node, t: Node, *, margin: float) -> Node:
 
 
 def _hinge_slopes(x: Node, t: Node, *, margin: float) -> tuple[Any, Any]:
-    """1 where the target is 1, -1 where it is -1 and x is within the margin, else 0"""
+    """-1 within the margin where the target is not 1, and 1 where it is not -1."""
     zero, one = zeros_like(x), full(1, x)
     away = where(bitwise_and(ne(t, full(1, t)), le(x, full(margin, x))), -one, zero)
     return away + where(_is(t, -1), zero, one), DISCRETE

@@ -80,6 +80,7 @@ def _exponential(x: Node, scale: float, alpha: float, inside: float) -> Node:
 
 
 def _exponential_slope(x: Node, scale: float, alpha: float, inside: float) -> tuple[Node]:
+    """scale above 0, scale alpha inside e^(x inside) below."""
     below = exp(_negative_part(x) * inside) * (scale * alpha * inside)
     return (where(gt(x, zeros_like(x)), full(scale, x), below),)
 
@@ -227,7 +228,7 @@ hardsigmoid = Composite(
 
 
 def _hardswish_slope(x: Node) -> tuple[Node]:
-    """0 below -3, x / 3 + 1/2 up to 3, 1 above"""
+    """0 below -3, x/3 + 1/2 up to 3, 1 above."""
     far = where(lt(x, full(3, x)), x / 3 + 0.5, _ones(x))
     return (where(le(x, full(-3, x)), zeros_like(x), far),)
 
@@ -316,18 +317,25 @@ threshold = Composite(
 # -- smooth ------------------------------------------------------------------------------------------------------------
 
 
-def _mish(x: Node) -> Node:
-    # tanh(log(1 + e^x)) = (e^2x + 2 e^x) / (e^2x + 2 e^x + 2), of the exponential that does not overflow
+def _mish_parts(x: Node) -> tuple[Node, Node, Node]:
+    """tanh(log(1 + e^x)), 1 minus that, and sigmoid(x), of the exponential that does not overflow."""
     positive = ge(x, zeros_like(x))
-    e = exp(where(positive, -x, x))
-    over = where(positive, e * 2 + 1, e * (e + 2))
-    return x * (over / (over + where(positive, e * e * 2, full(2, x))))
+    e = exp(-abs(x))
+    over, missing = where(positive, e * 2 + 1, e * (e + 2)), where(positive, e * e * 2, full(2, x))
+    return over / (over + missing), missing / (over + missing), where(positive, _ones(x), e) / (e + 1)
+
+
+def _mish_slope(x: Node) -> tuple[Node]:
+    """t + x (1 - t^2) sigmoid(x), t = tanh(log(1 + e^x))."""
+    t, missing, s = _mish_parts(x)
+    return (t + x * (missing * (t + 1) * s),)
 
 
 mish = Composite(
     "mish",
     infer=unary_float,
-    decompose=widened(_mish),
+    decompose=widened(lambda x: x * _mish_parts(x)[0]),
+    vjp=slopes(_mish_slope),
     samples=_SAMPLES,
     bad=NOT_FLOAT,
     doc="x tanh(log(1 + e^x))",

@@ -240,7 +240,7 @@ def _clamp_tensor_vjp(g: Node, y: Node, x: Node, low: Node, high: Node) -> tuple
     crossed = gt(low, high)
     inside = bitwise_and(ge(x, low), le(x, high))
     to_high = bitwise_or(over, bitwise_and(under, crossed))
-    to_low = bitwise_and(under, le(low, high))
+    to_low = bitwise_and(under, lt(low, high))  # of two equal bounds neither has one, as torch says
     return where(inside, g, zero), where(to_low, g, zero), where(to_high, g, zero)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -131,14 +130,19 @@ def slopes(function: Callable[..., tuple[Node, ...]]) -> Callable[..., tuple[Nod
     is multiplied last: what is finite is not lost on the way.
     """
 
-    @functools.wraps(function)  # the documentation shows it
     def vjp(g: Node, y: Node, *operands: Node, **attrs: Any) -> tuple[Node, ...]:
         dtype = operands[0].dtype.compute
         found = function(*(converted(o, dtype) for o in operands), **attrs)
         wide = converted(g, dtype)
         return tuple(converted(wide * slope, o.dtype) for slope, o in zip(found, operands, strict=True))
 
-    return vjp
+    return written(vjp, function)
+
+
+def written(made: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A vjp that was made from a function: docs/ops.md shows that function's text."""
+    made.written = function  # type: ignore[attr-defined]
+    return made
 
 
 def zeros_like(node: Node) -> Node:
