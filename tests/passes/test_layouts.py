@@ -299,3 +299,13 @@ def test_objects_that_cannot_say_whether_they_are_contiguous() -> None:
             return np.ones((2, 3), np.float32)
 
     np.testing.assert_array_equal(module(x=Odd()), np.full((2, 3), 2))
+
+
+def test_a_product_that_is_read_as_it_is_and_transposed() -> None:
+    """Which nodes read a value is asked by identity: == of two values compares their elements."""
+    graph = gradc.trace(lambda x, y: (ops.exp(x @ y), (x @ y).T), x="f64[3,4]", y="f64[4,5]")
+    module = gradc.compile(graph, target="numpy")
+    x, y = np.random.default_rng(0).standard_normal((2, 20))
+    x, y = x[:12].reshape(3, 4), y.reshape(4, 5)
+    for got, want in zip(module(x=x, y=y).values(), (np.exp(x @ y), (x @ y).T), strict=True):
+        np.testing.assert_allclose(got, want)

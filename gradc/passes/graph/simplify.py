@@ -146,7 +146,7 @@ def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
 
     def rewrite(old: Node, new: Node) -> Node | None:
         bound: dict[str, Node] = {}
-        if not match(pattern, new, bound) or graph.users.get(old.operands[0], ()) != (old,):
+        if not match(pattern, new, bound) or len(graph.users.get(old.operands[0], ())) != 1:
             return None
         rank = new.rank
         if new.attrs["axes"] != (*range(rank - 2), rank - 1, rank - 2):
