@@ -255,8 +255,8 @@ def test_offsets_that_decrease() -> None:
 
 
 def program_of(name: str) -> Any:
-    """All samples of an op with their gradients, in the dtype whose turn it is (one: samples of one dtype share kernels),
-    as one program for CUDA.
+    """All samples of an op with their gradients as one program for CUDA, in the op's own turn of the dtypes: samples of
+    one dtype share kernels.
     """
     graphs = [joint(case) for case in cases([TURNS[NAMES.index(name) % 4]], names=[name])]
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
