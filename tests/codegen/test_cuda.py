@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import NAMES, agree_with_numpy, compiled, in_turns, joint, merged
+from agreement import NAMES, TURNS, agree_with_numpy, compiled, in_turns, joint, merged
+from registry import cases
 
 import gradc
 from benchmarks import resources
@@ -254,14 +255,16 @@ def test_offsets_that_decrease() -> None:
 
 
 def program_of(name: str) -> Any:
-    """All samples of an op with their gradients, as one program for CUDA."""
-    graphs = [joint(case) for case in in_turns(name, 3)]
+    """All samples of an op with their gradients as one program for CUDA, in the op's own turn of the dtypes: samples of
+    one dtype share kernels.
+    """
+    graphs = [joint(case) for case in cases([TURNS[NAMES.index(name) % 4]], names=[name])]
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
 @pytest.mark.parametrize("name", compiled(NAMES, turn=0))
 def test_nvrtc_takes_it_without_spills(name: str) -> None:
-    """Every op's kernels; ops take turns in three architectures (the standard cases go through all).
+    """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.
     """
     pytest.importorskip("nvidia.cuda_nvrtc")

@@ -3,8 +3,8 @@
 
 The registry's samples have one symbol, or none, beside their short axes, and random graphs bound all symbols to one
 size: a kernel whose columns are joined with the rows around them names its sizes in another order, which shows only
-where two symbols have two sizes, and a value is read by part of the rows.  So each case comes twice: with symbols for
-its sizes, and with its operands repeated along their first axis besides.
+where two symbols have two sizes, and a value is read by part of the rows.  So each case has symbols for its sizes, and
+every second one of an op has its operands repeated along their first axis besides.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ def test_most_ops_have_such_a_case() -> None:
 
 @pytest.mark.parametrize("name", compiled(NAMES, turn=0))
 def test_cpu_is_numpy(name: str) -> None:
-    both = [each for case in derived(name) for each in (case, repeated(case)) if each is not None]
+    found = derived(name)
+    in_turns = [repeated(case) or case if k % 2 else case for k, case in enumerate(found)]
+    if len(found) == 1 and (other := repeated(found[0])):
+        in_turns.append(other)
     with knobs.BOUNDS.set(True):
-        agree_with_numpy(both, (), target="cpu")
+        agree_with_numpy(in_turns, (), target="cpu")
 
 
 @pytest.mark.parametrize("op", ["load", "store"])
