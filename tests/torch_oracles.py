@@ -84,10 +84,11 @@ def _arg(function: Any) -> Callable[..., torch.Tensor]:
 
 def _var(x: torch.Tensor, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> torch.Tensor:
     axes = _axes(x, axis)
-    count = int(np.prod([x.shape[a] for a in axes]))  # by definition: torch.var wants ddof < count and a dim
+    count = int(np.prod([x.shape[a] for a in axes]))  # by definition: torch.var wants a dim
+    free = max(float(count - ddof), 0.0)
     centred = x - x.mean(axes, keepdim=True) if axes else x - x
     return (
-        (centred * centred).sum(axes, keepdim=keepdims) / torch.tensor(float(count - ddof), dtype=x.dtype)
+        (centred * centred).sum(axes, keepdim=keepdims) / torch.tensor(free, dtype=x.dtype)
         if axes
         else centred / (1.0 - ddof)
     )

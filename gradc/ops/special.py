@@ -164,8 +164,8 @@ polygamma: Primitive = Primitive(
     vjp=lambda g, y, x, *, order: (g * polygamma(x, order=order + 1),),
     samples=(
         Sample(("F[N]",), {"order": 1}, draw=("positive",)),
-        Sample(("F[2,N]",), {"order": 2}, draw=("nonzero",)),
-        Sample(("F[3]",), {"order": 4}, draw=("positive",)),
+        Sample(("F[2,N]",), {"order": 4}, draw=("above_one",)),
+        Sample(("f64[N]",), {"order": 2}, draw=("nonzero",)),
     ),
     bad=(BadSample(("f32[3]",), {"order": 0}, match="order=0"), BadSample(("i32[3]",), {"order": 1}, match="no float")),
     doc="the derivative of digamma of that order, 1 or more",
