@@ -17,7 +17,7 @@ from .function import Function
 from .importer import graph_of, name_of
 from .normal_form import NormalForm, normal_form, stop_gradient
 from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
-from .sizes import size_of
+from .sizes import size_of, typical
 from .table import is_kept
 
 SMALLEST = 3
@@ -46,7 +46,9 @@ def backend(
     chosen = _checked(mode, options)
     name = _graph_name(gm)
     try:
+        _refuse_transforms(gm)
         form = normal_form(gm, example_inputs, is_kept)
+        _refuse_wrong_gradients(form)
     except Exception as error:  # whatever tracing meets: control flow, custom gradients, ops without a functional form
         reason = _first_line(error)
         if chosen.fallback == "error":
@@ -54,6 +56,26 @@ def backend(
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
     return _Program(gm, form, name, chosen)
+
+
+def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
+    """:raises Unsupported: torch.func's transforms, whose levels Dynamo writes into the graph: functionalising calls
+    them without the gradients that they take, or leaves them entered.
+    """
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            where = f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+            if node.op == "call_function" and any(
+                word in where for word in ("functorch", "forward_ad", "autograd.grad")
+            ):
+                raise Unsupported(f"torch.func's {getattr(node.target, '__name__', node.target)} inside the graph")
+
+
+def _refuse_wrong_gradients(form: NormalForm) -> None:
+    """:raises Unsupported: the functional form of a write through strides, of which torch's own gradient is wrong."""
+    for node in form.module.graph.nodes:
+        if node.target is torch.ops.aten.as_strided_scatter.default:
+            raise Unsupported("a write through as_strided")
 
 
 def _checked(mode: Any, options: Any) -> _Options:
@@ -291,19 +313,45 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
 
 def _calling(region: _Region) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
+    orders = {node: _memory_order(node.meta["val"]) for node in outputs}
 
     def call(values: Values) -> None:
         sizes = {
             name: int(values[node]) if axis is None else values[node].shape[axis] for name, (node, axis) in dims.items()
         }
         for node, value in zip(outputs, function(sizes, *(values[n] for n in inputs)), strict=True):
-            values[node] = value
+            values[node] = value if orders[node] is None else _laid_out(value, orders[node])
 
     return _Step(call, (*inputs, *(node for node, _ in dims.values())))
 
 
+def _memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes of a traced value from the outermost in memory to the innermost; None where that is their order.  What
+    torch runs on it was chosen by its strides.
+    """
+    strides = [typical(stride) for stride in value.stride()]
+    sizes = [typical(size) for size in value.shape]
+    order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
+    places = [axis for axis in order if sizes[axis] != 1]
+    return None if places == sorted(places) else tuple(order)
+
+
+def _laid_out(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    if order is None:
+        return value
+    return value.permute(*order).contiguous().permute(*sorted(range(len(order)), key=order.__getitem__))
+
+
+def _copied(value: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch.Tensor:
+    return source.to(value.dtype).expand_as(value).clone()
+
+
+IN_EAGER: dict[Any, Any] = {stop_gradient: torch.ops.aten.detach.default, torch.ops.aten.copy.default: _copied}
+"""Ops of the normal form that torch does not run, or has no derivative of, and what it runs for them."""
+
+
 def _running(node: torch.fx.Node) -> _Step:
-    target: Any = torch.ops.aten.detach.default if node.target is stop_gradient else node.target
+    target: Any = IN_EAGER.get(node.target, node.target)
     args, kwargs, lookup = node.args, node.kwargs, torch.fx.node.map_arg
 
     def call(values: Values) -> None:

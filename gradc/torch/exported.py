@@ -62,7 +62,7 @@ def from_torch(
         defaults[inputs[node]] = _array(_constant(form.module, program.graph_module, node))
     inputs = dict(sorted(inputs.items(), key=lambda item: item[1] in defaults))  # constants behind what is given
     calls = [n for n in graph.nodes if n.op == "call_function"]
-    made, refused = graph_of(calls, inputs, outputs, _title(title), merged)
+    made, refused = graph_of(calls, inputs, outputs, _title(title), merged, program.range_constraints)
     if refused:
         raise Unsupported(listing(title, refused))
     return Graph(

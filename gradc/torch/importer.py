@@ -226,13 +226,15 @@ def graph_of(
     outputs: Sequence[tuple[str, torch.fx.Node]],
     name: str,
     merged: Mapping[torch.fx.Node, torch.fx.Node] | None = None,
+    ranges: Mapping[Any, Any] | None = None,
 ) -> tuple[Graph, list[Refusal]]:
     """The graph that computes ``outputs`` by these nodes, in their order, from inputs of these names.
 
     :param merged: placeholders that hold the memory of another, each with that other.
+    :param ranges: what the program promises of its symbols, where it does.
     :return: the graph, and what was refused: with anything refused there are no outputs.
     """
-    translation = Translation(assumptions(node.meta["val"] for node in inputs))
+    translation = Translation(assumptions((node.meta["val"] for node in inputs), ranges))
     with translation:
         made = [translation.input(node, given) for node, given in inputs.items()]
         for copy, original in (merged or {}).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -98,9 +98,21 @@ _FUNCTIONS: dict[str, Callable[[list[Size]], Size]] = {
 }
 
 
-def assumptions(values: Iterable[torch.Tensor | torch.SymInt]) -> tuple[Assumption, ...]:
-    """What torch guards of the symbols in these sizes: ranges (``N >= 2``, as it compiles sizes of 0 and 1 on their
+def typical(size: int | torch.SymInt) -> int:
+    """A size as it was in the example that was traced; 4096 where torch knows none."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    hint = size.node.hint
+    return 4096 if hint is None else int(hint)
+
+
+def assumptions(
+    values: Iterable[torch.Tensor | torch.SymInt], ranges: Mapping[Any, Any] | None = None
+) -> tuple[Assumption, ...]:
+    """What torch guards of the symbols in these sizes: ranges (``N >= 2``, as Dynamo compiles sizes of 0 and 1 on their
     own), equations and inequalities.
+
+    :param ranges: symbol -> its range, where a program promises it (``ExportedProgram.range_constraints``).
     """
     environment, names = None, set()
     for value in values:
@@ -111,7 +123,8 @@ def assumptions(values: Iterable[torch.Tensor | torch.SymInt]) -> tuple[Assumpti
     if environment is None:
         return ()
     facts: dict[Assumption, None] = {}
-    for each, bounds in sorted(environment.var_to_range.items(), key=lambda item: str(item[0])):
+    known = environment.var_to_range if ranges is None else ranges
+    for each, bounds in sorted(known.items(), key=lambda item: str(item[0])):
         if str(each) in names and bounds.lower.is_Integer and bounds.lower > 0:
             facts[Assumption(symbol(str(each)), ">=", int(bounds.lower))] = None
     for guard in environment.guards:

@@ -376,3 +376,63 @@ def test_wrong_options() -> None:
             torch.compile(torch.sin, backend="gradc", options=options)(torch.ones(3))
         assert isinstance(caught.value.inner_exception, InvalidProblem)
         torch._dynamo.reset()
+
+
+def _diagonal(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y.fill_diagonal_(0.0)
+    return y * 2
+
+
+def _every_second(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, ::2] *= 3
+    return y
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    y[..., ::2], y[..., 1::2] = -x[..., 1::2], x[..., ::2]
+    return y * 2
+
+
+LIKE_EAGER = {
+    "a transposed result as one row": lambda x: (x.t() * 2 + 1).t().reshape(-1),
+    "as_strided of a result": lambda x: (x.t() * 2 + x.t().exp() * 0).as_strided((2, 2), (3, 1)).cumsum(0),
+    "heads side by side": lambda x: (
+        F.scaled_dot_product_attention(*[x.view(2, 3, 2, 2).transpose(1, 2)] * 3).transpose(1, 2).reshape(2, 3, 4)
+    ),
+    "torch.func.grad": lambda x: torch.func.grad(lambda z: (z.sin() * z).sum())(x),
+    "torch.func.hessian": lambda x: torch.func.hessian(lambda z: (z**3).sum())(x[0]) + 0 * x.sum(),
+    "fill_diagonal_": _diagonal,
+    "a write to every second column": _every_second,
+    "pairs of columns rotated": _rotated,
+    "sinc": lambda x: torch.sinc(x * (x > 0.5)),
+    "atan2 at the origin": lambda x: torch.atan2(x * 0, x * 0) + x,
+}
+
+
+@pytest.mark.parametrize("name", LIKE_EAGER)
+def test_values_strides_and_gradients_are_eagers(name: str) -> None:
+    """Where strides, writes or transforms of torch.func are in the way, what gradc does not take is torch's."""
+    function = LIKE_EAGER[name]
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch._dynamo.reset()
+    got, want = compiled(function)(ours), function(theirs)
+    torch.testing.assert_close(got, want)
+    assert got.stride() == want.stride()
+    cotangent = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(1))
+    for y, leaf in ((got, ours), (want, theirs)):
+        (y * cotangent).sum().backward()
+        assert leaf.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_batch_of_one_of_an_export() -> None:
+    net = torch.nn.Linear(3, 2)
+    graph = gradc.from_torch(net, (torch.randn(4, 3),), dynamic_shapes={"input": {0: torch.export.Dim("batch")}})
+    for rows in (0, 1, 5):
+        x = torch.randn(rows, 3)
+        given = {name: p.detach() for name, p in net.named_parameters()}
+        torch.testing.assert_close(gradc.compile(graph, target="numpy")(input=x, **given), net(x).detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ... import ops
@@ -57,6 +58,14 @@ def _logical(x: Any) -> Any:
     return x if x.dtype.kind == "b" else ops.ne(x, 0)
 
 
+def _sinc(x: Node) -> Node:
+    """1 at 0, and no division by it: its derivative there is 0."""
+    turn = x * math.pi
+    known = ops.eq(turn, 0.0)
+    apart = ops.where(known, 1.0, turn)
+    return ops.where(known, 1.0, ops.sin(apart) / apart)
+
+
 def _softplus(x: Node, beta: float = 1, threshold: float = 20) -> Node:
     return ops.softplus(x, beta=float(beta), threshold=float(threshold))
 
@@ -84,6 +93,7 @@ LINES: dict[str, Any] = {
     "aten.sqrt.default": to_result(lambda x: ops.sqrt(x)),
     "aten.rsqrt.default": to_result(lambda x: ops.rsqrt(x)),
     "aten.reciprocal.default": to_result(lambda x: ops.reciprocal(x)),
+    "aten.sinc.default": to_result(_sinc),
     "aten.square.default": to_result(lambda x: ops.square(x)),
     "aten.sin.default": to_result(lambda x: ops.sin(x)),
     "aten.cos.default": to_result(lambda x: ops.cos(x)),
