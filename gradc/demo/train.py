@@ -266,7 +266,8 @@ def only_for(graph: Graph, output: str) -> list[str]:
 def dense(graph: Graph, vocabulary: int) -> list[str]:
     """The ops whose results have a float for each element of the table."""
     wide = lambda node: node.op.name != "input" and node.dtype.is_float and node.shape == (vocabulary, WIDTH)
-    made: list[Node] = [node for node in graph.nodes if wide(node) and node not in dict(graph.outputs).values()]
+    results = {node for _, node in graph.outputs}
+    made: list[Node] = [node for node in graph.nodes if wide(node) and node not in results]
     return [node.op.name for node in made]
 
 

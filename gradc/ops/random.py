@@ -248,7 +248,7 @@ def _dropped(features: bool) -> Any:
         if not training or p == 0:
             return x
         if p == 1:
-            return zeros_like(x)
+            return x * 0.0  # not 0 everywhere: NaN stays, and the gradient is there
         wide = converted(x, x.dtype.compute)
         kept = where(_kept(x, key, p, stream, features), wide * (1 / (1 - p)), zeros_like(wide))
         return converted(kept, x.dtype)
@@ -265,7 +265,7 @@ def _alpha_dropped(features: bool) -> Any:
         if not training or p == 0:
             return x
         if p == 1:
-            return zeros_like(x)
+            return x * 0.0  # not 0 everywhere: NaN stays, and the gradient is there
         # a x + b has the mean and variance that x had, which are those of selu: 0 and 1
         a = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5
         wide = converted(x, x.dtype.compute)

@@ -182,7 +182,7 @@ GRADC_FN f32 hypot_f32(f32 x, f32 y) {
     f32 m = more * scale, l = less * scale;
     f32 z = GRADC_LIBM(sqrtf)(mad_f32(m, m, l * l)) * unit;
     f32 value = x != x || y != y ? x + y : z;
-    return (a > GRADC_MAX_F32) | (b > GRADC_MAX_F32) ? GRADC_INFINITY_F32 : value; /* beside NaN, too */
+    return ((a > GRADC_MAX_F32) | (b > GRADC_MAX_F32)) != 0 ? GRADC_INFINITY_F32 : value; /* beside NaN, too */
 }
 
 /* Below 1/2 1 - erf(x); above e^-x^2 R(x), the exponential by halves, so that no factor is subnormal before the product. */

@@ -100,7 +100,7 @@ class Drawing:
             except (GradcError, IndexError):  # not for these operands
                 del self.inputs[before:]
                 continue
-            if node is not None and node not in self.values and node.rank <= 5:
+            if node is not None and node not in {*self.values} and node.rank <= 5:
                 self.values.append(node)
                 count -= 1
         return self.finished()

@@ -14,10 +14,11 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
-from gradc.ir.dims import symbol
+from gradc.ir.dims import evaluate, symbol
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, call
 from gradc.ir.op import Movement, Primitive
+from gradc.ir.size_text import parse_size
 from gradc.ir.types import Type
 from gradc.ir.verify import verify
 from gradc.passes.graph.decompose import decompose
@@ -758,7 +759,15 @@ def trace_sample(op, sample, dims):
         return None
     concrete = [parse_type(o.replace("F[", "f32[")) for o in sample.operands]
     inputs = [input_node(f"x{k}", Type(t.dtype, t.concrete(dims))) for k, t in enumerate(concrete)]
-    bound = lambda v: tuple(map(bound, v)) if isinstance(v, tuple) else dims.get(v, v) if isinstance(v, str) else v
+
+    def bound(value):
+        """An attribute with numbers for sizes: ``N-2`` is 6."""
+        if isinstance(value, tuple):
+            return tuple(map(bound, value))
+        if isinstance(value, str) and "N" in value:
+            return evaluate(parse_size(value), dims)
+        return value
+
     result = op(*inputs, **{k: bound(v) for k, v in sample.attrs.items()})
     return Graph("sample", tuple(inputs), (("y", result),)) if result.op is op else None
 

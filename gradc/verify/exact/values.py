@@ -193,6 +193,7 @@ ARITHMETIC: dict[str, Callable[..., Values]] = {
 CHOICES: dict[str, Callable[..., Values]] = {
     "neg": lambda x: (negative(x.value), x.tag),
     "abs": lambda x: _select(_sign(x) < 0, _minus(x), x),
+    "copysign": lambda a, b: _select((_sign(a) < 0) != (_sign(b) < 0), _minus(a), a),  # of 0 the sign is plus
     "sign": _signed,
     "relu": lambda x: _select((_sign(x) > 0) | x.is_nan, x, _with(x, (np.zeros_like(x.value), np.zeros_like(x.tag)))),
     "maximum": lambda a, b: _select(a.key(1) >= b.key(1), a, b),
