@@ -34,6 +34,7 @@ from gradc.autodiff import differentiate
 from gradc.errors import GradcError, IndexOutOfRange, InternalError, InvalidProblem, NotDifferentiable, Unsupported
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import Node
+from gradc.ir.walk import positions
 from gradc.verify.exact import draw
 from gradc.verify.samples import sample
 
@@ -130,7 +131,7 @@ def _options(graph: Graph, wrt: Sequence[str], choose: random.Random) -> dict[st
         n
         for n in wrt
         if any(
-            n == graph.input_name(v) for v in graph.inputs if any(v in u.operands and u.op.indices for u in graph.nodes)
+            n == graph.input_name(v) for v in graph.inputs if any(positions(u, v) and u.op.indices for u in graph.nodes)
         )
     ]
     if tables and chance(0.3):
