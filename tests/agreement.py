@@ -47,11 +47,11 @@ TAKING_TURNS = tuple(
 """Composites whose parts are compiled by samples of their own on every target."""
 
 
-def compiled(names: Iterable[str], turn: int) -> list[str]:
-    """The ops that a test compiles: all, but every second one of those that take turns, of which a test with the next
-    ``turn`` compiles the others.
+def compiled(names: Iterable[str], turn: int, turns: int = 4) -> list[str]:
+    """The ops that a test compiles: all, but of those that take turns every fourth, of which tests with other ``turn``
+    compile the others.
     """
-    return [n for n in names if n not in TAKING_TURNS or (TAKING_TURNS.index(n) + turn) % 2 == 0]
+    return [n for n in names if n not in TAKING_TURNS or (TAKING_TURNS.index(n) + turn) % turns == 0]
 
 
 TURNS = ("f32", "bf16", "f64", "f16")

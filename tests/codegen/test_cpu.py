@@ -7,7 +7,7 @@ from agreement import COMPOSITES, NAMES, agree_with_numpy, compiled, in_turns
 from registry import SIZES
 
 
-@pytest.mark.parametrize("name", compiled(NAMES, turn=0))
+@pytest.mark.parametrize("name", compiled(NAMES, turn=0, turns=2))
 def test_cpu_is_numpy(name: str) -> None:
     agree_with_numpy(in_turns(name, 0), SIZES, target="cpu")
 
@@ -17,7 +17,7 @@ def test_cpu_is_numpy_without_fusion(name: str) -> None:
     agree_with_numpy(in_turns(name, 1), SIZES, target="cpu", fuse=False)
 
 
-@pytest.mark.parametrize("name", COMPOSITES)
+@pytest.mark.parametrize("name", compiled(COMPOSITES, turn=1, turns=2))
 def test_programs_without_fusion(name: str) -> None:
     """By the interpreter: without fusion the kernels of a composite are those of the ops that it is made of."""
     agree_with_numpy(in_turns(name, 1), SIZES[:1], target="numpy", fuse=False)
