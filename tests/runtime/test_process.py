@@ -785,7 +785,7 @@ print("children", len(ends))
 
 @pytest.mark.parametrize("pause", ["0.0", "0.05"])
 def test_fork_during_another_threads_first_compilation(pause: str, tmp_path: Path) -> None:
-    # A call, not a compilation alone, leaves the runtime in the cache: seven processes would compile it beside one another.
+    # A call, not a compilation alone, leaves the runtime in the cache: or seven processes would compile it at once.
     child(MODEL + "work(build())", GRADC_CACHE_DIR=str(tmp_path))
     assert "children" in child(FIRST_COMPILATION, "7", pause, GRADC_CACHE_DIR=str(tmp_path))
 
