@@ -715,6 +715,13 @@ TORCH: dict[str, Callable[..., Any]] = {
     ),
 }
 
+
+def _as_strided_scatter(x: Any, src: Any, size: Any, stride: Any, storage_offset: int) -> Any:
+    """By scatter: torch's own gradient of the operand is that of the elements which are replaced."""
+    places = torch.arange(x.numel()).as_strided(size, stride, storage_offset)
+    return x.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(x.shape)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
     "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
@@ -743,5 +750,25 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "repeat": lambda x, repeats: x.repeat(repeats),
     "repeat_interleave": lambda x, repeats, axis=None: torch.repeat_interleave(x, repeats, axis),
     "roll": lambda x, shifts, axis=None: torch.roll(x, shifts, axis),
+    **{
+        name: getattr(torch, name)
+        for name in ("take masked_fill slice_scatter select_scatter diagonal_scatter as_strided").split()
+    },
+    "index_copy": lambda x, index, source, dim: x.index_copy(dim, index, source),
+    "index_fill": lambda x, index, dim, value: x.index_fill(dim, index, value),
+    "index_reduce": lambda x, index, source, dim, reduce, include_self=True: x.index_reduce(
+        dim, index, source, reduce, include_self=include_self
+    ),
+    "scatter": lambda x, index, dim, src, reduce=None: (
+        x.scatter(dim, index, src)
+        if reduce is None
+        else x.scatter_reduce(dim, index, torch.full(index.shape, src, dtype=x.dtype), "prod")
+    ),  # with reduce, torch's scatter has no gradient
+    "as_strided_scatter": _as_strided_scatter,
+    "put": torch.Tensor.put,
+    "masked_scatter": lambda x, source, mask: x.masked_scatter(torch.from_numpy(mask), source),
+    "index_put": lambda x, indices, values, accumulate=False: x.index_put(
+        tuple(torch.as_tensor(i) for i in indices), torch.tensor(values, dtype=x.dtype), accumulate
+    ),
 }
 """What torch says each function means, whose calls leave no node: as in ``TORCH``; several results are a tuple."""

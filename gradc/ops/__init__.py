@@ -40,6 +40,7 @@ _MODULES = (
     "tables",
     "bags",
     "scatters",
+    "writes",
     "sparse",
     "sample",
     "random",
