@@ -551,6 +551,30 @@ def native_layer_norm(x: Node, shape: Any, weight: Any, bias: Any, eps: float) -
     return ops.layer_norm(x, tuple(shape), weight, bias, eps=eps), ops.mean(x, axes, keepdims=True), rstd
 
 
+def max_pool2d_backward(x: Node, *, return_indices: bool, **named: Any) -> Node:
+    """How many windows each element wins."""
+    place = ops.max_pool2d(x, **named, return_indices=True)[1]
+    line = ops.reshape(place, (*x.shape[:-2], math.prod(place.shape[-2:])))
+    one = ops.broadcast_to(ops.constant((1.0,), x.dtype, ()), line.shape)
+    return ops.reshape(ops.scatter_add_along_axis(line, one, axis=-1, size=math.prod(x.shape[-2:])), x.shape)
+
+
+def native_batch_norm(x: Node, weight: Any, bias: Any, mean: Node, var: Node, training: bool, *more: Any) -> Any:
+    found = ops.native_batch_norm(x, weight, bias, mean, var, training, *more)
+    return found[:3]
+
+
+def native_group_norm(x: Node, weight: Any, bias: Any, n: int, c: int, rest: int, groups: int, eps: float) -> Any:
+    line = ops.reshape(x, (n, groups, c // groups * rest))
+    rstd = ops.rsqrt(ops.var(line, 2) + eps)
+    return ops.group_norm(x, groups, weight, bias, eps), ops.mean(line, 2), rstd
+
+
+def linear_cross_entropy(x: Node, linear_weight: Node, target: Node, *, options: Any = None, **named: Any) -> Node:
+    size = getattr(options, "batch_chunk_size", None)
+    return ops.linear_cross_entropy(x, linear_weight, target, **named, batch_chunk_size=size)
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 Call = Callable[..., Any]
@@ -868,6 +892,21 @@ TABLE: dict[str, Call] = {
         f"nn.functional.interpolate.{mode}": ops.interpolate
         for mode in "area bicubic bilinear linear nearest nearest-exact trilinear".split()
     },
+    **{
+        f"nn.functional.max_unpool{n}d{form}": getattr(ops, f"max_unpool{n}d")
+        for n in (1, 2, 3)
+        for form in ("", ".grad")
+    },
+    "max_pool2d_with_indices_backward": max_pool2d_backward,
+    "nn.functional.upsample_bilinear": lambda x, size=None, scale_factor=None: ops.interpolate(
+        x, size, scale_factor, "bilinear", align_corners=True
+    ),
+    "nn.functional.upsample_nearest": ops.interpolate,
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit"), native_batch_norm),
+    "native_group_norm": native_group_norm,
+    "nn.functional.ctc_loss": ops.ctc_loss,
+    **{f"nn.functional.linear_cross_entropy{way}": linear_cross_entropy for way in ("", ".chunked", ".chunked_none")},
+    "nn.functional.feature_alpha_dropout.without_train": _identity,
     "einsum": lambda tensors, equation: ops.einsum(equation, *tensors),
 }
 
@@ -939,6 +978,7 @@ LOOSE: dict[str, tuple[float, str]] = {
 """A wider tolerance, and why."""
 
 VALUES_ONLY: dict[str, str] = {
+    "nn.functional.ctc_loss": "torch's gradient has exp(log_probs) more than the derivative (test_functions.py)",
     "as_strided_scatter": "torch's gradient of input is that of the elements which are replaced",
     "masked.amax": "torch's gradient of a row without an element is NaN, not 0",
     "masked.amin": "torch's gradient of a row without an element is NaN, not 0",
@@ -963,7 +1003,7 @@ ABSENT: dict[str, str] = {
     **_because(
         "random numbers",
         "bernoulli nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d"
-        " nn.functional.feature_alpha_dropout.with_train nn.functional.feature_alpha_dropout.without_train normal"
+        " nn.functional.feature_alpha_dropout.with_train normal"
         " nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d normal.number_mean",
     ),
     **_because(
@@ -977,11 +1017,7 @@ ABSENT: dict[str, str] = {
     ),
     **_because(
         "convolutions, pools, norms over a batch and interpolation",
-        "_batch_norm_with_update _native_batch_norm_legit _upsample_bilinear2d_aa max_pool2d_with_indices_backward"
-        " native_batch_norm native_group_norm"
-        " nn.functional.max_unpool1d nn.functional.max_unpool1d.grad nn.functional.max_unpool2d"
-        " nn.functional.max_unpool2d.grad nn.functional.max_unpool3d nn.functional.max_unpool3d.grad"
-        " nn.functional.upsample_bilinear nn.functional.upsample_nearest",
+        "_batch_norm_with_update _upsample_bilinear2d_aa",
     ),
     **_because(
         "writes at places that data names",
@@ -989,9 +1025,8 @@ ABSENT: dict[str, str] = {
     ),
     **_because(
         "a composition that nobody has written yet",
-        "_segment_reduce.lengths _segment_reduce.offsets gradient masked.logaddexp nn.functional.ctc_loss"
-        " nn.functional.linear_cross_entropy nn.functional.linear_cross_entropy.chunked"
-        " nn.functional.linear_cross_entropy.chunked_none nn.functional.multi_head_attention_forward",
+        "_segment_reduce.lengths _segment_reduce.offsets gradient masked.logaddexp"
+        " nn.functional.multi_head_attention_forward",
     ),
     **_because("no such function", "frexp i0 nextafter special.erfcx special.i0e special.i1 special.i1e"),
 }

@@ -43,7 +43,8 @@ def samples(info: Any) -> Iterator[Any]:
         warnings.simplefilter("ignore")
         every = list(info.sample_inputs("cpu", torch.float64, requires_grad=True))
     sizes = [sum(t.numel() for t in tensors((s.input, s.args, s.kwargs))) for s in every]
-    found = [s for s, size in zip(every, sizes, strict=True) if size <= max(LARGEST, min(sizes, default=0))]
+    found = [s for s, size in zip(every, sizes, strict=True) if size <= LARGEST]
+    found = found or [every[k] for k in sorted(range(len(every)), key=sizes.__getitem__)[:2]]
     yield from found[:: max(1, -(-len(found) // SAMPLES))]
 
 
@@ -166,4 +167,4 @@ def test_every_entry_is_written_or_has_a_reason() -> None:
     known = {label for label, info in ENTRIES.items() if info.name in OURS}  # those of make conformance
     assert not (TABLE.keys() | known) & ABSENT.keys()
     assert {*TABLE, *ABSENT, *known} == {*ENTRIES}
-    assert len({*TABLE, *known}) >= 404
+    assert len({*TABLE, *known}) >= 420
