@@ -593,7 +593,7 @@ TORCH: dict[str, Callable[..., Any]] = {
             "isnan isinf isfinite isposinf isneginf signbit logical_and logical_or logical_xor logical_not logit"
         ).split()
     },
-    **{name: getattr(torch.special, name) for name in ("xlog1py", "entr", "ndtr")},
+    **{name: getattr(torch.special, name) for name in "xlog1py entr ndtr log_ndtr i0 i0e i1 i1e erfcx".split()},
     "lgamma": _lgamma,
     "digamma": lambda x: torch.digamma(x + 20) - sum(1 / (x + k) for k in range(20)),
     "polygamma": _polygamma,

@@ -11,6 +11,7 @@ _MODULES = (
     "pointwise",
     "elementary",
     "special",
+    "bessel",
     "rounding",
     "logic",
     "activations",

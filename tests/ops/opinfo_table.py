@@ -312,13 +312,6 @@ def mvlgamma(x: Node, p: int) -> Node:
     return functools.reduce(ops.add, [ops.lgamma(x - k / 2) for k in range(p)]) + start
 
 
-def log_ndtr(x: Node) -> Node:
-    """By the error function's complement below 0, whose logarithm has all digits while it is no 0."""
-    below = x < 1.0
-    low = ops.log(ops.erfc(ops.where(below, x, 0.0) * -math.sqrt(0.5)) * 0.5)
-    return ops.where(below, low, ops.log1p(ops.erfc(ops.where(below, 1.0, x) * math.sqrt(0.5)) * -0.5))
-
-
 def _bound(x: Node, bound: Any) -> Any:
     return _lift(x, bound)[1]
 
@@ -647,7 +640,9 @@ TABLE: dict[str, Call] = {
     "addcmul": lambda x, a, b, *, value=1: x + a * b * float(value),
     "special.entr": ops.entr,
     "special.ndtr": ops.ndtr,
-    "special.log_ndtr": log_ndtr,
+    "i0": ops.i0,
+    **_names("i0e i1 i1e erfcx log_ndtr", "special."),
+    "angle": lambda x: ops.where(x < 0.0, math.pi, x * 0.0),
     "special.ndtri": lambda x: ops.erfinv(x * 2 - 1) * math.sqrt(2),
     **{f"mvlgamma.mvlgamma_p_{p}": mvlgamma for p in (1, 3, 5)},
     **{
@@ -996,7 +991,7 @@ ABSENT: dict[str, str] = {
     ),
     **_because(
         "complex numbers",
-        "angle cdouble cfloat chalf complex fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2"
+        "cdouble cfloat chalf complex fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2"
         " fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn polar"
         " stft view_as_complex",
     ),
@@ -1028,6 +1023,6 @@ ABSENT: dict[str, str] = {
         "_segment_reduce.lengths _segment_reduce.offsets gradient masked.logaddexp"
         " nn.functional.multi_head_attention_forward",
     ),
-    **_because("no such function", "frexp i0 nextafter special.erfcx special.i0e special.i1 special.i1e"),
+    **_because("no such function", "frexp nextafter"),
 }
 """Why an entry has no line in the table."""
