@@ -306,8 +306,9 @@ def targets(op: Op) -> tuple[str, ...]:
     made = next((n for s in op.samples if (n := _call(op, _types(s), _attributes(op, s))) is not None), None)
     inner = list(_opened(made)) if made is not None else [op]
     numpy = all(getattr(o, "reference", None) is not None for o in inner)
-    cpu = all(isinstance(o, Library) or (isinstance(o, Primitive) and o.lower is not None) for o in inner)
-    return (*(("numpy",) if numpy else ()), *(("cpu",) if cpu else ()))
+    # C and CUDA are written from one lowering
+    lowered = all(isinstance(o, Library) or (isinstance(o, Primitive) and o.lower is not None) for o in inner)
+    return (*(("numpy",) if numpy else ()), *(("cpu", "cuda") if lowered else ()))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
