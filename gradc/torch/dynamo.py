@@ -13,10 +13,11 @@ from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph
 from ..options import NAMES as COMPILE_OPTIONS
 from .coverage import Compiled, listing, record
+from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
 from .importer import graph_of, name_of
 from .normal_form import NormalForm, normal_form, stop_gradient
-from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
+from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
 
@@ -55,7 +56,7 @@ def backend(
             raise Unsupported(f"{name} has no normal form: {reason}") from error
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
-    return _Program(gm, form, name, chosen)
+    return _Program(gm, example_inputs, form, name, chosen)
 
 
 def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
@@ -116,12 +117,24 @@ def _count_calls(graph: torch.fx.Graph) -> int:
 class _Program:
     """A graph of Dynamo's, compiled: called with its inputs in order, it gives its outputs."""
 
-    def __init__(self, gm: torch.fx.GraphModule, form: NormalForm, name: str, options: _Options):
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        form: NormalForm,
+        name: str,
+        options: _Options,
+    ):
         self.source, self.form, self.options, self.name = gm, form, options, name
         graph = form.module.graph
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         self.lifted = [_attribute(gm, path) for path in form.lifted]
         self.names = _names(gm, placeholders, form.lifted)
+        self.leaves = {
+            node
+            for node, x in zip(placeholders, [*self.lifted, *example_inputs], strict=True)
+            if isinstance(x, torch.Tensor) and x.requires_grad
+        }
         found = plan(graph, options.smallest)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
@@ -132,13 +145,15 @@ class _Program:
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
         self.run = _assembled(form, found, functions)
 
-    def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, _Region], Plan]:
-        """The regions' functions; one whose gradient does not exist is left to torch."""
+    def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, list[_Region]], Plan]:
+        """The regions' functions; a region with one whose gradient does not exist is left to torch."""
         while True:
-            functions: dict[int, _Region] = {}
+            functions: dict[int, list[_Region]] = {}
             for number, nodes in found.regions.items():
                 try:
-                    functions[number] = self._function(graph, number, nodes)
+                    functions[number] = [
+                        self._function(graph, number, part) for part in losses_apart(graph, nodes, self.leaves)
+                    ]
                 except GradcError as error:
                     found = without(found, graph, nodes, str(error).splitlines()[0])
                     break
@@ -160,7 +175,8 @@ class _Program:
         )
         if refused:
             raise Unsupported(str(refused[0]))
-        function = Function(made, self.options.target, self.options.compile)
+        sparse = [inputs[table] for table in sparse_tables(nodes, inputs)]
+        function = Function(made, self.options.target, self.options.compile, sparse)
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
@@ -175,7 +191,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Region:
-    """A region's function.
+    """The function of a region, or of a part of it.
 
     :param dims: for each symbol of its graph that the program's inputs tell, the node that is its value.
     """
@@ -222,6 +238,7 @@ def _names(
 # -- running -----------------------------------------------------------------------------------------------------------
 
 Values = dict[Any, Any]
+Regions = Mapping[int, Sequence[_Region]]
 
 
 @dataclass
@@ -238,7 +255,9 @@ class _Step:
     done: tuple[torch.fx.Node, ...] = ()
 
 
-def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) -> Callable[[list[Any]], list[Any]]:
+def _assembled(
+    form: NormalForm, found: Plan, functions: Mapping[int, Sequence[_Region]]
+) -> Callable[[list[Any]], list[Any]]:
     """The program as a function of its inputs: regions and torch's calls in order.
 
     An input that is written in place is given as a pair: itself, and a copy to read from.
@@ -252,7 +271,7 @@ def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) 
     steps = [_constant(n, _attribute(form.module, str(n.target))) for n in calls if n.op == "get_attr"]
     for level, node in ordered_calls(found, calls):
         if node is None:
-            steps.append(_calling(functions[level]))
+            steps += map(_calling, functions[level])
         elif node.op != "get_attr":
             steps.append(_running(node))
     steps += [_writing(node, placeholder) for node, placeholder in written.items()]
@@ -346,7 +365,11 @@ def _copied(value: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch
     return source.to(value.dtype).expand_as(value).clone()
 
 
-IN_EAGER: dict[Any, Any] = {stop_gradient: torch.ops.aten.detach.default, torch.ops.aten.copy.default: _copied}
+IN_EAGER: dict[Any, Any] = {
+    stop_gradient: torch.ops.aten.detach.default,
+    torch.ops.aten.copy.default: _copied,
+    custom_gradient: run_by_torch,
+}
 """Ops of the normal form that torch does not run, or has no derivative of, and what it runs for them."""
 
 

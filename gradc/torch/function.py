@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from ..errors import NotDifferentiable
 from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node
 from ..module.module import Module
+from ..module.sparse import SparseRows
+from ..passes.graph.sparse_rows import sparse_rows
 from ..process.forks import cached_property
 from .sizes import TORCH_DTYPES
 
@@ -25,10 +27,18 @@ class Function:
 
     :param graph: its inputs are given in order; its outputs come as a tuple, in order.
     :param options: of :func:`gradc.compile`.
+    :param sparse: inputs whose gradients are sparse COO tensors, coalesced: one dimension is sparse, its indices
+        ascend.
     """
 
-    def __init__(self, graph: Graph, target: str | None = None, options: Mapping[str, Any] | None = None):
-        self.graph, self.target, self.options = graph, target, dict(options or {})
+    def __init__(
+        self,
+        graph: Graph,
+        target: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        sparse: Collection[str] = (),
+    ):
+        self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
         self._variants: dict[tuple[str, tuple[str, ...]], Differentiated] = {}
 
@@ -68,7 +78,7 @@ class Differentiated:
     """A graph and the gradients of some inputs.
 
     :ivar wrt: those of the inputs that an output is computed from; the gradient of another is None.
-    :ivar differentiable: the outputs that are computed from one of these.
+    :ivar differentiable: for each output that is computed from one of these, from which.
     """
 
     def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
@@ -77,15 +87,23 @@ class Differentiated:
         reaching = _reaching(graph, wanted)
         reached = set().union(*reaching.values())
         self.wrt = tuple(name for name in wanted if name in reached)
-        self.differentiable = tuple(reaching)
+        self.differentiable = reaching
         self._joint = differentiate(graph, self.wrt, unused="zeros") if self.wrt else None
         _, gradients = joint_names(graph, self.wrt)
+        self.sparse = [name for name in self.wrt if name in function.sparse]
+        if self._joint is not None and self.sparse:
+            sparse_rows(self._joint, names=[gradients[n] for n in self.sparse])  # raises Unsupported before a call
         read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
         self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
 
     @cached_property
     def module(self) -> Module:
-        return compile(self.function.graph, self.wrt, self.target, **{"unused": "zeros", **self.function.options})
+        options = {"unused": "zeros", **({"sparse": self.sparse} if self.sparse else {}), **self.function.options}
+        return compile(self.function.graph, self.wrt, self.target, **options)
+
+    def reached(self, outputs: Iterable[str]) -> set[str]:
+        """The inputs in ``wrt`` that one of these outputs is computed from."""
+        return set().union(*(self.differentiable[name] for name in outputs))
 
     @cached_property
     def gradient(self) -> Function:
@@ -183,7 +201,8 @@ class _Recorded(torch.autograd.Function):
         function = differentiated.function
         names = function.graph.output_names
         given = {n: c for n, c in zip(names, cotangents, strict=True) if n in differentiated.differentiable}
-        if all(c is None for c in given.values()):
+        reached = differentiated.reached(n for n, c in given.items() if c is not None)
+        if not reached:
             return (None,) * (2 + len(function.names))
         saved = ctx.saved_tensors
         read, own = saved[: len(differentiated.read)], saved[len(differentiated.read) :]
@@ -193,7 +212,16 @@ class _Recorded(torch.autograd.Function):
         else:
             residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
             gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
-        return None, None, *(gradients.get(name) for name in function.names)
+        # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
+        return None, None, *(_gradient(gradients[n]) if n in reached else None for n in function.names)
+
+
+def _gradient(value: Any) -> torch.Tensor:
+    """A gradient as autograd takes it."""
+    if not isinstance(value, SparseRows):
+        return _tensor(value)
+    rows, values = _tensor(value.rows), _tensor(value.values)
+    return torch.sparse_coo_tensor(rows[None], values, value.shape, is_coalesced=True, check_invariants=False)
 
 
 def _tensor(array: Any) -> torch.Tensor:
