@@ -15,14 +15,15 @@ from ..options import NAMES as COMPILE_OPTIONS
 from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
-from .importer import graph_of, name_of
-from .normal_form import NormalForm, normal_form, stop_gradient
+from .importer import graph_of, name_of, refusal
+from .normal_form import NormalForm, normal_form, stop_gradient, tree_leaves
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
+from .timing import Time
 
 SMALLEST = 3
-_OWN_OPTIONS = ("fallback", "smallest_region", "target")
+_OWN_OPTIONS = ("fallback", "smallest_region", "target", "timed")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class _Options:
     fallback: str
     smallest: int
     target: str | None
+    timed: bool
     compile: Mapping[str, Any]
 
 
@@ -40,7 +42,8 @@ def backend(
 
     :param options: of torch.compile: ``fallback`` (``"torch"``, or ``"error"``: what gradc does not take is an error
         that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
-        region of any size), ``target``, and the options of :func:`gradc.compile`.
+        region of any size), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
+        op), and the options of :func:`gradc.compile`.
     :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
     :raises InvalidProblem: an option or a mode that there is not.
     """
@@ -94,7 +97,10 @@ def _checked(mode: Any, options: Any) -> _Options:
         raise InvalidProblem(f"fallback={fallback!r}: 'torch' or 'error'")
     if not isinstance(smallest, int) or smallest < 1:
         raise InvalidProblem(f"smallest_region={smallest!r}: a number of ops from 1")
-    return _Options(fallback, smallest, given.pop("target", None), given)
+    timed = given.pop("timed", False)
+    if not isinstance(timed, bool):
+        raise InvalidProblem(f"timed={timed!r}: True or False")
+    return _Options(fallback, smallest, given.pop("target", None), timed, given)
 
 
 def _first_line(error: BaseException) -> str:
@@ -141,9 +147,10 @@ class _Program:
         if refused and options.fallback == "error":
             raise Unsupported(listing(name, refused))
         regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
-        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused))
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
-        self.run = _assembled(form, found, functions)
+        self.run, steps = _assembled(form, found, functions)
+        times = {step.name: step.timed() for step in steps if step.title} if options.timed else {}
+        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused, times=times))
 
     def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, list[_Region]], Plan]:
         """The regions' functions; a region with one whose gradient does not exist is left to torch."""
@@ -247,12 +254,31 @@ class _Step:
 
     :param run: reads and writes values by the nodes that they are of.
     :param reads: the nodes whose values it needs.
+    :param makes: the nodes whose values it computes.
+    :param name: of what it runs, in the graph, and ``title`` in reports: a region or a call; "" of anything else.
     :param done: the nodes that nothing needs after it.
     """
 
     run: Callable[[Values], None]
     reads: tuple[torch.fx.Node, ...]
+    makes: tuple[torch.fx.Node, ...] = ()
+    name: str = ""
+    title: str = ""
     done: tuple[torch.fx.Node, ...] = ()
+
+    def timed(self) -> Time:
+        """Have the step measured from now on; gives where its time is added up."""
+        time, run = Time(self.title), self.run
+
+        def measured(values: Values) -> None:
+            def results() -> list[Any]:
+                run(values)
+                return tree_leaves([values[node] for node in self.makes])
+
+            time.measured(results, tree_leaves([values[node] for node in self.reads]))
+
+        self.run = measured
+        return time
 
 
 def _assembled(
@@ -271,7 +297,7 @@ def _assembled(
     steps = [_constant(n, _attribute(form.module, str(n.target))) for n in calls if n.op == "get_attr"]
     for level, node in ordered_calls(found, calls):
         if node is None:
-            steps += map(_calling, functions[level])
+            steps += [_calling(region, level, part) for part, region in enumerate(functions[level])]
         elif node.op != "get_attr":
             steps.append(_running(node))
     steps += [_writing(node, placeholder) for node, placeholder in written.items()]
@@ -293,7 +319,7 @@ def _assembled(
                 del values[node]
         return [values[r] if isinstance(r, torch.fx.Node) else r for r in returned]
 
-    return run
+    return run, steps
 
 
 def _release(steps: Sequence[_Step], returned: Sequence[Any]) -> None:
@@ -330,7 +356,7 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
     return _Step(take, ())
 
 
-def _calling(region: _Region) -> _Step:
+def _calling(region: _Region, number: int, part: int) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
     orders = {node: _memory_order(node.meta["val"]) for node in outputs}
 
@@ -341,7 +367,8 @@ def _calling(region: _Region) -> _Step:
         for node, value in zip(outputs, function(sizes, *(values[n] for n in inputs)), strict=True):
             values[node] = value if orders[node] is None else _laid_out(value, orders[node])
 
-    return _Step(call, (*inputs, *(node for node, _ in dims.values())))
+    name = f"region {number}{f', part {part + 1}' if part else ''}"
+    return _Step(call, (*inputs, *(node for node, _ in dims.values())), outputs, name, name)
 
 
 def _memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -380,4 +407,4 @@ def _running(node: torch.fx.Node) -> _Step:
     def call(values: Values) -> None:
         values[node] = target(*lookup(args, values.__getitem__), **lookup(kwargs, values.__getitem__))
 
-    return _Step(call, tuple(node.all_input_nodes))
+    return _Step(call, tuple(node.all_input_nodes), (node,), node.name, refusal(node, "").op)

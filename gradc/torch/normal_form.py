@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import Unsupported
 from .custom_gradients import CustomGradient
 
-__all__ = ["NormalForm", "normal_form", "stop_gradient"]
+__all__ = ["NormalForm", "normal_form", "stop_gradient", "tree_leaves"]
 
 _LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
 _LIBRARY.define("stop_gradient(Tensor x) -> Tensor")

@@ -153,3 +153,29 @@ def test_sparse_gradients_are_sparse_and_sparse_adam_follows_eager() -> None:
     assert (rows.diff() > 0).all()  # each row once, in order
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-9, atol=1e-11)
     assert len(gradc.torch.report().graphs) == 2
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_tells_the_time_of_regions_and_ops() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return torch.fft.fft(torch.tanh(x * w).exp()).abs().sin().square().sum()
+
+    x, w = rand(3, 4), rand(4)
+    call = compiled(function, timed=True)
+    for _ in range(3):
+        call(x, w).backward()
+    report = gradc.torch.report()
+    times = {time.op: time for time in report.times}
+    assert {"region 0", "region 1", "aten._fft_r2c.default"} <= times.keys()
+    assert all(time.calls == 2 and time.forward > 0 for time in times.values())
+    assert all(times[op].backward > 0 for op in ("region 0", "region 1", "aten._fft_r2c.default"))
+    row = next(row for row in report.rows if row.op == "aten._fft_r2c.default")
+    assert row.time is not None
+    assert row.time == pytest.approx(times[row.op].seconds / sum(t.seconds for t in times.values()))
+    assert "share of time" in str(report) and "ms backward" in str(report)
+    report.clear()
+    torch._dynamo.reset()
+    compiled(function)(x, w)
+    assert not report.times and report.rows[0].time is None  # off unless asked for
