@@ -10,13 +10,15 @@ import torch
 from .. import knobs
 from ..api import compile
 from ..autodiff import differentiate, joint_names
-from ..errors import NotDifferentiable
+from ..errors import NotDifferentiable, Unsupported
 from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node
 from ..module.module import Module
 from ..module.sparse import SparseRows
 from ..passes.graph.sparse_rows import sparse_rows
 from ..process.forks import cached_property
+from ..runtime.host.tensors import storages_stay_resizable
+from .normal_form import transformed
 from .sizes import TORCH_DTYPES
 
 
@@ -46,11 +48,18 @@ class Function:
         """The outputs, recorded where an input requires grad.
 
         :param dims: sizes that no input tells; others may stand there, too.
+        :raises Unsupported: inside a transform of torch.func, or forward-mode autograd.
         """
+        if transformed(inputs):
+            raise Unsupported(
+                "torch.func's vmap, grad and jvp and forward-mode autograd do not reach into gradc: take gradients by"
+                " torch.autograd.grad, and a batch as an axis"
+            )
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
         module = self.wrt((), inputs).module
-        return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
+        with storages_stay_resizable():
+            return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
         """The graph with the gradients of these inputs.
@@ -172,6 +181,7 @@ class _Recorded(torch.autograd.Function):
     """A call of a :class:`Function` that autograd records."""
 
     @staticmethod
+    @storages_stay_resizable()
     def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
         wanted = tuple(n for n, needed in zip(function.names, ctx.needs_input_grad[2:], strict=True) if needed)
         ctx.differentiated = differentiated = function.wrt(wanted, inputs)
@@ -211,7 +221,8 @@ class _Recorded(torch.autograd.Function):
             gradients = _gradients_again(differentiated, ctx.dims, read, given)
         else:
             residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
-            gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
+            with storages_stay_resizable():
+                gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
         # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
         return None, None, *(_gradient(gradients[n]) if n in reached else None for n in function.names)
 

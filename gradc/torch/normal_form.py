@@ -7,7 +7,7 @@ in this file; ``tests/frontend/test_torch_table.py`` fails where a release of to
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import Unsupported
 from .custom_gradients import CustomGradient
 
-__all__ = ["NormalForm", "normal_form", "stop_gradient", "tree_leaves"]
+__all__ = ["NormalForm", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
 
 _LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
 _LIBRARY.define("stop_gradient(Tensor x) -> Tensor")
@@ -34,6 +34,14 @@ _LIBRARY.impl("stop_gradient", lambda x: torch.empty_like(x), "Meta")
 
 stop_gradient = torch.ops.gradc.stop_gradient.default
 """What ``detach`` is in a normal form: functionalisation would leave an alias, which passes the gradient on."""
+
+
+def transformed(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of these is a value inside torch.func's vmap, grad or jvp, or of forward-mode autograd."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    dual = torch.autograd.forward_ad._current_level >= 0
+    return any(wrapped(x) or (dual and torch.autograd.forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+
 
 _CUSTOM_GRADIENT = "autograd_function_apply"
 
