@@ -166,6 +166,8 @@ def dtypes(op: Op) -> dict[str, tuple[tuple[str, ...], bool]]:
             name = op.operand_names[k] if k < len(op.operand_names) else "operands"
             like = [j for j, other in enumerate(types) if other.dtype is own.dtype]
             for dtype in DTYPES.values():
+                if dtype.name in alone.get(name, ()):
+                    continue  # an earlier sample has shown it
                 if _call(op, [t.with_dtype(dtype) if j == k else t for j, t in enumerate(types)], attrs) is not None:
                     taken.setdefault(name, set()).add(dtype.name)
                     alone.setdefault(name, set()).add(dtype.name)
