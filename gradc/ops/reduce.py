@@ -197,7 +197,7 @@ def _arg_reference(function: Any) -> Any:
         axes = axis if isinstance(axis, tuple) else (axis,)
         last = np.moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
         flat = last.reshape(*last.shape[: x.ndim - len(axes)], math.prod(x.shape[a] for a in axes))
-        return _extremum_reference(function, 0)(flat, axis=flat.ndim - 1)
+        return _extremum_reference(function, "max")(flat, axis=flat.ndim - 1)
 
     return reference
 
