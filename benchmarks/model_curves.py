@@ -50,8 +50,11 @@ def measure(name: str) -> None:
 
     import gradc.torch
 
+    from .models import THREADS
+
     make, batch, rate = _curves()[name]
     torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
     model = make()
     batches = [batch() for _ in range(STEPS)]
     for title, dtype, compiled in (

@@ -219,7 +219,7 @@ _TRANSFORMERS = [
     _language("electra", "ElectraConfig", "ElectraForSequenceClassification", _CLASSIFIED, **_SMALL,
               embedding_size=32),
     _language("gpt2", "GPT2Config", "GPT2LMHeadModel", _CAUSAL, vocab_size=WORDS, n_embd=64, n_layer=2, n_head=4,
-              n_positions=64),
+              n_positions=64, loss_type="ForCausalLM"),
     _language("llama", "LlamaConfig", "LlamaForCausalLM", _CAUSAL, **_SMALL, num_key_value_heads=2),
     _language("qwen3", "Qwen3Config", "Qwen3ForCausalLM", _CAUSAL, **_SMALL, num_key_value_heads=2, head_dim=16),
     _language("mixtral", "MixtralConfig", "MixtralForCausalLM", _CAUSAL, **_SMALL, **_MIXTURE),

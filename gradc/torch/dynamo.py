@@ -15,7 +15,7 @@ from ..options import NAMES as COMPILE_OPTIONS
 from .coverage import Compiled, listing, record
 from .function import Function
 from .importer import graph_of, name_of
-from .normal_form import NormalForm, normal_form, stop_gradient
+from .normal_form import NormalForm, is_batching, normal_form, stop_gradient
 from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
 from .sizes import size_of, typical
 from .table import is_kept
@@ -59,12 +59,14 @@ def backend(
 
 
 def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
-    """:raises Unsupported: torch.func's transforms, whose levels Dynamo writes into the graph: functionalising calls
-    them without the gradients that they take, or leaves them entered.
+    """:raises Unsupported: torch.func's transforms that differentiate, whose levels Dynamo writes into the graph:
+    functionalising calls them without the gradients that they take.
     """
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             where = f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+            if is_batching(node.target):  # its levels are gone once the graph is traced
+                continue
             if node.op == "call_function" and any(
                 word in where for word in ("functorch", "forward_ad", "autograd.grad")
             ):
