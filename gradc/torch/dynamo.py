@@ -16,7 +16,7 @@ from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
 from .importer import graph_of, name_of, refusal
-from .normal_form import NormalForm, normal_form, stop_gradient, tree_leaves
+from .normal_form import NormalForm, is_batching, normal_form, stop_gradient, tree_leaves
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
@@ -63,12 +63,14 @@ def backend(
 
 
 def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
-    """:raises Unsupported: torch.func's transforms, whose levels Dynamo writes into the graph: functionalising calls
-    them without the gradients that they take, or leaves them entered.
+    """:raises Unsupported: torch.func's transforms that differentiate, whose levels Dynamo writes into the graph:
+    functionalising calls them without the gradients that they take.
     """
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             where = f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+            if is_batching(node.target):  # its levels are gone once the graph is traced
+                continue
             if node.op == "call_function" and any(
                 word in where for word in ("functorch", "forward_ad", "autograd.grad")
             ):

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import Unsupported
 from .custom_gradients import CustomGradient
 
-__all__ = ["NormalForm", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
+__all__ = ["NormalForm", "is_batching", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
 
 _LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
 _LIBRARY.define("stop_gradient(Tensor x) -> Tensor")
@@ -44,6 +44,18 @@ def transformed(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 _CUSTOM_GRADIENT = "autograd_function_apply"
+_VMAP = (
+    "lazy_load_decompositions",
+    "_vmap_increment_nesting",
+    "_add_batch_dim",
+    "_remove_batch_dim",
+    "_vmap_decrement_nesting",
+)
+
+
+def is_batching(target: Any) -> bool:
+    """Whether a call of Dynamo's graph is one of those that it writes for ``torch.vmap``."""
+    return getattr(target, "__module__", "") == "torch._functorch.predispatch" and target.__name__ in _VMAP
 
 
 @dataclass(frozen=True)
@@ -146,9 +158,13 @@ class _Program(torch.nn.Module):
         self.program, self.custom = program, custom
 
     def forward(self, *arguments: Any) -> Any:
-        gradients = _ExplicitGradients(arguments)
-        with gradients:
-            return _Interpreter(self.program, gradients, self.custom).run(*arguments)
+        gradients, levels = _ExplicitGradients(arguments), torch._C._functorch.maybe_current_level() or 0
+        try:
+            with gradients:
+                return _Interpreter(self.program, gradients, self.custom).run(*arguments)
+        finally:  # an error inside of torch.vmap leaves its levels entered
+            while (torch._C._functorch.maybe_current_level() or 0) > levels:
+                torch._C._functorch._vmap_decrement_nesting()
 
 
 class _Interpreter(torch.fx.Interpreter):

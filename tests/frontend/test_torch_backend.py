@@ -214,6 +214,39 @@ def test_random_ops_draw_what_eager_draws() -> None:
     assert "native_dropout" in str(gradc.torch.report())
 
 
+def test_vmap() -> None:
+    """Batched along other axes, nested, with a detached value inside; an error inside leaves no level entered."""
+
+    def function(x: Any, w: Any) -> Any:
+        y = torch.vmap(lambda a, b: (a * b).sin().sum() * w + w.detach() @ a, in_dims=(0, 1))(x, x.T * 2)
+        return torch.vmap(torch.vmap(lambda a, b: a.exp() * b.square()), in_dims=(0, None))(y, w) * x.sum()
+
+    agree(function, rand(4, 4), rand(4), whole=True)
+    failing = lambda x: torch.vmap(lambda a: a.exp().sum() + torch.ops.aten.as_strided_scatter(a, a[:1], [1], [1]))(x)
+    with pytest.raises(Exception, match=r"as_strided|vmap"):
+        compiled(failing)(rand(4, 3))
+    assert not torch._C._functorch.maybe_current_level()
+
+
+def _scan(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products of a, and h[t] = a[t] h[t-1] + b[t], by halves, as in state space models."""
+    n = a.shape[0]
+    if n < 2:
+        return a, b
+    odd = _scan(a[:-1:2] * a[1::2], a[1::2] * b[:-1:2] + b[1::2])
+    before = [y[: (n - 1) // 2] for y in odd]
+    even = (torch.cat([a[:1], before[0] * a[2::2]]), torch.cat([b[:1], a[2::2] * before[1] + b[2::2]]))
+    padded = [F.pad(y, (0, 0, 0, n % 2)) for y in odd]
+    first, second = (torch.stack(pair, 1).flatten(0, 1)[:n] for pair in zip(even, padded, strict=True))
+    return first, second
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_parts_of_parts_at_constant_places(length: int) -> None:
+    """A slice of what is interleaved reads at a place that the test before it rules out."""
+    agree(lambda a, b: _scan(a, b)[1].sin(), rand(length, 2), rand(length, 2), whole=True)
+
+
 def test_checkpointing() -> None:
     body = lambda x, w: torch.tanh(x @ w).exp()
 

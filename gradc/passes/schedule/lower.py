@@ -119,6 +119,8 @@ class KernelBuilder:
 
     def read(self, node: Node, index: Sequence[Index], where: str | None = None, other: Any = 0) -> str:
         """The value of ``node`` at ``index``; where the mask is false it is ``other`` and nothing is read."""
+        if where and self._is_false(where):
+            return self.number(_as_python(other, node.dtype), node.dtype)
         outer = self.guard
         self.guard = self.both(outer or None, where) or ""
         try:
@@ -128,6 +130,16 @@ class KernelBuilder:
         finally:
             self.guard = outer
         return value
+
+    def _is_false(self, mask: str) -> bool:
+        """Whether a mask is false everywhere: a test of a constant place, as in one slice of what is concatenated."""
+        s = self._stmt(mask)
+        if s.op == "bitwise_and":
+            return any(map(self._is_false, s.args))
+        if s.op != "in_bounds" or s.index[0].terms:
+            return False
+        place = s.index[0].const
+        return known_nonnegative(s.attr("lo") - 1 - place) or known_nonnegative(place - s.attr("hi"))
 
     def _is_masked_load(self, value: str, other: Any) -> bool:
         statement = self._stmt(value)

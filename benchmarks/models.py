@@ -1,0 +1,333 @@
+"""``python -m benchmarks.models``: well-known models, a training step each, through ``torch.compile(backend="gradc")``
+beside eager mode and inductor.
+
+For each model, in a process of its own: the share of its ops that gradc runs and why it does not run the others; value
+and every parameter's gradient against eager mode in f64, in f64 and in f32; seconds of a cold compilation, of a step,
+and megabytes of a step.  ``--curves`` trains three of them for 300 steps instead.  Writes a table and one JSON; nothing
+here is a test.  Needs ``gradc[torch]``, transformers and timm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .worker import memory
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT = 300
+"""Seconds that one model may take."""
+REPEATS = 5
+THREADS = 1
+"""Of every engine: threads that wait for each other a few times a millisecond measure what else the machine does."""
+ENGINES = ("gradc", "inductor")
+F64_ERROR, F32_FACTOR, F32_EPSILON = 1e-8, 4.0, 2.0**-23
+SMALL = 1e-4
+"""A tensor's error is relative to its largest element, or to this part of the largest element of any gradient: where a
+gradient is zero but for rounding (a bias before a batch norm) there is nothing to be relative to."""
+
+Tensors = dict[str, Any]
+
+
+# -- one model, in this process ----------------------------------------------------------------------------------------
+
+
+def step(call: Callable[..., Any], model: Any, batch: Any) -> Tensors:
+    """A training step: the loss under ``""``, and the gradients by name."""
+    model.zero_grad(set_to_none=True)
+    loss = call(*batch)
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"": loss.detach(), **found}
+
+
+def errors(found: Tensors, wanted: Tensors) -> tuple[float, float, str]:
+    """The error of the loss, the worst of a gradient, and whose that is."""
+    if found.keys() != wanted.keys():
+        return float("inf"), float("inf"), f"gradients of other parameters: {sorted(found.keys() ^ wanted.keys())[:3]}"
+    largest = max((float(w.abs().max()) for name, w in wanted.items() if name and w.numel()), default=0.0)
+    each = {}
+    for name, want in wanted.items():
+        if want.numel():
+            scale = max(float(want.abs().max()), SMALL * largest if name else 0.0, 1e-300)
+            difference = float((found[name].double() - want.double()).abs().max())
+            each[name] = difference / scale if difference == difference else float("inf")
+    value = each.pop("")
+    worst = max(each, key=each.__getitem__, default="")
+    return value, each.get(worst, 0.0), worst
+
+
+def measure(name: str, engines: Sequence[str]) -> None:
+    """Print what is known of one model as lines of JSON, each phase as it is done.
+
+    Running statistics move with each step of training, so every engine takes its step with a copy of its own.
+    """
+    import torch
+
+    import gradc.torch
+
+    from .model_list import MODELS, cast
+
+    def fresh(backend: Any, dtype: Any) -> tuple[Callable[..., Any], Any, Any]:
+        torch._dynamo.reset()
+        twin = copy.deepcopy(model).to(dtype)
+        return torch.compile(twin, backend=backend), twin, cast(batch, dtype)
+
+    torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
+    model, batch = MODELS[name].build()
+    truth = step(*fresh(_wide(lambda gm, inputs: gm.forward, exact=True), torch.float64))
+    twin = copy.deepcopy(model)
+    value, gradient, _ = errors(step(twin, twin, batch), truth)
+    _say(parameters=sum(p.numel() for p in model.parameters()), eager_f32={"value": value, "gradient": gradient})
+    _say(eager=_timed(twin, twin, batch))
+    for engine in engines:
+        gradc.torch.report().clear()
+        call, twin, _ = fresh(gradc.torch.backend if engine == "gradc" else engine, torch.float32)
+        began = time.perf_counter()
+        found = step(call, twin, batch)
+        seconds = time.perf_counter() - began
+        if engine == "gradc":
+            _say(coverage=_coverage(gradc.torch.report()))
+        value, gradient, worst = errors(found, truth)
+        _say(**{f"{engine}_f32": {"value": value, "gradient": gradient, "worst": worst}})
+        _say(**{engine: {"compile_s": seconds, **_timed(call, twin, batch)}})
+    if "gradc" in engines:
+        value, gradient, worst = errors(step(*fresh(_wide(gradc.torch.backend), torch.float64)), truth)
+        _say(gradc_f64={"value": value, "gradient": gradient, "worst": worst})
+
+
+def _wide(backend: Callable[..., Any], exact: bool = False) -> Callable[..., Any]:
+    """A backend that is given f64 where the model's own code says f32: transformers' norms and losses cast to it.
+
+    :param exact: for eager mode: write hardsigmoid out, in whose derivative torch rounds 1/6 to f32.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def widened(dtype: Any) -> Any:
+        return torch.float64 if dtype == torch.float32 else dtype
+
+    def compiled(gm: Any, inputs: Any) -> Any:
+        for module in gm.modules():
+            if not isinstance(module, torch.fx.GraphModule):
+                continue
+            for node in module.graph.nodes:
+                if (node.op, node.target) == ("call_method", "float"):
+                    node.target = "double"
+                if exact and getattr(node.target, "__name__", "") == "hardsigmoid":
+                    node.target, node.kwargs = _hardsigmoid, {}
+                node.args, node.kwargs = tree_map_only(torch.dtype, widened, (node.args, node.kwargs))
+            module.recompile()
+        return backend(gm, inputs)
+
+    return compiled
+
+
+def _hardsigmoid(x: Any, *_: Any) -> Any:
+    return (x + 3).clamp(0, 6) / 6
+
+
+def _say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def _timed(call: Callable[..., Any], model: Any, batch: Any) -> dict[str, float]:
+    """The fastest of several warm steps, and what it takes of memory beside what the process holds between steps."""
+    step(call, model, batch)
+    seconds = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        step(call, model, batch)
+        seconds.append(time.perf_counter() - began)
+    model.zero_grad(set_to_none=True)
+    ctypes.CDLL(None).malloc_trim(0)  # what is free in the heap would hide what a step takes
+    before = memory("VmRSS", afresh=True)
+    step(call, model, batch)
+    return {"step_ms": 1e3 * min(seconds), "peak_MB": max(memory("VmHWM") - before, 0.0)}
+
+
+def _coverage(report: Any) -> dict[str, Any]:
+    return {
+        "graphs": len(report.graphs),
+        "ops": report.ops,
+        "share": report.share,
+        "regions": sum(len(graph.regions) for graph in report.graphs),
+        "left": [[row.op, row.reason, row.count] for row in report.rows],
+    }
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def run(name: str, arguments: tuple[str, ...] = ("--one",), limit: float = LIMIT) -> dict[str, Any]:
+    """What a process of its own says of a model, on empty caches; ``"failed"`` where it did not come to an end."""
+    found: dict[str, Any] = {"name": name}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "GRADC_CACHE_DIR": os.path.join(folder, "gradc"),
+            "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
+            "GRADC_NUM_THREADS": str(THREADS),
+            "TRANSFORMERS_VERBOSITY": "error",
+            "PYTHONWARNINGS": "ignore",
+        }
+        command = [sys.executable, "-m", "benchmarks.models", *arguments, name]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            found["failed"] = f"more than {limit:.0f} s"
+    for line in out.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    if process.returncode and "failed" not in found:
+        found["failed"] = next((x for x in reversed(err.splitlines()) if x.strip()), f"exit {process.returncode}")
+    return found
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Whether gradc runs every op of a model, as one region."""
+    return "coverage" in row and not row["coverage"]["left"] and row["coverage"]["regions"] == row["coverage"]["graphs"]
+
+
+def is_right(row: Mapping[str, Any]) -> bool:
+    """Whether value and gradients are torch's: in f64, and in f32 as near to f64 as torch's own f32."""
+    if "gradc_f64" not in row or "gradc_f32" not in row:
+        return False
+    own, ours = row["eager_f32"], row["gradc_f32"]
+    return max(row["gradc_f64"]["value"], row["gradc_f64"]["gradient"]) <= F64_ERROR and all(
+        ours[kind] <= F32_FACTOR * max(own[kind], F32_EPSILON) for kind in ("value", "gradient")
+    )
+
+
+_COLUMNS = (
+    ("model", 16), ("ops", 5), ("gradc", 6), ("regions", 8), ("f64 error", 10), ("f32/torch", 10), ("compile s", 10),
+    ("inductor", 9), ("step ms", 8), ("eager", 7), ("inductor", 9), ("MB", 6), ("eager", 6), ("inductor", 9),
+)  # fmt: skip
+
+
+def heading() -> str:
+    return "".join(f"{name:<{width}}" if not i else f"{name:>{width}}" for i, (name, width) in enumerate(_COLUMNS))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A model's line of the table; what was left to torch, or went wrong, after it."""
+    cover, ours, theirs = row.get("coverage", {}), row.get("gradc", {}), row.get("inductor", {})
+    eager = row.get("eager", {})
+    f64 = row.get("gradc_f64")
+    ratio = "-"
+    if "gradc_f32" in row:
+        ratio = f"{row['gradc_f32']['gradient'] / max(row['eager_f32']['gradient'], F32_EPSILON):.2f}"
+    cells = [
+        row["name"], cover.get("ops", "-"), f"{cover['share']:.0%}" if cover else "-", cover.get("regions", "-"),
+        f"{max(f64['value'], f64['gradient']):.0e}" if f64 else "-", ratio,
+        *(f"{each['compile_s']:.1f}" if each else "-" for each in (ours, theirs)),
+        *(f"{each['step_ms']:.1f}" if each else "-" for each in (ours, eager, theirs)),
+        *(f"{each['peak_MB']:.0f}" if each else "-" for each in (ours, eager, theirs)),
+    ]  # fmt: skip
+    text = "".join(
+        f"{cell:<{width}}" if not i else f"{cell:>{width}}"
+        for i, (cell, (_, width)) in enumerate(zip(cells, _COLUMNS, strict=True))
+    )
+    left: dict[str, int] = {}
+    for op, _, count in cover.get("left", ()):
+        left[op] = left.get(op, 0) + count
+    after = ["" if is_right(row) else "WRONG" if f64 else "", ", ".join(f"{n} {op}" for op, n in left.items())]
+    return "  ".join([text, *filter(None, [*after, row.get("failed", "")])])
+
+
+def machine() -> dict[str, Any]:
+    """Where the numbers were taken."""
+    import torch
+
+    names = [x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": THREADS,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": f"{datetime.date.today()}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("names", nargs="*", help="models; all of them where none is named")
+    parser.add_argument("--json", type=Path, help="where the results go; models that it has and that are not run stay")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model")
+    parser.add_argument(
+        "--engines", nargs="+", default=ENGINES, choices=ENGINES, help="which are measured beside eager"
+    )
+    parser.add_argument("--curves", action="store_true", help="loss curves of 300 steps instead")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of its own asks for these
+    parser.add_argument("--one-curve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        return measure(given.names[0], given.engines)
+    if given.one_curve:
+        from .model_curves import measure as measure_curve
+
+        return measure_curve(*given.names)
+    if given.curves:
+        from .model_curves import table
+
+        return table(given.names, given.json)
+    from .model_list import MODELS
+
+    unknown = [name for name in given.names if name not in MODELS]
+    if unknown:
+        parser.error(f"no model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    print(heading())
+    rows = []
+    for name in given.names or MODELS:
+        row = run(name, ("--engines", *given.engines, "--one"), given.limit)
+        if given.json:
+            row = save(given.json, "models", row)
+        rows.append(row)
+        print(line(row), flush=True)
+    print(summary(rows))
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """How many models are whole, and how many right."""
+    timed = [r for r in rows if "gradc" in r and "inductor" in r]
+    text = f"{len(rows)} models: {sum(map(is_whole, rows))} whole, {sum(map(is_right, rows))} right"
+    if timed:
+        compiled = statistics.geometric_mean(r["gradc"]["compile_s"] / r["inductor"]["compile_s"] for r in timed)
+        steps = statistics.geometric_mean(r["gradc"]["step_ms"] / r["eager"]["step_ms"] for r in timed)
+        text += f"; compile time {compiled:.2f} of inductor's, a step {steps:.2f} of eager's (geometric means)"
+    return text
+
+
+def save(path: Path, kind: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Write a row into the file, over what it says of that name, and return what it says then."""
+    facts = json.loads(path.read_text()) if path.exists() else {}
+    rows = {each["name"]: each for each in facts.get(kind, [])}
+    known = {k: v for k, v in rows.get(row["name"], {}).items() if k != "failed"}
+    rows[row["name"]] = known | row
+    facts |= {"machine": machine(), kind: list(rows.values())}
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+    return rows[row["name"]]
+
+
+if __name__ == "__main__":
+    main()
