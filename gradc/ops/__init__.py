@@ -22,6 +22,7 @@ _MODULES = (
     "views",
     "statistics",
     "norms",
+    "scans",
     "indexing",
     "contract",
     "convolution",
