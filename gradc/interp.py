@@ -478,9 +478,7 @@ class _KernelRun:
         shape[axis] = self.sizes[axis]
         operands = tuple(_widened(np.broadcast_to(array, shape)) for array in full)
         assert s.dtype is not None
-        return round_to(
-            accumulate(operands, s.combine, s.attr("reverse"), axis), s.dtype, self.memory.precise
-        )
+        return round_to(accumulate(operands, s.combine, s.attr("reverse"), axis), s.dtype, self.memory.precise)
 
     def accum(self, s: Stmt, value: Any, where: Any) -> None:
         array, memory_type = self.memory.read(s.buffer), self.memory.program.buffer[s.buffer].type

@@ -24,13 +24,15 @@ Array = np.ndarray[Any, Any]
 
 
 def accumulate(operands: tuple[Array, ...], combine: str, reverse: bool, axis: int) -> Array:
-    """What a scan means in NumPy: ``combine`` is one of :data:`gradc.ir.statement.SCANS`; sums, products and
-    recurrences have the accumulator dtype of references.
+    """What a scan means in NumPy: ``combine`` is one of :data:`gradc.ir.statement.SCANS`; floats are combined in the
+    accumulator dtype of references and rounded to their own, sums and products of integers are i64.
     """
     moved = [np.moveaxis(x, axis, -1)[..., ::-1] if reverse else np.moveaxis(x, axis, -1) for x in operands]
     x = moved[-1]
     if combine in ("sum", "prod"):
-        out = (np.add if combine == "sum" else np.multiply).accumulate(x, -1, dtype=summing(x.dtype))
+        out = (np.add if combine == "sum" else np.multiply).accumulate(
+            x, -1, dtype=summing(x.dtype) if x.dtype.kind == "f" else np.int64
+        )
     elif combine in ("max", "min"):
         out = (np.maximum if combine == "max" else np.minimum).accumulate(x, -1)
     elif combine in ("argmax", "argmin"):
@@ -45,6 +47,7 @@ def accumulate(operands: tuple[Array, ...], combine: str, reverse: bool, axis: i
         out, state = np.empty_like(x), np.zeros_like(x[..., 0]) if x.shape[-1] else None
         for i in range(x.shape[-1]):
             state = out[..., i] = np.where(factor[..., i] == 0, x[..., i], factor[..., i] * state + x[..., i])
+    out = out.astype(operands[-1].dtype) if out.dtype.kind == "f" else out
     return np.moveaxis(out[..., ::-1] if reverse else out, -1, axis)
 
 
@@ -117,8 +120,11 @@ def _total_call(name: str) -> Any:
 
 
 def _shifted(x: Node, axis: int, by: int, fill: float) -> Node:
-    """x, ``by`` places further along an axis; ``fill`` where nothing was."""
-    return call("pad", x, tuple((by, -by) if a == axis else (0, 0) for a in range(x.rank)), fill)
+    """x, one place further along an axis, or one back where ``by`` is -1; ``fill`` where nothing was."""
+    wide = call("pad", x, tuple((int(by > 0), int(by < 0)) if a == axis else (0, 0) for a in range(x.rank)), fill)
+    start = tuple(int(by < 0 and a == axis) for a in range(x.rank))
+    limit = tuple(low + n for low, n in zip(start, x.shape, strict=True))
+    return call("slice", wide, start=start, limit=limit, step=(1,) * x.rank)
 
 
 def _before(x: Node, axis: int, reverse: bool, fill: float) -> Node:

@@ -288,7 +288,7 @@ class Writer(PassWriter):
             vec=self.vec,
             even_cols=self.even_cols,
             iterations=self.iterations if fixed_loop else 0,
-            column_loop=f"{FOLDER}/loop_{'iterations' if fixed_loop else 'columns'}.cu.j2",
+            column_loop=f"{FOLDER}/loop_{'scanned' if self.k.scans else 'iterations' if fixed_loop else 'columns'}.cu.j2",
             sums="registers" if self.register_accumulators else "memory",
             order_template=f"{FOLDER}/order_{self.order_name}.cu.j2",
             visit_template=f"{FOLDER}/visit_{'prefetched' if self.tiled else 'each'}.cu.j2",

@@ -64,7 +64,11 @@ def precision_of(program: Program, target: str) -> Precision:
 
 def _computes(s: Stmt) -> bool:
     op = REGISTRY.get(s.op)
-    return s.op in REDUCTIONS or s.op in ("scan", "accum") or (op is not None and not getattr(op, "in_place_of_dtype", False))
+    return (
+        s.op in REDUCTIONS
+        or s.op in ("scan", "accum")
+        or (op is not None and not getattr(op, "in_place_of_dtype", False))
+    )
 
 
 def _adds_up(s: Stmt) -> bool:
