@@ -125,7 +125,7 @@ class RowWriter:
 
     @property
     def scans_side_by_side(self) -> bool:
-        """Whether it scans, and neighbours in memory are neighbouring rows, not columns: rows are taken side by side."""
+        """Whether it scans, and neighbours in memory are neighbouring rows, not columns."""
         k = self.k
         if not k.scans or not k.rows or k.row_order or k.accums:
             return False

@@ -69,9 +69,11 @@ REDUCTIONS = {
 }
 """Statements that end a pass over the columns: they reduce a row to a scalar."""
 SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logsumexp", "affine")
-"""What a ``scan`` combines the columns by.  ``argmax`` and ``argmin`` give the position of the extremum so far, of equals
-the one visited last, and the last NaN; ``affine`` of ``a`` and ``b`` is y = a * (y of the column before) + b, which
-begins with 0.
+"""What a ``scan`` combines the columns by.
+
+``argmax`` and ``argmin`` give the position of the extremum so far, of equals the one visited last, and the last NaN;
+``affine`` of ``a`` and ``b`` is y = a * (y of the column before) + b, which begins with 0; a = 0 gives b whatever came
+before.
 """
 EFFECTS = ("store", "accum", "check")
 MASKED = ("load", "accum")

@@ -1,7 +1,7 @@
 """Scans along an axis: running sums, products, extrema, logsumexp, and first-order linear recurrences.
 
-Every op has ``reverse``, which begins at the axis' end.  A gradient is again a scan in the other direction: of n elements
-in O(n), without a division, so that zeros, infinities and second derivatives need no case of their own.
+Every op has ``reverse``, which begins at the axis' end.  A gradient is again a scan in the other direction: of n
+elements in O(n), without a division, so that zeros and second derivatives need no case of their own.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ _BAD = (
     BadSample(("f32[]",), {"axis": 1}, match="axis=1"),
 )
 
-cumsum = Primitive(
+cumsum: Primitive = Primitive(
     "cumsum",
     infer=_total,
     reference=_reference("sum"),

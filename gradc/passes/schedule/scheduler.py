@@ -334,8 +334,8 @@ class Scheduler:
         return axis if isinstance(axis, tuple) else (axis,)
 
     def columns_for(self, node: Node, shape: Sequence[Size]) -> tuple[int, ...]:
-        """Scanned and trailing reduced axes are walked along; leading ones are summed across rows, with the last axis as the
-        columns.
+        """Scanned and trailing reduced axes are walked along; leading ones are summed across rows, with the last axis
+        as the columns.
         """
         gone = tuple(a for a in self.reduced(node) if shape[a] != 1)
         if isinstance(lowering(node), Scan):
