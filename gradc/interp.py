@@ -27,6 +27,7 @@ from .ops.bags import count_not_above
 from .ops.indexing import check_positions
 from .ops.pointwise import convert
 from .ops.rules import UFUNCS, summing
+from .ops.scans import accumulate
 from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]
@@ -427,6 +428,8 @@ class _KernelRun:
             self.values[s.name] = raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))
         elif s.op in REDUCTIONS:
             self.values[s.name] = self.reduce(s, args[0])
+        elif s.op == "scan":
+            self.values[s.name] = self.scan(s, args)
         else:
             assert dtype is not None
             op = REGISTRY[s.op]
@@ -467,6 +470,15 @@ class _KernelRun:
                 result = function(array, axis=self.column_axes, keepdims=True, **extra)
         assert s.dtype is not None
         return round_to(result, s.dtype, self.memory.precise)
+
+    def scan(self, s: Stmt, args: Sequence[Any]) -> Array:
+        (axis,) = self.column_axes
+        full = [self.full(value) for value in args]
+        shape = list(np.broadcast_shapes(*(array.shape for array in full)))
+        shape[axis] = self.sizes[axis]
+        operands = tuple(_widened(np.broadcast_to(array, shape)) for array in full)
+        assert s.dtype is not None
+        return round_to(accumulate(operands, s.combine, s.attr("reverse"), axis), s.dtype, self.memory.precise)
 
     def accum(self, s: Stmt, value: Any, where: Any) -> None:
         array, memory_type = self.memory.read(s.buffer), self.memory.program.buffer[s.buffer].type

@@ -57,6 +57,31 @@ def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return oracle
 
 
+def _scan(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def oracle(x: torch.Tensor, axis: int | None = None, reverse: bool = False, **more: Any) -> torch.Tensor:
+        x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
+        return function(x.flip(axis), axis, **more).flip(axis) if reverse else function(x, axis, **more)
+
+    return oracle
+
+
+def _place_of_scan(function: Any) -> Callable[..., torch.Tensor]:
+    def oracle(x: torch.Tensor, axis: int | None = None, reverse: bool = False) -> torch.Tensor:
+        place = _scan(lambda x, a: function(x, a).indices)(x, axis, reverse)
+        return x.shape[axis or 0] - 1 - place if reverse else place
+
+    return oracle
+
+
+def _recurrence(a: torch.Tensor, b: torch.Tensor, axis: int, reverse: bool = False) -> torch.Tensor:
+    factors, terms = ([*(t.flip(axis) if reverse else t).unbind(axis)] for t in (a, b))
+    states = [torch.zeros_like(terms[0])]
+    for factor, term in zip(factors, terms, strict=True):
+        states.append(factor * states[-1] + term)
+    y = torch.stack(states[1:], axis)
+    return y.flip(axis) if reverse else y
+
+
 def _prod(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
     for a in sorted((a % x.ndim for a in _axes(x, axis)), reverse=True):
         x = torch.prod(x, a, keepdim=keepdims)
@@ -637,6 +662,14 @@ TORCH: dict[str, Callable[..., Any]] = {
     "pad": _pad,
     "concat": lambda *xs, axis=0: torch.cat(xs, axis),
     "flip": lambda x, axis=None: torch.flip(x, _axes(x, axis)),
+    "cumsum": _scan(torch.cumsum),
+    "cumprod": _scan(torch.cumprod),
+    "cummax": _scan(lambda x, a: torch.cummax(x, a).values),
+    "cummin": _scan(lambda x, a: torch.cummin(x, a).values),
+    "cumargmax": _place_of_scan(torch.cummax),
+    "cumargmin": _place_of_scan(torch.cummin),
+    "logcumsumexp": _scan(torch.logcumsumexp),
+    "linear_recurrence": _recurrence,
     "sum": _reduction(torch.sum),
     "mean": _reduction(torch.mean),
     "prod": _prod,

@@ -57,7 +57,11 @@ def operations(kernel: Kernel) -> Size:
     for phase in kernel.passes:
         for s in (*phase.row, *phase.body, *phase.roots):
             lower = getattr(REGISTRY.get(s.op), "lower", None)
-            if s.op in REDUCTIONS or s.op == "accum" or (isinstance(lower, Expr) and s.op not in ("const", "cast")):
+            if (
+                s.op in REDUCTIONS
+                or s.op in ("scan", "accum")
+                or (isinstance(lower, Expr) and s.op not in ("const", "cast"))
+            ):
                 total = total + _times(kernel, s)
     return total
 

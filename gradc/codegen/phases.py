@@ -15,6 +15,16 @@ _REDUCED = {
     "argmax_cols": "position of the maximum of",
     "argmin_cols": "position of the minimum of",
 }
+_SCANNED = {
+    "sum": "running sum of",
+    "prod": "running product of",
+    "max": "running maximum of",
+    "min": "running minimum of",
+    "argmax": "position of the running maximum of",
+    "argmin": "position of the running minimum of",
+    "logsumexp": "running logsumexp of",
+    "affine": "linear recurrence of",
+}
 _COMBINED = {"sum": "add to", "prod": "multiply into", "max": "maximum into", "min": "minimum into"}
 
 
@@ -30,6 +40,12 @@ def _parts(kernel: Kernel, phase: Phase) -> list[str]:
         if s.op in _REDUCED
     ]
     parts = [f"{', '.join(reduced)} over the columns"] if reduced else []
+    scanned = [
+        f"v{s.name.removeprefix('%')} = {_SCANNED[s.combine]} {_noun(s.args[-1], kernel.stmts)}"
+        for s in phase.body
+        if s.op == "scan"
+    ]
+    parts = [*scanned, *parts]
     effects = [s for s in (*phase.row, *phase.roots) if not s.name]
     if any(s.op == "check" for s in effects):
         parts.append("check indices")

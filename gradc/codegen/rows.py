@@ -123,6 +123,19 @@ class RowWriter:
         """What stands for a value that a target keeps beside its buffers from one pass to the next."""
         return None
 
+    @property
+    def scans_side_by_side(self) -> bool:
+        """Whether it scans, and neighbours in memory are neighbouring rows, not columns."""
+        k = self.k
+        if not k.scans or not k.rows or k.row_order or k.accums:
+            return False
+        along = {axis: 0 for axis in (k.rows[-1][0], k.cols[-1][0])}
+        for s in k.body:
+            steps = dict(flatten(s.index, self.types[s.buffer].shape).terms) if s.op in ("load", "store") else {}
+            for axis in along:
+                along[axis] += steps.get(axis) == 1
+        return along[k.rows[-1][0]] > along[k.cols[-1][0]]
+
     # -- what both targets write of a kernel -------------------------------------------------------------------------
 
     @property

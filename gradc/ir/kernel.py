@@ -64,6 +64,8 @@ class Kernel:
             level = axes.union(*(levels[u] for u in s.uses))
             if s.op in REDUCTIONS:
                 level -= cols
+            elif s.op == "scan":  # of equal values, too
+                level |= cols
             if s.name:
                 levels[s.name] = level
         return levels
@@ -71,11 +73,13 @@ class Kernel:
     def stmt_level(self, s: Stmt) -> frozenset[str]:
         """The axes over which a statement is executed; for a reduction, those of its argument."""
         axes = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
+        if s.op == "scan":
+            axes |= {a for a, _ in self.cols}
         return axes.union(*(self.levels[u] for u in s.uses))
 
     def is_column(self, s: Stmt) -> bool:
         """Whether the statement is executed inside a pass over the columns."""
-        return s.op in REDUCTIONS or bool(self.stmt_level(s) & {a for a, _ in self.cols})
+        return s.op in REDUCTIONS or s.op == "scan" or bool(self.stmt_level(s) & {a for a, _ in self.cols})
 
     @cached_property
     def phases(self) -> Mapping[int, int]:
@@ -108,6 +112,15 @@ class Kernel:
             )
             out.append(Phase(tuple(row), tuple(body), tuple(roots)))
         return tuple(out)
+
+    @property
+    def scans(self) -> tuple[Stmt, ...]:
+        return tuple(s for s in self.body if s.op == "scan")
+
+    @property
+    def descending(self) -> bool:
+        """Whether a pass visits the columns from the last to the first: all scans of a kernel go in one direction."""
+        return any(s.attr("reverse") for s in self.scans)
 
     @property
     def accums(self) -> tuple[Stmt, ...]:

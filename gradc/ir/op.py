@@ -86,6 +86,17 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """For each position along ``attrs["axis"]`` the combination of all elements up to it, itself included; from the end
+    on where ``attrs["reverse"]`` is true.
+
+    :param combine: one of :data:`gradc.ir.statement.SCANS`.
+    """
+
+    combine: str
+
+
+@dataclass(frozen=True)
 class Scatter:
     """Elements of the operand number ``updates`` are combined into the result at ``at(index, node, kernel)``.
 
@@ -125,7 +136,7 @@ class Checked(Alias):
     """
 
 
-Lowering = Expr | Movement | Lookup | Reduction | Scatter | Alias
+Lowering = Expr | Movement | Lookup | Reduction | Scan | Scatter | Alias
 
 
 # -- samples: the cases from which an op's tests are generated ---------------------------------------------------------

@@ -251,6 +251,9 @@ class KernelRanges:
 
     _of_argmin_cols = _of_argmax_cols
 
+    def _of_scan(self, s: Stmt, true: frozenset[str]) -> Range:
+        return inside(self.k.col_count) if s.combine in ("argmax", "argmin") else Range()  # without columns none is run
+
     def _of_where(self, s: Stmt, true: frozenset[str]) -> Range:
         condition, a, b = s.args
         chosen = self.conditions(condition)

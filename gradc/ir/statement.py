@@ -68,6 +68,13 @@ REDUCTIONS = {
     "argmin_cols": "argmin",
 }
 """Statements that end a pass over the columns: they reduce a row to a scalar."""
+SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logsumexp", "affine")
+"""What a ``scan`` combines the columns by.
+
+``argmax`` and ``argmin`` give the position of the extremum so far, of equals the one visited last, and the last NaN;
+``affine`` of ``a`` and ``b`` is y = a * (y of the column before) + b, which begins with 0; a = 0 gives b whatever came
+before.
+"""
 EFFECTS = ("store", "accum", "check")
 MASKED = ("load", "accum")
 """Statements that may have a mask (``where``), without which they do not access memory."""
@@ -91,7 +98,9 @@ class Stmt:
 
     ``load buffer[index] (where w: else 0)``, ``const``, ``size``, ``index``, ``in_bounds`` (lo <= index < hi),
     ``clamp_index value`` (into 0 <= value < size, by clamping or modulo), a pointwise op's name, ``search buffer[0] <-
-    value`` (the number of elements of an ascending row that are <= value), one of :data:`REDUCTIONS`, ``store``,
+    value`` (the number of elements of an ascending row that are <= value), one of :data:`REDUCTIONS`, ``scan value
+    {combine=..., reverse=...}`` (for each column the combination, one of :data:`SCANS`, of all columns up to it, itself
+    included; with ``reverse`` from the last column on; a pass that needs it again computes it again), ``store``,
     ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
 
     :param name: of the value, ``%3``; empty for statements without a value.
@@ -117,7 +126,7 @@ class Stmt:
 
     @property
     def combine(self) -> str:
-        """The combine operation of an ``accum``."""
+        """The combine operation of an ``accum`` or ``scan``."""
         return str(dict(self.attrs).get("combine", "sum"))
 
     def __str__(self) -> str:

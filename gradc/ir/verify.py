@@ -18,7 +18,7 @@ from .node import REGISTRY, Node
 from .op import Library
 from .ranges import KernelRanges, Range, inside, sources
 from .scan import excerpt
-from .statement import COMBINES, MASKED, REDUCTIONS, Axis, Index, Operand, Stmt
+from .statement import COMBINES, MASKED, REDUCTIONS, SCANS, Axis, Index, Operand, Stmt
 from .text import same_attribute, types_agree
 from .types import BOOL, I64, DType, Type
 
@@ -405,6 +405,7 @@ class _KernelCheck(_StepCheck):
             self.line = str(s)
             if s.op == "store":
                 self.covers(s, kernel)
+        self.scans(kernel)
         self.line = str(kernel).partition("\n")[0]
         self.strategies(kernel)
 
@@ -468,6 +469,7 @@ class _KernelCheck(_StepCheck):
             "in_bounds": 0,
             "check": 1,
             "clamp_index": 1,
+            "scan": 2 if s.combine == "affine" else 1,
             **dict.fromkeys(REDUCTIONS, 1),
         }.get(s.op)
         if count is not None and len(args) != count and not (s.op == "check" and len(args) == 2):
@@ -477,6 +479,7 @@ class _KernelCheck(_StepCheck):
             "size": ("size",),
             "in_bounds": ("hi", "lo"),
             "check": ("bound", "op", "source"),
+            "scan": ("combine", "reverse"),
         }.get(s.op, ()):
             if needed not in dict(s.attrs):
                 self.wrong(f"{s.op}: the attribute {needed} is missing", s.op)
@@ -488,6 +491,8 @@ class _KernelCheck(_StepCheck):
         for value, dtype in zip(s.args, args, strict=True):
             if s.op == "check" and not dtype.is_integer:
                 self.wrong(f"checks {value}, but {dtype} is no integer", value)
+        if s.op == "scan":
+            return self.scanned(s, args)
         if s.op in ("argmax_cols", "argmin_cols", "size", "search"):
             return I64
         if s.op == "in_bounds":
@@ -503,6 +508,31 @@ class _KernelCheck(_StepCheck):
         except TypeRuleError as error:
             self.wrong(str(error), s.op, len(s.name))
         return result
+
+    def scanned(self, s: Stmt, args: list[DType]) -> DType:
+        """The dtype of a scan, whose attributes and operands are looked at."""
+        if s.combine not in SCANS:
+            self.wrong(f"scans by {s.combine!r}; there are {', '.join(SCANS)}", s.op)
+        if not isinstance(s.attr("reverse"), bool):
+            self.wrong(f"scan: reverse={s.attr('reverse')} is no bool", "reverse=")
+        if s.combine in ("logsumexp", "affine") and not all(dtype.is_float and dtype is args[0] for dtype in args):
+            self.wrong(f"a scan by {s.combine} of {', '.join(map(str, args))}: it takes floats of one dtype", s.op)
+        return I64 if s.combine in ("argmax", "argmin") else args[0]
+
+    def scans(self, kernel: Kernel) -> None:
+        """A pass visits the columns of one axis in one direction."""
+        first = next(iter(kernel.scans), None)
+        for s in kernel.scans:
+            self.line = str(s)
+            assert first is not None
+            if len(kernel.cols) != 1:
+                self.wrong(f"scans {len(kernel.cols)} axes of columns; a scan goes along one", s.op)
+            if s.attr("reverse") is not first.attr("reverse"):
+                self.wrong(f"{first.name} scans the columns in the other direction", "reverse=")
+        for s in kernel.body if kernel.descending else ():
+            self.line = str(s)
+            if s.op in ("argmax_cols", "argmin_cols"):
+                self.wrong("the first of equals is not known in a kernel that scans its columns in reverse", s.op)
 
     def covers(self, s: Stmt, kernel: Kernel) -> None:
         """A store writes each element once: its index must depend on every axis that its value depends on."""

@@ -23,6 +23,7 @@ _MODULES = (
     "views",
     "statistics",
     "norms",
+    "scans",
     "indexing",
     "contract",
     "convolution",

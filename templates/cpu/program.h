@@ -8,6 +8,7 @@
 enum {
   GRADC_ALIGN = 64,        /* bytes that the beginnings of a workspace's arrays are multiples of: a line */
   GRADC_STRIP = 8192,      /* columns per task of a map */
+  GRADC_LANES = 512,       /* rows that a task scans side by side */
   GRADC_BLOCK = 2048,      /* columns per partial sum */
   GRADC_FINE_BLOCK = 128,  /* columns per partial sum of f64 */
   GRADC_STAGED = 512,      /* columns written by streaming stores at a time: reads wait for no more */

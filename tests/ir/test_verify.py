@@ -146,6 +146,15 @@ def body(position: int, *statements: Stmt) -> Program:
     return replace(PROGRAM, steps=(replace(KERNEL, body=new), CALL, LAST))
 
 
+def scan(name: str, combine: str, *args: str, reverse: tuple[tuple[str, bool], ...] = (("reverse", False),)) -> Stmt:
+    return Stmt(name, "scan", args, F32, attrs=(("combine", combine), *reverse))
+
+
+def scan_of(combine: str, *args: str, more: tuple[Stmt, ...] = (), **reverse) -> Program:  # type: ignore[no-untyped-def]
+    """The program with a scan in its first kernel."""
+    return body(4, BODY[4], scan("%a", combine, *args, **reverse), *more)
+
+
 def kernel(**changes) -> Program:  # type: ignore[no-untyped-def]
     return replace(PROGRAM, steps=(replace(KERNEL, **changes), CALL, LAST))
 
@@ -246,6 +255,26 @@ WRONG_PROGRAMS = {
     "operand dtypes": (body(4, replace(BODY[4], args=("%g", "%t"))), "dtypes differ", "mul"),
     "unknown op": (body(4, replace(BODY[4], op="mull")), "there is no statement 'mull'", "mull"),
     "reduction": (body(6, replace(BODY[6], args=("%0", "%0"))), "sum_cols takes 1 values, got 2", "sum_cols"),
+    "scan": (scan_of("sum", "%0", "%0"), "scan takes 1 values, got 2", "scan"),
+    "scan of no kind": (scan_of("mean", "%0"), "scans by 'mean'; there are sum, prod", "scan"),
+    "scan dtype": (scan_of("argmax", "%0"), "scan(f32) is i64, the statement says f32", ": f32"),
+    "recurrence of integers": (scan_of("affine", "%t", "%t"), "it takes floats of one dtype", "scan"),
+    "scan without a direction": (scan_of("sum", "%0", reverse=()), "the attribute reverse is missing", "scan"),
+    "scans in two directions": (
+        scan_of("sum", "%0", more=(scan("%b", "max", "%0", reverse=(("reverse", True),)),)),
+        "%a scans the columns in the other direction",
+        "reverse=",
+    ),
+    "scan in reverse beside the first of equals": (
+        scan_of("sum", "%0", reverse=(("reverse", True),), more=(Stmt("%m", "argmax_cols", ("%0",), I64),)),
+        "the first of equals is not known",
+        "argmax_cols",
+    ),
+    "scan of two axes": (
+        kernel(rows=(), cols=(("n", N), ("d", D)), body=(*BODY[:5], scan("%a", "sum", "%0"))),
+        "scans 2 axes of columns",
+        "scan",
+    ),
     "store dtype": (body(8, replace(BODY[8], args=("%0",))), "stores f32 to low: bf16[N,D]", "<- %0"),
     "store race": (body(7, replace(BODY[7], args=("%0",))), "varies along d at an index that does not", "sums["),
     "accum kind": (body(9, replace(BODY[9], args=("%k",))), "adds bool to table: f32[V,D]", "<- %k"),

@@ -148,8 +148,8 @@ MUTANTS = (
     Mutant(
         "partition.reduction-twice",
         "gradc/passes/schedule/partition.py",
-        'isinstance(getattr(node.op, "lower", None), Reduction | Scatter)\n\n\ndef _always_kept',
-        'isinstance(getattr(node.op, "lower", None), Scatter)\n\n\ndef _always_kept',
+        'isinstance(getattr(node.op, "lower", None), Reduction | Scan | Scatter)\n\n\ndef _always_kept',
+        'isinstance(getattr(node.op, "lower", None), Scan | Scatter)\n\n\ndef _always_kept',
         "a reduction is computed again in the backward",
         ("test_partition", "test_normalize_loss"),
     ),

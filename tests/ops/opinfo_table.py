@@ -235,7 +235,8 @@ def kron(a: Node, b: Node) -> Node:
     return ops.reshape(product, tuple(n * m for n, m in zip(a.shape, b.shape, strict=True)))
 
 
-def trapezoid(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node:
+def trapezoids(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node:
+    """The area between each two neighbours."""
     steps = _cut(y, dim, 1) + _cut(y, dim, None, y.shape[dim] - 1)
     if isinstance(x, Node):
         if x.rank == 1:
@@ -243,7 +244,7 @@ def trapezoid(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node
         widths = _cut(x, dim, 1) - _cut(x, dim, None, x.shape[dim] - 1)
     else:
         widths = dx if x is None else float(x)
-    return ops.sum(steps * widths * 0.5, dim)
+    return steps * widths * 0.5
 
 
 def _wide(v: Node, x: Node, dim: int) -> Node:
@@ -842,8 +843,19 @@ TABLE: dict[str, Call] = {
     "dist": dist,
     "cdist": lambda a, b, p=2.0, *_, **__: ops.cdist(a, b, p=float(p)),
     "renorm": renorm,
-    "trapezoid": trapezoid,
-    "trapz": trapezoid,
+    **dict.fromkeys(
+        ("trapezoid", "trapz"), lambda y, *x, dim=-1, **more: ops.sum(trapezoids(y, *x, dim=dim, **more), dim)
+    ),
+    "cumulative_trapezoid": lambda y, *x, dim=-1, **more: ops.cumsum(trapezoids(y, *x, dim=dim, **more), dim),
+    "cumsum": ops.cumsum,
+    "cumprod": ops.cumprod,
+    "cummax": lambda x, dim: (ops.cummax(x, dim), ops.cumargmax(x, dim)),
+    "cummin": lambda x, dim: (ops.cummin(x, dim), ops.cumargmin(x, dim)),
+    "logcumsumexp": ops.logcumsumexp,
+    "masked.cumsum": lambda x, dim, *, mask=None, **_: ops.cumsum(x if mask is None else ops.where(mask, x, 0.0), dim),
+    "masked.cumprod": lambda x, dim, *, mask=None, **_: ops.cumprod(
+        x if mask is None else ops.where(mask, x, 1.0), dim
+    ),
     "diff": diff,
     **{
         f"masked.{n}": masked(getattr(ops, n), neutral)
@@ -1059,9 +1071,8 @@ ABSENT: dict[str, str] = {
         "as_strided.partial_views masked_select sparse.mm.reduce sparse.sampled_addmm to_sparse",
     ),
     **_because(
-        "a scan, a sort or a place in an order",
-        "cummax cummin cumprod cumsum cumulative_trapezoid kthvalue logcumsumexp masked.cumprod masked.cumsum"
-        " masked.median median mode msort nanmedian nanquantile quantile sort topk",
+        "a sort or a place in an order",
+        "kthvalue masked.median median mode msort nanmedian nanquantile quantile sort topk",
     ),
     **_because("antialiasing", "_upsample_bilinear2d_aa"),
     **_because(

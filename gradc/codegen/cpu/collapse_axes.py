@@ -33,7 +33,7 @@ def collapse_axes(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Ma
 
 def _innermost_collapsed(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]] | None:
     """The kernel with its innermost axis and the one around it as one; None where they stay two."""
-    if not kernel.cols or any(s.op in ("accum", "check", "search") for s in kernel.body):
+    if not kernel.cols or any(s.op in ("accum", "check", "search", "scan") for s in kernel.body):
         return None
     inner = kernel.cols[-1]
     elementwise = (

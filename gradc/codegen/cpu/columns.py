@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Index, Stmt
+from ...process.forks import cached_property
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index
 from ..phases import phase_comment
 from .accums import AccumWriter
-from .records import Columns, PhaseText, Reduction, Scatter, StreamedStore, combined
+from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, combined
 from .reductions import reduction
+from .scans import scan
 
 
 class ColumnWriter(AccumWriter):
@@ -28,10 +30,15 @@ class ColumnWriter(AccumWriter):
         return self.k.cols[-1][0] if self.k.cols else "one"
 
     @property
+    def visited(self) -> str:
+        """The variable of the loop over the innermost columns: their positions in the order in which it visits them."""
+        return "visit" if self.k.descending else self.innermost
+
+    @property
     def is_map(self) -> bool:
         """Whether rows are only mapped: nothing is combined, in one pass over one axis of columns."""
         k = self.k
-        combines = any(s.op == "accum" or s.op in REDUCTIONS for s in k.body)
+        combines = any(s.op in ("accum", "scan") or s.op in REDUCTIONS for s in k.body)
         return not combines and len(k.passes) == 1 and len(k.cols) == 1
 
     def phase(self, p: Phase, number: int) -> PhaseText:
@@ -39,7 +46,7 @@ class ColumnWriter(AccumWriter):
         return PhaseText(phase_comment(self.k, p, number), tuple(row), self.columns_of(p, number) if p.roots else None)
 
     def columns_of(self, p: Phase, number: int) -> Columns:
-        body = [line for s in self.reloaded(p, number) for line in self.line(s, number)]
+        body, running = self.computed(p, number)
         reductions: list[Reduction] = []
         scatters: list[Scatter] = []
         stores: list[StreamedStore] = []
@@ -60,7 +67,7 @@ class ColumnWriter(AccumWriter):
             else:
                 body += self.effect(s)
                 vectors &= self.independent(s)
-        vectors &= all(r.vectors for r in reductions)
+        vectors &= all(r.vectors for r in reductions) and not running
         clauses: dict[str, list[str]] = {}
         for operator, name in (clause for r in reductions for clause in r.clauses):
             clauses.setdefault(operator, []).append(name)
@@ -68,12 +75,15 @@ class ColumnWriter(AccumWriter):
         block = "GRADC_FINE_BLOCK" if any(r.fine for r in reductions) else "GRADC_BLOCK" if reductions else ""
         block = block or ("GRADC_STAGED" if stores or scatters else "")
         first, last, block, poll = self.extent(block)
+        if self.k.descending:
+            body.insert(0, f"const i64 {self.innermost} = {last} - 1 - {self.visited};")
         return Columns(
             outer=tuple(self.axes(self.k.cols[:-1])),
-            axis=self.innermost,
+            axis=self.visited,
             first=first,
             last=last,
             block=block,
+            running=running,
             reductions=tuple(reductions),
             scatters=tuple(scatters),
             stores=tuple(stores),
@@ -81,6 +91,42 @@ class ColumnWriter(AccumWriter):
             pragma=f"#pragma omp simd{pragma}" if vectors else "",
             body=tuple(body),
             poll=poll,
+        )
+
+    def computed(self, p: Phase, number: int, lane: str = "") -> tuple[list[str], tuple[RunningValue, ...]]:
+        """The statements of a column's values, and what their scans keep."""
+        lines: list[str] = []
+        running: list[RunningValue] = []
+        for s in self.reloaded(p, number):
+            if s.op != "scan":
+                lines += self.line(s, number)
+                continue
+            known = number * len(self.k.scans) + self.k.scans.index(s)
+            made = scan(s, self.scribe.values[s.args[-1]], known, self.innermost, lane)
+            running += made.running
+            lines += [*made.update, *self.line(s, number, made.value)]
+        return lines, tuple(running)
+
+    @cached_property
+    def lanes(self) -> Lanes | None:
+        """The loop over rows side by side, of a kernel that scans them in one pass and does nothing else."""
+        k = self.k
+        only = not any(s.op in REDUCTIONS or s.op == "check" for s in k.body) and not any(
+            not s.name for p in k.passes for s in p.row
+        )
+        if not only or len(k.passes) > 1 or not self.scans_side_by_side:
+            return None
+        axis, (p,) = k.rows[-1][0], k.passes
+        columns, running = self.computed(p, 0, f"{axis} - first_lane")
+        row = [self.scribe.value(s) for s in p.row]
+        return Lanes(
+            axis=axis,
+            size=self.axes(k.rows[-1:])[0].size,
+            column=self.innermost,
+            columns=self.axes(k.cols)[0].size,
+            descending=k.descending,
+            running=running,
+            body=(*row, *columns, *(line for s in p.roots for line in self.effect(s))),
         )
 
     def extent(self, block: str) -> tuple[str, str, str, str]:
@@ -174,7 +220,7 @@ class ColumnWriter(AccumWriter):
             value=carrier(self.scribe.values[s.args[0]]),
             place=ctype,
             masked=bool(s.where) and not own,
-            update=(f"place{n}[{self.innermost} - c0] = {at};", f"value{n}[{self.innermost} - c0] = {value};"),
+            update=(f"place{n}[{self.visited} - c0] = {at};", f"value{n}[{self.visited} - c0] = {value};"),
             add=combined(s.combine, stored(self.types[s.buffer].dtype), target, f"value{n}[i]"),
         )
 

@@ -123,6 +123,39 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class RunningValue:
+    """What a scan keeps of the columns so far.
+
+    :param name: of the variable, or of the array with one for each row of several side by side.
+    :param ctype: its type.
+    :param start: its value before the first column.
+    """
+
+    name: str
+    ctype: str
+    start: str
+
+    @property
+    def number(self) -> str:
+        """Of the scan."""
+        return self.name.lstrip("abcdefghijklmnopqrstuvwxyz")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan along the columns.
+
+    :param running: what is kept of the columns so far.
+    :param update: the statements of one column that take it further.
+    :param value: the column's value, as C.
+    """
+
+    running: tuple[RunningValue, ...]
+    update: tuple[str, ...]
+    value: str
+
+
+@dataclass(frozen=True)
 class Scatter:
     """An accum whose place each column decides: places and values of a block are computed side by side, then added one
     after another.
@@ -176,6 +209,7 @@ class Columns:
     :param axis: the variable of the innermost loop.
     :param first: its first column, :param last: and the one behind its last, as C.
     :param block: columns of a block, as C; "" where there are no blocks.
+    :param running: what scans keep of the columns so far.
     :param reductions: what is reduced.
     :param scatters: what goes to places that the columns decide.
     :param stores: the streamed stores.
@@ -190,6 +224,7 @@ class Columns:
     first: str
     last: str
     block: str
+    running: tuple[RunningValue, ...]
     reductions: tuple[Reduction, ...]
     scatters: tuple[Scatter, ...]
     stores: tuple[StreamedStore, ...]
@@ -202,6 +237,27 @@ class Columns:
     def blocked(self) -> bool:
         """Whether there is a loop over blocks around the innermost."""
         return bool(self.block or self.prefetches or self.poll)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Rows that lie together in memory, scanned side by side.
+
+    :param axis: the variable of the loop over them.
+    :param size: how many there are, as C.
+    :param column: the variable of the columns, and :param columns: their number.
+    :param descending: whether columns are visited from the last to the first.
+    :param running: the arrays of what scans keep.
+    :param body: the statements of one row and column.
+    """
+
+    axis: str
+    size: str
+    column: str
+    columns: str
+    descending: bool
+    running: tuple[RunningValue, ...]
+    body: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -228,6 +284,8 @@ class KernelText:
     :param accums: the results that rows are combined into.
     :param phases: of a row.
     :param row_axes: statements that compute the axes of row ``r``.
+    :param lanes: the loop over rows that are scanned side by side, if they are.
+    :param lane_axes: statements that compute the axes of a line ``r`` of such rows.
     :param owner_axes: those of owner ``owner``, :param member_axes: and of its member ``r``.
     :param member_count: rows that are combined into an owner's elements, as C.
     :param key_lines: statements that compute a row's sort key, :param key: and the key.
@@ -247,6 +305,8 @@ class KernelText:
     accums: tuple[Accum, ...]
     phases: tuple[PhaseText, ...]
     row_axes: tuple[str, ...]
+    lanes: Lanes | None
+    lane_axes: tuple[str, ...]
     owner_axes: tuple[str, ...]
     member_axes: tuple[str, ...]
     member_count: str

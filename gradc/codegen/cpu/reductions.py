@@ -62,7 +62,7 @@ def _extreme(s: Stmt, kind: str, operand: DType) -> Reduction:
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
     block, total, better = f"block_{name}", f"total_{name}", ">" if kind == "max" else "<"
-    worst = _worst(operand, kind == "max")
+    worst = neutral_extreme(operand, kind == "max")
     declared = f"{ctype} {block} = {worst};"
     update = f"{block} = {value} {better} {block} ? {value} : {block};"
     merge = f"{total} = {block} {better} {total} ? {block} : {total};"
@@ -98,7 +98,7 @@ def _place_of_extreme(s: Stmt, kind: str, operand: DType, place: str) -> Reducti
     )
 
 
-def _worst(dtype: DType, lowest: bool) -> str:
+def neutral_extreme(dtype: DType, lowest: bool) -> str:
     """The value that every other one is better than, or equal to."""
     if dtype.is_float:
         return literal(-float("inf") if lowest else float("inf"), F64 if dtype is F64 else F32)

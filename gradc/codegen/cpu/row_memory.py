@@ -29,7 +29,9 @@ LINE_BYTES = 64
 
 
 def cost(s: Stmt) -> int:
-    """Additions that a statement takes as long as."""
+    """Additions that a statement takes as long as; a scan waits for the column before."""
+    if s.op == "scan":
+        return CACHED_COST
     lower = getattr(REGISTRY.get(s.op), "lower", None)
     return lower.cost if isinstance(lower, Expr) else 0
 
@@ -70,17 +72,21 @@ class RowMemory(RowWriter):
             return None
         return replace(s, op="cached", args=(), where="", attrs=())
 
-    def line(self, s: Stmt, number: int) -> list[str]:
-        """A value as a statement; one that the row's cache keeps is stored there."""
-        if s.name not in self.row_cache:
-            return [self.scribe.value(s)]
+    def line(self, s: Stmt, number: int, value: str = "") -> list[str]:
+        """A value as a statement; one that the row's cache keeps is stored there.
+
+        :param value: as C, where the statement alone does not say it.
+        """
         assert s.dtype is not None
+        declared = f"const {carrier(s.dtype)} {variable(s.name)} = {value};" if value else ""
+        if s.name not in self.row_cache:
+            return [declared or self.scribe.value(s)]
         place = index(flatten([Index.of(a) for a, _ in self.k.cols], [n for _, n in self.k.cols]))
         element = f"cache{list(self.row_cache).index(s.name)}[{place}]"
         if s.op == "cached":
             return [f"const {carrier(s.dtype)} {variable(s.name)} = {element};"]
         stored = [f"{element} = {variable(s.name)};"] if self.row_cache[s.name] == number else []
-        return [self.scribe.value(s), *stored]
+        return [declared or self.scribe.value(s), *stored]
 
     def large(self, buffer: str) -> bool:
         """Whether an array may be larger than caches are."""
@@ -89,7 +95,7 @@ class RowMemory(RowWriter):
 
     def streams(self, s: Stmt, number: int) -> bool:
         """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
-        if s.op != "store" or not self.k.cols or not self.large(s.buffer) or self.scribe.guarded:
+        if s.op != "store" or not self.k.cols or self.k.descending or not self.large(s.buffer) or self.scribe.guarded:
             return False
         flat = flatten(s.index, self.types[s.buffer].shape)
         if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):

@@ -34,7 +34,7 @@ class KernelWriter(ColumnWriter):
         scribe = Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols], guarded=guarded)
         super().__init__(kernel, types, scribe, ON_HOST)
         self.row_cache = self.worth_caching()
-        streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j))
+        streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j) and not self.lanes)
         self.stream_number = {s: i for i, s in enumerate(streamed)}
 
     def record(self) -> KernelText:
@@ -52,6 +52,8 @@ class KernelWriter(ColumnWriter):
             accums=tuple(map(self.accum, k.accums)),
             phases=tuple(self.phase(p, i) for i, p in enumerate(k.passes)),
             row_axes=tuple(self.located(k.rows, "r")),
+            lanes=self.lanes,
+            lane_axes=tuple(self.located(k.rows[:-1], "r")),
             owner_axes=tuple(self.located(self.kept_axes, "owner")),
             member_axes=tuple(self.located(self.member_axes, "r")),
             member_count=size(product(n for _, n in self.member_axes)),
@@ -78,6 +80,8 @@ class KernelWriter(ColumnWriter):
         """How rows are given to tasks: the template of the stage that visits them."""
         if self.is_map:
             return "map"
+        if self.lanes:
+            return "lanes"
         return "interchanged" if self.interchanged else self.order_name
 
     @property
@@ -146,6 +150,9 @@ class KernelWriter(ColumnWriter):
             sort.append("gradc_sort(ctx, key, rows, keys, start, order);")
         elif self.is_map:
             tasks = "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"
+        elif self.lanes:
+            outer = size(product(n for _, n in self.k.rows[:-1]))
+            tasks = f"{grouped(outer)} * gradc_chunks({self.lanes.size}, GRADC_LANES)"
         folds = [
             self.launch(f"fold{a.number}", f"gradc_chunks({a.size}, GRADC_FOLD)")
             for a in map(self.accum, self.k.accums)

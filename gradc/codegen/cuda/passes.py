@@ -24,12 +24,14 @@ class _Walk:
     """What a walk over the columns is made of while its statements are written.
 
     :ivar body: statements of a column.
+    :ivar scans: declarations of what its scans carry from strip to strip.
     :ivar reductions: what it reduces.
     :ivar gets: loads before them.
     :ivar puts: stores behind them.
     """
 
     body: list[str] = field(default_factory=list)
+    scans: list[str] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
     gets: dict[str, VectorAccess] = field(default_factory=dict)
     puts: dict[str, VectorAccess] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class PassWriter(AccumWriter):
         self.scanning = scan
         walk = _Walk()
         for s in self.reloaded(p, 0 if scan else number):
-            walk.body.append(self.taken(s, walk))
+            walk.body.append(self.scanned(s, walk, number) if s.op == "scan" else self.taken(s, walk))
         for s in p.roots:
             self.root(s, walk)
         values = [self.scribe.value(s) for s in p.row if s.name]
@@ -70,6 +72,7 @@ class PassWriter(AccumWriter):
             effects=tuple(effects),
             body=tuple(self.column(walk.body)),
             columns=bool(p.roots),
+            scans=tuple(walk.scans),
             reductions=tuple(walk.reductions),
             gets=tuple(walk.gets.values()),
             puts=tuple(walk.puts.values()),
@@ -77,6 +80,9 @@ class PassWriter(AccumWriter):
 
     def column(self, body: Sequence[str]) -> list[str]:
         """The statements of a column behind its number and its axes."""
+        if self.k.scans:
+            column = declared(f"const ix c = {'end_col - 1 - col' if self.k.descending else 'col'};")
+            return [*used([column, *axis_declarations(self.k.cols, "c")], "\n".join(body)), *body]
         guard = [] if self.even_cols else ["if (c >= end_col) continue;"]
         number = declared("const ix c = col + j * col_step;")
         lines = used([number, *axis_declarations(self.k.cols, "c")], "\n".join([*guard, *body]))
@@ -92,7 +98,7 @@ class PassWriter(AccumWriter):
         else:
             self.column_effect(s, walk)
             return
-        walk.body += reduction.lines
+        walk.body += self.of_columns(reduction.lines)
         walk.reductions.append(reduction)
 
     def column_effect(self, s: Stmt, walk: _Walk) -> None:
@@ -108,7 +114,42 @@ class PassWriter(AccumWriter):
             walk.puts[name] = VectorAccess(name, row.ctype, row.at, function="gradc_put")
             walk.body.append(f"{name}[j] = {to_memory(s.dtype, variable(s.args[0]))};")
         else:
-            walk.body += self.effect(s)
+            walk.body += self.of_columns(self.effect(s))
+
+    def of_columns(self, lines: Iterable[str]) -> list[str]:
+        """Statements that a thread behind the last column must leave out."""
+        return [f"if (live) {line}" if self.k.scans else line for line in lines]
+
+    # -- scans ---------------------------------------------------------------------------------------------------------
+
+    def scanned(self, s: Stmt, walk: _Walk, number: int) -> str:
+        """The line of a scan's value; what the strips before have combined is carried in a variable of its own."""
+        assert s.dtype is not None
+        value, own = variable(s.args[-1]), carrier(self.scribe.values[s.args[-1]])
+        carry = f"carry{number * len(self.k.scans) + self.k.scans.index(s)}"
+        shared = "shared" if self.width > 32 else "0"
+        if s.combine in ("argmax", "argmin"):
+            ctype, join = f"gradc_arg_extremum<{own}>", f"gradc_last_{s.combine.removeprefix('arg')}<{own}>"
+            start, item, member = "{0, -1}", f"{ctype}{{{value}, {self.place(self.k.cols)}}}", ".index"
+        elif s.combine == "affine":
+            ctype, join = f"gradc_affine<{own}>", f"gradc_composed<{own}>"
+            start, item, member = "{1, 0}", f"{ctype}{{{variable(s.args[0])}, {value}}}", ".term"
+        elif s.combine == "logsumexp":
+            ctype, join = f"gradc_log_total<{own}>", f"gradc_log_sum<{own}>"
+            least = literal(-float("inf"), s.dtype)
+            start, item, member = f"{{{least}, 0}}", f"{ctype}{{{value}, 1}}", ""
+        elif s.combine == "sum" and own == "f32":
+            ctype, join, start, item, member = "sum_f32", "gradc_sum<sum_f32>", "{0, 0}", f"sum_f32{{{value}, 0}}", ""
+        else:
+            join = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum"}[s.combine]
+            ctype, join = carrier(s.dtype), f"gradc_{join}<{carrier(s.dtype)}>"
+            start = literal(neutral(s.combine, s.dtype), s.dtype)
+            item, member = f"({ctype}){value}", ""
+        walk.scans.append(f"{ctype} {carry} = {start};")
+        result = f"gradc_scan<{join}, WIDTH>({item}, {carry}, {shared}){member}"
+        if not member and ctype != carrier(s.dtype):
+            result = f"gradc_value({result})"
+        return f"const {carrier(s.dtype)} {variable(s.name)} = {result};"
 
     # -- a thread's columns at once ------------------------------------------------------------------------------------
 
@@ -144,7 +185,14 @@ class PassWriter(AccumWriter):
         return row if row.fits(self.vec) else None
 
     def taken(self, s: Stmt, walk: _Walk) -> str:
-        """A value's line; a linear load reads what has been fetched."""
+        """A value's line; a linear load reads what has been fetched.
+
+        Where columns are scanned, threads behind the last one go along, and read nothing.
+        """
+        if self.k.scans and s.op in ("load", "search"):
+            assert s.dtype is not None
+            value = self.scribe.expression(s)
+            return f"const {carrier(s.dtype)} {variable(s.name)} = live ? {f'({value})' if s.where else value} : 0;"
         moved = self.vector(s) if s.op == "load" else None
         if moved is None or s.dtype is None:
             return self.scribe.value(s)

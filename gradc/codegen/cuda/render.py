@@ -36,7 +36,8 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
             if isinstance(item, Kernel) and item.name not in kernels:
                 kernels[item.name] = cuda_kernel(item, types)
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
-    return "\n".join([prelude(), *sorts, *(k.text for k in kernels.values()), support(program)]), kernels
+    scans = [standalone("cuda/scans.h")] if any(k.scans for k in program.kernels) else []
+    return "\n".join([prelude(), *sorts, *scans, *(k.text for k in kernels.values()), support(program)]), kernels
 
 
 def prelude() -> str:

@@ -283,12 +283,13 @@ class Writer(PassWriter):
         sorts, fixed_loop = self.order == "by key", self.register_accumulators or self.tiled
         text = "\n".join([p.text for p in self.passes] + [a.kept_text for a in self.views.values()])
         kept = used(axis_declarations(self.kept_axes, "q"), text)
+        loop = "scanned" if self.k.scans else "iterations" if fixed_loop else "columns"
         return KernelView(
             threads=self.threads,
             vec=self.vec,
             even_cols=self.even_cols,
             iterations=self.iterations if fixed_loop else 0,
-            column_loop=f"{FOLDER}/loop_{'iterations' if fixed_loop else 'columns'}.cu.j2",
+            column_loop=f"{FOLDER}/loop_{loop}.cu.j2",
             sums="registers" if self.register_accumulators else "memory",
             order_template=f"{FOLDER}/order_{self.order_name}.cu.j2",
             visit_template=f"{FOLDER}/visit_{'prefetched' if self.tiled else 'each'}.cu.j2",

@@ -76,6 +76,7 @@ class TaskWriter(RowWriter):
             not once
             and len(kernel.passes) == 1
             and bool(kernel.cols)
+            and not kernel.scans
             and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)
         )
         alone = alone and not any(s.op in REDUCTIONS for s in kernel.body)
@@ -89,7 +90,7 @@ class TaskWriter(RowWriter):
             kernel, next(iter(self.parts.values())), types
         )
         self.tiled &= not self.shared
-        self.vec = 1 if self.shared else columns_at_once(kernel, types, len(kernel.accums))
+        self.vec = 1 if self.shared or kernel.scans else columns_at_once(kernel, types, len(kernel.accums))
         self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
         self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
         self.tiled &= self.width > 1
@@ -105,6 +106,8 @@ class TaskWriter(RowWriter):
 
     def threads_per_task(self) -> int:
         """As many threads as there are columns to go through side by side: a power of two, at most a block."""
+        if self.k.scans:
+            return self.threads_of_scan()
         if (
             not self.k.cols
             or not any(p.roots for p in self.k.passes)
@@ -116,6 +119,16 @@ class TaskWriter(RowWriter):
         most = WIDEST if self.ordered and not self.tiled else THREADS
         width = 1
         while width < most and width * self.vec < columns:
+            width *= 2
+        return width
+
+    def threads_of_scan(self) -> int:
+        """One where neighbouring rows lie together, or sums belong to threads by their columns; else whole warps."""
+        if self.ordered or self.scans_side_by_side:
+            return 1
+        count = self.k.col_count
+        width = 32
+        while width < THREADS and width < (count if isinstance(count, int) else NOMINAL):
             width *= 2
         return width
 
@@ -206,6 +219,7 @@ class TaskWriter(RowWriter):
             few
             and self.width > 32
             and not self.k.accums
+            and not self.k.scans
             and any(s.op in REDUCTIONS for s in self.k.body)
             and (not isinstance(columns, int) or columns > LONG_ROW)
         )

@@ -71,6 +71,7 @@ class PassView:
     :param row: statements of the row, in order; ``values`` those that name a value, ``effects`` the others.
     :param body: statements of a column.
     :param columns: whether there is a walk over the columns.
+    :param scans: declarations of what its scans carry from strip to strip.
     :param reductions: what the walk reduces.
     :param gets: loads of a thread's columns before their statements.
     :param puts: stores behind them.
@@ -82,6 +83,7 @@ class PassView:
     effects: tuple[str, ...]
     body: tuple[str, ...]
     columns: bool
+    scans: tuple[str, ...]
     reductions: tuple[Reduction, ...]
     gets: tuple[VectorAccess, ...]
     puts: tuple[VectorAccess, ...]
@@ -91,7 +93,7 @@ class PassView:
         """All of it, to look for names in."""
         moved = [part for a in (*self.gets, *self.puts) for part in (a.address, a.guard)]
         reduced = [part for r in self.reductions for part in (r.start, r.result)]
-        return "\n".join((*self.row, *self.body, *moved, *reduced))
+        return "\n".join((*self.row, *self.scans, *self.body, *moved, *reduced))
 
 
 @dataclass(frozen=True)

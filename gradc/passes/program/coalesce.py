@@ -156,7 +156,7 @@ def along_memory(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     Every effect runs over both axes, so that nothing happens more or less often; sums over rows and the places of bad
     elements depend on the order of axes, and what has these is left.
     """
-    if len(kernel.cols) != 1 or any(s.op in REDUCTIONS or s.op in ("check", "search") for s in kernel.body):
+    if len(kernel.cols) != 1 or any(s.op in REDUCTIONS or s.op in ("scan", "check", "search") for s in kernel.body):
         return kernel
     (now,) = kernel.cols
     sizes = nominal([n for _, n in (*kernel.rows, now)])

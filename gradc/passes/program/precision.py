@@ -10,7 +10,7 @@ from ...ir.statement import REDUCTIONS, Stmt
 from ..reductions.combine import combines
 from ..reductions.cost import deterministic as is_deterministic
 
-_SUMS = ("sum", "prod")
+_SUMS = ("sum", "prod", "logsumexp", "affine")
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,12 @@ def precision_of(program: Program, target: str) -> Precision:
 
 def _computes(s: Stmt) -> bool:
     op = REGISTRY.get(s.op)
-    return s.op in REDUCTIONS or s.op == "accum" or (op is not None and not getattr(op, "in_place_of_dtype", False))
+    return (
+        s.op in REDUCTIONS
+        or s.op in ("scan", "accum")
+        or (op is not None and not getattr(op, "in_place_of_dtype", False))
+    )
 
 
 def _adds_up(s: Stmt) -> bool:
-    return REDUCTIONS.get(s.op, s.combine if s.op == "accum" else "") in _SUMS
+    return REDUCTIONS.get(s.op, s.combine if s.op in ("scan", "accum") else "") in _SUMS

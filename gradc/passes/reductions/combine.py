@@ -232,7 +232,7 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
     """
     keys, type_ = product(types[combine.buffer].shape[: combine.leading]), types[combine.buffer]
     alone = (
-        [s for s in kernel.body if not s.name or s.op in REDUCTIONS] == [combine.stmt]
+        [s for s in kernel.body if not s.name or s.op == "scan" or s.op in REDUCTIONS] == [combine.stmt]
         and len(kernel.passes) == 1
         and bool(kernel.cols)
     )

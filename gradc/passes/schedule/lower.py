@@ -15,7 +15,7 @@ from typing import Any
 from ...ir.dims import Size, known_nonnegative, same
 from ...ir.kernel import Kernel
 from ...ir.node import Node, identity
-from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scatter
+from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
 from ...ir.walk import backward_slice
@@ -336,6 +336,8 @@ class KernelBuilder:
                 raise CannotInline(node, "its index needs a division")
         elif isinstance(lower, Reduction):
             value = self._reduce(node, lower, index)
+        elif isinstance(lower, Scan):
+            value = self._scan(node, lower, index)
         elif isinstance(lower, Scatter):
             raise CannotInline(node, "a scatter ends its kernel")
         else:
@@ -381,8 +383,35 @@ class KernelBuilder:
             self.guard = guard
         if self._dtype(value) is not node.dtype and lower.combine not in ("argmax", "argmin"):
             value = self.cast(value, node.dtype)
+        if lower.combine in ("argmax", "argmin") and any(s.op == "scan" and s.attr("reverse") for s in self.body):
+            raise CannotInline(node, "the first of equals, in a kernel that scans its columns in reverse")
         refused = lower.nonempty and node.attrs.get("empty", "error") == "error"
         return self._emit(f"{lower.combine}_cols", (value,), node.dtype, attrs=(("empty", "error"),) if refused else ())
+
+    def _scan(self, node: Node, lower: Scan, index: tuple[Index, ...]) -> str:
+        """A scan of the kernel's columns, read at its own row and column."""
+        axis, reverse, columns = node.attrs["axis"], node.attrs["reverse"], self.domain.columns
+        own = [i.variable for i, size in zip(index, node.shape, strict=True) if size != 1]
+        if None in own or len(set(own)) < len(own) or any(v.startswith("%") for v in own if v):
+            raise CannotInline(node, "it is read at another row or column than its own")
+        if node.shape[axis] == 1:
+            columns = ()
+        elif [index[axis].variable] != [f"i{c}" for c in columns]:
+            raise CannotInline(node, "it is scanned along another axis than the kernel's columns")
+        if any(s.op == "scan" and s.attr("reverse") is not reverse for s in self.body):
+            raise CannotInline(node, "a kernel scans its columns in one direction")
+        if reverse and any(s.op in ("argmax_cols", "argmin_cols") for s in self.body):
+            raise CannotInline(node, "the first of equals, in a kernel that scans its columns in reverse")
+        guard, self.guard = self.guard, ""  # it combines columns that a reader masks, too
+        try:
+            values = [self._value(o, index, 0) for o in node.operands]
+        finally:
+            self.guard = guard
+        if lower.combine not in ("argmax", "argmin"):
+            values = [v if self._dtype(v) is node.dtype else self.cast(v, node.dtype) for v in values]
+        if not columns:  # of one element
+            return self.number(0, node.dtype) if lower.combine in ("argmax", "argmin") else values[-1]
+        return self._emit("scan", values, node.dtype, attrs=(("combine", lower.combine), ("reverse", reverse)))
 
     # -- roots ---------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from ...errors import InvalidProblem
 from ...ir.dims import evaluate, symbols
 from ...ir.graph import Graph, input_node, rebuild
 from ...ir.node import Node, Note
-from ...ir.op import Library, Reduction, Scatter
+from ...ir.op import Library, Reduction, Scan, Scatter
 from ...ir.scan import LONGEST_NAME, suffixed
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import moves
@@ -117,7 +117,7 @@ def _why(node: Node) -> str:
 
 
 def _never_twice(node: Node) -> bool:
-    return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Reduction | Scatter)
+    return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Reduction | Scan | Scatter)
 
 
 def _always_kept(node: Node) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...ir.dims import Size
 from ...ir.graph import Graph
 from ...ir.node import Node
-from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scatter
+from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.statement import Index
 from ...ir.walk import reachable
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
@@ -324,7 +324,7 @@ class Scheduler:
     def own_space(self, node: Node) -> tuple[Sequence[Size], tuple[int, ...] | None]:
         """Iteration space and columns of a kernel for this node alone."""
         shape = self.source(node).shape
-        if not isinstance(lowering(node), Reduction):
+        if not isinstance(lowering(node), Reduction | Scan):
             return shape, None
         return shape, self.columns_for(node, shape)
 
@@ -334,10 +334,12 @@ class Scheduler:
         return axis if isinstance(axis, tuple) else (axis,)
 
     def columns_for(self, node: Node, shape: Sequence[Size]) -> tuple[int, ...]:
-        """Trailing reduced axes are walked along; leading ones are summed across rows, with the last axis as the
-        columns.
+        """Scanned and trailing reduced axes are walked along; leading ones are summed across rows, with the last axis
+        as the columns.
         """
         gone = tuple(a for a in self.reduced(node) if shape[a] != 1)
+        if isinstance(lowering(node), Scan):
+            return gone
         kept = [a for a in range(len(shape)) if shape[a] != 1 and a not in gone]
         if lowering(node).combine != "sum" or not gone:
             return gone
@@ -355,7 +357,7 @@ class Scheduler:
             group.domain.cols is not None and alike(real(self.source(node).shape), group.rows)
         ):
             return other
-        if isinstance(lowering(node), Reduction) and group.domain.cols is None:
+        if isinstance(lowering(node), Reduction | Scan) and group.domain.cols is None:
             wanted = self.columns_for(node, self.source(node).shape)
             dims = [d for d, s in enumerate(self.source(node).shape) if s != 1]
             mapped = tuple(group.domain.real[dims.index(a)] for a in wanted)
@@ -364,7 +366,7 @@ class Scheduler:
             if any(level == "row" for level in group.placed.values()) or any(
                 not axes & {f"i{d}" for d in mapped} for axes in group.walked
             ):
-                return CannotInline(node, "the kernel's columns are not what is summed")
+                return CannotInline(node, "the kernel's columns are not what is summed or scanned")
             before = len(self.trail)
             self.trail.append(functools.partial(group.restore, group.state()))
             group.builder.domain = group.domain = IterationSpace(group.domain.shape, mapped)
@@ -434,6 +436,8 @@ class Scheduler:
                     return None  # one visiting order per kernel
                 return "accum"
             return None
+        if isinstance(lower, Scan) and not self.along_columns(node, group):
+            return None
         if alike(space, group.real):
             return "element"
         return "row" if group.domain.cols is not None and alike(space, group.rows) else None
@@ -444,11 +448,20 @@ class Scheduler:
         if isinstance(lower, Scatter):
             fits = alike(space, group.real) or alike(space, group.rows)
             return "a kernel visits its rows in one order" if fits else "another iteration space"
+        if isinstance(lower, Scan) and alike(space, group.real):
+            return "a scan goes along the columns of a row"
         if not isinstance(lower, Reduction) or not alike(space, group.real):
             return "another iteration space"
         if lower.combine != "sum":
             return f"{lower.combine} goes along the columns of a row, only sums are combined across rows"
         return "a kernel visits its rows in one order, and reduces along its columns or across its rows"
+
+    def along_columns(self, node: Node, group: Group) -> bool:
+        """Whether a scan goes along a group's columns, or along an axis of one element."""
+        if not alike(real(node.shape), group.real):
+            return False
+        gone = self.reduced_dims(node, group)
+        return not gone or (group.domain.cols is not None and gone == set(group.domain.columns))
 
     def is_ordered(self, node: Node, group: Group) -> bool:
         return (

@@ -111,6 +111,13 @@ def _old_softmax(function: Any) -> Any:
     return softmax
 
 
+def _running(values: Any, places: Any) -> Any:
+    def extremum(x: Node, axis: int) -> tuple[Node, Node]:
+        return values(x, axis=axis), places(x, axis=axis)
+
+    return extremum
+
+
 LINES: dict[str, Any] = {
     "aten.sum.default": lambda x, *, dtype=None: _sum(x, dtype=dtype),
     "aten.sum.dim_IntList": _sum,
@@ -132,6 +139,11 @@ LINES: dict[str, Any] = {
     "aten.all.default": _all,
     "aten.all.dim": _all,
     "aten.all.dims": _all,
+    "aten.cumsum.default": lambda x, axis, *, dtype=None: ops.cumsum(x, axis=axis, dtype=dtype),
+    "aten.cumprod.default": lambda x, axis, *, dtype=None: ops.cumprod(x, axis=axis, dtype=dtype),
+    "aten.cummax.default": _running(ops.cummax, ops.cumargmax),
+    "aten.cummin.default": _running(ops.cummin, ops.cumargmin),
+    "aten.logcumsumexp.default": lambda x, axis: ops.logcumsumexp(x, axis=axis),
     "aten.var.correction": _spread_of(ops.var),
     "aten.logsumexp.default": lambda x, axis, keepdim=False: ops.logsumexp(x, axis=_axes(x, axis), keepdims=keepdim),
     "aten.softmax.int": _softmax(ops.softmax),
