@@ -42,6 +42,7 @@ _MODULES = (
     "scatters",
     "sparse",
     "sample",
+    "sorts",
     "random",
 )
 for _module in _MODULES:  # importing a module registers its records
