@@ -64,6 +64,6 @@ def sort_functions(program: Program, calls: Sequence[Call]) -> list[str]:
     """The sorts that a program calls: one for each dtype of keys."""
     dtypes = {call.args[0].buffer: program.buffer[call.args[0].buffer].type.dtype for call in calls}
     return [
-        render("cpu/argsort.c.j2", key=dtype.name, bits=dtype.bits, item="u64" if dtype.bits == 32 else "u128")
+        render("cpu/argsort.h", key=dtype.name, bits=dtype.bits, item="u64" if dtype.bits == 32 else "u128")
         for dtype in dict.fromkeys(dtypes.values())
     ]

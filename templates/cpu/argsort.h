@@ -1,4 +1,5 @@
-{#- The stable argsort of rows of one type of key.  Every way gives the same positions: no two items are equal. -#}
+{#- The stable argsort of rows of one type of key, rendered for each.  Every way gives the same positions: no two items are
+    equal.  No name of the user's stands in it, so that it reserves none of its local variables' names. -#}
 {% set name = "gradc_argsort_" ~ key %}
 {% set T = name ~ "_item" %}
 {% set A = name ~ "_args" %}
