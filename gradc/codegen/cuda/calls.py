@@ -4,30 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
 
 from ...ir.kernel import Call, Program
-from ...ir.statement import Operand
 from . import products, sorts
-from .actions import Action, Part, Strided
-
-
-class Plan(Protocol):
-    """What a call knows of the launch plan that it is part of."""
-
-    flag: Part
-
-    def part(self, name: str) -> Part: ...
-
-    def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part: ...
-
-    def site(self, number: int) -> int: ...
-
-    def view(self, item: Call, operand: Operand, axes: Sequence[str]) -> Strided: ...
-
-    def result(self, item: Call) -> Strided: ...
+from .actions import Action, Plan
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +20,8 @@ from ...ir.types import dtype as dtype_of
 from ..expr import stored
 from ..index import flatten
 from ..text import standalone
-from .actions import WORKSPACE, Action, Launch, Library, Part, Product, Side, Strided
+from .actions import WORKSPACE, Action, Launch, Library, Part, Plan, Product, Side, Strided
 from .support import element
-
-if TYPE_CHECKING:
-    from .calls import Plan
 
 Array = np.ndarray[Any, Any]
 TILE = 32

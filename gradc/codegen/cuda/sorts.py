@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...ir.kernel import Call, Program
 from ...ir.types import dtype as dtype_of
 from ..text import enumerators, standalone
-from .actions import U32, Action, Launch, Part
+from .actions import U32, Action, Launch, Part, Plan
 from .support import merged_axes
-
-if TYPE_CHECKING:
-    from .calls import Plan
 
 TILE = enumerators("cuda/argsort.cu")["GRADC_ORDER_TILE"]
 THREADS = 256
@@ -57,7 +53,7 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         blocks = rows * -(-n // TILE) if long else -(-rows // (TILE // width))
         numbers = (rows, n, count, width, rows1, step0, step1, keys.strides[-1])
         first = _shifted(keys.part, keys.start + start, keys.part.count - keys.start - start)
-        args = (first, place, run[0], run[1], plan.flag, *numbers, site)
+        args: tuple[Part | int, ...] = (first, place, run[0], run[1], plan.flag, *numbers, site)
         launches.append(Launch(f"gradc_order_tile_{name}", blocks, THREADS, args, (1, 2, 3) if long else (1,)))
         length, (a, b) = TILE, (run[:2], run[2:])
         while length < n:
