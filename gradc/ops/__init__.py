@@ -43,6 +43,7 @@ _MODULES = (
     "sparse",
     "sample",
     "sorts",
+    "quantiles",
     "random",
 )
 for _module in _MODULES:  # importing a module registers its records

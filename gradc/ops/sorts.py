@@ -223,11 +223,21 @@ topk = Function(
 
 
 def _kthvalue(x: Node, k: int, axis: int = -1, keepdims: bool = False) -> tuple[Node, Node]:
+    at = canonical_axis(axis, max(x.rank, 1))
+    _at_most("k", k, 1, x.shape[at] if x.rank else 1)
+    return kth_in_order(x, k, at, keepdims)
+
+
+def kth_in_order(x: Node, k: Size, axis: int, keepdims: bool) -> tuple[Node, Node]:
+    """The k-th smallest element along an axis, and its position."""
     line = x if x.rank else reshaped(x, (1,))
-    axis = canonical_axis(axis, line.rank)
-    _at_most("k", k, 1, line.shape[axis])
-    at = call("slice", order(line, axis, False, k), *_last(line, axis, k))
-    return _picked(x, line, axis, at, keepdims)
+    start, limit, step = _last(line, axis, k)
+    at = call("slice", order(line, axis, False, k), start, limit, step)
+    values = take_along_axis.plain(line, at, axis=axis)
+    if keepdims and x.rank:
+        return values, at
+    shape = without(values.shape, (axis,))
+    return reshaped(values, shape), reshaped(at, shape)
 
 
 def _last(x: Node, axis: int, k: Size) -> tuple[Any, ...]:
@@ -235,15 +245,6 @@ def _last(x: Node, axis: int, k: Size) -> tuple[Any, ...]:
     start = tuple(k - 1 if a == axis else 0 for a in range(x.rank))
     limit = tuple(k if a == axis else n for a, n in enumerate(x.shape))
     return start, limit, (1,) * x.rank
-
-
-def _picked(x: Node, line: Node, axis: int, at: Node, keepdims: bool) -> tuple[Node, Node]:
-    """One element for each row, and its position; ``line`` is x with one axis at least."""
-    values = take_along_axis.plain(line, at, axis=axis, oob="error")
-    if keepdims and x.rank:
-        return values, at
-    shape = without(values.shape, (axis,))
-    return reshaped(values, shape), reshaped(at, shape)
 
 
 kthvalue = Function(
