@@ -938,6 +938,7 @@ TABLE: dict[str, Call] = {
     "flatten": flatten,
     "ravel": flatten,
     "unflatten": unflatten,
+    **{name: getattr(ops, name) for name in "kthvalue median msort nanmedian nanquantile quantile sort topk".split()},
     "movedim": movedim,
     **dict.fromkeys(("narrow", "narrow_copy"), narrow),
     "select": select,
@@ -1236,9 +1237,9 @@ ABSENT: dict[str, str] = {
         " sparse.sampled_addmm to_sparse",
     ),
     **_because(
-        "a scan, a sort or a place in an order",
-        "cummax cummin cumprod cumsum cumulative_trapezoid kthvalue logcumsumexp masked.cumprod masked.cumsum"
-        " masked.median median mode msort nanmedian nanquantile quantile sort topk",
+        "a scan, a place in an order of masked elements or of their number",
+        "cummax cummin cumprod cumsum cumulative_trapezoid logcumsumexp masked.cumprod masked.cumsum masked.median"
+        " mode",
     ),
     **_because(
         "convolutions, pools, norms over a batch and interpolation",
