@@ -322,33 +322,31 @@ def _run_call(step: Call, memory: _Memory) -> None:
             )
         return total
 
-    result = memory.program.buffer[step.out.buffer].type.dtype
-    order = [i.variable for i in step.out.index]
-    inner = [axis for axis in sizes if axis not in order]
-    batch = order[:-2]
+    op, result = REGISTRY[step.op], memory.program.buffer[step.out.buffer].type
 
-    def seen(operand: Operand, own: Sequence[str | None]) -> Array:
+    def seen(operand: Operand, own: Sequence[str]) -> Array:
         array = (
             memory.read(operand.buffer)[tuple(np.asarray(place(i, dict(operand.per))) for i in operand.index)]
             if operand.index
             else memory.read(operand.buffer)
         )
         full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1,) * len(sizes)))
-        keep = [list(sizes).index(a) for a in own if a]
+        keep = [list(sizes).index(a) for a in own]
         drop = tuple(i for i in range(len(sizes)) if i not in keep)
         full = full[tuple(0 if i in drop else slice(None) for i in range(len(sizes)))]
         left = sorted(keep)
         full = np.transpose(full, [left.index(k) for k in keep])
-        values = round_to(np.broadcast_to(full, [sizes[a] for a in own if a]), result, memory.precise)
-        return round_to(values * seen(operand.scale, own), result, memory.precise) if operand.scale else values
+        values = np.broadcast_to(full, [sizes[a] for a in own])
+        if op.contraction:  # it reads operands as the result's dtype
+            values = round_to(values, result.dtype, memory.precise)
+        if operand.scale:
+            values = round_to(values * seen(operand.scale, own), result.dtype, memory.precise)
+        return values
 
-    arrays = [
-        seen(operand, own)
-        for operand, own in zip(step.args, ((*batch, order[-2], *inner), (*batch, *inner, order[-1])), strict=True)
-    ]
-    memory.read(step.out.buffer)[...] = round_to(
-        REGISTRY[step.op].reference(*map(_widened, arrays)), result, memory.precise
-    )
+    arrays = [seen(operand, own) for operand, own in zip(step.args, step.views, strict=True)]
+    shape = result.concrete(memory.bindings)
+    value = op.reference(*map(_widened, arrays), **op.attributes(shape))
+    memory.read(step.out.buffer)[...] = round_to(value, result.dtype, memory.precise)
 
 
 class _KernelRun:

@@ -37,7 +37,8 @@ def _plain(op: Op) -> bool:
     """Whether an op is made of nothing but pointwise ops, broadcasts and sums."""
     graph = open_composites(next(cases(["f32"], [op.name])).graph, lambda _: True)
     return all(
-        isinstance(n.op.lower, Expr) or n.op.name in ("input", "constant", "dim", "broadcast_to", "reshape", "sum")
+        isinstance(getattr(n.op, "lower", None), Expr)
+        or n.op.name in ("input", "constant", "dim", "broadcast_to", "reshape", "sum")
         for n in graph.nodes
         if n.op.name != "input"
     )

@@ -215,6 +215,15 @@ def _bernoulli(p: np.ndarray, key: Any, stream: int) -> np.ndarray:
     return (_rand(key, p.shape, stream, "f64" if p.dtype == np.float64 else "f32") < p).astype(np.float64)
 
 
+def _sort_key(x: Any) -> Any:
+    """The place of a float among all of its dtype, by counting how many steps of one unit lie between it and 0."""
+    wide = np.asarray(x, np.float64 if np.asarray(x).dtype == np.float64 else np.float32)
+    size = wide.dtype.itemsize
+    places = np.abs(wide).view(f"u{size}").astype(object)
+    key = np.where(wide < 0, -places - 1, places)
+    return np.where(np.isnan(wide), 2 ** (8 * size - 1) - 1, np.where(wide == 0, 0, key)).astype(f"i{size}")
+
+
 NUMPY: dict[str, Callable[..., Any]] = {
     "check_index": lambda indices, bound, **_: indices.astype(np.int64),
     "quantize": _quantize,
@@ -225,6 +234,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64),
     "mx_scale": _mx_scale,
     "philox": _philox,
+    "sort_key": _sort_key,
     "random_bits": lambda key, shape, stream: _draws(key, shape, stream).view(np.int64),
     "rand": _rand,
     "randn": _randn,

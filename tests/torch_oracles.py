@@ -676,6 +676,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "amax": _reduction(torch.amax),
     "amin": _reduction(torch.amin),
     "argmax": _arg(torch.argmax),
+    "argsort": lambda x, axis=-1, descending=False: torch.argsort(x, dim=axis, descending=descending, stable=True),
+    "argsort_rows": lambda keys, count: torch.argsort(keys, dim=-1, stable=True)[..., :count],
     "argmin": _arg(torch.argmin),
     "max": _first(torch.max),
     "min": _first(torch.min),
@@ -791,6 +793,16 @@ def _rnn_cell(*tensors: Any, nonlinearity: str = "tanh") -> Any:
     return (torch.rnn_tanh_cell if nonlinearity == "tanh" else torch.rnn_relu_cell)(*tensors)
 
 
+def _middle(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, axis=None, keepdims=False: function(x) if axis is None else tuple(function(x, axis, keepdims))
+
+
+def _quantile(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, q, axis=None, keepdims=False, interpolation="linear": function(
+        x, q, axis, keepdims, interpolation=interpolation
+    )
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
     "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
@@ -809,6 +821,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
     "unsqueeze": lambda x, axis: x.unsqueeze(axis),
+    "sort": lambda x, axis=-1, descending=False: tuple(torch.sort(x, dim=axis, descending=descending, stable=True)),
+    "msort": torch.msort,
+    "topk": lambda x, k, axis=-1, largest=True: tuple(torch.topk(x, k, axis, largest)),
+    "kthvalue": lambda x, k, axis=-1, keepdims=False: tuple(torch.kthvalue(x, k, axis, keepdims)),
+    **{name: _middle(getattr(torch, name)) for name in ("median", "nanmedian")},
+    **{name: _quantile(getattr(torch, name)) for name in ("quantile", "nanquantile")},
     "unflatten": lambda x, axis, sizes: x.unflatten(axis, sizes),
     "var_mean": lambda x, axis=None, keepdims=False, ddof=0: torch.var_mean(x, axis, correction=ddof, keepdim=keepdims),
     "std_mean": lambda x, axis=None, keepdims=False, ddof=0: torch.std_mean(x, axis, correction=ddof, keepdim=keepdims),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from .dims import Assumption, Size, assuming, floordiv, known_nonnegative, same
 from .kernel import Call, Kernel, Program, Step, alternatives
+from .node import REGISTRY
 from .ranges import KernelRanges, Range, constant, inside, of_type, sources
 from .statement import REDUCTIONS, Index, Operand, Stmt
 from .types import I64, Type
@@ -58,6 +59,9 @@ class Elements:
         keys: set[tuple[str, str]] = set()
         values: list[Range] = []
         whole = True
+        if isinstance(step, Call):
+            yield from self.positions(step)
+            return
         for kernel in alternatives(step):
             writes = (
                 [s for s in kernel.body if s.op in ("store", "accum") and self.memory(s.buffer) == memory]
@@ -74,6 +78,12 @@ class Elements:
         if len(keys) == 1:
             (key,) = keys
             yield key, functools.reduce(Range.__or__, values if whole else [*values, self.ranges.get(key, Range())])
+
+    def positions(self, call: Call) -> Iterator[tuple[tuple[str, str], Range]]:
+        """The range of the positions that a library function gives as its result."""
+        operand = REGISTRY[call.op].positions_in
+        if operand is not None:
+            yield self.roots[call.out.buffer], inside(dict(call.axes)[call.views[operand][-1]])
 
 
 def everywhere(kernel: Kernel, s: Stmt, index: tuple[Index, ...], type: Type) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
-from .node import Note
+from .node import REGISTRY, Note
 from .scan import format_note, format_value
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
@@ -278,9 +278,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Call:
-    """A library call as an einsum with named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``.
+    """A library call with named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``.
 
-    Operands of another dtype are converted to the result's dtype, which holds all their values, when they are read.
+    A contraction converts operands of another dtype to the result's dtype, which holds all their values, when it reads
+    them.
     """
 
     name: str
@@ -303,6 +304,18 @@ class Call:
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.out.buffer,)
+
+    @property
+    def result_axes(self) -> list[str]:
+        """The axes of the result, in its order."""
+        return [str(i.variable) for i in self.out.index]
+
+    @property
+    def views(self) -> tuple[tuple[str, ...], ...]:
+        """For each operand, its axes in the order in which the library function takes them."""
+        out = self.result_axes
+        axes: tuple[tuple[str, ...], ...] = REGISTRY[self.op].views(out, [a for a, _ in self.axes if a not in out])
+        return axes
 
     def substitute(self, values: Mapping[str, Size]) -> Call:
         def of(operand: Operand) -> Operand:

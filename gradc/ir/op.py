@@ -2,7 +2,7 @@
 
 Filling in a record registers the op, makes it callable as ``ops.NAME``, documents it and creates its tests.  There are
 four kinds: a :class:`Primitive` has a meaning and a lowering of its own, a :class:`Composite` is made of other ops, a
-:class:`Library` op is a call: of cuBLAS, or of the runtime's matrix product, and a :class:`Function` writes other ops
+:class:`Library` op is a call of a library function (a matrix product, a sort), and a :class:`Function` writes other ops
 where it is called and leaves no node.  What a pass may know of an op is a field
 of its record; outside ``ops/`` only declared rewrite patterns and exact algebra name one.
 """
@@ -533,14 +533,29 @@ class Composite(Op):
 
 @dataclass(frozen=True, eq=False)
 class Library(Op):
-    """An op computed by a library call.
+    """An op computed by a library call.  What the function is on a target, ``CALLS`` of that target says
+    (:mod:`gradc.codegen.cpu.calls`, :mod:`gradc.codegen.cuda.calls`).
 
-    :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call as an einsum with named axes.
+    :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call with named axes.
+    :param views: ``(axes of the result, the other axes) -> axes of each operand``, in the operand's own order.
+    :param contraction: the function adds up products over the axes that its result lacks; it converts operands of
+        narrower dtypes to the result's as it reads them, and scales them.
+    :param attributes: ``(shape of the result) -> attributes``: those of the node, which a call does not carry.
+    :param positions_in: the operand along whose last axis the result's elements are positions.
     """
 
     reference: Any = field(default=None, kw_only=True)
     axes: Any = field(default=None, kw_only=True)
+    views: Callable[[list[str], list[str]], tuple[tuple[str, ...], ...]] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    contraction: bool = field(default=False, kw_only=True)
+    attributes: Callable[[tuple[Any, ...]], Mapping[str, Any]] = field(default=lambda shape: {}, kw_only=True)
+    positions_in: int | None = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (operand := self.positions_in) is not None:
+            object.__setattr__(self, "below", lambda node: node.operands[operand].shape[-1])
 
 
 @dataclass(frozen=True, eq=False)

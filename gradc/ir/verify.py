@@ -363,6 +363,36 @@ class _CallCheck(_StepCheck):
         known = self.axes(call.axes)
         for operand in (*call.operands, call.out):
             self.access(operand, known)
+        if op.contraction:
+            self.contracted(call)
+        self.typed(call, op)
+        self.written(call.reads, written)
+        self.writable(call.out.buffer)
+
+    def typed(self, call: Call, op: Library) -> None:
+        """The op's type rule for the operands as the call sees them gives the result's type."""
+        axes, out = dict(call.axes), self.program.buffer[call.out.buffer].type
+        if any(i.variable not in axes for i in call.out.index) or len(set(call.result_axes)) < out.rank:
+            self.wrong("the index of the result is one axis at each place", f"{call.out.buffer}[")
+        shape = tuple(axes[a] for a in call.result_axes)
+        types = []
+        for operand, own in zip(call.args, call.views, strict=True):
+            used = {v for i in operand.index for v, _ in i.terms} - set(own)
+            if used:
+                self.wrong(f"{call.op} does not go along {min(used)} of {operand.buffer}", f"{operand.buffer}[")
+            if operand.scale and not op.contraction:
+                self.wrong(f"{call.op} scales no operand", f"{operand.scale.buffer}[")
+            dtype = out.dtype if op.contraction else self.program.buffer[operand.buffer].type.dtype
+            types.append(Type(dtype, tuple(axes[a] for a in own)))
+        try:
+            given, _ = op.type_of(types, op.attributes(shape))
+        except TypeRuleError as error:
+            self.wrong(str(error), call.op)
+        if given.dtype is not out.dtype or not all(map(same, given.shape, shape)):
+            self.wrong(f"the result is {given}, and {call.out.buffer} is {out}", f"{call.out.buffer}[")
+
+    def contracted(self, call: Call) -> None:
+        """Operands that are converted and scaled as they are read."""
         own = self.program.buffer[call.out.buffer].type.dtype
         for operand in call.args:
             dtype = self.program.buffer[operand.buffer].type.dtype
@@ -384,8 +414,6 @@ class _CallCheck(_StepCheck):
                     f" {own}",
                     operand.scale.buffer,
                 )
-        self.written(call.reads, written)
-        self.writable(call.out.buffer)
 
 
 class _KernelCheck(_StepCheck):

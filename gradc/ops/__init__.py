@@ -49,6 +49,8 @@ _MODULES = (
     "linear_loss",
     "sparse",
     "sample",
+    "sorts",
+    "quantiles",
     "random",
 )
 for _module in _MODULES:  # importing a module registers its records

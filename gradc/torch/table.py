@@ -21,6 +21,7 @@ FAMILIES = (
     "shapes",
     "indexing",
     "reductions",
+    "sorts",
     "products",
     "windows",
     "normalizations",

@@ -35,6 +35,16 @@ GRADC_FN f32 copysign_f32(f32 magnitude, f32 sign) {
     return f32_of_bits((bits_of_f32(magnitude) & 0x7fffffffu) | (bits_of_f32(sign) & 0x80000000u));
 }
 
+/* Integers in the order of the floats, all NaN as the largest; -0.0 is 0.0. */
+GRADC_FN i32 sort_key_f32(f32 x) {
+    i32 bits = (i32)bits_of_f32(x);
+    return x != x ? 0x7fffffff : x == 0 ? 0 : bits ^ (bits >> 31 & 0x7fffffff);
+}
+GRADC_FN i64 sort_key_f64(f64 x) {
+    i64 bits = (i64)bits_of_f64(x);
+    return x != x ? 0x7fffffffffffffff : x == 0 ? 0 : bits ^ (bits >> 63 & 0x7fffffffffffffff);
+}
+
 /* ---- functions with one definition for f32 and f64 ---------------------------------------------------------- */
 
 #define GRADC_FLOAT(F, S)                                                                                            \

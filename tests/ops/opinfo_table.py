@@ -718,6 +718,7 @@ TABLE: dict[str, Call] = {
     "ravel": ops.flatten,
     "unflatten": ops.unflatten,
     "movedim": lambda x, *axes: ops.movedim(x, *axes) if x.rank else x,
+    **{name: getattr(ops, name) for name in "kthvalue median msort nanmedian nanquantile quantile sort topk".split()},
     **dict.fromkeys(("narrow", "narrow_copy"), narrow),
     "select": select,
     "slice": _cut,
@@ -1071,8 +1072,8 @@ ABSENT: dict[str, str] = {
         "as_strided.partial_views masked_select sparse.mm.reduce sparse.sampled_addmm to_sparse",
     ),
     **_because(
-        "a sort or a place in an order",
-        "kthvalue masked.median median mode msort nanmedian nanquantile quantile sort topk",
+        "a place in an order of masked elements or of their number",
+        "masked.median mode",
     ),
     **_because("antialiasing", "_upsample_bilinear2d_aa"),
     **_because(

@@ -1,13 +1,14 @@
-"""Matrix products: calls of the runtime's library."""
+"""Matrix products: calls of the runtime's library, and how a call sees its operands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...errors import InternalError, Unsupported
+from ...errors import Unsupported
 from ...ir.dims import Size, product
 from ...ir.kernel import Call, Program
+from ...ir.node import REGISTRY
 from ...ir.statement import Operand
 from ...ir.types import F32, F64, DType
 from ..expr import converted, loaded, stored
@@ -116,34 +117,14 @@ def product_call(
     :param checked: whether what it touches is looked at first.
     """
     sizes = dict(call.axes)
-    out_axes = [i.variable for i in call.out.index]
-    inner = [a for a in sizes if a not in out_axes]
-    if len(inner) != 1 or any(a is None for a in out_axes):
-        raise InternalError(f"{call.name} is no matrix product")
-    batch, (m, n), (k,) = [str(a) for a in out_axes[:-2]], [str(a) for a in out_axes[-2:]], inner
+    *batch, m, k = call.views[0]
+    n = call.result_axes[-1]
     dtype = program.buffer[call.out.buffer].type.dtype
     if dtype not in (F32, F64):
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
 
     def view(operand: Operand | None) -> OperandView:
-        if operand is None:
-            return _ABSENT
-        type_ = program.buffer[operand.buffer].type
-        flat = flatten(operand.index, type_.shape)
-        first = over_dims(flat.const)
-        return OperandView(
-            at=f"(const char *)buf[{place[operand.buffer]}] + ({first}) * {type_.dtype.itemsize}",
-            first=first,
-            count=over_dims(product(type_.shape)),
-            steps={axis: over_dims(step) for axis, step in flat.terms},
-            groups={axis: over_dims(size) for axis, size in operand.per},
-            item_bytes=type_.dtype.itemsize,
-            reader="0" if type_.dtype is dtype else _reader_name(type_.dtype, dtype),
-        )
-
-    def extent(operand: OperandView, axes: list[str]) -> Extent:
-        extents = (f"gradc_chunks({over_dims(sizes[a])}, {operand.group(a)})" for a in axes)
-        return Extent(operand.first, operand.count, tuple(extents), tuple(operand.step(a) for a in axes))
+        return operand_view(operand, program, place, over_dims, dtype) if operand else _ABSENT
 
     left, right = call.args
     a, b, a_scale, b_scale = (view(o) for o in (left, right, left.scale, right.scale))
@@ -158,8 +139,32 @@ def product_call(
         k=over_dims(sizes[k]),
         matrices=(_matrix(a, a_scale, m, k), _matrix(b, b_scale, k, n)),
         out=place[call.out.buffer],
-        extents=tuple(extent(operand, axes) for operand, axes in touched),
+        extents=tuple(extent(operand, {a: over_dims(sizes[a]) for a in axes}) for operand, axes in touched),
     )
+
+
+def operand_view(
+    operand: Operand, program: Program, place: Mapping[str, int], over_dims: Callable[[Size], str], dtype: DType
+) -> OperandView:
+    """An operand of a call that takes elements of ``dtype``."""
+    type_ = program.buffer[operand.buffer].type
+    flat = flatten(operand.index, type_.shape)
+    first = over_dims(flat.const)
+    return OperandView(
+        at=f"(const char *)buf[{place[operand.buffer]}] + ({first}) * {type_.dtype.itemsize}",
+        first=first,
+        count=over_dims(product(type_.shape)),
+        steps={axis: over_dims(step) for axis, step in flat.terms},
+        groups={axis: over_dims(size) for axis, size in operand.per},
+        item_bytes=type_.dtype.itemsize,
+        reader="0" if type_.dtype is dtype else _reader_name(type_.dtype, dtype),
+    )
+
+
+def extent(operand: OperandView, sizes: Mapping[str, str]) -> Extent:
+    """What a call touches of an operand.  :param sizes: of the axes it goes along, as C."""
+    extents = (f"gradc_chunks({n}, {operand.group(a)})" for a, n in sizes.items())
+    return Extent(operand.first, operand.count, tuple(extents), tuple(operand.step(a) for a in sizes))
 
 
 def _matrix(operand: OperandView, scale: OperandView, row: str, col: str) -> str:
@@ -174,6 +179,7 @@ def _reader_name(source: DType, target: DType) -> str:
 
 def readers(program: Program, calls: list[Call]) -> list[Reader]:
     """The functions that a program's products read narrower operands with."""
+    calls = [call for call in calls if REGISTRY[call.op].contraction]
     dtypes = {b.name: b.type.dtype for b in program.buffers}
     pairs = {(dtypes[o.buffer], dtypes[call.out.buffer]): None for call in calls for o in call.operands}
     return [

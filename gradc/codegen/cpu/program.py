@@ -11,8 +11,9 @@ from ...ir.kernel import Call, Kernel, Program, Select, Step, alternatives
 from ...ir.types import Type
 from ..index import size
 from ..jinja import render
+from .calls import CALLS, CallText
 from .kernel import KernelSource, render_kernel
-from .products import ProductCall, product_call, readers
+from .products import readers
 from .row_memory import cost
 
 PER_UNIT = 8
@@ -57,12 +58,12 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class StepText:
-    """A kernel or a product as the entry runs it.
+    """A kernel or a library call as the entry runs it.
 
     :param number: of the step in the program.
     :param name: of the kernel or the call.
     :param opening, closing: what stands around it where the dims decide whether it runs.
-    :param kernel: the kernel, :param product: or the product.
+    :param kernel: the kernel, :param call: or the call.
     """
 
     number: int
@@ -70,7 +71,7 @@ class StepText:
     opening: str
     closing: str
     kernel: KernelCall | None
-    product: ProductCall | None
+    call: CallText | None
 
 
 def render_program(program: Program) -> Source:
@@ -101,8 +102,9 @@ def render_program(program: Program) -> Source:
         kernels=kernels,
         steps=steps,
         readers=readers(program, calls),
-        workspace_sizes=_sizes(steps, "workspace_bytes", lambda kernel: kernel.has_workspace),
-        thread_sizes=_sizes(steps, "local_bytes", lambda kernel: kernel.has_thread_memory),
+        functions=[text for op in CALLS for text in CALLS[op].functions(program, [c for c in calls if c.op == op])],
+        workspace_sizes=_sizes(steps, "workspace_bytes", lambda k: k.has_workspace, lambda call: call.workspace),
+        thread_sizes=_sizes(steps, "local_bytes", lambda k: k.has_thread_memory, lambda call: call.local),
     )
     texts = {name: kernel.text for name, kernel in kernels.items()}
     return Source(_units(texts, costly, entry), texts, sites)
@@ -124,7 +126,10 @@ def _units(texts: Mapping[str, str], costly: set[str], entry: str) -> tuple[str,
 
 
 def _sizes(
-    steps: Sequence[tuple[int, Sequence[StepText]]], function: str, asked: Callable[[KernelCall], bool]
+    steps: Sequence[tuple[int, Sequence[StepText]]],
+    function: str,
+    asked: Callable[[KernelCall], bool],
+    of_call: Callable[[CallText], str],
 ) -> list[str]:
     """The statements that raise ``most`` to what each step needs, each once."""
     lines: dict[str, None] = {}
@@ -135,6 +140,8 @@ def _sizes(
             if s.kernel and asked(s.kernel):
                 dims = ", ".join(s.kernel.dims) or "0"
                 own = f"most = gradc_max(most, {s.name}_{function}((const i64[]){{ {dims} }}));"
+            elif s.call and of_call(s.call):
+                own = f"most = gradc_max(most, {of_call(s.call)});"
             line += f"{s.opening} {own} {s.closing} " if s.opening else own
         if "most" in line:
             lines[line.strip()] = None
@@ -170,7 +177,8 @@ def _step(
                 source.has_thread_memory,
             )
         else:
-            call = product_call(item, program, place, lambda value: _over(value, dims), knobs.BOUNDS.get())
+            write = CALLS[item.op].write
+            call = write(item, program, place, lambda value: _over(value, dims), knobs.BOUNDS.get())
         chosen = bool(before or guard)
         out.append(
             StepText(number, item.name, f"{before}{guard} {{" if chosen else "", "}" if chosen else "", kernel, call)

@@ -4,11 +4,14 @@ addresses yet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from ...ir.kernel import Call
+from ...ir.statement import Operand
 from ..text import enumerators
 
 WORKSPACE, FLAG = ".workspace", ".flag"
@@ -117,3 +120,19 @@ class Library:
 
 
 Action = Launch | Library
+
+
+class Plan(Protocol):
+    """What a library call knows of the launch plan that it is part of."""
+
+    flag: Part
+
+    def part(self, name: str) -> Part: ...
+
+    def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part: ...
+
+    def site(self, number: int) -> int: ...
+
+    def view(self, item: Call, operand: Operand, axes: Sequence[str]) -> Strided: ...
+
+    def result(self, item: Call) -> Strided: ...

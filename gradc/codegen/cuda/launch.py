@@ -8,7 +8,7 @@ addresses and runs the steps in order, now or into a graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -22,10 +22,10 @@ from ...passes.reductions.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTE
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
 from ..text import enumerators
-from .actions import FLAG, FLAG_WORDS, U8, U32, U64, WORKSPACE, Action, Launch, Part, Product, Strided
+from .actions import FLAG, FLAG_WORDS, U8, U32, U64, WORKSPACE, Action, Launch, Library, Part, Strided
+from .calls import CALLS
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
-from .products import launches_of, library_of
 from .render import rebind
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 
@@ -167,17 +167,14 @@ class LaunchPlan:
         self.scratch_size = max(
             (self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0
         )
-        products = [self.product(s, n) for n, s in enumerate(self.steps) if isinstance(s, Call)]
-        self.scratch_size = max([self.scratch_size, *(align(p.out.part.nbytes) for p in products if self.kept(p))])
+        calls = [(n, s) for n, s in enumerate(self.steps) if isinstance(s, Call)]
+        self.scratch_size = max([self.scratch_size, *(align(CALLS[s.op].scratch(self, s, n)) for n, s in calls)])
         self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks), U64)
-        self.library = Part(
-            WORKSPACE,
-            total + self.scratch_size + align(self.flag.nbytes),
-            library if any(map(library_of, products)) else 0,
-            U8,
-        )
-        self.workspace = self.library.start + self.library.nbytes
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
+        asked = any(isinstance(action, Library) for actions in self.actions for action in actions)
+        start = total + self.scratch_size + align(self.flag.nbytes)
+        self.library = Part(WORKSPACE, start, library if asked else 0, U8)
+        self.workspace = self.library.start + self.library.nbytes
 
     def kernel(self, item: Kernel) -> CudaKernel:
         """A step's functions over its own dims: steps of one structure share a name and a text."""
@@ -221,7 +218,7 @@ class LaunchPlan:
     def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
         """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
         if isinstance(item, Call):
-            return self.multiplied(self.product(item, number))
+            return CALLS[item.op].actions(self, item, number)
         kernel = self.kernel(item)
         sizes = self.sizes(kernel)
         actions: list[Action] = []
@@ -325,56 +322,20 @@ class LaunchPlan:
         )
         return launches
 
-    def kept(self, product: Product) -> bool:
-        """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and
-        an output would be overwritten.
-        """
-        return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+    def view(self, item: Call, operand: Operand, axes: Sequence[str]) -> Strided:
+        """An operand of a call, seen with axes of the call."""
+        sizes = dict(item.axes)
+        shape = tuple(evaluate(sizes[a], self.dims) for a in axes)
+        flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
+        steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
+        strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
+        return Strided(self.part(operand.buffer), shape, strides, 0 if 0 in shape else at)
 
-    def multiplied(self, product: Product) -> list[Action]:
-        """By the library where it takes the product, else by a kernel of ours."""
-        out = product.out
-        if 0 in out.shape:
-            return []
-        taken_by = library_of(product)
-        if taken_by is None:
-            return [*launches_of(product, self.flag)]
-        if not self.kept(product):
-            return [taken_by]
-        first = self.space(0, out.part.count, out.part.dtype)
-        each = out.part.dtype.itemsize
-        keep = Launch(
-            f"gradc_keep_{each}",
-            min(chunks(out.part.count, 1024), 1 << 16),
-            256,
-            (first, out.part, out.part.count, self.flag, product.site),
-            (1,),
-        )
-        return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
-
-    def product(self, item: Call, number: int) -> Product:
-        """A matrix product, its operands seen with the call's axes."""
-        sizes = {axis: evaluate(size, self.dims) for axis, size in item.axes}
-        order = [str(i.variable) for i in item.out.index]
-        (inner,) = [axis for axis in sizes if axis not in order]
-        *batch, m, n = order
-
-        def view(operand: Operand, axes: Sequence[str]) -> Strided:
-            part = self.part(operand.buffer)
-            flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
-            steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
-            strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
-            shape = tuple(sizes[a] for a in axes)
-            return Strided(part, shape, strides, 0 if 0 in shape else at)
-
-        shape = tuple(sizes[a] for a in order)
-        strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-        return Product(
-            view(item.args[0], [*batch, m, inner]),
-            view(item.args[1], [*batch, inner, n]),
-            Strided(self.part(item.out.buffer), shape, strides),
-            self.site(number),
-        )
+    def result(self, item: Call) -> Strided:
+        """The result of a call, contiguous."""
+        sizes = dict(item.axes)
+        shape = tuple(evaluate(sizes[a], self.dims) for a in item.result_axes)
+        return Strided(self.part(item.out.buffer), shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))))
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:

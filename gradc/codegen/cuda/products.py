@@ -20,7 +20,7 @@ from ...ir.types import dtype as dtype_of
 from ..expr import stored
 from ..index import flatten
 from ..text import standalone
-from .actions import Launch, Library, Part, Product, Side, Strided
+from .actions import WORKSPACE, Action, Launch, Library, Part, Plan, Product, Side, Strided
 from .support import element
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +46,48 @@ def library_of(product: Product) -> Library | None:
     if a is None or b is None or max(m, n, k, batch, a.leading, b.leading) > _MOST:
         return None
     return Library(product, m, n, k, batch, a, b)
+
+
+def product_of(plan: Plan, call: Call, number: int) -> Product:
+    """A call's matrix product."""
+    a, b = (plan.view(call, operand, axes) for operand, axes in zip(call.args, call.views, strict=True))
+    return Product(a, b, plan.result(call), plan.site(number))
+
+
+def kept(product: Product) -> bool:
+    """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and an
+    output would be overwritten.
+    """
+    return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+
+
+def scratch_of(plan: Plan, call: Call, number: int) -> int:
+    """Bytes of scratch of a call."""
+    product = product_of(plan, call, number)
+    return product.out.part.nbytes if kept(product) else 0
+
+
+def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
+    """A call by the library where it takes the product, else by a kernel of ours."""
+    product = product_of(plan, call, number)
+    out = product.out
+    if 0 in out.shape:
+        return []
+    taken_by = library_of(product)
+    if taken_by is None:
+        return [*launches_of(product, plan.flag)]
+    if not kept(product):
+        return [taken_by]
+    first = plan.space(0, out.part.count, out.part.dtype)
+    each = out.part.dtype.itemsize
+    keep = Launch(
+        f"gradc_keep_{each}",
+        min(-(-out.part.count // 1024), 1 << 16),
+        256,
+        (first, out.part, out.part.count, plan.flag, product.site),
+        (1,),
+    )
+    return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
 
 
 def _side(operand: Strided, step: int) -> Side | None:
@@ -129,11 +171,10 @@ def multiplied(a: Array, b: Array) -> Array:
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def support(program: Program) -> str:
+def support(program: Program, calls: Sequence[Call]) -> str:
     """What a program's products need of us: the kernel for those that the library may not take, the copy where checks
     come before one.
     """
-    calls = [step for step in program.steps if isinstance(step, Call)]
     own = sorted(
         {program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)}
     )
@@ -169,9 +210,8 @@ def _library_surely(program: Program, call: Call) -> bool:
     if program.buffer[call.out.buffer].type.dtype.name not in LIBRARY:
         return False
     sizes = dict(call.axes)
-    order = [str(i.variable) for i in call.out.index]
-    (inner,) = [axis for axis in sizes if axis not in order]
-    *batch, m, n = order
+    *batch, m, inner = call.views[0]
+    n = call.result_axes[-1]
 
     def strides(operand: Operand) -> dict[str, Size]:
         return dict(flatten(operand.index, program.buffer[operand.buffer].type.shape).terms)

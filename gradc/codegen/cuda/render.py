@@ -16,8 +16,8 @@ from ...ir.types import Type
 from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
+from .calls import support
 from .kernel import CudaKernel, Stage, own_dims
-from .products import support
 from .rows import Writer
 from .tasks import STRIP
 

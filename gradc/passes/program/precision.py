@@ -50,7 +50,7 @@ def precision_of(program: Program, target: str) -> Precision:
                         math.add(s.dtype.name)
                         if _adds_up(s):
                             sums.add(s.dtype.name)
-            elif isinstance(item, Call):
+            elif isinstance(item, Call) and REGISTRY[item.op].contraction:
                 calls = True
                 dtype = program.buffer[item.out.buffer].type.dtype
                 if dtype.is_float:

@@ -107,7 +107,9 @@ def partition(
 
 def _why(node: Node) -> str:
     kind = (
-        "a matrix product"
+        "a library call"
+        if isinstance(node.op, Library) and not node.op.contraction
+        else "a matrix product"
         if isinstance(node.op, Library)
         else "a reduction"
         if _never_twice(node)

@@ -14,6 +14,7 @@ from ...codegen.text import CODES, enumerators
 from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Program
+from ...ir.node import REGISTRY
 from ...passes.program.plan_buffers import slot_sizes
 from ...process.forks import held_off
 from . import pool
@@ -105,7 +106,9 @@ class CpuProgram:
                 (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
             )
             products = [
-                self.program.buffer[step.out.buffer].type.dtype for step in self.program.steps if isinstance(step, Call)
+                self.program.buffer[step.out.buffer].type.dtype
+                for step in self.program.steps
+                if isinstance(step, Call) and REGISTRY[step.op].contraction
             ]
             packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
             local = int(self.library.gradc_local_bytes(values)) + packs

@@ -1,0 +1,57 @@
+"""The library functions that a program's calls name: how each is written in C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir.dims import Size
+from ...ir.kernel import Call, Program
+from .products import product_call
+from .sorts import sort_call, sort_functions
+
+
+@dataclass(frozen=True)
+class CallText:
+    """A call as the entry runs it.
+
+    :param template: the statements of the call, over ``p``.
+    :param arguments: ``p``; its ``extents`` are what GRADC_BOUNDS looks at first.
+    :param workspace: bytes of the workspace that it needs, as C, or "".
+    :param local: bytes that each thread keeps for it, as C, or "".
+    """
+
+    template: str
+    arguments: Any
+    workspace: str = ""
+    local: str = ""
+
+
+@dataclass(frozen=True)
+class CpuCall:
+    """A library function.
+
+    :param write: ``(call, program, place of each buffer's memory, size -> C, whether accesses are checked)``.
+    :param functions: what stands above the entry for all calls of it in a program.
+    """
+
+    write: Callable[[Call, Program, Mapping[str, int], Callable[[Size], str], bool], CallText]
+    functions: Callable[[Program, Sequence[Call]], list[str]] = lambda program, calls: []
+
+
+def _product(
+    call: Call, program: Program, place: Mapping[str, int], over_dims: Callable[[Size], str], checked: bool
+) -> CallText:
+    return CallText("cpu/product.c.j2", product_call(call, program, place, over_dims, checked))
+
+
+def _sort(
+    call: Call, program: Program, place: Mapping[str, int], over_dims: Callable[[Size], str], checked: bool
+) -> CallText:
+    made = sort_call(call, program, place, over_dims, checked)
+    return CallText("cpu/argsort_call.c.j2", made, made.bytes("workspace"), made.bytes("local"))
+
+
+CALLS = {"matmul": CpuCall(_product), "argsort_rows": CpuCall(_sort, sort_functions)}
+"""The functions by the name of their op."""

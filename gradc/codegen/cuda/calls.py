@@ -1,0 +1,38 @@
+"""The library functions that a program's calls name: what each does on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...ir.kernel import Call, Program
+from . import products, sorts
+from .actions import Action, Plan
+
+
+@dataclass(frozen=True)
+class CudaCall:
+    """A library function.
+
+    :param scratch: ``(plan, call, number of its step)`` -> bytes of scratch.
+    :param actions: the same -> what is started.
+    :param text: ``(program, calls)`` -> the CUDA functions of all calls of it in a program.
+    """
+
+    scratch: Callable[[Plan, Call, int], int]
+    actions: Callable[[Plan, Call, int], list[Action]]
+    text: Callable[[Program, Sequence[Call]], str]
+
+
+CALLS = {
+    "matmul": CudaCall(products.scratch_of, products.actions_of, products.support),
+    "argsort_rows": CudaCall(sorts.scratch_of, sorts.actions_of, sorts.support),
+}
+"""The functions by the name of their op."""
+
+
+def support(program: Program) -> str:
+    """The CUDA functions that a program's calls need."""
+    calls = [step for step in program.steps if isinstance(step, Call)]
+    texts = [function.text(program, [c for c in calls if c.op == op]) for op, function in CALLS.items()]
+    return "\n".join(text for text in texts if text)

@@ -1,0 +1,188 @@
+"""Elements by their rank: medians and quantiles, read from the sorted rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..errors import TypeRuleError
+from ..ir.node import Node, call
+from ..ir.op import BadSample, Function, Sample
+from ..ir.types import I64
+from .indexing import take_along_axis
+from .movement import transpose
+from .pointwise import eq, floor, logical_and, maximum, ne, where
+from .reduce import sum
+from .rounding import ceil
+from .rules import canonical_axis, converted, full, reshaped, spread, without, zeros_like
+from .sorts import kth_in_order, order
+
+Interpolation = Literal["linear", "lower", "higher", "midpoint", "nearest"]
+
+
+def _line(x: Node, axis: int | None) -> tuple[Node, int]:
+    """x with one axis at least, all as one where ``axis`` is None, and the axis."""
+    line = reshaped(x, (x.type.count,)) if axis is None or not x.rank else x
+    at = canonical_axis(axis if axis is not None else 0, line.rank)
+    if line.shape[at] == 0:
+        raise TypeRuleError("the median of no elements")
+    return line, at
+
+
+def _numbers(line: Node, axis: int) -> Node:
+    """How many elements of each row are no NaN, i64, the axis kept as 1."""
+    count = sum.plain(eq(line, line), axis=(axis,))
+    return reshaped(count, tuple(1 if a == axis else n for a, n in enumerate(line.shape)))
+
+
+def _at_rank(line: Node, axis: int, ranks: Node, keepdims: bool) -> tuple[Node, Node]:
+    """The element of each row whose rank is given, and its position."""
+    at = take_along_axis.plain(order(line, axis, False), ranks, axis=axis, oob="clamp")
+    values = take_along_axis.plain(line, at, axis=axis, oob="clamp")
+    if keepdims:
+        return values, at
+    shape = without(values.shape, (axis,))
+    return reshaped(values, shape), reshaped(at, shape)
+
+
+def _median(x: Node, axis: int | None = None, keepdims: bool = False) -> Node | tuple[Node, Node]:
+    line, at = _line(x, axis)
+    size = line.shape[at]
+    if line.dtype.is_float:
+        numbers = _numbers(line, at)
+        whole = call("dim", size=size)
+        middle = call("dim", size=(size - 1) // 2)
+        # a NaN makes the median NaN: the first stands behind all numbers
+        ranks = where(eq(numbers, spread(whole, numbers.shape)), spread(middle, numbers.shape), numbers)
+        found = _at_rank(line, at, ranks, keepdims and bool(x.rank))
+    else:
+        found = kth_in_order(x if axis is not None else line, (size - 1) // 2 + 1, at, keepdims)
+    return found if axis is not None else found[0]
+
+
+def _nanmedian(x: Node, axis: int | None = None, keepdims: bool = False) -> Node | tuple[Node, Node]:
+    if not x.dtype.is_float:
+        return _median(x, axis, keepdims)
+    line, at = _line(x, axis)
+    numbers = _numbers(line, at)
+    ranks = call("floordiv", maximum(numbers - 1, zeros_like(numbers)), full(2, numbers))
+    found = _at_rank(line, at, ranks, keepdims and bool(x.rank))
+    return found if axis is not None else found[0]
+
+
+_MEDIANS = (
+    Sample(("F[5]",), draw=("distinct",)),
+    Sample(("F[3,4]",), {"axis": 1}, draw=("distinct",)),
+    Sample(("F[4,N]",), {"axis": 0, "keepdims": True}, draw=("distinct",)),
+)
+_BAD = (BadSample(("f32[2,3]",), {"axis": 2}, match="axis=2"), BadSample(("f32[0]",), match="no elements"))
+median = Function(
+    "median",
+    write=_median,
+    samples=_MEDIANS,
+    bad=_BAD,
+    doc=(
+        "the median, the lower one of two; along an axis with its position (i64). A NaN makes it NaN; the gradient goes"
+        " to the element, the first among equal ones"
+    ),
+    source="torch.median",
+)
+nanmedian = Function(
+    "nanmedian",
+    write=_nanmedian,
+    samples=_MEDIANS,
+    bad=_BAD,
+    doc="the median of what is not NaN; NaN where nothing else is",
+    source="torch.nanmedian",
+)
+
+
+def _quantiles(x: Node, q: Node, axis: int | None, keepdims: bool, interpolation: str, skip_nan: bool) -> Node:
+    line, at = _line(x, axis)
+    if not x.dtype.is_float or q.dtype is not x.dtype:
+        raise TypeRuleError(f"x is {x.dtype} and q {q.dtype}: they are floats of one dtype")
+    if q.rank > 1:
+        raise TypeRuleError(f"q has rank {q.rank}: 0 or 1")
+    size, rank = line.shape[at], line.rank
+    last = (*(a for a in range(rank) if a != at), at)
+    rows = transpose(line, last)
+    rows = take_along_axis.plain(rows, order(rows, rank - 1, False), axis=rank - 1)
+    numbers = _numbers(rows, rank - 1)
+    wide = x.dtype.compute
+    asked = reshaped(q, (q.type.count,))
+    shape = (*rows.shape[:-1], asked.shape[0])
+    top = converted(spread(call("dim", size=size - 1), numbers.shape), wide)
+    if skip_nan:
+        top = converted(maximum(numbers - 1, zeros_like(numbers)), wide)
+    ranks = spread(converted(asked, wide), shape) * spread(top, shape)
+    if not skip_nan:  # behind all numbers stands a NaN, if there is one
+        whole = eq(numbers, spread(call("dim", size=size), numbers.shape))
+        ranks = where(spread(whole, shape), ranks, spread(top, shape))
+    value = _interpolated(converted(rows, wide), ranks, interpolation)
+    value = transpose(converted(value, x.dtype), (rank - 1, *range(rank - 1)))
+    kept = without(line.shape, (at,))
+    if keepdims:
+        kept = (1,) * x.rank if axis is None else tuple(1 if a == at else n for a, n in enumerate(x.shape))
+    return reshaped(value, (*q.shape, *kept))
+
+
+def _interpolated(rows: Node, ranks: Node, interpolation: str) -> Node:
+    """Elements of ascending rows at fractional ranks along the last axis."""
+
+    def at(rank: Node) -> Node:
+        return take_along_axis.plain(rows, converted(rank, I64), axis=rows.rank - 1, oob="clamp")
+
+    low, high = floor(ranks), ceil(ranks)
+    if interpolation == "lower":
+        return at(low)
+    if interpolation == "higher":
+        return at(high)
+    if interpolation == "nearest":
+        return at(call("round", ranks))
+    weight = ranks - low if interpolation == "linear" else full(0.5, ranks)
+    below, above = at(low), at(high)
+    # two equal infinities have no difference
+    between = where(logical_and(ne(low, high), ne(below, above)), (above - below) * weight, zeros_like(below))
+    return below + between
+
+
+def _quantile(
+    x: Node, q: Node, axis: int | None = None, keepdims: bool = False, interpolation: Interpolation = "linear"
+) -> Node:
+    return _quantiles(x, q, axis, keepdims, interpolation, False)
+
+
+def _nanquantile(
+    x: Node, q: Node, axis: int | None = None, keepdims: bool = False, interpolation: Interpolation = "linear"
+) -> Node:
+    return _quantiles(x, q, axis, keepdims, interpolation, True)
+
+
+_ASKED = (
+    Sample(("F[5,3]", "F[]"), {"axis": 0}, draw=("distinct", "unit")),
+    Sample(("F[2,7]", "F[3]"), {"axis": 1, "keepdims": True}, draw=("distinct", "unit")),
+    Sample(("F[4,3]", "F[2]"), {"interpolation": "lower"}, draw=("distinct", "unit")),
+)
+_NO_QUANTILE = (
+    BadSample(("f32[3]", "f64[]"), match="floats of one dtype"),
+    BadSample(("f32[3]", "f32[2,2]"), match="rank 2"),
+    BadSample(("f32[3]", "f32[]"), {"interpolation": "cubic"}, match="interpolation='cubic'"),
+)
+quantile = Function(
+    "quantile",
+    write=_quantile,
+    samples=_ASKED,
+    bad=_NO_QUANTILE,
+    doc=(
+        "the elements at the fractions q of the sorted rows, the axes of q first; a row with a NaN gives NaN."
+        " interpolation: between neighbours linearly, the lower, the higher, their middle, or the nearest"
+    ),
+    source="torch.quantile",
+)
+nanquantile = Function(
+    "nanquantile",
+    write=_nanquantile,
+    samples=_ASKED,
+    bad=_NO_QUANTILE,
+    doc="the quantile of what is not NaN",
+    source="torch.nanquantile",
+)

@@ -1,0 +1,45 @@
+"""Lines of ops that put elements in order, or read them by rank.  Every sort is stable, whether asked for or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import ops
+from ...ir.node import Node
+
+
+def _topk(x: Node, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Node, Node]:
+    return ops.topk(x, k, axis, largest, sorted)  # type: ignore[no-any-return]
+
+
+def _quantile(function: Any) -> Any:
+    def quantile(
+        x: Node,
+        q: Any,
+        axis: int | None = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+    ) -> Node:
+        return function(x, q, axis, keepdim, interpolation)  # type: ignore[no-any-return]
+
+    return quantile
+
+
+LINES: dict[str, Any] = {
+    "aten.sort.default": lambda x, axis=-1, descending=False: ops.sort(x, axis, descending),
+    "aten.sort.stable": lambda x, *, stable=None, dim=-1, descending=False: ops.sort(x, dim, descending),
+    "aten.argsort.default": lambda x, axis=-1, descending=False: ops.argsort(x, axis, descending),
+    "aten.argsort.stable": lambda x, *, stable, dim=-1, descending=False: ops.argsort(x, dim, descending),
+    "aten.msort.default": lambda x: ops.msort(x),
+    "aten.topk.default": _topk,
+    "aten.kthvalue.default": lambda x, k, axis=-1, keepdim=False: ops.kthvalue(x, k, axis, keepdim),
+    "aten.median.default": lambda x: ops.median(x),
+    "aten.median.dim": lambda x, axis, keepdim=False: ops.median(x, axis, keepdim),
+    "aten.nanmedian.default": lambda x: ops.nanmedian(x),
+    "aten.nanmedian.dim": lambda x, axis, keepdim=False: ops.nanmedian(x, axis, keepdim),
+    "aten.quantile.default": _quantile(ops.quantile),
+    "aten.quantile.scalar": _quantile(ops.quantile),
+    "aten.nanquantile.default": _quantile(ops.nanquantile),
+    "aten.nanquantile.scalar": _quantile(ops.nanquantile),
+}
