@@ -87,8 +87,8 @@ linear_cross_entropy = Function(
         BadSample(("f32[2,2,3]", "f32[5,3]", "i64[2,2]"), match="[N, I] or [I]"),
     ),
     doc=(
-        "cross_entropy of input @ linear_weight.T + linear_bias; batch_chunk_size rows at a time where it is given:"
-        " with save='none' no [N, C] is kept"
+        "cross_entropy of input @ linear_weight.T + linear_bias; with batch_chunk_size so many rows at a time, of which"
+        " a forward without gradients holds one [rows, C]; for a gradient all are kept, as every matrix product is"
     ),
     source="torch.nn.functional.linear_cross_entropy",
 )
