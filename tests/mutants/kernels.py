@@ -214,11 +214,11 @@ MUTANTS = (
         ("test_scans -k fused",),
     ),
     Mutant(
-        "scheduler.scanned-axis",
-        "gradc/passes/schedule/scheduler.py",
-        "gone == set(group.domain.columns))",
-        "bool(gone))",
-        "a scan joins a kernel whose columns are another axis",
+        "lower.scan-directions",
+        "gradc/passes/schedule/lower.py",
+        's.op == "scan" and s.attr("reverse") is not reverse for s',
+        's.op == "scans" for s',
+        "scans in two directions share a kernel",
         ("test_scans -k fused",),
     ),
     Mutant(
