@@ -159,7 +159,7 @@ def test_a_symbolic_axis_has_as_many_elements_as_are_asked_for() -> None:
     module = gradc.compile(graph, target="numpy")
     values_, places = module(x=np.arange(10, dtype=np.float32).reshape(2, 5)).values()
     assert places.tolist() == [[4, 3, 2]] * 2 and values_.tolist() == [[4, 3, 2], [9, 8, 7]]
-    with pytest.raises(GradcError, match="N >= 3|assume"):
+    with pytest.raises(GradcError, match="N >= 3"):
         module(x=np.zeros((2, 2), np.float32))
     with pytest.raises(TypeRuleError, match="k=N is not an int"):
         gradc.trace(lambda x: ops.topk(x, x.shape[1]), x="f32[2,N]")
