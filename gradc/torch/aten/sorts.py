@@ -8,10 +8,6 @@ from ... import ops
 from ...ir.node import Node
 
 
-def _topk(x: Node, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Node, Node]:
-    return ops.topk(x, k, axis, largest, sorted)  # type: ignore[no-any-return]
-
-
 def _quantile(function: Any) -> Any:
     def quantile(
         x: Node,
@@ -32,7 +28,7 @@ LINES: dict[str, Any] = {
     "aten.argsort.default": lambda x, axis=-1, descending=False: ops.argsort(x, axis, descending),
     "aten.argsort.stable": lambda x, *, stable, dim=-1, descending=False: ops.argsort(x, dim, descending),
     "aten.msort.default": lambda x: ops.msort(x),
-    "aten.topk.default": _topk,
+    "aten.topk.default": lambda x, k, axis=-1, largest=True, sorted=True: ops.topk(x, k, axis, largest, sorted),
     "aten.kthvalue.default": lambda x, k, axis=-1, keepdim=False: ops.kthvalue(x, k, axis, keepdim),
     "aten.median.default": lambda x: ops.median(x),
     "aten.median.dim": lambda x, axis, keepdim=False: ops.median(x, axis, keepdim),
