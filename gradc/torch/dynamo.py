@@ -346,7 +346,10 @@ def _views_of(
 
 def _writing(node: torch.fx.Node, placeholder: torch.fx.Node) -> _Step:
     def write(values: Values) -> None:
-        values[node] = values["written", placeholder].copy_(values[node])
+        target, value = values["written", placeholder], values[node]
+        if target.shape != value.shape:  # what the first call of an observer does to its buffers
+            target.resize_(value.shape)
+        values[node] = target.copy_(value)
 
     return _Step(write, (node,))
 

@@ -179,3 +179,102 @@ def test_the_report_tells_the_time_of_regions_and_ops() -> None:
     torch._dynamo.reset()
     compiled(function)(x, w)
     assert not report.times and report.rows[0].time is None  # off unless asked for
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_compiled_optimizer_steps(kind: Any, whole: bool) -> None:
+    """``torch.compile(optimizer.step)``, and a training step as one function; beside aot_eager, as Dynamo counts the
+    steps of AdamW in f32.
+    """
+    model = models.seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
+    x = rand(5, 4, grad=False)
+
+    def trained(each: Any, compile: Any) -> list[Any]:
+        optimizer = kind(each.parameters(), lr=0.1)
+        update = optimizer.step if whole else compile(optimizer.step)
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            loss = each(x).square().mean()
+            loss.backward()
+            update()
+            return loss.detach()
+
+        run = compile(step) if whole else step
+        return [run() for _ in range(3)]
+
+    twin = copy.deepcopy(model)
+    ours, theirs = trained(model, compiled), trained(twin, lambda f: torch.compile(f, backend="aot_eager"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-7, atol=1e-7)
+    report = gradc.torch.report()
+    assert report.share > 0.9 and {row.op for row in report.rows} <= {"prims.fma.default"}
+
+
+# -- observers of quantization -----------------------------------------------------------------------------------------
+
+
+class Observer(nn.Module):
+    """A moving average of minima and maxima, and the fake quantization by it, as PT2E's training inserts them.
+
+    :param axis: of the channels; None: per tensor.
+    """
+
+    def __init__(self, axis: int | None) -> None:
+        super().__init__()
+        self.axis = axis
+        shape = () if axis is None else (0,)  # that of channels is found at the first call
+        self.register_buffer("on", torch.ones(1, dtype=torch.int64))
+        self.register_buffer("low", torch.full(shape, float("inf")))
+        self.register_buffer("high", torch.full(shape, float("-inf")))
+        self.register_buffer("scale", torch.ones(1) if axis is None else torch.ones(0))
+        self.register_buffer("zero_point", torch.zeros(1 if axis is None else 0, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.on, self.on, self.low, self.high, self.scale, self.zero_point
+        each, axis = self.axis is not None, self.axis if self.axis is not None else -1
+        return torch.fused_moving_avg_obs_fake_quant(x, *state, 0.01, -128, 127, axis, each, each)
+
+
+class Observed(nn.Module):
+    """Fake-quantized in training mode: observers that write to their buffers, and step sizes that learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.weights, self.inputs = Observer(0), Observer(None)
+        self.steps = nn.Parameter(torch.full((3,), 0.04))
+        self.register_buffer("zeros", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(nn.functional.linear(self.inputs(x), self.weights(self.first.weight), self.first.bias))
+        weight = torch._fake_quantize_learnable_per_channel_affine(
+            self.second.weight, self.steps, self.zeros, 0, -128, 127, (6 * 127) ** -0.5
+        )  # the gradient of a step size is scaled as its paper (LSQ) has it: training is unstable without
+        return nn.functional.linear(hidden, weight, self.second.bias).exp().sin().square().mean()
+
+
+def test_quantization_aware_training_follows_eager() -> None:
+    """20 steps in f32: losses within 1e-4 of eager mode's, observers' buffers (sized by their first call) the same."""
+    model = models.seeded(Observed, torch.float32)
+    twin = copy.deepcopy(model)
+    call = compiled(model)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, twin)]
+    for _ in range(20):
+        x, losses = torch.randn(8, 4), []
+        for run, optimizer in zip((call, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = run(x)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-3, atol=1e-4)
+    assert not torch.equal(model.steps, torch.full((3,), 0.04))
+    assert {row.op for row in gradc.torch.report().rows if "no line" in row.reason} == {
+        "aten._fused_moving_avg_obs_fq_helper_functional.default"
+    }

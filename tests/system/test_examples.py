@@ -55,8 +55,13 @@ LINES = {
         r"1 graphs, 4 ops: 100% in 1 regions of gradc",
         r"the same losses, the same parameters",
     ],
+    "07_sharded_embedding": [
+        r"process 1: 500 of 1000 rows",
+        r"2 graphs, 11 ops: 100% in 2 regions of gradc",
+        r"the same losses, the same table",
+    ],
 }
-WITH_TORCH = {"04_torch_compile", "05_qat_loop", "06_ddp"}
+WITH_TORCH = {"04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
