@@ -166,6 +166,8 @@ def dtypes(op: Op) -> dict[str, tuple[tuple[str, ...], bool]]:
             name = op.operand_names[k] if k < len(op.operand_names) else "operands"
             like = [j for j, other in enumerate(types) if other.dtype is own.dtype]
             for dtype in DTYPES.values():
+                if dtype.name in alone.get(name, ()):
+                    continue  # an earlier sample has shown it
                 if _call(op, [t.with_dtype(dtype) if j == k else t for j, t in enumerate(types)], attrs) is not None:
                     taken.setdefault(name, set()).add(dtype.name)
                     alone.setdefault(name, set()).add(dtype.name)
@@ -304,8 +306,9 @@ def targets(op: Op) -> tuple[str, ...]:
     made = next((n for s in op.samples if (n := _call(op, _types(s), _attributes(op, s))) is not None), None)
     inner = list(_opened(made)) if made is not None else [op]
     numpy = all(getattr(o, "reference", None) is not None for o in inner)
-    cpu = all(isinstance(o, Library) or (isinstance(o, Primitive) and o.lower is not None) for o in inner)
-    return (*(("numpy",) if numpy else ()), *(("cpu",) if cpu else ()))
+    # C and CUDA are written from one lowering
+    lowered = all(isinstance(o, Library) or (isinstance(o, Primitive) and o.lower is not None) for o in inner)
+    return (*(("numpy",) if numpy else ()), *(("cpu", "cuda") if lowered else ()))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

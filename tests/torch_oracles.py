@@ -544,6 +544,12 @@ def _multilabel_margin(x: torch.Tensor, target: torch.Tensor, reduction: str = "
     return _reduced(torch.stack(each).reshape(x.shape[:-1]) if each else x.sum(-1), reduction)
 
 
+def _max_unpool(x: Any, indices: Any, sizes: Any) -> Any:
+    lead = x.shape[: x.ndim - len(sizes)]
+    flat = torch.zeros(*lead, math.prod(sizes), dtype=x.dtype)
+    return flat.scatter(-1, indices.reshape(*lead, -1), x.reshape(*lead, -1)).reshape(*lead, *sizes)
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "standardize": _standardize,
     "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
@@ -557,6 +563,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "overlap_add": lambda x, axis, **attrs: _overlaps(x, axis, **attrs).sum(tuple(range(x.ndim - len(axis), x.ndim))),
     "convolution": _convolution,
     "max_pool": _pool("max"),
+    "max_unpool": _max_unpool,
     "max_pool_indices": lambda x, **attrs: _pool("max")(x, **attrs, return_indices=True)[1],
     "avg_pool": _pool("avg"),
     "add": torch.add,
@@ -586,7 +593,7 @@ TORCH: dict[str, Callable[..., Any]] = {
             "isnan isinf isfinite isposinf isneginf signbit logical_and logical_or logical_xor logical_not logit"
         ).split()
     },
-    **{name: getattr(torch.special, name) for name in ("xlog1py", "entr", "ndtr")},
+    **{name: getattr(torch.special, name) for name in "xlog1py entr ndtr log_ndtr i0 i0e i1 i1e erfcx".split()},
     "lgamma": _lgamma,
     "digamma": lambda x: torch.digamma(x + 20) - sum(1 / (x + k) for k in range(20)),
     "polygamma": _polygamma,
@@ -715,6 +722,42 @@ TORCH: dict[str, Callable[..., Any]] = {
     ),
 }
 
+
+def _as_strided_scatter(x: Any, src: Any, size: Any, stride: Any, storage_offset: int) -> Any:
+    """By scatter: torch's own gradient of the operand is that of the elements which are replaced."""
+    places = torch.arange(x.numel()).as_strided(size, stride, storage_offset)
+    return x.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(x.shape)
+
+
+def _recurrent(name: str) -> Callable[..., Any]:
+    def layers(
+        *tensors: Any, has_biases: bool = True, num_layers: int = 1, bidirectional: bool = False, **more: Any
+    ) -> Any:
+        states = 2 if name == "lstm" else 1
+        x, state, weights = tensors[0], tensors[1 : 1 + states], list(tensors[1 + states :])
+        function = getattr(torch, f"{name}_tanh" if name == "rnn" else name)
+        given = state if states == 2 else state[0]
+        batch_first = more.get("batch_first", False)
+        return function(x, given, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+    return layers
+
+
+def _ctc_loss(x: Any, targets: Any, **attrs: Any) -> Any:
+    """Without the term exp(log_probs) that torch's gradient has more than the derivative."""
+    loss = F.ctc_loss(x, targets, **attrs)
+    extra = (
+        torch.stack([x[:n, k].exp().sum() for k, n in enumerate(attrs["input_lengths"])])
+        if x.ndim == 3
+        else x.exp().sum()
+    )
+    return loss + (extra.detach() - extra)
+
+
+def _rnn_cell(*tensors: Any, nonlinearity: str = "tanh") -> Any:
+    return (torch.rnn_tanh_cell if nonlinearity == "tanh" else torch.rnn_relu_cell)(*tensors)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
     "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
@@ -743,5 +786,33 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "repeat": lambda x, repeats: x.repeat(repeats),
     "repeat_interleave": lambda x, repeats, axis=None: torch.repeat_interleave(x, repeats, axis),
     "roll": lambda x, shifts, axis=None: torch.roll(x, shifts, axis),
+    **{
+        name: getattr(torch, name)
+        for name in ("take masked_fill slice_scatter select_scatter diagonal_scatter as_strided").split()
+    },
+    "index_copy": lambda x, index, source, dim: x.index_copy(dim, index, source),
+    "index_fill": lambda x, index, dim, value: x.index_fill(dim, index, value),
+    "index_reduce": lambda x, index, source, dim, reduce, include_self=True: x.index_reduce(
+        dim, index, source, reduce, include_self=include_self
+    ),
+    "scatter": lambda x, index, dim, src, reduce=None: (
+        x.scatter(dim, index, src)
+        if reduce is None
+        else x.scatter_reduce(dim, index, torch.full(index.shape, src, dtype=x.dtype), "prod")
+    ),  # with reduce, torch's scatter has no gradient
+    "as_strided_scatter": _as_strided_scatter,
+    "put": torch.Tensor.put,
+    "rnn_cell": _rnn_cell,
+    "lstm_cell": lambda x, h, c, *weights: torch.lstm_cell(x, (h, c), *weights),
+    "gru_cell": torch.gru_cell,
+    **{name: _recurrent(name) for name in ("rnn", "lstm", "gru")},
+    "ctc_loss": _ctc_loss,
+    "linear_cross_entropy": lambda x, w, target, bias=None, weight=None, batch_chunk_size=None, **attrs: _cross_entropy(
+        F.linear(x, w, bias), target, weight, **attrs
+    ),
+    "masked_scatter": lambda x, source, mask: x.masked_scatter(torch.from_numpy(mask), source),
+    "index_put": lambda x, indices, values, accumulate=False: x.index_put(
+        tuple(torch.as_tensor(i) for i in indices), torch.tensor(values, dtype=x.dtype), accumulate
+    ),
 }
 """What torch says each function means, whose calls leave no node: as in ``TORCH``; several results are a tuple."""

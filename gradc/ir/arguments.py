@@ -14,6 +14,9 @@ from .operands import adopt
 
 SYNONYMS = (
     ("axis", "dim", "axes", "dims"),
+    ("axis0", "dim0"),
+    ("axis1", "dim1"),
+    ("axis2", "dim2"),
     ("keepdims", "keepdim"),
     ("ddof", "correction"),
     ("x", "input"),

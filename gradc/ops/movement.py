@@ -4,7 +4,7 @@ and nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from .axes import (
     replace_axis_of_transpose,
     reshape_axes,
 )
+from .positions import along_axes, as_index, is_array, without_masks
 from .rules import canonical_axes, canonical_axis, reshaped
 
 _range: Any = slice  # Python's built-in; in this module ``slice`` is an op
@@ -642,18 +643,13 @@ concat = Primitive(
 
 
 def _getitem(x: Node, key: Any) -> Node:
-    """NumPy's basic indexing with ints, slices, None and Ellipsis; an integer node, array or list in their place is a
-    gather along its axis.
+    """NumPy's indexing with ints, slices, None, Ellipsis, and index arrays: nodes, arrays and lists of integers, NumPy
+    arrays of bools.
     """
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if any(map(_is_mask, keys)):
-        raise TypeRuleError(
-            "getitem: x[mask] would have a shape that only the data knows; write ops.where(mask, x, 0) and reduce"
-            " over that, or give the positions as integers"
-        )
-    if isinstance(key, Node | np.ndarray | list):
+    keys = without_masks(list(key) if isinstance(key, tuple) else [key], x.shape)
+    if isinstance(key, Node):
         return call("gather", x, key, axis=0)
-    gathered: list[tuple[int, Any]] = []  # (axis of the result, integer array)
+    gathered: dict[int, Node] = {}  # axis before the arrays are read -> index array
     if sum(k is Ellipsis for k in keys) > 1:
         raise TypeRuleError("getitem: two ellipses")
     used = sum(k is not None and k is not Ellipsis for k in keys)
@@ -673,11 +669,7 @@ def _getitem(x: Node, key: Any) -> Node:
             continue
         size = x.shape[axis]
         if isinstance(k, Node | np.ndarray | list):
-            gathered.append((len(shape), k))
-            if len(gathered) > 1 or any(isinstance(other, int | np.integer | Dim) for other in keys):
-                raise TypeRuleError(
-                    "getitem: one integer array stands beside slices, None and ... alone; gather twice for two"
-                )
+            gathered[len(shape)] = as_index(k, size)
             k = _range(None)
         if isinstance(k, _range):
             stride = 1 if k.step is None else int(k.step)
@@ -696,7 +688,7 @@ def _getitem(x: Node, key: Any) -> Node:
                 raise TypeRuleError(f"getitem: index {k} of a size of {size}")
             high, stride = low + 1, 1
         else:
-            raise TypeRuleError(f"getitem: {k!r} is no index gradc knows (ints, slices, None, ..., one integer array)")
+            raise TypeRuleError(f"getitem: {k!r} is no index gradc knows (ints, slices, None, ..., integer arrays)")
         start.append(low)
         limit.append(high)
         step.append(stride)
@@ -706,18 +698,24 @@ def _getitem(x: Node, key: Any) -> Node:
     if flips:
         x = flip.plain(x, axis=tuple(flips))
     x = reshaped(x, tuple(shape))
-    for at, index in gathered:
-        x = call("gather", x, index, axis=at)
-    return x
+    if not gathered:
+        return x
+    _refuse_ambiguous(keys, gathered)
+    merged, place, at, _ = along_axes(x, gathered)
+    return call("gather", merged, place, axis=at)
 
 
-def _is_mask(key: Any) -> bool:
-    """Whether an index is of bools: a traced mask, an array or a list of them, or one bool."""
-    if isinstance(key, Node):
-        return key.dtype.kind == "b"
-    return isinstance(key, bool | np.bool_) or (
-        isinstance(key, np.ndarray | list) and np.size(key) > 0 and np.asarray(key).dtype.kind == "b"
-    )
+def _refuse_ambiguous(keys: Sequence[Any], gathered: Mapping[int, Node]) -> None:
+    """Where NumPy puts the axes of index arrays first because a number counts as an array, and torch does not."""
+    advanced = [k for k, key in enumerate(keys) if is_array(key) or isinstance(key, int | np.integer | Dim)]
+    theirs = advanced == list(range(advanced[0], advanced[-1] + 1))
+    axes = sorted(gathered)
+    ours = axes == list(range(axes[0], axes[-1] + 1))
+    if ours and not theirs and axes[0] > 0:
+        raise TypeRuleError(
+            "getitem: with a number and an index array on both sides of a slice, NumPy and torch order the axes"
+            " differently; index twice: x[0][:, i]"
+        )
 
 
 def _reversed(k: Any, size: Size, stride: int) -> tuple[Size, Size]:

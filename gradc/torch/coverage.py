@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .importer import Refusal
+from .timing import Time
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Compiled:
     :param regions: the numbers of such ops of the regions that gradc runs.
     :param refused: what torch runs, with reasons.
     :param reason: why torch runs all of it, "" if it does not.
+    :param times: with the option ``timed``, of each step by the name of its node; of none where torch runs all.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Compiled:
     regions: tuple[int, ...]
     refused: tuple[Refusal, ...]
     reason: str = ""
+    times: Mapping[str, Time] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,14 @@ class Row:
     """An op that torch ran for one reason.
 
     :param share: of all ops that compute something.
+    :param time: the share of all time that was measured, forward and backward; None where nothing was.
     """
 
     op: str
     reason: str
     count: int
     share: float
+    time: float | None = None
 
 
 @dataclass
@@ -59,14 +64,40 @@ class Report:
     @property
     def rows(self) -> list[Row]:
         """What torch ran, the most frequent first."""
-        counts = Counter((r.op, r.reason) for r in self._refusals())
-        return [Row(op, reason, n, n / max(self.ops, 1)) for (op, reason), n in counts.most_common()]
+        counts: Counter[tuple[str, str]] = Counter()
+        seconds: Counter[tuple[str, str]] = Counter()
+        for graph, refusal in self._refusals():
+            counts[refusal.op, refusal.reason] += 1
+            if refusal.node in graph.times:
+                seconds[refusal.op, refusal.reason] += graph.times[refusal.node].seconds  # type: ignore[assignment]
+        total = self.seconds
+        return [
+            Row(*key, n, n / max(self.ops, 1), seconds[key] / total if total else None)
+            for key, n in counts.most_common()
+        ]
 
-    def _refusals(self) -> Iterable[Refusal]:
+    @property
+    def times(self) -> list[Time]:
+        """With the option ``timed``, the time per region, and per overload that torch ran; the longest first."""
+        found: dict[str, Time] = {}
+        for each in (time for graph in self.graphs for time in graph.times.values()):
+            entry = found.setdefault(each.op, Time(each.op))
+            entry.calls += each.calls
+            entry.forward += each.forward
+            entry.backward += each.backward
+        return sorted(found.values(), key=lambda time: -time.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """All that was measured."""
+        return sum(time.seconds for graph in self.graphs for time in graph.times.values())
+
+    def _refusals(self) -> Iterable[tuple[Compiled, Refusal]]:
         for graph in self.graphs:
-            yield from graph.refused
+            for each in graph.refused:
+                yield graph, each
             if graph.reason:
-                yield Refusal("(the whole graph)", graph.reason, "", graph.name)
+                yield graph, Refusal("(the whole graph)", graph.reason, "", graph.name)
 
     def clear(self) -> None:
         """Forget all graphs."""
@@ -74,14 +105,21 @@ class Report:
 
     def __str__(self) -> str:
         regions = sum(len(g.regions) for g in self.graphs)
-        lines = [
-            f"{len(self.graphs)} graphs, {self.ops} ops: {self.share:.0%} in {regions} regions of gradc",
-        ]
-        if self.rows:
-            width = max(len(row.op) for row in self.rows)
+        lines = [f"{len(self.graphs)} graphs, {self.ops} ops: {self.share:.0%} in {regions} regions of gradc"]
+        rows, times, total = self.rows, self.times, self.seconds
+        if rows:
+            width = max(len(row.op) for row in rows)
+            lines.append("left to torch (ops, share of ops, share of time):" if times else "left to torch:")
+            for row in rows:
+                time = "" if not times else f"  {row.time:>4.0%}" if row.time is not None else "     -"
+                lines.append(f"  {row.op:<{width}}  {row.count:>4}  {row.share:>4.0%}{time}  {row.reason}")
+        if times:
+            width = max(len(each.op) for each in times)
+            lines.append("time (share, calls, ms forward, ms backward):")
             lines += [
-                "left to torch:",
-                *(f"  {r.op:<{width}}  {r.count:>4}  {r.share:>4.0%}  {r.reason}" for r in self.rows),
+                f"  {t.op:<{width}}  {t.seconds / max(total, 1e-12):>4.0%}  {t.calls:>5}  {t.forward * 1e3:>9.2f}"
+                f"  {t.backward * 1e3:>9.2f}"
+                for t in times
             ]
         return "\n".join(lines)
 

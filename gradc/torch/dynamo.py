@@ -13,15 +13,17 @@ from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph
 from ..options import NAMES as COMPILE_OPTIONS
 from .coverage import Compiled, listing, record
+from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
-from .importer import graph_of, name_of
-from .normal_form import NormalForm, is_batching, normal_form, stop_gradient
-from .regions import Plan, computes, is_sized, is_view, ordered_calls, plan, without
+from .importer import graph_of, name_of, refusal
+from .normal_form import NormalForm, is_batching, normal_form, stop_gradient, tree_leaves
+from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
+from .timing import Time
 
 SMALLEST = 3
-_OWN_OPTIONS = ("fallback", "smallest_region", "target")
+_OWN_OPTIONS = ("fallback", "smallest_region", "target", "timed")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class _Options:
     fallback: str
     smallest: int
     target: str | None
+    timed: bool
     compile: Mapping[str, Any]
 
 
@@ -39,7 +42,8 @@ def backend(
 
     :param options: of torch.compile: ``fallback`` (``"torch"``, or ``"error"``: what gradc does not take is an error
         that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
-        region of any size), ``target``, and the options of :func:`gradc.compile`.
+        region of any size), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
+        op), and the options of :func:`gradc.compile`.
     :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
     :raises InvalidProblem: an option or a mode that there is not.
     """
@@ -55,7 +59,7 @@ def backend(
             raise Unsupported(f"{name} has no normal form: {reason}") from error
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
-    return _Program(gm, form, name, chosen)
+    return _Program(gm, example_inputs, form, name, chosen)
 
 
 def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
@@ -95,7 +99,10 @@ def _checked(mode: Any, options: Any) -> _Options:
         raise InvalidProblem(f"fallback={fallback!r}: 'torch' or 'error'")
     if not isinstance(smallest, int) or smallest < 1:
         raise InvalidProblem(f"smallest_region={smallest!r}: a number of ops from 1")
-    return _Options(fallback, smallest, given.pop("target", None), given)
+    timed = given.pop("timed", False)
+    if not isinstance(timed, bool):
+        raise InvalidProblem(f"timed={timed!r}: True or False")
+    return _Options(fallback, smallest, given.pop("target", None), timed, given)
 
 
 def _first_line(error: BaseException) -> str:
@@ -118,29 +125,44 @@ def _count_calls(graph: torch.fx.Graph) -> int:
 class _Program:
     """A graph of Dynamo's, compiled: called with its inputs in order, it gives its outputs."""
 
-    def __init__(self, gm: torch.fx.GraphModule, form: NormalForm, name: str, options: _Options):
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        form: NormalForm,
+        name: str,
+        options: _Options,
+    ):
         self.source, self.form, self.options, self.name = gm, form, options, name
         graph = form.module.graph
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         self.lifted = [_attribute(gm, path) for path in form.lifted]
         self.names = _names(gm, placeholders, form.lifted)
+        self.leaves = {
+            node
+            for node, x in zip(placeholders, [*self.lifted, *example_inputs], strict=True)
+            if isinstance(x, torch.Tensor) and x.requires_grad
+        }
         found = plan(graph, options.smallest)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
         if refused and options.fallback == "error":
             raise Unsupported(listing(name, refused))
         regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
-        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused))
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
-        self.run = _assembled(form, found, functions)
+        self.run, steps = _assembled(form, found, functions)
+        times = {step.name: step.timed() for step in steps if step.title} if options.timed else {}
+        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused, times=times))
 
-    def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, _Region], Plan]:
-        """The regions' functions; one whose gradient does not exist is left to torch."""
+    def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, list[_Region]], Plan]:
+        """The regions' functions; a region with one whose gradient does not exist is left to torch."""
         while True:
-            functions: dict[int, _Region] = {}
+            functions: dict[int, list[_Region]] = {}
             for number, nodes in found.regions.items():
                 try:
-                    functions[number] = self._function(graph, number, nodes)
+                    functions[number] = [
+                        self._function(graph, number, part) for part in losses_apart(graph, nodes, self.leaves)
+                    ]
                 except GradcError as error:
                     found = without(found, graph, nodes, str(error).splitlines()[0])
                     break
@@ -162,7 +184,8 @@ class _Program:
         )
         if refused:
             raise Unsupported(str(refused[0]))
-        function = Function(made, self.options.target, self.options.compile)
+        sparse = [inputs[table] for table in sparse_tables(nodes, inputs)]
+        function = Function(made, self.options.target, self.options.compile, sparse)
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
@@ -177,7 +200,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Region:
-    """A region's function.
+    """The function of a region, or of a part of it.
 
     :param dims: for each symbol of its graph that the program's inputs tell, the node that is its value.
     """
@@ -224,6 +247,7 @@ def _names(
 # -- running -----------------------------------------------------------------------------------------------------------
 
 Values = dict[Any, Any]
+Regions = Mapping[int, Sequence[_Region]]
 
 
 @dataclass
@@ -232,15 +256,36 @@ class _Step:
 
     :param run: reads and writes values by the nodes that they are of.
     :param reads: the nodes whose values it needs.
+    :param makes: the nodes whose values it computes.
+    :param name: of what it runs, in the graph, and ``title`` in reports: a region or a call; "" of anything else.
     :param done: the nodes that nothing needs after it.
     """
 
     run: Callable[[Values], None]
     reads: tuple[torch.fx.Node, ...]
+    makes: tuple[torch.fx.Node, ...] = ()
+    name: str = ""
+    title: str = ""
     done: tuple[torch.fx.Node, ...] = ()
 
+    def timed(self) -> Time:
+        """Have the step measured from now on; gives where its time is added up."""
+        time, run = Time(self.title), self.run
 
-def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) -> Callable[[list[Any]], list[Any]]:
+        def measured(values: Values) -> None:
+            def results() -> list[Any]:
+                run(values)
+                return tree_leaves([values[node] for node in self.makes])
+
+            time.measured(results, tree_leaves([values[node] for node in self.reads]))
+
+        self.run = measured
+        return time
+
+
+def _assembled(
+    form: NormalForm, found: Plan, functions: Mapping[int, Sequence[_Region]]
+) -> Callable[[list[Any]], list[Any]]:
     """The program as a function of its inputs: regions and torch's calls in order.
 
     An input that is written in place is given as a pair: itself, and a copy to read from.
@@ -254,7 +299,7 @@ def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) 
     steps = [_constant(n, _attribute(form.module, str(n.target))) for n in calls if n.op == "get_attr"]
     for level, node in ordered_calls(found, calls):
         if node is None:
-            steps.append(_calling(functions[level]))
+            steps += [_calling(region, level, part) for part, region in enumerate(functions[level])]
         elif node.op != "get_attr":
             steps.append(_running(node))
     steps += [_writing(node, placeholder) for node, placeholder in written.items()]
@@ -276,7 +321,7 @@ def _assembled(form: NormalForm, found: Plan, functions: Mapping[int, _Region]) 
                 del values[node]
         return [values[r] if isinstance(r, torch.fx.Node) else r for r in returned]
 
-    return run
+    return run, steps
 
 
 def _release(steps: Sequence[_Step], returned: Sequence[Any]) -> None:
@@ -313,7 +358,7 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
     return _Step(take, ())
 
 
-def _calling(region: _Region) -> _Step:
+def _calling(region: _Region, number: int, part: int) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
     orders = {node: _memory_order(node.meta["val"]) for node in outputs}
 
@@ -324,7 +369,8 @@ def _calling(region: _Region) -> _Step:
         for node, value in zip(outputs, function(sizes, *(values[n] for n in inputs)), strict=True):
             values[node] = value if orders[node] is None else _laid_out(value, orders[node])
 
-    return _Step(call, (*inputs, *(node for node, _ in dims.values())))
+    name = f"region {number}{f', part {part + 1}' if part else ''}"
+    return _Step(call, (*inputs, *(node for node, _ in dims.values())), outputs, name, name)
 
 
 def _memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -348,7 +394,11 @@ def _copied(value: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch
     return source.to(value.dtype).expand_as(value).clone()
 
 
-IN_EAGER: dict[Any, Any] = {stop_gradient: torch.ops.aten.detach.default, torch.ops.aten.copy.default: _copied}
+IN_EAGER: dict[Any, Any] = {
+    stop_gradient: torch.ops.aten.detach.default,
+    torch.ops.aten.copy.default: _copied,
+    custom_gradient: run_by_torch,
+}
 """Ops of the normal form that torch does not run, or has no derivative of, and what it runs for them."""
 
 
@@ -359,4 +409,4 @@ def _running(node: torch.fx.Node) -> _Step:
     def call(values: Values) -> None:
         values[node] = target(*lookup(args, values.__getitem__), **lookup(kwargs, values.__getitem__))
 
-    return _Step(call, tuple(node.all_input_nodes))
+    return _Step(call, tuple(node.all_input_nodes), (node,), node.name, refusal(node, "").op)

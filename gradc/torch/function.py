@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,15 @@ import torch
 from .. import knobs
 from ..api import compile
 from ..autodiff import differentiate, joint_names
-from ..errors import NotDifferentiable
+from ..errors import NotDifferentiable, Unsupported
 from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node
 from ..module.module import Module
+from ..module.sparse import SparseRows
+from ..passes.graph.sparse_rows import sparse_rows
 from ..process.forks import cached_property
+from ..runtime.host.tensors import storages_stay_resizable
+from .normal_form import transformed
 from .sizes import TORCH_DTYPES
 
 
@@ -25,10 +29,18 @@ class Function:
 
     :param graph: its inputs are given in order; its outputs come as a tuple, in order.
     :param options: of :func:`gradc.compile`.
+    :param sparse: inputs whose gradients are sparse COO tensors, coalesced: one dimension is sparse, its indices
+        ascend.
     """
 
-    def __init__(self, graph: Graph, target: str | None = None, options: Mapping[str, Any] | None = None):
-        self.graph, self.target, self.options = graph, target, dict(options or {})
+    def __init__(
+        self,
+        graph: Graph,
+        target: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        sparse: Collection[str] = (),
+    ):
+        self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
         self._variants: dict[tuple[str, tuple[str, ...]], Differentiated] = {}
 
@@ -36,11 +48,18 @@ class Function:
         """The outputs, recorded where an input requires grad.
 
         :param dims: sizes that no input tells; others may stand there, too.
+        :raises Unsupported: inside a transform of torch.func, or forward-mode autograd.
         """
+        if transformed(inputs):
+            raise Unsupported(
+                "torch.func's vmap, grad and jvp and forward-mode autograd do not reach into gradc: take gradients by"
+                " torch.autograd.grad, and a batch as an axis"
+            )
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
         module = self.wrt((), inputs).module
-        return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
+        with storages_stay_resizable():
+            return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
         """The graph with the gradients of these inputs.
@@ -68,7 +87,7 @@ class Differentiated:
     """A graph and the gradients of some inputs.
 
     :ivar wrt: those of the inputs that an output is computed from; the gradient of another is None.
-    :ivar differentiable: the outputs that are computed from one of these.
+    :ivar differentiable: for each output that is computed from one of these, from which.
     """
 
     def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
@@ -77,15 +96,23 @@ class Differentiated:
         reaching = _reaching(graph, wanted)
         reached = set().union(*reaching.values())
         self.wrt = tuple(name for name in wanted if name in reached)
-        self.differentiable = tuple(reaching)
+        self.differentiable = reaching
         self._joint = differentiate(graph, self.wrt, unused="zeros") if self.wrt else None
         _, gradients = joint_names(graph, self.wrt)
+        self.sparse = [name for name in self.wrt if name in function.sparse]
+        if self._joint is not None and self.sparse:
+            sparse_rows(self._joint, names=[gradients[n] for n in self.sparse])  # raises Unsupported before a call
         read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
         self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
 
     @cached_property
     def module(self) -> Module:
-        return compile(self.function.graph, self.wrt, self.target, **{"unused": "zeros", **self.function.options})
+        options = {"unused": "zeros", **({"sparse": self.sparse} if self.sparse else {}), **self.function.options}
+        return compile(self.function.graph, self.wrt, self.target, **options)
+
+    def reached(self, outputs: Iterable[str]) -> set[str]:
+        """The inputs in ``wrt`` that one of these outputs is computed from."""
+        return set().union(*(self.differentiable[name] for name in outputs))
 
     @cached_property
     def gradient(self) -> Function:
@@ -154,6 +181,7 @@ class _Recorded(torch.autograd.Function):
     """A call of a :class:`Function` that autograd records."""
 
     @staticmethod
+    @storages_stay_resizable()
     def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
         wanted = tuple(n for n, needed in zip(function.names, ctx.needs_input_grad[2:], strict=True) if needed)
         ctx.differentiated = differentiated = function.wrt(wanted, inputs)
@@ -183,7 +211,8 @@ class _Recorded(torch.autograd.Function):
         function = differentiated.function
         names = function.graph.output_names
         given = {n: c for n, c in zip(names, cotangents, strict=True) if n in differentiated.differentiable}
-        if all(c is None for c in given.values()):
+        reached = differentiated.reached(n for n, c in given.items() if c is not None)
+        if not reached:
             return (None,) * (2 + len(function.names))
         saved = ctx.saved_tensors
         read, own = saved[: len(differentiated.read)], saved[len(differentiated.read) :]
@@ -192,8 +221,18 @@ class _Recorded(torch.autograd.Function):
             gradients = _gradients_again(differentiated, ctx.dims, read, given)
         else:
             residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
-            gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
-        return None, None, *(gradients.get(name) for name in function.names)
+            with storages_stay_resizable():
+                gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
+        # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
+        return None, None, *(_gradient(gradients[n]) if n in reached else None for n in function.names)
+
+
+def _gradient(value: Any) -> torch.Tensor:
+    """A gradient as autograd takes it."""
+    if not isinstance(value, SparseRows):
+        return _tensor(value)
+    rows, values = _tensor(value.rows), _tensor(value.values)
+    return torch.sparse_coo_tensor(rows[None], values, value.shape, is_coalesced=True, check_invariants=False)
 
 
 def _tensor(array: Any) -> torch.Tensor:

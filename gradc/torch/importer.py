@@ -21,6 +21,7 @@ from ..ir.scan import LONGEST_NAME
 from ..ir.types import Type, typeof
 from ..ops.rules import converted
 from ..trace import implied
+from .custom_gradients import REASON, custom_gradient
 from .sizes import assumptions, dtype_of, size_of, type_of
 from .table import Line, line_of
 
@@ -105,6 +106,8 @@ class Translation:
             return self.values[node.args[0]][node.args[1]]
         line = line_of(node.target)
         if line is None:
+            if node.target is custom_gradient:
+                raise Unsupported(REASON)
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise Unsupported("it draws random numbers: torch draws those of eager mode")
             raise Unsupported("gradc's table has no line for it")
@@ -199,7 +202,8 @@ def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...]) -> tuple[A
 
 
 def refusal(node: torch.fx.Node, reason: str) -> Refusal:
-    return Refusal(str(node.target), reason, ".".join(scope_of(node)), node.name)
+    op = "torch.autograd.Function" if node.target is custom_gradient else str(node.target)
+    return Refusal(op, reason, ".".join(scope_of(node)), node.name)
 
 
 def scope_of(node: torch.fx.Node) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,12 @@ import torch
 from ..errors import InvalidProblem
 from ..frontend import generalised, serves
 from ..ir.graph import Graph
-from ..ir.types import Type, typeof
+from ..ir.types import DType, Type, typeof
 from ..options import check_names
 from ..trace import flatten, trace, unflatten
 from .function import Function
+from .importer import name_of
+from .sizes import TORCH_DTYPES
 
 
 class Module(torch.nn.Module):
@@ -28,52 +32,70 @@ class Module(torch.nn.Module):
     those of any module.  A function is traced once its inputs' types are known; a size that differs at a later call
     becomes a dim, so that one more module serves every size.  Pickle finds a function by its name; a graph needs none.
 
+    A Python number as an argument takes the dtype that it has in eager mode beside the tensors that it meets: a float
+    that of the float tensors, an int that of the integer tensors among the arguments, or else of the floats.
+    ``torch.func.functional_call`` works; ``vmap``, ``grad`` and ``jvp`` of torch.func are :class:`Unsupported`.
+
     :param function: of traced values, as :func:`gradc.trace` takes it, or a graph.
     :param options: of :func:`gradc.compile`, and ``target``.
     :param parameters: tensors or arrays, nested as :func:`gradc.trace` takes them, by the names of ``function``'s
-        arguments.  Those of floats become parameters, ``torch.nn.Buffer`` and those of integers buffers.
-    :raises InvalidProblem: a name that ``function`` does not have, or that a module cannot have.
+        arguments.  Those of floats become parameters, ``torch.nn.Buffer`` and those of integers buffers.  A name that
+        every module has already (``forward``, ``training``) gets a ``_`` behind, in ``state_dict``, too.
+    :raises InvalidProblem: ``function`` is no function and no graph, or does not have a name; a parameter is no array.
     """
 
     def __init__(
         self,
         function: Callable[..., Any] | Graph,
         /,
-        *,
+        *positional: Any,
         options: Mapping[str, Any] | None = None,
         **parameters: Any,
     ):
         super().__init__()
+        names, others = _names_of(function)
+        if positional:
+            raise InvalidProblem(f"parameters are given by name: {', '.join(names)}")
+        if not isinstance(options, Mapping | None):
+            raise InvalidProblem(
+                f"options is a mapping of gradc.compile's options, not a {type(options).__name__}; a parameter cannot"
+                " have this name"
+            )
         self._source = function
         self._target = (options or {}).get("target")
         self._options = {k: v for k, v in (options or {}).items() if k != "target"}
         check_names(self._options)
-        names = (
-            list(function.input_names) if isinstance(function, Graph) else list(inspect.signature(function).parameters)
-        )
         self._trees: dict[str, Any] = {}
         self._places: dict[str, tuple[torch.nn.Module, str]] = {}
+        self._known: dict[Any, list[_Traced]] = {}
+        self._arguments: tuple[str, ...] = ()
+        inner: dict[str, torch.nn.Module] = {}
         for name, tree in parameters.items():
             leaves = flatten(tree, name)
-            known = leaves.keys() <= set(names) if isinstance(function, Graph) else name in names
+            known = leaves.keys() <= set(names) if isinstance(function, Graph) else others or name in names
             if not known:
                 raise InvalidProblem(f"there is no input {name!r}; there are {', '.join(names)}")
             self._trees[name] = unflatten(tree, dict.fromkeys(leaves, ...), name)
             for path, value in leaves.items():
-                self._places[path] = self._register(path, value)
+                self._places[path] = self._register(path, value, inner)
         own = set(self._places) if isinstance(function, Graph) else set(self._trees)
         self._arguments = tuple(n for n in names if n not in own)
-        self._known: dict[Any, list[tuple[Mapping[str, Type], Function]]] = {}
 
-    def _register(self, path: str, value: Any) -> tuple[torch.nn.Module, str]:
-        """The tensor as a parameter or buffer of nested modules; gives the innermost and the last word of its path."""
+    def _register(self, path: str, value: Any, inner: dict[str, torch.nn.Module]) -> tuple[torch.nn.Module, str]:
+        """The tensor as a parameter or buffer of nested modules; gives the innermost and its name there.
+
+        :param inner: the modules that there are, by the path of what lies in them.
+        """
         *words, last = path.split(".")
         at: torch.nn.Module = self
+        for i, word in enumerate(words):
+            prefix = ".".join(words[: i + 1])
+            if prefix not in inner:
+                inner[prefix] = torch.nn.Module()
+                at.add_module(_free(at, word), inner[prefix])
+            at = inner[prefix]
+        last = _free(at, last)
         try:
-            for word in words:
-                if word not in at._modules:
-                    at.add_module(word, torch.nn.Module())
-                at = at._modules[word]  # type: ignore[assignment]
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
             if isinstance(tensor, torch.nn.Buffer) or not tensor.is_floating_point():
                 at.register_buffer(last, tensor)
@@ -88,11 +110,16 @@ class Module(torch.nn.Module):
         """One tensor, or a dict of several by name."""
         arguments = self._bound(args, kwargs)
         leaves = {path: getattr(at, last) for path, (at, last) in self._places.items()}
-        for name, tree in arguments.items():
-            leaves |= flatten(tree, name)
-        function = self._function(arguments, leaves)
-        given = [x if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in map(leaves.get, function.names)]
-        values = function({}, *given)
+        given = {path: leaf for name, tree in arguments.items() for path, leaf in flatten(tree, name).items()}
+        declared = (
+            {n: self._source.input(n).dtype for n in self._source.input_names}
+            if isinstance(self._source, Graph)
+            else None
+        )
+        tensors = {**leaves, **_tensors(given, leaves, declared)}
+        traced = self._traced(arguments, tensors)
+        function = traced.function
+        values = function({}, *(tensors[traced.paths[name]] for name in function.names))
         return values[0] if len(values) == 1 else dict(zip(function.graph.output_names, values, strict=True))
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,24 +146,111 @@ class Module(torch.nn.Module):
             return True
         return inspect.signature(self._source).parameters[name].default is inspect.Parameter.empty
 
-    def _function(self, arguments: Mapping[str, Any], leaves: Mapping[str, Any]) -> Function:
+    def _traced(self, arguments: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> _Traced:
         """The function for tensors of these types."""
         if isinstance(self._source, Graph):
             if () not in self._known:
-                self._known[()] = [({}, Function(self._source, self._target, self._options))]
-            return self._known[()][0][1]
+                function = Function(self._source, self._target, self._options)
+                self._known[()] = [_Traced({}, function, {n: n for n in function.names})]
+            return self._known[()][0]
         trees = {**self._trees, **arguments}
-        types = {name: typeof(value) for name, value in leaves.items()}
-        key = tuple((name, t.dtype, t.rank) for name, t in types.items())
+        types = {path: typeof(value) for path, value in tensors.items()}
+        key = tuple((path, t.dtype, t.rank) for path, t in types.items())
         known = self._known.setdefault(key, [])
-        for served, function in known:
-            if serves(served, types):
-                return function
-        types = generalised(known[-1][0], types) if known else types
-        graph = trace(self._source, **{n: unflatten(tree, types, n) for n, tree in trees.items()})
-        known.append((types, Function(graph, self._target, self._options)))
-        return known[-1][1]
+        for traced in known:
+            if serves(traced.types, types):
+                return traced
+        types = generalised(known[-1].types, types) if known else types
+        names: dict[str, str] = {}
+        for path in types:
+            names[path] = name_of(path, lambda name: name in names.values())
+        if all(path == name for path, name in names.items()):
+            graph = trace(self._source, **{n: unflatten(tree, types, n) for n, tree in trees.items()})
+        else:
+            graph = _renamed(self._source, trees, types, names)
+        paths = {name: path for path, name in names.items()}
+        known.append(_Traced(types, Function(graph, self._target, self._options), paths))
+        return known[-1]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was compiled: that is made again, or comes from the cache."""
         return {**self.__dict__, "_known": {}}
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A function for tensors of some types.
+
+    :param paths: the path of the tensor that each input of its graph is.
+    """
+
+    types: Mapping[str, Type]
+    function: Function
+    paths: Mapping[str, str]
+
+
+def _names_of(function: Any) -> tuple[list[str], bool]:
+    """The names of a function's or a graph's inputs, and whether it takes others, too.
+
+    :raises InvalidProblem: it is neither, or says nothing of its arguments.
+    """
+    if isinstance(function, Graph):
+        return list(function.input_names), False
+    if not callable(function) or isinstance(function, type | torch.nn.Module):
+        raise InvalidProblem(
+            f"gradc.torch.Module takes a function of gradc's ops or a gradc.Graph, not {function!s:.60}"
+        )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise InvalidProblem(f"gradc.torch.Module takes a function whose arguments have names: {error}") from None
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _free(module: torch.nn.Module, word: str) -> str:
+    """The word, with a ``_`` behind where the module has an attribute of that name."""
+    while hasattr(module, word):
+        word += "_"
+    return word
+
+
+def _renamed(function: Any, trees: Mapping[str, Any], types: Mapping[str, Type], names: Mapping[str, str]) -> Graph:
+    """The function's graph, its inputs called by ``names``: for paths that cannot be names of inputs."""
+
+    def flat(**leaves: Any) -> Any:
+        by_path = {path: leaves[name] for path, name in names.items()}
+        return function(**{n: unflatten(tree, by_path, n) for n, tree in trees.items()})
+
+    return trace(flat, name=getattr(function, "__name__", ""), **{names[path]: t for path, t in types.items()})
+
+
+def _tensors(
+    given: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], declared: Mapping[str, DType] | None
+) -> dict[str, torch.Tensor]:
+    """The arguments as tensors, Python's numbers in the dtype that eager mode computes in.
+
+    :param declared: the dtypes that a graph's inputs have.
+    """
+    arrays = {p: x for p, x in given.items() if not isinstance(x, bool | int | float)}
+    made = {p: x if isinstance(x, torch.Tensor) else _as_tensor(p, x) for p, x in arrays.items()}
+    floats = [x.dtype for x in (*made.values(), *parameters.values()) if x.is_floating_point()]
+    integers = [x.dtype for x in made.values() if not x.is_floating_point() and x.dtype is not torch.bool]
+    real = functools.reduce(torch.promote_types, floats) if floats else torch.get_default_dtype()
+    whole = functools.reduce(torch.promote_types, integers) if integers else real if floats else torch.int64
+    device = next((x.device for x in (*made.values(), *parameters.values())), None)
+    for path, number in given.items():
+        if path in made:
+            continue
+        dtype = torch.bool if isinstance(number, bool) else whole if isinstance(number, int) else real
+        if declared is not None and path in declared and torch.can_cast(dtype, TORCH_DTYPES[declared[path]]):
+            dtype = TORCH_DTYPES[declared[path]]
+        made[path] = torch.tensor(number, dtype=dtype, device=device)
+    return {path: made[path] for path in given}
+
+
+def _as_tensor(path: str, value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidProblem(f"the argument {path!r} is a {type(value).__name__}, not a tensor") from None

@@ -7,7 +7,7 @@ in this file; ``tests/frontend/test_torch_table.py`` fails where a release of to
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import Unsupported
+from .custom_gradients import CustomGradient
 
-__all__ = ["NormalForm", "is_batching", "normal_form", "stop_gradient"]
+__all__ = ["NormalForm", "is_batching", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
 
 _LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
 _LIBRARY.define("stop_gradient(Tensor x) -> Tensor")
@@ -33,6 +34,14 @@ _LIBRARY.impl("stop_gradient", lambda x: torch.empty_like(x), "Meta")
 
 stop_gradient = torch.ops.gradc.stop_gradient.default
 """What ``detach`` is in a normal form: functionalisation would leave an alias, which passes the gradient on."""
+
+
+def transformed(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of these is a value inside torch.func's vmap, grad or jvp, or of forward-mode autograd."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    dual = torch.autograd.forward_ad._current_level >= 0
+    return any(wrapped(x) or (dual and torch.autograd.forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+
 
 _CUSTOM_GRADIENT = "autograd_function_apply"
 _VMAP = (
@@ -57,11 +66,13 @@ class NormalForm:
         then the arguments; its outputs are the new values of ``mutated``, then what the program returns.
     :param lifted: names of parameters and buffers that the traced module itself held.
     :param mutated: which placeholders are written in place, in the order of the leading outputs.
+    :param custom: the calls of ``torch.autograd.Function``, which nodes of ``gradc.custom_gradient`` name by key.
     """
 
     module: torch.fx.GraphModule
     lifted: tuple[str, ...]
     mutated: tuple[str, ...]
+    custom: tuple[CustomGradient, ...] = ()
 
 
 def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool]) -> NormalForm:
@@ -72,13 +83,14 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
 
     :param arguments: (fake) tensors and sizes, one per placeholder.
     :param kept: whether an overload is not decomposed.
-    :raises Unsupported: the program has a gradient of its own (``torch.autograd.Function``), or changes a value in
-        place under ``no_grad`` that has one.
+    :raises Unsupported: the program changes a value in place under ``no_grad`` that has a gradient, or holds a
+        ``torch.autograd.Function`` that writes to its inputs.
     """
     composite_implicit, python = _decompositions(kept)
+    custom: list[CustomGradient] = []
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
-            _Program(module), list(arguments), trace_joint=False, pre_dispatch=False, decompositions=python
+            _Program(module, custom), list(arguments), trace_joint=False, pre_dispatch=False, decompositions=python
         )
     lifted = (*signature.parameters, *signature.buffers)
     by_target = {
@@ -91,7 +103,7 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # the types say so already
             traced.graph.erase_node(node)
-    return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed))
+    return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed), tuple(custom))
 
 
 @functools.cache
@@ -136,17 +148,20 @@ def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:
 
 
 class _Program(torch.nn.Module):
-    """A graph of torch ops run by a tracer, with gradient modes made explicit."""
+    """A graph of torch ops run by a tracer, with gradient modes made explicit.
 
-    def __init__(self, program: torch.fx.GraphModule):
+    :param custom: filled with the calls of ``torch.autograd.Function``.
+    """
+
+    def __init__(self, program: torch.fx.GraphModule, custom: list[CustomGradient]):
         super().__init__()
-        self.program = program
+        self.program, self.custom = program, custom
 
     def forward(self, *arguments: Any) -> Any:
         gradients, levels = _ExplicitGradients(arguments), torch._C._functorch.maybe_current_level() or 0
         try:
             with gradients:
-                return _Interpreter(self.program, gradients).run(*arguments)
+                return _Interpreter(self.program, gradients, self.custom).run(*arguments)
         finally:  # an error inside of torch.vmap leaves its levels entered
             while (torch._C._functorch.maybe_current_level() or 0) > levels:
                 torch._C._functorch._vmap_decrement_nesting()
@@ -155,9 +170,12 @@ class _Program(torch.nn.Module):
 class _Interpreter(torch.fx.Interpreter):
     """Runs a graph, its subgraphs too, and tells gradient modes to ``gradients`` in place of torch."""
 
-    def __init__(self, program: torch.fx.GraphModule, gradients: _ExplicitGradients):
+    def __init__(self, program: torch.fx.GraphModule, gradients: _ExplicitGradients, custom: list[CustomGradient]):
         super().__init__(program, garbage_collect_values=False)
-        self.gradients = gradients
+        self.gradients, self.custom = gradients, custom
+
+    def _inner(self, body: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
+        return _Interpreter(body, self.gradients, self.custom).run(*operands)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(target, "__name__", "")
@@ -165,18 +183,22 @@ class _Interpreter(torch.fx.Interpreter):
             self.gradients.recording = bool(args[0])
             return None
         if name == _CUSTOM_GRADIENT:
-            raise Unsupported("a torch.autograd.Function: it has a gradient of its own, which gradc would not see")
+            if torch._C._functorch.maybe_current_level():
+                raise Unsupported("a torch.autograd.Function inside torch.vmap")
+            made, results = CustomGradient.traced(target, args, kwargs)
+            self.custom.append(made)
+            return results
         if name == "wrap_with_set_grad_enabled":  # (whether, body, *operands)
             before, self.gradients.recording = self.gradients.recording, bool(args[0])
             try:
-                return _Interpreter(args[1], self.gradients).run(*args[2:])
+                return self._inner(args[1], args[2:])
             finally:
                 self.gradients.recording = before
         if name == "wrap_with_autocast":  # (device, dtype, enabled, cache_enabled, body, *operands)
             with torch.autocast(args[0], dtype=args[1], enabled=args[2], cache_enabled=args[3]):
-                return _Interpreter(args[4], self.gradients).run(*args[5:])
+                return self._inner(args[4], args[5:])
         if name == "tag_activation_checkpoint":  # (body, *operands): gradc chooses itself what backward keeps
-            return _Interpreter(args[0], self.gradients).run(*args[1:])
+            return self._inner(args[0], args[1:])
         return super().call_function(target, args, kwargs)
 
 

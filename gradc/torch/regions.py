@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .importer import Refusal, Translation, refusal
+from .normal_form import stop_gradient
 from .sizes import assumptions
 
 Nodes = Sequence[torch.fx.Node]
@@ -69,6 +70,68 @@ def without(found: Plan, graph: torch.fx.Graph, region: Collection[torch.fx.Node
         if computes(node):
             found.refused[node] = refusal(node, reason)
     return found
+
+
+def losses_apart(graph: torch.fx.Graph, nodes: Nodes, leaves: Collection[torch.fx.Node]) -> list[list[torch.fx.Node]]:
+    """The calls of a region, cut between results of the graph that share no value: as in eager mode, each of them can
+    be differentiated, and what is kept for it freed, without the others.
+
+    :param leaves: the placeholders that require grad.  Results that do not depend on them are not cut off, nor is what
+        torch reads.
+    """
+    inside, part = set(nodes), {node: node for node in nodes}
+
+    def root(node: torch.fx.Node) -> torch.fx.Node:
+        while part[node] is not node:
+            part[node] = node = part[part[node]]
+        return node
+
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            if operand in inside:
+                part[root(operand)] = root(node)
+    returned = set(graph.output_node().all_input_nodes)
+    recorded = _recorded(graph, leaves)
+    apart = list(dict.fromkeys(root(node) for node in nodes if node in returned and node in recorded))
+    number = {root_node: i for i, root_node in enumerate(apart)}
+    parts: list[list[torch.fx.Node]] = [[] for _ in range(max(len(apart), 1))]
+    for node in nodes:
+        parts[number.get(root(node), 0)].append(node)
+    return parts
+
+
+def _recorded(graph: torch.fx.Graph, leaves: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The values that require grad where the leaves do."""
+    found = set(leaves)
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        several = value if isinstance(value, tuple | list) else [value]
+        floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in several)
+        if floats and node.target is not stop_gradient and any(o in found for o in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def sparse_tables(nodes: Collection[torch.fx.Node], inputs: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The inputs of a region that it only reads as tables of embeddings with ``sparse=True``.
+
+    A gradient that is sparse in one place and dense in another is dense, as in eager mode.
+    """
+    inside = set(nodes)
+    return {
+        table
+        for table in inputs
+        if all(_argument(u, "sparse") and _argument(u, "weight") is table for u in table.users if u in inside)
+    }
+
+
+def _argument(node: torch.fx.Node, name: str) -> Any:
+    """An argument of a call by its name; None where it is not given, or there is none of that name."""
+    schema = getattr(node.target, "_schema", None)
+    for i, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == name:
+            return node.args[i] if i < len(node.args) else node.kwargs.get(name)
+    return None
 
 
 def is_view(node: torch.fx.Node) -> bool:

@@ -393,4 +393,51 @@ GRADC_GAMMA(f32, f, 6, 6)
 GRADC_GAMMA(f64, , 10, 10)
 #undef GRADC_GAMMA
 
+/* ---- modified Bessel functions, scaled complementary error function ------------------------------------------------ */
+
+/* I_n(x) for n = 0, 1: up to LIMIT the series (x/2)^n sum (x^2/4)^k / (k! (k+n)!), whose terms are all positive (DLMF
+   10.25.2); above, e^x / sqrt(2 pi x) times the asymptotic one (10.40.1), whose smallest term is about e^(-2x).
+   erfcx(x) = e^(x^2) erfc(x): above 2 Laplace's continued fraction (7.9.2). */
+#define GRADC_BESSEL(F, S, LIMIT, SERIES, TAIL, STEPS)                                                                \
+    GRADC_LONG_FN F bessel_series_##F(i32 n, F a) {                                                                   \
+        F q = a * a * (F)0.25, term = n != 0 ? a * (F)0.5 : (F)1, sum = term;                                         \
+        for (i32 k = 1; k <= (SERIES); k++) {                                                                         \
+            term = term * (q / ((F)k * (F)(k + n)));                                                                  \
+            sum += term;                                                                                              \
+        }                                                                                                             \
+        return sum;                                                                                                   \
+    }                                                                                                                 \
+    GRADC_LONG_FN F bessel_tail_##F(i32 n, F a) {                                                                     \
+        F term = 1, sum = 1, mu = n != 0 ? (F)4 : (F)0;                                                               \
+        for (i32 k = 1; k <= (TAIL); k++) {                                                                           \
+            F odd = (F)(2 * k - 1);                                                                                   \
+            term = term * ((odd * odd - mu) / ((F)(8 * k) * a));                                                      \
+            sum += term;                                                                                              \
+        }                                                                                                             \
+        return sum / GRADC_LIBM(sqrt##S)((F)0x1.921fb54442d18p+2 * a);                                                \
+    }                                                                                                                 \
+    GRADC_FN F bessel_##F(i32 n, i32 scaled, F x) {                                                                   \
+        F a = GRADC_LIBM(fabs##S)(x);                                                                                 \
+        F half = exp_##F(scaled != 0 ? (F)0 : a * (F)0.5); /* in two steps: e^a may overflow where I_n does not */    \
+        F near = bessel_series_##F(n, a < (F)(LIMIT) ? a : (F)(LIMIT)) * (scaled != 0 ? exp_##F(-a) : (F)1);          \
+        F far = half * bessel_tail_##F(n, a < (F)(LIMIT) ? (F)(LIMIT) : a) * half;                                    \
+        F value = a < (F)(LIMIT) ? near : far;                                                                        \
+        F whole = a > (F)GRADC_MAX_F32 && a - a != 0 ? (scaled != 0 ? (F)0 : a) : value;                              \
+        return x != x ? x : n != 0 ? copysign_##F(whole, x) : whole;                                                  \
+    }                                                                                                                 \
+    GRADC_FN F i0_##F(F x) { return bessel_##F(0, 0, x); }                                                            \
+    GRADC_FN F i0e_##F(F x) { return bessel_##F(0, 1, x); }                                                           \
+    GRADC_FN F i1_##F(F x) { return bessel_##F(1, 0, x); }                                                            \
+    GRADC_FN F i1e_##F(F x) { return bessel_##F(1, 1, x); }                                                           \
+    GRADC_LONG_FN F erfcx_##F(F x) {                                                                                  \
+        F z = x < (F)2 ? (F)2 : x, below = z;                                                                         \
+        for (i32 k = (STEPS); k >= 1; k--) below = z + (F)k * (F)0.5 / below;                                         \
+        F near = exp_##F(x * x) * erfc_##F(x);                                                                        \
+        return x < (F)2 ? near : (F)0x1.20dd750429b6dp-1 / below;                                                     \
+    }
+
+GRADC_BESSEL(f32, f, 9, 30, 12, 30)
+GRADC_BESSEL(f64, , 19, 60, 36, 60)
+#undef GRADC_BESSEL
+
 #endif

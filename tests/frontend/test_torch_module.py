@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
 
 import gradc.torch  # noqa: E402
 from gradc import ops  # noqa: E402
-from gradc.errors import InvalidProblem, TypeRuleError  # noqa: E402
+from gradc.errors import InvalidProblem, TypeRuleError, Unsupported  # noqa: E402
 
 NUMPY = {"target": "numpy"}
 
@@ -119,6 +119,85 @@ def test_machine_code_learns() -> None:
     assert losses[-1] < losses[0] / 4 and module.get_parameter("layers.0.b").grad is None
 
 
+def scaled(x: Any, factor: Any, w: Any) -> Any:
+    return x * w * factor
+
+
+@pytest.mark.parametrize("number", [2, 0.5, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_python_numbers_take_eagers_dtype(number: Any, dtype: Any) -> None:
+    """A number never widens a tensor of floats: ``x * 0.5`` is of x's dtype."""
+    w, x = torch.ones(3).to(dtype), torch.arange(3.0).to(dtype)
+    module = gradc.torch.Module(
+        (lambda x, factor, w: ops.where(factor, x, w)) if number is True else scaled, w=w, options=NUMPY
+    )
+    got = module(x, number)
+    want = torch.where(torch.tensor(number), x, w) if number is True else x * w * number
+    torch.testing.assert_close(got.detach(), want)
+    assert len(module._known) == 1
+    graph = gradc.trace(lambda x, factor: x * factor, x="f32[N]", factor="f32[]")
+    if number is not True:
+        torch.testing.assert_close(gradc.torch.Module(graph, options=NUMPY)(x.float(), number), x.float() * number)
+
+
+def test_an_int_beside_tensors_of_integers() -> None:
+    module = gradc.torch.Module(lambda x, w, k: ops.embedding(x + k, w), w=torch.eye(5), options=NUMPY)
+    torch.testing.assert_close(module(torch.tensor([0, 2], dtype=torch.int32), k=2), torch.eye(5)[[2, 4]])
+
+
+def test_any_name_works() -> None:
+    """Names that gradc keeps for cotangents and residuals, that every module has, and that are no words."""
+
+    def function(x: Any, d: Any, r: Any, forward: Any, _source: Any, self: Any, **others: Any) -> Any:
+        y = x * d["w 1"] + r + forward["a"]["training"] * _source
+        return y * self + others["class"] * others["forward_"]
+
+    torch.manual_seed(0)
+    values = [torch.randn(3) for _ in range(8)]
+    names = dict(r=values[1], _source=values[3], self=values[4], forward_=values[6])
+    module = gradc.torch.Module(
+        function,
+        d={"w 1": values[0]},
+        forward={"a": {"training": values[2]}},
+        options=NUMPY,
+        **names,
+        **{"class": values[5]},
+    )
+    w, r, f, s, own, c, g, x = values
+    got = module(x)
+    torch.testing.assert_close(got.detach(), (x * w + r + f * s) * own + c * g)
+    got.sum().backward()
+    assert len(list(module.parameters())) == 7 and all(p.grad is not None for p in module.parameters())
+    torch.testing.assert_close(dict(module.named_parameters())["d.w 1"].grad, x * own)
+    assert {"r", "forward_.a.training_", "forward__", "class", "self"} <= module.state_dict().keys()
+    module.load_state_dict(module.state_dict())
+    torch.testing.assert_close(copy.deepcopy(module)(x), got)
+    again = gradc.torch.Module(lambda d, r: d * r, options=NUMPY)  # as arguments, too
+    torch.testing.assert_close(again(x, r=w), x * w)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda m, x: torch.func.vmap(m)(x),
+        lambda m, x: torch.func.grad(lambda x: m(x).sum())(x),
+        lambda m, x: torch.func.jvp(m, (x,), (x,)),
+        lambda m, x: torch.func.grad(lambda p: torch.func.functional_call(m, p, (x,)).sum())(
+            dict(m.named_parameters())
+        ),
+    ],
+)
+def test_transforms_of_torch_func_are_one_error(transform: Any) -> None:
+    with pytest.raises(Unsupported, match=r"torch\.autograd\.grad"):
+        transform(made(), torch.ones(2, 4, dtype=torch.float64))
+
+
+def test_functional_call() -> None:
+    module, x = made(), torch.ones(2, 4, dtype=torch.float64)
+    zeros = {n: torch.zeros_like(p) for n, p in module.named_parameters()}
+    assert not torch.func.functional_call(module, zeros, (x,)).any() and module(x).any()
+
+
 @pytest.mark.parametrize(
     ("attempt", "kind", "message"),
     [
@@ -127,11 +206,13 @@ def test_machine_code_learns() -> None:
             InvalidProblem,
             "no input 'weights'; there are x, layers",
         ),
-        (
-            lambda: gradc.torch.Module(lambda forward: forward, forward=torch.ones(2)),
-            InvalidProblem,
-            "'forward' cannot",
-        ),
+        (lambda: gradc.torch.Module(3, w=torch.ones(2)), InvalidProblem, "a function of gradc's ops or .*, not 3"),
+        (lambda: gradc.torch.Module(torch.nn.Linear(2, 2)), InvalidProblem, "not Linear"),
+        (lambda: gradc.torch.Module(max), InvalidProblem, "whose arguments have names"),
+        (lambda: gradc.torch.Module(mlp, torch.ones(2)), InvalidProblem, "by name: x, layers"),
+        (lambda: gradc.torch.Module(mlp, layers="w"), InvalidProblem, "'layers' cannot be a parameter"),
+        (lambda: gradc.torch.Module(mlp, options=torch.ones(2)), InvalidProblem, "options is a mapping"),
+        (lambda: made()("text"), InvalidProblem, "the argument 'x' is a str"),
         (lambda: made()(), InvalidProblem, "the argument 'x' is missing"),
         (lambda: made()(torch.ones(1, 4), torch.ones(1)), InvalidProblem, "2 arguments; the call takes x"),
         (lambda: made()(torch.ones(1, 4), x=torch.ones(1)), InvalidProblem, "the argument 'x'"),

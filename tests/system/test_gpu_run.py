@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -58,10 +59,12 @@ raise SystemExit(pytest.main(["tests/gpu/test_gpu_calls.py", "-p", "no:cacheprov
 
 def test_parts_of_the_tests_are_the_whole(tmp_path: Path) -> None:
     found = gpu_run.run_tests(tmp_path, 3000, 2, ("-m", "not gpu", "-k", "accumulate or out_is"))
-    assert found["finished"] and found["failed"] == 0 and found["passed"] == 8 and "broken" not in found, found
+    without_torch = 0 if importlib.util.find_spec("torch") else 2
+    assert found["finished"] and found["failed"] == 0 and "broken" not in found, found
+    assert (found["passed"], found["skipped"]) == (8 - without_torch, without_torch)
     assert {
         json.loads(line)["outcome"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()
-    } == {"passed"}
+    } <= {"passed", "skipped"}
 
 
 def test_what_takes_too_long_is_stopped_and_what_was_found_stays(
@@ -96,6 +99,7 @@ def test_every_part_is_run_and_written_down(
     """On a device that is only said to be there: its tests are skipped, its constants cannot be had, and each part says
     so.
     """
+    pytest.importorskip("torch", reason="the benchmark's peer")
     from gradc.runtime.cuda import gpu
     from gradc.runtime.cuda.device import Description
 

@@ -5,8 +5,10 @@ torch is never imported here: if there is a tensor, it is imported already.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -35,6 +37,36 @@ NARROW: dict[Any, Any] = {
 }
 
 
+_resizable: contextvars.ContextVar[bool] = contextvars.ContextVar("resizable", default=False)
+
+
+@contextlib.contextmanager
+def storages_stay_resizable() -> Iterator[None]:
+    """A context manager: tensors are read without ``tensor.numpy()``, after which torch does not resize a storage any
+    more, as FSDP does.  For callers that keep tensors between calls, not arrays over their memory.
+    """
+    token = _resizable.set(True)
+    try:
+        yield
+    finally:
+        _resizable.reset(token)
+
+
+class _Memory:
+    """A dense tensor by NumPy's array interface; an array made of it keeps the tensor."""
+
+    def __init__(self, tensor: Any):
+        self.tensor = tensor
+        size, dtype = tensor.element_size(), np.dtype(str(tensor.dtype).removeprefix("torch."))
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "typestr": dtype.str,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+        }
+
+
 def is_tensor(x: Any) -> bool:
     """Whether it is a torch tensor."""
     torch = sys.modules.get("torch")
@@ -61,7 +93,9 @@ def from_tensor(torch: Any, x: Any) -> Array:
         name = str(x.dtype)
         bits, meaning = BITS.get(name, (None, None))
         address = dense.data_ptr()
-        array: Array = dense.numpy() if bits is None else dense.view(getattr(torch, bits)).numpy().view(meaning)
+        same_bits = dense if bits is None else dense.view(getattr(torch, bits))
+        array: Array = np.asarray(_Memory(same_bits)) if _resizable.get() else same_bits.numpy()
+        array = array if bits is None else array.view(meaning)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # fake tensors raise AssertionError
         raise InvalidProblem(
             f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}"

@@ -55,8 +55,8 @@ def _index(x: Node, indices: Sequence[Node | None]) -> Node:
 def _embedding(
     weight: Node, indices: Node, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Node:
-    if sparse:
-        raise Unsupported("embedding with sparse gradients")
+    if sparse and weight.op.name != "input":
+        raise Unsupported("an embedding with sparse gradients of a table that is computed")
     padding = None if isinstance(padding_idx, int) and padding_idx < 0 else padding_idx
     return ops.embedding(indices, weight, padding_idx=padding, scale_grad_by_freq=scale_grad_by_freq)
 
@@ -75,8 +75,8 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: Any = None,
 ) -> tuple[Node, ...]:
-    if sparse:
-        raise Unsupported("embedding_bag with sparse gradients")
+    if sparse and weight.op.name != "input":
+        raise Unsupported("an embedding_bag with sparse gradients of a table that is computed")
     bags = ops.embedding_bag(
         indices,
         weight,

@@ -1,0 +1,157 @@
+"""Connectionist temporal classification: ctc_loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from ..ir.dims import same
+from ..ir.node import Node, call
+from ..ir.op import BadSample, Function, Sample
+from ..ir.types import I64
+from .indexing import take_along_axis
+from .loss import Reduction
+from .movement import concat, iota, pad, slice
+from .pointwise import bitwise_and, eq, exp, ge, log, lt, maximum, ne, where
+from .positions import constant_array
+from .reduce import sum
+from .rules import along, converted, floating, full, reshaped, spread, zeros_like
+
+
+def _log_sum(terms: Sequence[Node]) -> Node:
+    """log of the sum of exponentials; where all are -inf it is, and passes no gradient."""
+    top = terms[0]
+    for term in terms[1:]:
+        top = maximum(top, term)
+    top = call("stop_gradient", top)
+    none = eq(top, full(-math.inf, top))
+    top = where(none, zeros_like(top), top)
+    total = exp(terms[0] - top)
+    for term in terms[1:]:
+        total = total + exp(term - top)
+    return where(none, full(-math.inf, total), log(where(none, full(1, total), total)) + top)
+
+
+def _lengths(given: Any, count: Any, name: str) -> Node:
+    """One length per sequence, i64 [N]."""
+    node = given if isinstance(given, Node) else constant_array(np.atleast_1d(np.asarray(given, np.int64)))
+    node = reshaped(converted(node, I64), (node.type.count,))
+    if not same(node.shape[0], count):
+        raise TypeRuleError(f"{node.shape[0]} {name} for {count} sequences")
+    return node
+
+
+def _padded_targets(targets: Node, lengths: Any, count: Any) -> Node:
+    """[N, S] of targets that stand one after the other."""
+    if targets.rank == 2:
+        return targets
+    if count == 1:
+        return reshaped(targets, (1, targets.type.count))
+    if isinstance(lengths, Node):
+        raise TypeRuleError("targets one after the other need target_lengths that are constants; or give [N, S]")
+    sizes = [int(n) for n in np.asarray(lengths).reshape(-1)]
+    starts, most = np.cumsum([0, *sizes[:-1]]), max([1, *sizes])
+    rows = [
+        pad(slice.plain(targets, (int(start),), (int(start) + n,), (1,)), ((0, most - n),))
+        for start, n in zip(starts, sizes, strict=True)
+    ]
+    return concat(*(reshaped(row, (1, most)) for row in rows), axis=0)
+
+
+def _forward(emitted: Node, skips: Node, steps: Node) -> Node:
+    """log alpha [N, L] after the last step of each sequence, by the recursion over [T, N, L] (Graves 2006, eq. 6).
+
+    :param skips: where a label may follow the label before the blank before it.
+    """
+    count, labels = emitted.shape[1:]
+    never = full(-math.inf, emitted.type.with_shape(count, labels))
+    alpha = where(
+        spread(lt(iota.plain(shape=(labels,)), full(2, iota.plain(shape=(labels,)))), never.shape),
+        _step(emitted, 0),
+        never,
+    )
+    most = emitted.shape[0]
+    assert isinstance(most, int)
+    for t in range(1, most):
+        one = pad(alpha, ((0, 0), (1, -1)), -math.inf)
+        two = where(skips, pad(alpha, ((0, 0), (2, -2)), -math.inf), never)
+        after = _log_sum((alpha, one, two)) + _step(emitted, t)
+        alpha = where(along(lt(full(t, steps), steps), alpha.shape, (1,)), after, alpha)
+    return alpha
+
+
+def _step(x: Node, t: int) -> Node:
+    return reshaped(slice.plain(x, (t, 0, 0), (t + 1, *x.shape[1:]), (1, 1, 1)), x.shape[1:])
+
+
+def _ctc_loss(
+    log_probs: Node,
+    targets: Node,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: Reduction = "mean",
+    zero_infinity: bool = False,
+) -> Node:
+    if floating(log_probs.type).rank not in (2, 3):
+        raise TypeRuleError(f"log_probs are {log_probs.type}: [T, N, C] or [T, C]")
+    if not isinstance(log_probs.shape[0], int) or log_probs.shape[0] < 1:
+        raise TypeRuleError(f"{log_probs.shape[0]} steps: the steps are written out, so that it must be a constant")
+    batched = log_probs.rank == 3
+    x = log_probs if batched else reshaped(log_probs, (log_probs.shape[0], 1, log_probs.shape[1]))
+    x = converted(x, x.dtype.compute)
+    count = x.shape[1]
+    labels = converted(_padded_targets(targets, target_lengths, count), I64)
+    steps, lengths = _lengths(input_lengths, count, "input_lengths"), _lengths(target_lengths, count, "target_lengths")
+    width = 2 * labels.shape[1] + 1
+    # blank, label, blank, label ... blank
+    pairs = concat(full(blank, labels.type.with_shape(*labels.shape, 1)), reshaped(labels, (*labels.shape, 1)), axis=2)
+    line = concat(reshaped(pairs, (count, width - 1)), full(blank, labels.type.with_shape(count, 1)), axis=1)
+    exists = lt(spread(iota.plain(shape=(width,)), line.shape), along(lengths * 2 + 1, line.shape, (1,)))
+    line = where(exists, line, full(blank, line))
+    before = pad(line, ((0, 0), (2, -2)), blank) if width > 2 else full(blank, line)
+    skips = bitwise_and(ne(line, full(blank, line)), ne(line, before))
+    place = spread(reshaped(line, (1, *line.shape)), (x.shape[0], *line.shape))
+    alpha = _forward(take_along_axis.plain(x, place, axis=2), skips, steps)
+    last = reshaped(lengths * 2, (count, 1))
+    ends = take_along_axis.plain(alpha, last, axis=1)
+    short = ge(full(0, last), last)  # without labels there is one path, of blanks
+    early = take_along_axis.plain(alpha, maximum(last - 1, zeros_like(last)), axis=1)
+    loss = -_log_sum((ends, where(short, full(-math.inf, early), early)))
+    loss = reshaped(loss, (count,))
+    if zero_infinity:
+        loss = where(eq(loss, full(math.inf, loss)), zeros_like(loss), loss)
+    if reduction == "mean":
+        loss = call("mean", loss / converted(maximum(lengths, full(1, lengths)), loss.dtype))
+    elif reduction == "sum":
+        loss = sum.plain(loss, axis=(0,))
+    elif not batched:
+        loss = reshaped(loss, ())
+    return converted(loss, log_probs.dtype)
+
+
+ctc_loss = Function(
+    "ctc_loss",
+    write=_ctc_loss,
+    samples=(
+        Sample(
+            ("F[5,2,4]", np.array([[1, 2, 2], [3, 1, 1]])),
+            {"input_lengths": (5, 4), "target_lengths": (3, 2), "reduction": "none"},
+        ),
+        Sample(("F[4,3]", np.array([1, 1])), {"input_lengths": (4,), "target_lengths": (2,), "reduction": "sum"}),
+    ),
+    bad=(
+        BadSample(("f32[N,2,4]", "i64[2,3]"), {"input_lengths": (5, 4), "target_lengths": (3, 2)}, match="N steps"),
+        BadSample(("f32[5,2,4]", "i64[2,3]"), {"input_lengths": (5,), "target_lengths": (3, 2)}, match="for 2"),
+    ),
+    doc=(
+        "-log of the probability of all alignments of targets ([N, S], or one after the other) in log_probs [T, N, C],"
+        " with a blank between; lengths are constants or arrays [N]; the mean is over loss / target length. The"
+        " gradient is the derivative; torch's has exp(log_probs) more, which log_softmax before it takes away"
+    ),
+    source="torch.nn.functional.ctc_loss; Graves et al. 2006",
+)

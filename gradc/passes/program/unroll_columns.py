@@ -1,0 +1,155 @@
+"""unroll_columns: a kernel over windows holds the few elements of a window at once, one window per vector lane."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+
+from ...ir.kernel import Kernel, Program
+from ...ir.statement import BARE, EFFECTS, REDUCTIONS, Index, Stmt
+from ...ir.types import BOOL, DType, Type
+
+LONGEST = 32
+"""Elements of a window at most."""
+LARGEST = 768
+"""Statements of an unrolled kernel at most."""
+FEWEST = 8
+"""Windows along the last axis at least: fewer leave most lanes of a vector empty."""
+CHAINS = {"sum_cols": "add", "prod_cols": "mul", "max_cols": "maximum", "min_cols": "minimum"}
+"""A reduction and the pointwise op that adds one more element."""
+EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
+"""A reduction and the comparison that finds a better element; of equal ones the first stays, and the first NaN."""
+
+
+def unroll_columns(program: Program) -> Program:
+    """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
+
+    As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled.
+    """
+    types = {b.name: b.type for b in program.buffers}
+    steps = tuple(
+        _Unrolled(step).kernel(types) if isinstance(step, Kernel) and _over_windows(step) else step
+        for step in program.steps
+    )
+    return program if steps == program.steps else replace(program, steps=steps)
+
+
+def _over_windows(kernel: Kernel) -> bool:
+    """Whether few columns are reduced, and whatever is read by column lies beside what the next row reads."""
+    sizes = [n for _, n in kernel.cols if isinstance(n, int)]
+    count = prod(sizes)
+    if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count <= LONGEST:
+        return False
+    lane, windows = kernel.rows[-1]
+    if (isinstance(windows, int) and windows < FEWEST) or count * len(kernel.body) > LARGEST:
+        return False
+    if any(s.op in ("accum", "check", "search") for s in kernel.body):
+        return False
+    reductions = [s for s in kernel.body if s.op in REDUCTIONS]
+    return (
+        bool(reductions)
+        and all(kernel.stmts[s.args[0]].dtype is not BOOL for s in reductions)
+        and all(_moves_along(kernel, s, lane) for s in kernel.body if s.op == "load" and kernel.is_column(s))
+        and all(not kernel.is_column(s) and _moves_along(kernel, s, lane) for s in kernel.body if s.op == "store")
+    )
+
+
+def _moves_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
+    """Whether an access goes along its buffer's last axis, and no other, where its row's last index does."""
+    along = [
+        any(v == lane or (v.startswith("%") and lane in kernel.levels[v]) for v, _ in entry.terms) for entry in s.index
+    ]
+    return bool(along) and along[-1] and not any(along[:-1])
+
+
+class _Unrolled:
+    """The statements of a kernel once per column, each distinct one once."""
+
+    def __init__(self, kernel: Kernel):
+        self.before = kernel
+        self.body: list[Stmt] = []
+        self.known: dict[Stmt, str] = {}
+        self.names: dict[tuple[str, tuple[int, ...]], str] = {}
+        """(value, column) -> its new name; values of rows have the column ()."""
+
+    def kernel(self, types: Mapping[str, Type]) -> Kernel:
+        k = self.before
+        for s in k.body:
+            if s.op in REDUCTIONS:
+                self.names[s.name, ()] = self.reduced(s)
+            elif k.is_column(s):
+                for column in self.columns():
+                    self.names[s.name, column] = self.again(s, column)
+            else:
+                name = self.again(s, ())
+                if s.name:
+                    self.names[s.name, ()] = name
+        new = replace(k, rows=k.rows[:-1], cols=k.rows[-1:], body=tuple(self.body))
+        return new.named_by_structure(k.name.rpartition("_")[0], types)
+
+    def columns(self) -> Iterator[tuple[int, ...]]:
+        return itertools.product(*(range(n) for _, n in self.before.cols))  # type: ignore[arg-type]
+
+    def of(self, value: str, column: tuple[int, ...]) -> str:
+        return self.names[value, column] if (value, column) in self.names else self.names[value, ()]
+
+    def again(self, s: Stmt, column: tuple[int, ...]) -> str:
+        """The statement with a column's numbers for its axes."""
+        here = dict(zip((a for a, _ in self.before.cols), column, strict=False))
+
+        def at(index: Index) -> Index:
+            new = Index(index.const)
+            for variable, c in index.terms:
+                if variable in here:
+                    new += c * here[variable]
+                else:
+                    new += Index.of(self.of(variable, column) if variable.startswith("%") else variable) * c
+            return new
+
+        index = tuple(map(at, s.index))
+        if s.op in BARE and not index[0].terms and isinstance(index[0].const, int):
+            if s.op == "index":
+                return self.value("const", (), s.dtype, value=index[0].const)
+            lo, hi = s.attr("lo"), s.attr("hi")
+            if isinstance(lo, int) and isinstance(hi, int):
+                return self.value("const", (), s.dtype, value=lo <= index[0].const < hi)
+        args = tuple(self.of(a, column) for a in s.args)
+        return self.add(replace(s, name="", args=args, index=index, where=s.where and self.of(s.where, column)))
+
+    def add(self, s: Stmt) -> str:
+        """The name of a statement's value; a statement that is there already is not repeated."""
+        if s.op in EFFECTS:
+            self.body.append(s)
+            return ""
+        if s not in self.known:
+            self.known[s] = f"%{len(self.known)}"
+            self.body.append(replace(s, name=self.known[s]))
+        return self.known[s]
+
+    def value(self, op: str, args: tuple[str, ...], dtype: DType | None, **attrs: int | bool) -> str:
+        return self.add(Stmt("", op, args, dtype, attrs=tuple(attrs.items())))
+
+    def reduced(self, s: Stmt) -> str:
+        """A reduction as a chain over the columns, in their order."""
+        own = self.before.stmts[s.args[0]].dtype
+        values = [self.of(s.args[0], column) for column in self.columns()]
+        if s.op in EXTREMES:
+            return self.place_of_extreme(s, values, own)
+        values = [v if own is s.dtype else self.value("cast", (v,), s.dtype) for v in values]
+        total = values[0]
+        for v in values[1:]:
+            total = self.value(CHAINS[s.op], (total, v), s.dtype)
+        return total
+
+    def place_of_extreme(self, s: Stmt, values: list[str], own: DType) -> str:
+        best, place = values[0], self.value("const", (), s.dtype, value=0)
+        for k, v in enumerate(values[1:], 1):
+            better = self.value(EXTREMES[s.op], (v, best), BOOL)
+            if own.is_float:  # a NaN is better than a number
+                nan, found = self.value("ne", (v, v), BOOL), self.value("eq", (best, best), BOOL)
+                better = self.value("bitwise_or", (better, self.value("bitwise_and", (nan, found), BOOL)), BOOL)
+            best = self.value("where", (better, v, best), own)
+            place = self.value("where", (better, self.value("const", (), s.dtype, value=k), place), s.dtype)
+        return place

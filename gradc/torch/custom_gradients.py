@@ -1,0 +1,86 @@
+"""``torch.autograd.Function`` in a graph: one opaque op, which torch runs with the gradient that its author wrote."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from ..errors import Unsupported
+
+__all__ = ["REASON", "CustomGradient", "custom_gradient", "run_by_torch"]
+
+REASON = "a torch.autograd.Function: it has a gradient of its own, which torch runs"
+
+_LIBRARY = torch.library.Library("gradc", "FRAGMENT")  # lives as long as its ops are to exist
+_LIBRARY.define(
+    "custom_gradient(int key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]",
+    tags=(torch.Tag.nondeterministic_seeded,),  # its forward may draw numbers: never merged with an equal call
+)
+
+custom_gradient = torch.ops.gradc.custom_gradient.default
+"""The op that stands for such a call; its first argument is the key of a :class:`CustomGradient`."""
+
+_known: WeakValueDictionary[int, CustomGradient] = WeakValueDictionary()
+_keys = itertools.count()
+
+
+@dataclass(frozen=True)
+class CustomGradient:
+    """One call of a ``torch.autograd.Function`` as Dynamo traced it.
+
+    :param apply: torch's higher-order op, which runs it and records its gradient.
+    :param forward: gives (outputs, what backward reads).
+    :param is_tensor: of each operand, whether it is a tensor; the others are sizes.
+    """
+
+    apply: Any
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    is_tensor: tuple[bool, ...]
+    options: Mapping[str, Any]
+
+    @classmethod
+    def traced(cls, apply: Any, args: Sequence[Any], options: Mapping[str, Any]) -> tuple[CustomGradient, Any]:
+        """The call, and its results from the op :data:`custom_gradient`, as a tracer sees them.
+
+        :raises Unsupported: the forward writes in place, or a result is no tensor.
+        """
+        forward, backward, *operands = args
+        if options.get("dirty_idx"):
+            raise Unsupported("a torch.autograd.Function that writes to its inputs")
+        made = cls(apply, forward, backward, tuple(isinstance(x, torch.Tensor) for x in operands), dict(options))
+        results = forward.graph.output_node().args[0][0]
+        several = isinstance(results, tuple | list)
+        if not all(isinstance(r, torch.fx.Node) for r in (results if several else [results])):
+            raise Unsupported("a torch.autograd.Function with a result that is no tensor")
+        key = next(_keys)
+        _known[key] = made
+        tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+        found = custom_gradient(key, tensors, [x for x in operands if not isinstance(x, torch.Tensor)])
+        return made, tuple(found) if several else found[0]
+
+    def operands(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[Any]:
+        """Tensors and sizes in the order of the call."""
+        given = {True: iter(tensors), False: iter(sizes)}
+        return [next(given[kind]) for kind in self.is_tensor]
+
+
+def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+    """What torch runs for :data:`custom_gradient`: recorded by autograd with the gradient of its own."""
+    call = _known[key]
+    found = call.apply(call.forward, call.backward, *call.operands(tensors, sizes), **call.options)
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+@torch.library.register_fake("gradc::custom_gradient", lib=_LIBRARY)
+def _types(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+    call = _known[key]
+    with torch.no_grad():
+        found, _ = torch.fx.Interpreter(call.forward).run(*call.operands(tensors, sizes))
+    # an op gives memory of its own, also where the function returns a view of its input (a reversal of gradients)
+    return [torch.empty_like(x) for x in (found if isinstance(found, tuple | list) else [found])]

@@ -1,0 +1,181 @@
+"""What autograd sees of compiled regions: gradients that a user wrote, several losses, sparse gradients, optimizers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
+
+import torch_models as models  # noqa: E402
+from torch import nn  # noqa: E402
+from torch_compiled import agree, compiled, fresh, rand  # noqa: E402, F401
+
+import gradc.torch  # noqa: E402
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and passes its gradient on times what was saved; a mask beside it has none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> Any:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.round() * factor, x > 0
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return g * x * ctx.factor, None
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, as a view; its gradient is reversed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return -g
+
+
+class Written(torch.autograd.Function):
+    """Writes to its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return g * 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_autograd_function_runs_in_torch_between_regions(dynamic: bool) -> None:
+    def function(x: Any, w: Any) -> Any:
+        y, mask = Straight.apply(torch.tanh(x * w).exp(), 3.0)
+        with torch.no_grad():
+            z = Reversed.apply(x)
+        return (Reversed.apply(torch.where(mask, y, w) * w + z).sin().cos() * w + 1).sum()
+
+    agree(function, rand(3, 4), rand(4), dynamic=dynamic)
+    report = gradc.torch.report()
+    assert report.graphs[0].regions == (3, 4, 5) and report.graphs[0].ops == 14
+    row = next(row for row in report.rows if row.op == "torch.autograd.Function")
+    assert row.count == 2 and "gradient of its own" in row.reason
+
+
+def test_an_autograd_function_that_writes_to_its_input() -> None:
+    """Dynamo itself does not trace it, and hands over what is before and what is after."""
+    agree(lambda x: Written.apply(x.exp().sin() + 1).cos().sum(), rand(3, 4))
+    assert [graph.ops for graph in gradc.torch.report().graphs] == [3, 2]
+
+
+# -- several losses ----------------------------------------------------------------------------------------------------
+
+
+def test_losses_that_share_no_value_are_differentiated_one_after_another() -> None:
+    def losses(x: Any, w: Any, v: Any) -> Any:
+        return torch.tanh(x * w).exp().sum(), torch.sin(x * v).exp().sum(), (x * w).detach().mean()
+
+    x, w, v = rand(3, 4, grad=False), rand(4), rand(4)
+    first, second, mean = compiled(losses, fallback="error")(x, w, v)
+    first.backward()  # without retain_graph
+    assert v.grad is None and w.grad is not None and not mean.requires_grad
+    second.backward()
+    wanted = torch.autograd.grad(sum(losses(x, w, v)[:2]), (w, v))
+    torch.testing.assert_close((w.grad, v.grad), wanted)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_gradient_that_does_not_exist_is_none(create_graph: bool) -> None:
+    def losses(x: Any, w: Any, v: Any) -> Any:
+        y = torch.tanh(x * w).exp()
+        return y.sum(), (y * v).sum()
+
+    x, w, v = rand(3, 4, grad=False), rand(4), rand(4)
+    for call in (losses, compiled(losses, fallback="error")):
+        first, second = call(x, w, v)
+        got = torch.autograd.grad(first, (w, v), allow_unused=True, create_graph=create_graph, retain_graph=True)
+        assert got[1] is None and got[0] is not None
+        assert all(g is not None for g in torch.autograd.grad(second, (w, v)))
+        with pytest.raises(RuntimeError, match="second time"):  # they share a value
+            torch.autograd.grad(second, (w, v))
+
+
+# -- sparse gradients --------------------------------------------------------------------------------------------------
+
+
+class Tables(nn.Module):
+    """Sparse tables, one of them read by an op of its own, too, whose gradient is dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4, padding_idx=0, sparse=True)
+        self.bags = nn.EmbeddingBag(9, 4, mode="mean", sparse=True)
+        self.both = nn.Embedding(9, 4, sparse=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens).sum(1) + self.words(tokens[:, :1] * 0 + 1).sum(1) + self.bags(tokens)
+        x = torch.tanh(x) + self.both(tokens).sum(1) * self.both.weight.sum(0)
+        return self.head(x).square().mean()
+
+
+def test_sparse_gradients_are_sparse_and_sparse_adam_follows_eager() -> None:
+    model = models.seeded(Tables)
+    twin = copy.deepcopy(model)
+    call = compiled(model, fallback="error")
+    sparse = ("words.weight", "bags.weight")
+    optimizers = [
+        (
+            torch.optim.SparseAdam([m.get_parameter(n) for n in sparse], lr=0.05),
+            torch.optim.SGD([p for n, p in m.named_parameters() if n not in sparse], lr=0.05),
+        )
+        for m in (model, twin)
+    ]
+    for step in range(4):
+        tokens = torch.randint(0, 9, (step + 2, 3))
+        for run, each, own in ((call, model, optimizers[0]), (twin, twin, optimizers[1])):
+            each.zero_grad()
+            run(tokens).backward()
+            layouts = {n: p.grad.layout for n, p in each.named_parameters() if p.grad is not None}
+            assert {n for n, layout in layouts.items() if layout is torch.sparse_coo} == set(sparse)
+            for optimizer in own:
+                optimizer.step()
+    rows = model.words.weight.grad._indices()[0]
+    assert (rows.diff() > 0).all()  # each row once, in order
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-9, atol=1e-11)
+    assert len(gradc.torch.report().graphs) == 2
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_tells_the_time_of_regions_and_ops() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return torch.fft.fft(torch.tanh(x * w).exp()).abs().sin().square().sum()
+
+    x, w = rand(3, 4), rand(4)
+    call = compiled(function, timed=True)
+    for _ in range(3):
+        call(x, w).backward()
+    report = gradc.torch.report()
+    times = {time.op: time for time in report.times}
+    assert {"region 0", "region 1", "aten._fft_r2c.default"} <= times.keys()
+    assert all(time.calls == 2 and time.forward > 0 for time in times.values())
+    assert all(times[op].backward > 0 for op in ("region 0", "region 1", "aten._fft_r2c.default"))
+    row = next(row for row in report.rows if row.op == "aten._fft_r2c.default")
+    assert row.time is not None
+    assert row.time == pytest.approx(times[row.op].seconds / sum(t.seconds for t in times.values()))
+    assert "share of time" in str(report) and "ms backward" in str(report)
+    report.clear()
+    torch._dynamo.reset()
+    compiled(function)(x, w)
+    assert not report.times and report.rows[0].time is None  # off unless asked for

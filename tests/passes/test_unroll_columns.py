@@ -1,0 +1,91 @@
+"""unroll_columns: what a kernel over windows computes is what it computed before, ties and NaN included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.autodiff import differentiate
+from gradc.ir.statement import REDUCTIONS
+from gradc.ir.types import dtype as dtype_of
+from gradc.ir.verify import verify_program
+from gradc.passes.graph.decompose import decompose
+from gradc.passes.program.unroll_columns import unroll_columns
+from gradc.passes.schedule.schedule import schedule
+
+POOL = {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 1)}
+
+
+def both(fn: Any, **types: str) -> tuple[Any, Any]:
+    graph = decompose(gradc.trace(fn, **types))
+    before = schedule(graph, host=True)
+    after = unroll_columns(before)
+    verify_program(after)
+    return before, after
+
+
+def run(program: Any, **given: np.ndarray) -> dict[str, np.ndarray]:
+    return interp.run(program, given)
+
+
+KINDS = {
+    "max": lambda x: ops.max_pool(x, **POOL),
+    "place": lambda x: ops.argmax(ops.windows(x, **WINDOWS), axis=(4, 5)),
+    "least": lambda x: ops.amin(ops.windows(x, **WINDOWS), axis=(4, 5)),
+    "place of the least": lambda x: ops.argmin(ops.windows(x, **WINDOWS), axis=(4, 5)),
+    "sum": lambda x: ops.sum(ops.windows(x, **WINDOWS), axis=(4, 5)),
+    "product": lambda x: ops.prod(ops.windows(x, **WINDOWS), axis=(4, 5)),
+}
+WINDOWS: dict[str, Any] = {
+    "axis": (2, 3),
+    "size": (3, 2),
+    "count": (4, 9),
+    "step": (2, 1),
+    "dilation": (1, 2),
+    "padding": (1, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i8", "u8", "i64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_values(kind: str, dtype: str) -> None:
+    before, after = both(KINDS[kind], x=f"{dtype}[2,3,9,10]")
+    assert any(s.op in REDUCTIONS for k in before.kernels for s in k.body)
+    assert not any(s.op in REDUCTIONS for k in after.kernels for s in k.body)
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 4, (2, 3, 9, 10)).astype(dtype_of(dtype).np)  # ties; sums and products are exact
+    if x.dtype.kind == "f":
+        x[rng.random(x.shape) < 0.2] = np.nan
+    want, got = run(before, x=x), run(after, x=x)
+    for name in want:
+        assert want[name].dtype == got[name].dtype
+        np.testing.assert_array_equal(got[name], want[name])
+
+
+def test_compiled() -> None:
+    graph = gradc.trace(lambda x: ops.max_pool(x, **POOL), x="f32[N,3,H,W]")
+    module = gradc.compile(graph, wrt=["x"])
+    assert "unroll_columns" in str([stage.name for stage in module.stages])
+    x = np.random.default_rng(0).integers(0, 5, (2, 3, 8, 19)).astype(np.float32)
+    y, residuals = module.forward(x=x)
+    dy = np.arange(y.size, dtype=np.float32).reshape(y.shape)
+    wanted = interp.run(differentiate(graph, ["x"]), {"x": x, "d.y": dy})
+    np.testing.assert_array_equal(y, wanted["y"])
+    np.testing.assert_array_equal(module.backward(residuals, dy)["x"], wanted["d.x"])
+
+
+@pytest.mark.parametrize(
+    ("fn", "types"),
+    [
+        (lambda x: ops.sum(x, axis=1), {"x": "f32[N,9]"}),  # columns lie together: a vector of rows would be strided
+        (lambda x: ops.sum(ops.windows(x, **{**WINDOWS, "count": (4, 3)}), axis=(4, 5)), {"x": "f32[2,3,9,4]"}),
+        (lambda x: ops.mean(x, axis=(2, 3)), {"x": "f32[4,8,64,64]"}),  # too many
+    ],
+)
+def test_what_is_left_alone(fn: Any, types: dict[str, str]) -> None:
+    before, after = both(fn, **types)
+    assert after is before
