@@ -20,7 +20,7 @@ relu = Primitive(
     lower=Expr("relu({0})"),
     vjp=lambda g, y, x: (where(gt(x, zeros_like(x)), g, zeros_like(g)),),
     samples=UNARY,
-    doc="max(x, 0); propagates NaN; the derivative at 0 is 0",
+    doc="max(x, 0); propagates NaN; the derivative at 0 and at NaN is 0",
 )
 
 

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from ..ir.node import Node
-from ..ir.op import Composite
+from ..ir.op import Composite, Primitive
 from .elementary import unary
 from .pointwise import NOT_FLOAT, eq, log, log1p, lt, sign, where
 from .rules import cases, full, unary_float, widened, zeros_like
@@ -72,7 +72,7 @@ def _i1e_slope(y: Node, x: Node) -> Node:
     return where(zero, full(0.5, x), i0e(x) - y * (sign(x) + 1 / safe))
 
 
-i0 = unary(
+i0: Primitive = unary(
     "i0",
     _bessel(0, False),
     120,
@@ -80,7 +80,7 @@ i0 = unary(
     doc="the modified Bessel function of the first kind of order 0",
     source="torch.special.i0; DLMF 10.25",
 )
-i0e = unary(
+i0e: Primitive = unary(
     "i0e",
     _bessel(0, True),
     120,
@@ -88,7 +88,7 @@ i0e = unary(
     doc="i0(x) e^-|x|",
     source="torch.special.i0e; DLMF 10.25",
 )
-i1 = unary(
+i1: Primitive = unary(
     "i1",
     _bessel(1, False),
     120,
@@ -96,7 +96,7 @@ i1 = unary(
     doc="the modified Bessel function of the first kind of order 1",
     source="torch.special.i1; DLMF 10.25",
 )
-i1e = unary(
+i1e: Primitive = unary(
     "i1e",
     _bessel(1, True),
     120,

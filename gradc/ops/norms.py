@@ -250,6 +250,9 @@ cdist = Composite(
         BadSample(("f32[4]", "f32[3,4]"), match="rows of one length"),
         BadSample(("f32[3,4]", "f32[3,4]"), {"p": -1.0}, match="p=-1.0"),
     ),
-    doc="the norm of the difference of each row of x1 and each of x2; its gradient is 0 where they are equal",
+    doc=(
+        "the norm of the difference of each row of x1 and each of x2; its gradient is 0 where they are equal; with"
+        " p=inf ties share it evenly, a subgradient, where torch gives each the whole"
+    ),
     source="torch.cdist",
 )

@@ -635,7 +635,10 @@ cast = Primitive(
         Sample(("i32[N]",), {"dtype": "i8"}, draw=("int",)),
     ),
     bad=(BadSample(("f32[3]",), {"dtype": "f31"}, match="not a dtype"),),
-    doc="x converted to a dtype; float to int saturates and NaN gives 0, int to int wraps, f8 saturates finite values",
+    doc=(
+        "x converted to a dtype; float to int saturates (300.0 as i8 is 127, -1.0 as u8 is 0) and NaN gives 0, int to"
+        " int wraps, f8 saturates finite values"
+    ),
 )
 
 

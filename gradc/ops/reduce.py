@@ -11,7 +11,8 @@ from ..errors import InvalidProblem, TypeRuleError
 from ..ir.dims import Size, product
 from ..ir.node import Node, call
 from ..ir.op import AxisReplacement, BadSample, Composite, Primitive, Reduction, Sample
-from ..ir.types import DTYPES, I64, Type
+from ..ir.statement import neutral
+from ..ir.types import DTYPES, I64, Type, typeof
 from .pointwise import eq, exp, log, maximum, reciprocal, where
 from .rules import (
     along,
@@ -79,7 +80,7 @@ def _nonempty(x: Type, *, axis: tuple[int, ...], empty: Empty = "error") -> Any:
     return type_, attrs | {"empty": empty}
 
 
-def _extremum_reference(function: Any, least: float) -> Any:
+def _extremum_reference(function: Any, combine: str) -> Any:
     def reference(x: Any, *, axis: Any, empty: str = "error") -> Any:
         axes = axis if isinstance(axis, tuple) else (axis,)
         if all(x.shape[a] for a in axes):
@@ -89,7 +90,7 @@ def _extremum_reference(function: Any, least: float) -> Any:
             raise InvalidProblem(
                 f"the extremum over no elements: axis {', '.join(map(str, axes))} of an array of shape {x.shape}"
             )
-        return np.full(kept, least if x.dtype.kind == "f" else 0, x.dtype)
+        return np.full(kept, neutral(combine, typeof(x).dtype), x.dtype)
 
     return reference
 
@@ -163,24 +164,24 @@ def _extremum_vjp(g: Node, y: Node, x: Node, *, axis: Any, empty: str) -> tuple[
 amax = Primitive(
     "amax",
     infer=_nonempty,
-    reference=_extremum_reference(np.max, -np.inf),
+    reference=_extremum_reference(np.max, "max"),
     lower=Reduction("max", nonempty=True),
     sugar=_reduce_call("amax"),
     vjp=_extremum_vjp,
     samples=NONEMPTY,
     bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")),
-    doc="the maximum over axes; propagates NaN; ties share the gradient evenly",
+    doc="the maximum over axes; propagates NaN, with gradient 0 for all; ties share the gradient evenly",
 )
 amin = Primitive(
     "amin",
     infer=_nonempty,
-    reference=_extremum_reference(np.min, np.inf),
+    reference=_extremum_reference(np.min, "min"),
     lower=Reduction("min", nonempty=True),
     sugar=_reduce_call("amin"),
     vjp=_extremum_vjp,
     samples=NONEMPTY,
     bad=(*BAD_AXIS, BadSample(("f32[0]",), {"axis": 0}, match="no elements")),
-    doc="the minimum over axes; propagates NaN; ties share the gradient evenly",
+    doc="the minimum over axes; propagates NaN, with gradient 0 for all; ties share the gradient evenly",
 )
 
 
@@ -196,7 +197,7 @@ def _arg_reference(function: Any) -> Any:
         axes = axis if isinstance(axis, tuple) else (axis,)
         last = np.moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
         flat = last.reshape(*last.shape[: x.ndim - len(axes)], math.prod(x.shape[a] for a in axes))
-        return _extremum_reference(function, 0)(flat, axis=flat.ndim - 1)
+        return _extremum_reference(function, "max")(flat, axis=flat.ndim - 1)
 
     return reference
 

@@ -285,7 +285,10 @@ def _masked_scatter(input: Node, mask: Any, source: Node) -> Node:
         )
     shape = broadcast_shapes([input.shape, mask.shape])
     x = spread(input, shape)
-    places = np.flatnonzero(np.broadcast_to(mask, shape))
+    sizes = tuple(n for n in shape if isinstance(n, int))
+    if len(sizes) != len(shape):
+        raise TypeRuleError(f"input is {input.type}: which of its elements mask names is not known for symbolic sizes")
+    places = np.flatnonzero(np.broadcast_to(mask, sizes))
     if not isinstance(source.type.count, int) or source.type.count < places.size:
         raise TypeRuleError(f"source {source.type} has fewer elements than the {places.size} of mask")
     if not places.size:

@@ -284,9 +284,9 @@ class _Step:
 
 
 def _assembled(
-    form: NormalForm, found: Plan, functions: Mapping[int, Sequence[_Region]]
-) -> Callable[[list[Any]], list[Any]]:
-    """The program as a function of its inputs: regions and torch's calls in order.
+    form: NormalForm, found: Plan, functions: Regions
+) -> tuple[Callable[[list[Any]], list[Any]], list[_Step]]:
+    """The program as a function of its inputs, and its steps: regions and torch's calls in order.
 
     An input that is written in place is given as a pair: itself, and a copy to read from.
     """

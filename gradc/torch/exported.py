@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from .. import ops
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph
+from ..ir.node import Node
 from .coverage import listing
 from .importer import graph_of, name_of
 from .normal_form import normal_form
+from .sizes import called, type_of
 from .table import is_kept
 
 
@@ -31,7 +35,8 @@ def from_torch(
     tensors among the arguments by the names that ``torch.export`` gives them; a first word ``d`` or ``r`` gets a ``_``
     in front, and an argument with the path of a parameter a number behind.  Its outputs are the results (``y``; of
     several ``y0``, ``y1``, or the keys of a dict), then the new values of buffers that the module changes, by their
-    paths.  A module is exported in the mode, training or evaluation, that it is in.
+    paths; a Python number among the results is a constant, of i64, bool or torch's default dtype.  A module is exported
+    in the mode, training or evaluation, that it is in.  Dims are called as the ``torch.export.Dim`` of their axis.
 
     :param args: example arguments, as ``torch.export.export`` takes them; a tensor alone stands for ``(tensor,)``.
     :param dynamic_shapes: of ``torch.export.export``; ``torch.export.Dim.AUTO`` lets torch find out which sizes vary.
@@ -41,6 +46,7 @@ def from_torch(
     :raises InvalidProblem: what cannot be exported, with torch's reason.
     """
     program = _exported(model, args, kwargs, dynamic_shapes)
+    names = _dim_names(program, model, args, kwargs or {}, dynamic_shapes) if dynamic_shapes else {}
     title = name or (type(model).__name__ if isinstance(model, torch.nn.Module) else "graph")
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     examples = [n.meta["val"] for n in placeholders]
@@ -62,12 +68,15 @@ def from_torch(
         defaults[inputs[node]] = _array(_constant(form.module, program.graph_module, node))
     inputs = dict(sorted(inputs.items(), key=lambda item: item[1] in defaults))  # constants behind what is given
     calls = [n for n in graph.nodes if n.op == "call_function"]
-    made, refused = graph_of(calls, inputs, outputs, _title(title), merged, program.range_constraints)
+    computed = [(key, node) for key, node in outputs.items() if isinstance(node, torch.fx.Node)]
+    with called(names):
+        made, refused = graph_of(calls, inputs, computed, _title(title), merged, program.range_constraints)
     if refused:
         raise Unsupported(listing(title, refused))
-    return Graph(
-        made.name, made.inputs, made.outputs, made.assumptions, notes=made.notes, defaults={**made.defaults, **defaults}
-    )
+    found = dict(made.outputs)
+    results = [(key, node if isinstance(node, Node) else found[key]) for key, node in outputs.items()]
+    defaults |= made.defaults
+    return Graph(made.name, made.inputs, tuple(results), made.assumptions, notes=made.notes, defaults=defaults)
 
 
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
@@ -90,6 +99,43 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Export
         raise InvalidProblem(
             f"torch.export refuses {type(model).__name__}: {type(error).__name__}: {reason}"
         ) from error
+
+
+def _dim_names(
+    program: ExportedProgram, model: Any, args: Any, kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> dict[str, str]:
+    """What the user called the sizes: torch's symbol -> the name of the ``torch.export.Dim`` of an axis that it is."""
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    bound = inspect.signature(model.forward).bind(*positional, **kwargs).arguments
+    if isinstance(dynamic_shapes, Mapping):
+        pairs = [(bound.get(name), shapes) for name, shapes in dynamic_shapes.items()]
+    else:
+        pairs = list(zip((*positional, *kwargs.values()), dynamic_shapes, strict=False))
+    given = {id(leaf): at for at, leaf in enumerate(torch.utils._pytree.tree_leaves((positional, dict(kwargs))))}
+    by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    values: list[Any] = [by_name[n].meta["val"] if n in by_name else None for n in program.graph_signature.user_inputs]
+    names: dict[str, str] = {}
+    for tensor, axis, dim in (found for pair in pairs for found in _named_axes(*pair)):
+        expression = getattr(getattr(values[given[id(tensor)]].shape[axis], "node", None), "expr", None)
+        title = getattr(getattr(dim, "root", dim), "__name__", "")  # of 2*Dim("n"), whose symbol is n: n
+        if expression is not None and len(expression.free_symbols) == 1 and title.isidentifier():
+            names.setdefault(str(next(iter(expression.free_symbols))), title)
+    taken = {str(each) for each in program.range_constraints} - names.keys()
+    return {each: title for each, title in names.items() if title not in taken}
+
+
+def _named_axes(value: Any, shapes: Any) -> list[tuple[torch.Tensor, int, Any]]:
+    """The axes of the tensors in an argument, and what ``dynamic_shapes`` says of each."""
+    if shapes is None:
+        return []
+    if isinstance(value, torch.Tensor):
+        axes = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
+        return [(value, axis, dim) for axis, dim in axes if dim is not None]
+    if isinstance(value, Mapping):
+        return [found for key, inner in value.items() for found in _named_axes(inner, shapes.get(key))]
+    if isinstance(value, tuple | list):
+        return [found for inner, each in zip(value, shapes, strict=False) for found in _named_axes(inner, each)]
+    return []
 
 
 def _recorded(program: ExportedProgram, examples: Sequence[Any]) -> list[Any]:
@@ -149,14 +195,14 @@ def _constant(module: torch.fx.GraphModule, source: torch.fx.GraphModule, node: 
 
 def _outputs(
     program: ExportedProgram, lifted: Sequence[torch.fx.Node], mutated: Sequence[str], results: Sequence[Any]
-) -> list[tuple[str, torch.fx.Node]]:
-    """Results by name; then the new values of what is changed in place."""
+) -> dict[str, torch.fx.Node | Node]:
+    """Results by name, Python numbers as constants; then the new values of what is changed in place."""
     names = {node.name: spec for node, spec in zip(lifted, program.graph_signature.input_specs, strict=True)}
     written = []
     for name, node in zip(mutated, results, strict=False):
         spec = names[name]
         written.append((spec.target or spec.arg.name, node))
-    returned: list[tuple[str, torch.fx.Node]] = []
+    returned: list[tuple[str, Any]] = []
     specs = program.graph_signature.output_specs
     keys = _keys(program, sum(spec.kind.name not in ("BUFFER_MUTATION", "USER_INPUT_MUTATION") for spec in specs))
     for spec, node in zip(specs, results[len(mutated) :], strict=True):
@@ -166,12 +212,14 @@ def _outputs(
         key = keys.pop(0)
         if isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
             returned.append((key, node))
-    taken: dict[str, torch.fx.Node] = {}
+        elif isinstance(node, bool | int | float):
+            returned.append((key, ops.constant(value=(node,), dtype=type_of(torch.tensor(node)).dtype, shape=())))
+    taken: dict[str, torch.fx.Node | Node] = {}
     for key, node in (*returned, *written):
         taken[name_of(key, taken.__contains__)] = node
     if not taken:
         raise InvalidProblem("the module returns no tensor")
-    return list(taken.items())
+    return taken
 
 
 def _keys(program: ExportedProgram, count: int) -> list[str]:

@@ -222,7 +222,8 @@ def _renamed(function: Any, trees: Mapping[str, Any], types: Mapping[str, Type],
         by_path = {path: leaves[name] for path, name in names.items()}
         return function(**{n: unflatten(tree, by_path, n) for n, tree in trees.items()})
 
-    return trace(flat, name=getattr(function, "__name__", ""), **{names[path]: t for path, t in types.items()})
+    by_name: dict[str, Any] = {names[path]: t for path, t in types.items()}
+    return trace(flat, name=getattr(function, "__name__", ""), **by_name)
 
 
 def _tensors(

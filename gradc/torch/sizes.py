@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +31,19 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     if hasattr(torch, of_torch)
 }
 _OF_TORCH = {of_torch: dtype for dtype, of_torch in TORCH_DTYPES.items()}
+
+
+_names: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("names", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """A context manager: torch's symbols become dims of these names; others keep their own."""
+    token = _names.set(names)
+    try:
+        yield
+    finally:
+        _names.reset(token)
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -66,7 +82,7 @@ def _of_expression(expression: Any) -> Size:
     if expression.is_Symbol:
         if str(expression)[:1] in "uz":  # torch's names of sizes that only running the program can tell
             raise Unsupported(f"the size {expression} depends on data")
-        return symbol(str(expression))
+        return symbol(_names.get().get(str(expression), str(expression)))
     if expression.is_Integer:
         return int(expression)
     if name == "Pow" and expression.exp.is_Integer and expression.exp >= 0:
@@ -126,7 +142,7 @@ def assumptions(
     known = environment.var_to_range if ranges is None else ranges
     for each, bounds in sorted(known.items(), key=lambda item: str(item[0])):
         if str(each) in names and bounds.lower.is_Integer and bounds.lower > 0:
-            facts[Assumption(symbol(str(each)), ">=", int(bounds.lower))] = None
+            facts[Assumption(_of_expression(each), ">=", int(bounds.lower))] = None
     for guard in environment.guards:
         expression = environment.simplify(guard.expr)
         if {str(each) for each in getattr(expression, "free_symbols", ())} <= names:

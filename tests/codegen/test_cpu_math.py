@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from gradc.ir.types import DTYPES
-from gradc.ops import special
+from gradc.ops import bessel, special
 from gradc.ops.pointwise import convert
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpu"
@@ -97,8 +97,11 @@ EXACT_PAIRS = {
     "copysign": np.copysign,
 }
 PAIRS_F32 = {"atan2": (np.arctan2, 2.2), "hypot": (np.hypot, 1.2)}
+SERIES_LIMITS = {"i0": 7.0, "i0e": 9.0, "i1": 8.0, "i1e": 9.0, "erfcx": 9.0}
 GAMMA_F32 = {"lgamma": (special.lgamma.reference, 5.0), "digamma": (special.digamma.reference, 4.0)}
 """Of arguments above 0, in units of the larger of 1 and the result: both have zeros there."""
+SERIES = {name: (getattr(bessel, name).reference, limit) for name, limit in SERIES_LIMITS.items()}
+"""In f32: of arguments up to 80, where nothing overflows."""
 LIBM_F64 = tuple(name for name in LIMITS_F32 if name != "erfinv")
 INTEGER_UNARY, INTEGER_PAIRS = ("abs", "sign"), ("minimum", "maximum", "floordiv", "floormod", "pow", "right_shift")
 
@@ -111,7 +114,7 @@ def signatures() -> dict[str, tuple[list[str], str]]:
     """Every public function of the header: name -> (operand types, result type)."""
     table = {}
     for f in FLOATS:
-        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32):
+        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32, *SERIES):
             table[f"{name}_{f}"] = ([f], "i32" if name.startswith("is") else f)
         for name in ("pow", *EXACT_PAIRS, *PAIRS_F32):
             table[f"{name}_{f}"] = ([f, f], f)
@@ -449,6 +452,24 @@ def test_f64_function_without_libm(loops, name):
     finite = np.isfinite(want)
     np.testing.assert_array_equal(got[~finite], want[~finite])
     np.testing.assert_allclose(got[finite], want[finite], rtol=2e-14 if name == "erfinv" else 1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_function_of_a_series_is_within_its_bound(loops, name):
+    """torch is the oracle of the references (tests/ops/test_ops_torch.py)."""
+    function, limit = SERIES[name]
+    rng = np.random.default_rng(11)
+    x = np.concatenate(
+        [rng.uniform(-9, 80, 5000), rng.uniform(-3, 3, 5000), rng.normal(0, 1e-3, 1000), [0.0, 9.0, 19.0]]
+    )
+    narrow = x.astype(np.float32)
+    error, at = largest_error(loops(f"{name}_f32", narrow), function(narrow.astype(np.float64)))
+    assert error <= limit, f"{name}({narrow[at]!r}): {error:.3f} ulp"
+    np.testing.assert_allclose(loops(f"{name}_f64", x), function(x), rtol=2e-14, atol=0)
+    edges = np.array([np.inf, -np.inf, np.nan, 1e30, -1e30, -0.0, 1e-30, -30.0])
+    with np.errstate(over="ignore"):
+        for suffix, line in (("f32", edges.astype(np.float32)), ("f64", edges)):
+            np.testing.assert_allclose(loops(f"{name}_{suffix}", line), function(line), rtol=1e-6)
 
 
 def test_pow(loops):

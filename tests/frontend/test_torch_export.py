@@ -93,6 +93,31 @@ def test_names_of_inputs_and_outputs() -> None:
     torch.testing.assert_close(grads["_d.weight"], want, rtol=1e-4, atol=1e-5)
 
 
+class Numbers(nn.Module):
+    """Results that are constants, tensors and numbers; arguments in a dict."""
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> dict[str, Any]:
+        y = x[::2] * more["y"] + more["z"].sum()
+        return {"y": y, "steps": torch.arange(3), "n": 3, "x": x, "rate": 0.5, "flag": True, "none": None}
+
+
+def test_results_that_are_constants_and_dims_by_their_names() -> None:
+    rows, length = torch.export.Dim("rows", min=2), torch.export.Dim("length")
+    example = torch.randn(10, 4), {"y": torch.randn(5, 4), "z": torch.randn(7)}
+    free = {"more": {"y": {0: rows}, "z": (length,)}, "x": {0: 2 * rows, 1: None}}
+    graph = gradc.from_torch(Numbers(), example, dynamic_shapes=free)
+    assert graph.output_names == ("y", "steps", "n", "x", "rate", "flag")
+    types = {name: str(graph.input(name).type) for name in graph.input_names}
+    assert types == {"x": "f32[2*rows,4]", "more_y": "f32[rows,4]", "more_z": "f32[length]"}
+    assert "assume(rows >= 2)" in str(graph) and gradc.parse(str(graph)) == graph
+    got = gradc.compile(graph, target="numpy")(x=example[0], more_y=example[1]["y"], more_z=example[1]["z"])
+    for name, value in Numbers()(*example).items():
+        if value is not None:
+            torch.testing.assert_close(got[name], torch.as_tensor(value))
+    free = ({0: 2 * rows}, {"y": {0: rows}, "z": None})
+    assert gradc.from_torch(Numbers(), example, dynamic_shapes=free).dims == ("rows",)
+
+
 class Missing(nn.Module):
     def __init__(self) -> None:
         super().__init__()

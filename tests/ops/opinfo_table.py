@@ -552,6 +552,51 @@ def max_pool2d_backward(x: Node, *, return_indices: bool, **named: Any) -> Node:
     return ops.reshape(ops.scatter_add_along_axis(line, one, axis=-1, size=math.prod(x.shape[-2:])), x.shape)
 
 
+def logaddexp(x: Node, y: Node, *, input_mask: Any = None, other_mask: Any = None) -> Node:
+    """Elements that a mask leaves out are -inf."""
+    terms = [v if m is None else ops.where(m, v, -math.inf) for v, m in ((x, input_mask), (y, other_mask))]
+    return ops.logaddexp(*terms)
+
+
+def masked_index(x: Node, mask: Node, indices: Sequence[Node], fill: float) -> Node:
+    """Where mask is False, an index may be anything."""
+    return ops.where(mask, x[tuple(_within(indices, x))], fill)
+
+
+def masked_index_put(x: Node, mask: Node, indices: Sequence[Node], values: Node) -> Node:
+    return ops.index_put(x, tuple(_within(indices, x)), ops.where(mask, values, 0.0), accumulate=True)
+
+
+def _within(indices: Sequence[Node], x: Node) -> list[Node]:
+    return [ops.clamp(i, 0, n - 1) for i, n in zip(indices, x.shape, strict=True)]
+
+
+def gradient(x: Node, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> list[Node]:
+    axes = _axes(x, dim)
+    steps = spacing if isinstance(spacing, list | tuple) else [1.0 if spacing is None else spacing] * len(axes)
+    return [_slope(x, axis, step, edge_order) for axis, step in zip(axes, steps, strict=True)]
+
+
+def _slope(x: Node, axis: int, step: Any, edge_order: int) -> Node:
+    """Second-order differences inside, of edge_order at the ends; ``step`` is a number, or the places [n]."""
+    n = x.shape[axis]
+    if isinstance(step, Node):
+        shape = tuple(n if a == axis else 1 for a in range(x.rank))
+        places = ops.broadcast_to(ops.reshape(step, shape), x.shape)
+    else:
+        places = ops.iota(x.shape, axis).astype(x.dtype) * float(step)
+    h, d = (_cut(v, axis, 1) - _cut(v, axis, 0, n - 1) for v in (places, x))
+    rates = d / h
+    (h0, h1), (r0, r1) = (((_cut(v, axis, 0, n - 2)), _cut(v, axis, 1)) for v in (h, rates))
+    inside = (r0 * h1 + r1 * h0) / (h0 + h1)
+    first, last = _cut(rates, axis, 0, 1), _cut(rates, axis, n - 2)
+    if edge_order == 2:
+        bend = (r1 - r0) / (h0 + h1)
+        first = first - _cut(bend, axis, 0, 1) * _cut(h, axis, 0, 1)
+        last = last + _cut(bend, axis, n - 3) * _cut(h, axis, n - 2)
+    return ops.concat(first, inside, last, axis=axis)
+
+
 def native_batch_norm(x: Node, weight: Any, bias: Any, mean: Node, var: Node, training: bool, *more: Any) -> Any:
     found = ops.native_batch_norm(x, weight, bias, mean, var, training, *more)
     return found[:3]
@@ -892,12 +937,20 @@ TABLE: dict[str, Call] = {
         for n in (1, 2, 3)
         for form in ("", ".grad")
     },
+    "masked.logaddexp": logaddexp,
+    "_unsafe_masked_index": masked_index,
+    "_unsafe_masked_index_put_accumulate": masked_index_put,
+    "gradient": gradient,
     "max_pool2d_with_indices_backward": max_pool2d_backward,
     "nn.functional.upsample_bilinear": lambda x, size=None, scale_factor=None: ops.interpolate(
         x, size, scale_factor, "bilinear", align_corners=True
     ),
     "nn.functional.upsample_nearest": ops.interpolate,
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit"), native_batch_norm),
+    "_batch_norm_with_update": lambda x, weight, bias, mean, var, *more: (
+        *native_batch_norm(x, weight, bias, mean, var, True, *more),
+        ops.constant((), "u8", (0,)),
+    ),
     "native_group_norm": native_group_norm,
     "nn.functional.ctc_loss": ops.ctc_loss,
     **{f"nn.functional.linear_cross_entropy{way}": linear_cross_entropy for way in ("", ".chunked", ".chunked_none")},
@@ -998,8 +1051,8 @@ ABSENT: dict[str, str] = {
     **_because(
         "random numbers",
         "bernoulli nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d"
-        " nn.functional.feature_alpha_dropout.with_train normal"
-        " nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d normal.number_mean",
+        " nn.functional.feature_alpha_dropout.with_train nn.functional.multi_head_attention_forward"
+        " normal nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d normal.number_mean",
     ),
     **_because(
         "a result or an operand of another form: a shape that the data decides, sparse matrices, storage",
@@ -1010,18 +1063,10 @@ ABSENT: dict[str, str] = {
         "cummax cummin cumprod cumsum cumulative_trapezoid kthvalue logcumsumexp masked.cumprod masked.cumsum"
         " masked.median median mode msort nanmedian nanquantile quantile sort topk",
     ),
+    **_because("antialiasing", "_upsample_bilinear2d_aa"),
     **_because(
-        "convolutions, pools, norms over a batch and interpolation",
-        "_batch_norm_with_update _upsample_bilinear2d_aa",
-    ),
-    **_because(
-        "writes at places that data names",
-        "_unsafe_masked_index _unsafe_masked_index_put_accumulate",
-    ),
-    **_because(
-        "a composition that nobody has written yet",
-        "_segment_reduce.lengths _segment_reduce.offsets gradient masked.logaddexp"
-        " nn.functional.multi_head_attention_forward",
+        "no public function of torch: embedding_bag, scatter_reduce and index_reduce combine segments",
+        "_segment_reduce.lengths _segment_reduce.offsets",
     ),
     **_because("no such function", "frexp nextafter"),
 }

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import ops
+from gradc import interp, ops
 from gradc.errors import IndexOutOfRange, TypeRuleError
 from gradc.ir.types import parse_type
+from gradc.trace import trace
 
 every_target = pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
 Fn = Callable[..., Any]
@@ -176,3 +177,12 @@ def test_a_sum_of_nothing_is_0_whatever_was_repeated(target: str, value: float) 
         x = np.full(3, value, np.float32)
         (got,) = module.forward.run(x=x, n=np.zeros(count, np.float32)).values()
         np.testing.assert_array_equal(np.asarray(got), np.broadcast_to(x, (count, 3)).sum(0))
+
+
+def test_an_extremum_over_nothing_that_is_allowed_is_the_bound_of_its_dtype() -> None:
+    """The same in NumPy and compiled, integers too."""
+    graph = trace(lambda x: [op.plain(x, axis=(0,), empty="infinite") for op in (ops.amax, ops.amin)], x="i32[N,2]")
+    empty, bounds = np.zeros((0, 2), np.int32), np.iinfo(np.int32)
+    compiled, _ = gradc.compile(graph, wrt=[]).forward(x=empty)
+    for found in (list(interp.run(graph, {"x": empty}).values()), list(compiled.values())):
+        np.testing.assert_array_equal(found, [[bounds.min] * 2, [bounds.max] * 2])

@@ -30,7 +30,7 @@ def test_every_op_has_an_entry(name: str) -> None:
     op = ops.REGISTRY[name]
     text = docs.entry(op)
     assert text.startswith(f"### {name}\n\n`{name}(") and op.doc in text and docs.home(op).startswith("gradc.ops.")
-    assert docs.targets(op) == ("numpy", "cpu")
+    assert docs.targets(op) == ("numpy", "cpu", "cuda")
     for attribute in op.parameters:
         assert f"`{attribute}`: " in text
     if any(s.operands for s in op.samples):

@@ -90,7 +90,7 @@ class _Unrolled:
         return new.named_by_structure(k.name.rpartition("_")[0], types)
 
     def columns(self) -> Iterator[tuple[int, ...]]:
-        return itertools.product(*(range(n) for _, n in self.before.cols))  # type: ignore[arg-type]
+        return itertools.product(*(range(n) for _, n in self.before.cols))
 
     def of(self, value: str, column: tuple[int, ...]) -> str:
         return self.names[value, column] if (value, column) in self.names else self.names[value, ()]
@@ -134,6 +134,7 @@ class _Unrolled:
     def reduced(self, s: Stmt) -> str:
         """A reduction as a chain over the columns, in their order."""
         own = self.before.stmts[s.args[0]].dtype
+        assert own is not None
         values = [self.of(s.args[0], column) for column in self.columns()]
         if s.op in EXTREMES:
             return self.place_of_extreme(s, values, own)

@@ -95,7 +95,7 @@ def from_tensor(torch: Any, x: Any) -> Array:
         address = dense.data_ptr()
         same_bits = dense if bits is None else dense.view(getattr(torch, bits))
         array: Array = np.asarray(_Memory(same_bits)) if _resizable.get() else same_bits.numpy()
-        array = array if bits is None else array.view(meaning)
+        array = array if meaning is None else array.view(meaning)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # fake tensors raise AssertionError
         raise InvalidProblem(
             f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory that NumPy can see: {error}"
