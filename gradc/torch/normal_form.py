@@ -183,6 +183,8 @@ class _Interpreter(torch.fx.Interpreter):
             self.gradients.recording = bool(args[0])
             return None
         if name == _CUSTOM_GRADIENT:
+            if torch._C._functorch.maybe_current_level():
+                raise Unsupported("a torch.autograd.Function inside torch.vmap")
             made, results = CustomGradient.traced(target, args, kwargs)
             self.custom.append(made)
             return results
