@@ -40,7 +40,7 @@ def _curves() -> dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]
     return {
         "resnet18": (lambda: MODELS["resnet18"].build()[0], images, 0.01),
         "gpt2": (lambda: MODELS["gpt2"].build()[0], words, 0.1),
-        "dlrm": (DLRM, clicks, 0.01),
+        "dlrm": (DLRM, clicks, 0.001),
     }
 
 

@@ -239,9 +239,9 @@ def line(row: Mapping[str, Any]) -> str:
     cells = [
         row["name"], cover.get("ops", "-"), f"{cover['share']:.0%}" if cover else "-", cover.get("regions", "-"),
         f"{max(f64['value'], f64['gradient']):.0e}" if f64 else "-", ratio,
-        *(f"{each['compile_s']:.1f}" if each else "-" for each in (ours, theirs)),
-        *(f"{each['step_ms']:.1f}" if each else "-" for each in (ours, eager, theirs)),
-        *(f"{each['peak_MB']:.0f}" if each else "-" for each in (ours, eager, theirs)),
+        *(_cell(each, "compile_s", ".1f") for each in (ours, theirs)),
+        *(_cell(each, "step_ms", ".1f") for each in (ours, eager, theirs)),
+        *(_cell(each, "peak_MB", ".0f") for each in (ours, eager, theirs)),
     ]  # fmt: skip
     text = "".join(
         f"{cell:<{width}}" if not i else f"{cell:>{width}}"
@@ -252,6 +252,10 @@ def line(row: Mapping[str, Any]) -> str:
         left[op] = left.get(op, 0) + count
     after = ["" if is_right(row) else "WRONG" if f64 else "", ", ".join(f"{n} {op}" for op, n in left.items())]
     return "  ".join([text, *filter(None, [*after, row.get("failed", "")])])
+
+
+def _cell(facts: Mapping[str, Any], name: str, form: str) -> str:
+    return format(facts[name], form) if name in facts else "-"
 
 
 def machine() -> dict[str, Any]:
@@ -277,6 +281,7 @@ def main() -> None:
     parser.add_argument(
         "--engines", nargs="+", default=ENGINES, choices=ENGINES, help="which are measured beside eager"
     )
+    parser.add_argument("--show", action="store_true", help="print the table of the JSON, and measure nothing")
     parser.add_argument("--curves", action="store_true", help="loss curves of 300 steps instead")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of its own asks for these
     parser.add_argument("--one-curve", action="store_true", help=argparse.SUPPRESS)
@@ -291,6 +296,9 @@ def main() -> None:
         from .model_curves import table
 
         return table(given.names, given.json)
+    if given.show:
+        rows = json.loads(given.json.read_text())["models"]
+        return print("\n".join([heading(), *map(line, rows), summary(rows)]))
     from .model_list import MODELS
 
     unknown = [name for name in given.names if name not in MODELS]
@@ -307,14 +315,13 @@ def main() -> None:
     print(summary(rows))
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """How many models are whole, and how many right."""
-    timed = [r for r in rows if "gradc" in r and "inductor" in r]
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many models are whole, and how many right; how gradc's times compare where both were taken."""
     text = f"{len(rows)} models: {sum(map(is_whole, rows))} whole, {sum(map(is_right, rows))} right"
-    if timed:
-        compiled = statistics.geometric_mean(r["gradc"]["compile_s"] / r["inductor"]["compile_s"] for r in timed)
-        steps = statistics.geometric_mean(r["gradc"]["step_ms"] / r["eager"]["step_ms"] for r in timed)
-        text += f"; compile time {compiled:.2f} of inductor's, a step {steps:.2f} of eager's (geometric means)"
+    for what, peer, name in (("compile time", "inductor", "compile_s"), ("a step", "eager", "step_ms")):
+        ratios = [r["gradc"][name] / r[peer][name] for r in rows if all(name in r.get(e, ()) for e in ("gradc", peer))]
+        if ratios:
+            text += f"; {what} {statistics.geometric_mean(ratios):.2f} of {peer}'s ({len(ratios)} models)"
     return text
 
 
