@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import gradc
 from gradc import interp, ops
-from gradc.errors import GradcError, TypeRuleError
+from gradc.errors import GradcError, TypeRuleError, Unsupported
 from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.types import DTYPES
@@ -246,6 +246,12 @@ def test_explain_and_memory_count_a_sort() -> None:
     assert "library argsort_rows" in module.explain() and "argsort_rows: a library call" in module.explain()
     assert module.forward.workspace_size() > 2 * 8 * 100000  # both sides of a radix pass
     assert module.forward.precision.bit_stable
+
+
+def test_a_row_too_long_to_count_is_refused() -> None:
+    module = gradc.compile(gradc.trace(ops.argsort, x="i32[N]"), target="cpu")
+    with pytest.raises(Unsupported, match="a sort of 4294967296 elements"):
+        module.forward.workspace_size(N=2**32)
 
 
 def test_bf16_keys_have_the_order_of_the_values() -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ...errors import Unsupported
 from ...ir.dims import Size, evaluate, product, symbols
-from ...ir.kernel import Kernel, Program, alternatives, taken
+from ...ir.kernel import Call, Kernel, Program, alternatives, taken
+from ...ir.node import REGISTRY
 from ...ir.types import Type
 from .combine import (
     Combine,
@@ -153,11 +154,17 @@ def cheapest(s: Scatter[int], device: Gpu, names: Sequence[str]) -> str:
 def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
     """Checks the limits of sorts, whose positions and keys have 32 bits.
 
-    :raises Unsupported: a kernel that runs at these sizes would sort more than ``MOST_SORTED`` rows or distinct keys.
+    :raises Unsupported: a kernel or call that runs at these sizes would sort more than ``MOST_SORTED`` rows, distinct
+        keys or elements of a row.
     """
     types = {b.name: b.type for b in program.buffers}
     for step in program.steps:
         kernel = taken(step, dims)
+        if isinstance(kernel, Call):
+            operand = REGISTRY[kernel.op].positions_in
+            count = 0 if operand is None else evaluate(dict(kernel.axes)[kernel.views[operand][-1]], dims)
+            if count > MOST_SORTED:
+                raise Unsupported(f"{kernel.name}: a sort of {count} elements; it counts to {MOST_SORTED}")
         if not isinstance(kernel, Kernel) or kernel.row_order != "by key":
             continue
         part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
