@@ -1,5 +1,5 @@
 """Loss curves of 300 training steps through ``torch.compile(backend="gradc")`` beside eager mode's:
-``python -m benchmarks.models --curves``.
+``python -m benchmarks.model_curves``.
 
 Each model is trained in f32 by gradc and by eager mode, and by eager mode in f64, on the same batches from the same
 weights.  Rounding errors grow along a curve; how far torch's own f32 comes to lie from its f64 is what to compare with.
@@ -7,11 +7,14 @@ weights.  Rounding errors grow along a curve; how far torch's own f32 comes to l
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from .models import THREADS, run, save
 
 STEPS = 300
 FACTOR = 4.0
@@ -49,8 +52,6 @@ def measure(name: str) -> None:
     import torch
 
     import gradc.torch
-
-    from .models import THREADS
 
     make, batch, rate = _curves()[name]
     torch.manual_seed(0)
@@ -93,13 +94,11 @@ def distances(row: dict[str, Any]) -> dict[str, float]:
 
 def table(names: Sequence[str], path: Path | None) -> None:
     """Measure, print and save."""
-    from .models import run, save
-
     print(
         f"{'model':<12}{'first loss':>12}{'last loss':>12}{'eager f32':>12}{'gradc f32':>12}  (mean distance from f64)"
     )
     for name in names or _curves():
-        row = run(name, ("--one-curve",), LIMIT)
+        row = run(name, limit=LIMIT, module="benchmarks.model_curves")
         if "failed" in row:
             print(f"{name:<12}{row['failed']}")
             continue
@@ -110,3 +109,18 @@ def table(names: Sequence[str], path: Path | None) -> None:
         print(f"{name:<12}{curve[0]:>12.4f}{curve[-1]:>12.4f}{own:>12.1e}{ours:>12.1e}{verdict}", flush=True)
         if path:
             save(path, "curves", row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("names", nargs="*", help="models; all of them where none is named")
+    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of its own asks for it
+    given = parser.parse_args()
+    if given.one:
+        return measure(*given.names)
+    table(given.names, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,8 @@ beside eager mode and inductor.
 
 For each model, in a process of its own: the share of its ops that gradc runs and why it does not run the others; value
 and every parameter's gradient against eager mode in f64, in f64 and in f32; seconds of a cold compilation, of a step,
-and megabytes of a step.  ``--curves`` trains three of them for 300 steps instead.  Writes a table and one JSON; nothing
-here is a test.  Needs ``gradc[torch]``, transformers and timm.
+and megabytes of a step.  Writes a table and one JSON; nothing here is a test.  Needs ``gradc[torch]``, transformers and
+timm.  ``python -m benchmarks.model_curves`` trains three of them for 300 steps.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ def _coverage(report: Any) -> dict[str, Any]:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def run(name: str, arguments: tuple[str, ...] = ("--one",), limit: float = LIMIT) -> dict[str, Any]:
+def run(
+    name: str, arguments: tuple[str, ...] = ("--one",), limit: float = LIMIT, module: str = "benchmarks.models"
+) -> dict[str, Any]:
     """What a process of its own says of a model, on empty caches; ``"failed"`` where it did not come to an end."""
     found: dict[str, Any] = {"name": name}
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +187,7 @@ def run(name: str, arguments: tuple[str, ...] = ("--one",), limit: float = LIMIT
             "TRANSFORMERS_VERBOSITY": "error",
             "PYTHONWARNINGS": "ignore",
         }
-        command = [sys.executable, "-m", "benchmarks.models", *arguments, name]
+        command = [sys.executable, "-m", module, *arguments, name]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
         )
@@ -282,20 +284,10 @@ def main() -> None:
         "--engines", nargs="+", default=ENGINES, choices=ENGINES, help="which are measured beside eager"
     )
     parser.add_argument("--show", action="store_true", help="print the table of the JSON, and measure nothing")
-    parser.add_argument("--curves", action="store_true", help="loss curves of 300 steps instead")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of its own asks for these
-    parser.add_argument("--one-curve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         return measure(given.names[0], given.engines)
-    if given.one_curve:
-        from .model_curves import measure as measure_curve
-
-        return measure_curve(*given.names)
-    if given.curves:
-        from .model_curves import table
-
-        return table(given.names, given.json)
     if given.show:
         rows = json.loads(given.json.read_text())["models"]
         return print("\n".join([heading(), *map(line, rows), summary(rows)]))
