@@ -12,9 +12,9 @@ from typing import Any
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
 from .ir.graph import Graph, input_node, open_composites, parts_of
+from .ir.lexer import suffixed
 from .ir.node import Node, Note
 from .ir.op import DISCRETE, ZERO, Composite
-from .ir.scan import suffixed
 from .ir.types import F32, F64, DType
 from .ir.walk import positions, reachable, topological
 from .ops.rules import converted, full

@@ -9,8 +9,8 @@ import click
 
 from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
+from ..ir.lexer import format_note
 from ..ir.node import Node, Note
-from ..ir.scan import format_note
 from ..module.module import Module
 from ..passes.manager import Stage
 from .model import Settings, compiled, with_model

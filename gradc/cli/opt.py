@@ -16,9 +16,9 @@ from ..autodiff import differentiate
 from ..compiler import PASSES
 from ..ir.graph import Graph
 from ..ir.kernel import Program
+from ..ir.lexer import LONGEST_TEXT
 from ..ir.op import Composite
 from ..ir.program_text import parse_program
-from ..ir.scan import LONGEST_TEXT
 from ..ir.verify import verify, verify_program
 from ..passes.program.plan_buffers import plan_buffers
 from ..passes.reductions.choose_reduction import choose_reduction

@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import IRFormatError
 from ..ir.dims import Dim
 from ..ir.graph import Graph
+from ..ir.lexer import FORMAT, VALUE, WORD, format_attributes, format_note, format_value
 from ..ir.node import Node
-from ..ir.scan import FORMAT, VALUE, WORD, format_attributes, format_note, format_value
 from ..ir.size_text import parse_assumption, parse_size
 from ..ir.text import parse
 from ..ir.types import DTYPES, DType, parse_type

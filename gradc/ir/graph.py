@@ -14,9 +14,9 @@ from ..errors import TypeRuleError
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
+from .lexer import LONGEST_NAME, format_attributes, format_note, is_long
 from .node import REGISTRY, Node, Note, identical, listening, make
 from .op import Composite
-from .scan import LONGEST_NAME, format_attributes, format_note, is_long
 from .types import Type
 from .walk import operands, postorder, topological
 

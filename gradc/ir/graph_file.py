@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import files
 from .envelope import sealed
-from .scan import FORMAT
+from .lexer import FORMAT
 
 GRAPH_FORMAT = 1
 NO_ARRAYS = "# no arrays"

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
+from .lexer import format_note, format_value
 from .node import REGISTRY, Note
-from .scan import format_note, format_value
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
 from .walk import backward_slice

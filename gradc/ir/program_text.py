@@ -61,8 +61,8 @@ from typing import Any
 
 from .dims import Assumption, Size
 from .kernel import KINDS, Buffer, Call, Kernel, Program, Select, Step
+from .lexer import VALUE, WORD, Reader
 from .node import Note
-from .scan import VALUE, WORD, Reader
 from .statement import BARE, Axis, Index, Operand, Stmt
 from .types import DTYPES
 

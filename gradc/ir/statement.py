@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .dims import Size
-from .scan import format_attributes
+from .lexer import format_attributes
 from .types import DType
 
 Axis = tuple[str, Size]

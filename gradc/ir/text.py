@@ -48,8 +48,8 @@ from .dims import Assumption, Dim, Size, assuming, same, substitute
 from .envelope import kind_of, load_opened
 from .graph import Graph, input_node
 from .graph_file import GRAPH_FORMAT, NO_ARRAYS
+from .lexer import LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, is_long
 from .node import REGISTRY, Node, Note, identity, make
-from .scan import LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, is_long
 from .types import Type
 
 

@@ -14,10 +14,10 @@ from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
 from .graph import Graph, check_name, format_op
 from .kernel import KINDS, ROW_ORDERS, Buffer, Call, Kernel, Program, Select, alternatives
+from .lexer import excerpt
 from .node import REGISTRY, Node
 from .op import Library
 from .ranges import KernelRanges, Range, inside, sources
-from .scan import excerpt
 from .statement import COMBINES, MASKED, REDUCTIONS, SCANS, Axis, Index, Operand, Stmt
 from .text import same_attribute, types_agree
 from .types import BOOL, I64, DType, Type

@@ -15,9 +15,9 @@ import torch
 from ..errors import GradcError, Unsupported
 from ..ir.dims import Assumption, assuming, same
 from ..ir.graph import Graph, check_name, input_node
+from ..ir.lexer import LONGEST_NAME
 from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
-from ..ir.scan import LONGEST_NAME
 from ..ir.types import Type, typeof
 from ..ops.rules import converted
 from ..trace import implied

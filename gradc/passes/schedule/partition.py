@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from ...errors import InvalidProblem
 from ...ir.dims import evaluate, symbols
 from ...ir.graph import Graph, input_node, rebuild
+from ...ir.lexer import LONGEST_NAME, suffixed
 from ...ir.node import Node, Note
 from ...ir.op import Library, Reduction, Scan, Scatter
-from ...ir.scan import LONGEST_NAME, suffixed
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import moves
 from ..reductions.cost import nominal

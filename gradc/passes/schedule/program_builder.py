@@ -6,9 +6,9 @@ import re
 
 from ...ir.graph import Graph
 from ...ir.kernel import Buffer, Call, Kernel, Program, Step
+from ...ir.lexer import is_long, suffixed
 from ...ir.node import Node, Note
 from ...ir.op import Alias, Checked, Expr, Movement
-from ...ir.scan import is_long, suffixed
 from ...ir.statement import Operand
 from ...ir.walk import topological
 from .groups import Group, StridedView, lowering
