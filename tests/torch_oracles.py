@@ -809,8 +809,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _with_running(getattr(F, name)) for name in ("batch_norm", "instance_norm")},
     **{
         name: getattr(torch, name)
-        for name in "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm".split()
+        for name in (
+            "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm addbmm addmv addr addcmul"
+            " addcdiv dot inner kron trace lerp"
+        ).split()
     },
+    "vecdot": lambda x, y, axis=-1: torch.linalg.vecdot(x, y, dim=axis),
+    "matrix_power": torch.linalg.matrix_power,
+    "multi_dot": lambda *xs: torch.linalg.multi_dot(xs),
+    "divide": torch.div,
     "einsum": lambda *xs, equation: torch.einsum(equation, *xs),
     "cross": lambda x, y, axis=-1: torch.linalg.cross(x, y, dim=axis),
     "weight_norm": torch._weight_norm,

@@ -34,6 +34,7 @@ _MODULES = (
     "normalize",
     "batch_norm",
     "einsum",
+    "algebra",
     "attention",
     "resample",
     "loss",

@@ -190,51 +190,6 @@ def scaled(op: Any, *, reverse: bool = False) -> Callable[..., Node]:
     return fn
 
 
-def divided(mode: str | None) -> Callable[..., Node]:
-    def fn(x: Node, y: Any, rounding_mode: str | None = None) -> Node:
-        x, y = _lift(x, _real(y))
-        if mode == "floor":
-            return ops.floordiv(x, y)
-        return ops.trunc(ops.div(x, y)) if mode == "trunc" else ops.div(x, y)
-
-    return fn
-
-
-def bmm_add(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of((x, beta), (ops.matmul(a, b), alpha))
-
-
-def _sum_of(*parts: tuple[Node, float]) -> Node:
-    """The weighted parts; torch leaves out what is multiplied by 0."""
-    terms = [x if w == 1 else x * float(w) for x, w in parts if w != 0] or [parts[0][0] * 0.0]
-    shape = broadcast_shapes([x.shape for x, _ in parts])
-    return ops.broadcast_to(functools.reduce(ops.add, terms), shape)
-
-
-def addbmm(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of((x, beta), (ops.sum(ops.matmul(a, b), 0), alpha))
-
-
-def addr(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of((x, beta), (ops.outer(a, b), alpha))
-
-
-def dot(a: Node, b: Node) -> Node:
-    return ops.sum(a * b)
-
-
-def inner(a: Node, b: Node) -> Node:
-    return a * b if not a.rank or not b.rank else ops.tensordot(a, b, ([a.rank - 1], [b.rank - 1]))
-
-
-def kron(a: Node, b: Node) -> Node:
-    rank = max(a.rank, b.rank)
-    a, b = (ops.reshape(v, (1,) * (rank - v.rank) + v.shape) for v in (a, b))
-    wide = [v for n in a.shape for v in (n, 1)], [v for n in b.shape for v in (1, n)]
-    product = ops.reshape(a, tuple(wide[0])) * ops.reshape(b, tuple(wide[1]))
-    return ops.reshape(product, tuple(n * m for n, m in zip(a.shape, b.shape, strict=True)))
-
-
 def trapezoids(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node:
     """The area between each two neighbours."""
     steps = _cut(y, dim, 1) + _cut(y, dim, None, y.shape[dim] - 1)
@@ -269,14 +224,6 @@ def vander(x: Node, N: int | None = None) -> Node:
     return ops.stack(powers, axis=-1)
 
 
-def matrix_power(x: Node, n: int) -> Node:
-    if n == 0 and x.shape[-1]:
-        size = x.shape[-1]
-        eye = np.eye(size)
-        return ops.broadcast_to(ops.constant(tuple(eye.reshape(-1).tolist()), x.dtype, (size, size)), x.shape)
-    return functools.reduce(ops.matmul, [x] * n) if n else x
-
-
 def block_diag(*xs: Node) -> Node:
     xs = tuple(ops.reshape(x, (1,) * (2 - x.rank) + x.shape) for x in xs)
     width, at, rows = sum(x.shape[1] for x in xs), 0, []
@@ -296,10 +243,6 @@ def sum_to_size(x: Node, *size: Any) -> Node:
 def float_power(x: Node, y: Any) -> Node:
     x = x.astype("f64")
     return ops.pow(x, y.astype("f64") if isinstance(y, Node) else float(y))
-
-
-def lerp(a: Node, b: Node, w: Any) -> Node:
-    return a + (b - a) * w
 
 
 def sinc(x: Node) -> Node:
@@ -654,10 +597,10 @@ TABLE: dict[str, Call] = {
     "add": scaled(ops.add),
     "sub": scaled(ops.sub),
     "rsub": scaled(ops.sub, reverse=True),
-    "div.no_rounding_mode": divided(None),
-    "div.floor_rounding": divided("floor"),
-    "div.trunc_rounding": divided("trunc"),
-    "true_divide": divided(None),
+    **{
+        label: binary(ops.divide)
+        for label in ("div.no_rounding_mode", "div.floor_rounding", "div.trunc_rounding", "true_divide")
+    },
     "float_power": float_power,
     "sgn": ops.sign,
     "positive": _identity,
@@ -680,10 +623,8 @@ TABLE: dict[str, Call] = {
     "clamp": lambda x, min=None, max=None: ops.clamp(x, _bound(x, min), _bound(x, max)),
     "clamp_max": lambda x, max: ops.clamp(x, max=_bound(x, max)),
     "clamp_min": lambda x, min: ops.clamp(x, min=_bound(x, min)),
-    "lerp": lerp,
     "sinc": sinc,
-    "addcdiv": lambda x, a, b, *, value=1: x + a / b * float(value),
-    "addcmul": lambda x, a, b, *, value=1: x + a * b * float(value),
+    **_names("addcdiv addcmul lerp"),
     "special.entr": ops.entr,
     "special.ndtr": ops.ndtr,
     "i0": ops.i0,
@@ -762,7 +703,6 @@ TABLE: dict[str, Call] = {
     "diag": lambda x, k=0: diag(x, k),
     "diag_embed": ops.diag_embed,
     "diagflat": lambda x, offset=0: ops.diag_embed(ops.reshape(x, (math.prod(x.shape),)), offset),
-    "trace": lambda x: ops.sum(ops.diagonal(x)),
     "constant_pad_nd": lambda x, pad, value=0.0: padded(x, pad, value=value),
     **{
         f"nn.functional.pad.{mode}": padded for mode in "constant reflect replicate circular replicate_negative".split()
@@ -793,22 +733,15 @@ TABLE: dict[str, Call] = {
     "mm": ops.matmul,
     "bmm": ops.matmul,
     "mv": ops.matmul,
-    **dict.fromkeys(("addmm", "addmm.decomposed", "baddbmm", "addmv"), bmm_add),
-    "addbmm": addbmm,
-    "addr": addr,
-    "outer": ops.outer,
-    "dot": dot,
-    "vdot": dot,
-    "inner": inner,
+    **_names("addmm baddbmm addbmm addmv addr outer dot inner kron trace"),
+    "addmm.decomposed": ops.addmm,
+    "vdot": ops.dot,
     "tensordot": ops.tensordot,
-    "kron": kron,
     "cross": lambda a, b, dim=None: ops.cross(
         a, b, broadcast_shapes([a.shape, b.shape]).index(3) if dim is None else dim
     ),
     "linalg.cross": ops.cross,
-    "linalg.vecdot": lambda a, b, dim=-1: ops.sum(a * b, dim),
-    "linalg.matrix_power": matrix_power,
-    "linalg.multi_dot": lambda xs: functools.reduce(ops.matmul, xs),
+    **_names("vecdot matrix_power multi_dot", "linalg."),
     "linalg.vander": lambda x, N=None: vander(x, N),
     # reductions
     "sum": reduction(ops.sum),
