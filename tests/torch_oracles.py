@@ -803,6 +803,11 @@ def _quantile(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def _areas(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch takes the places x or the width dx, not both."""
+    return lambda y, x=None, dx=1.0, axis=-1: function(y, dx=dx, dim=axis) if x is None else function(y, x, dim=axis)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
     "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
@@ -818,6 +823,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "matrix_power": torch.linalg.matrix_power,
     "multi_dot": lambda *xs: torch.linalg.multi_dot(xs),
     "divide": torch.div,
+    "diff": lambda x, prepend=None, append=None, n=1, axis=-1: torch.diff(
+        x, n, axis, *(v if v is None or v.ndim else v.expand(len(x), 1) for v in (prepend, append))
+    ),
+    **{name: _areas(getattr(torch, name)) for name in ("trapezoid", "cumulative_trapezoid")},
     "einsum": lambda *xs, equation: torch.einsum(equation, *xs),
     "cross": lambda x, y, axis=-1: torch.linalg.cross(x, y, dim=axis),
     "weight_norm": torch._weight_norm,

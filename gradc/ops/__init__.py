@@ -24,6 +24,7 @@ _MODULES = (
     "statistics",
     "norms",
     "scans",
+    "differences",
     "indexing",
     "contract",
     "convolution",

@@ -190,31 +190,6 @@ def scaled(op: Any, *, reverse: bool = False) -> Callable[..., Node]:
     return fn
 
 
-def trapezoids(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node:
-    """The area between each two neighbours."""
-    steps = _cut(y, dim, 1) + _cut(y, dim, None, y.shape[dim] - 1)
-    if isinstance(x, Node):
-        if x.rank == 1:
-            x = ops.reshape(x, tuple(x.shape[0] if a == dim % y.rank else 1 for a in range(y.rank)))
-        widths = _cut(x, dim, 1) - _cut(x, dim, None, x.shape[dim] - 1)
-    else:
-        widths = dx if x is None else float(x)
-    return steps * widths * 0.5
-
-
-def _wide(v: Node, x: Node, dim: int) -> Node:
-    """A scalar of diff's ends stands for one more element of each row."""
-    return v if v.rank else ops.broadcast_to(v, tuple(1 if a == dim % x.rank else s for a, s in enumerate(x.shape)))
-
-
-def diff(x: Node, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Node:
-    parts = [v for v in (prepend, x, append) if v is not None] if n else [x]
-    x = ops.concat([_wide(v, x, dim) for v in parts], axis=dim % x.rank) if len(parts) > 1 else x
-    for _ in range(n):
-        x = _cut(x, dim, 1) - _cut(x, dim, None, max(x.shape[dim] - 1, 0)) if x.shape[dim] else x
-    return x
-
-
 def vander(x: Node, N: int | None = None) -> Node:
     x = at_least(1, x)
     count = x.shape[-1] if N is None else N
@@ -777,12 +752,8 @@ TABLE: dict[str, Call] = {
     "dist": dist,
     "cdist": lambda a, b, p=2.0, *_, **__: ops.cdist(a, b, p=float(p)),
     "renorm": renorm,
-    **dict.fromkeys(
-        ("trapezoid", "trapz"), lambda y, *x, dim=-1, **more: ops.sum(trapezoids(y, *x, dim=dim, **more), dim)
-    ),
-    "cumulative_trapezoid": lambda y, *x, dim=-1, **more: ops.cumsum(trapezoids(y, *x, dim=dim, **more), dim),
-    "cumsum": ops.cumsum,
-    "cumprod": ops.cumprod,
+    **_names("trapezoid cumulative_trapezoid diff cumsum cumprod"),
+    "trapz": ops.trapezoid,
     "cummax": lambda x, dim: (ops.cummax(x, dim), ops.cumargmax(x, dim)),
     "cummin": lambda x, dim: (ops.cummin(x, dim), ops.cumargmin(x, dim)),
     "logcumsumexp": ops.logcumsumexp,
@@ -790,7 +761,6 @@ TABLE: dict[str, Call] = {
     "masked.cumprod": lambda x, dim, *, mask=None, **_: ops.cumprod(
         x if mask is None else ops.where(mask, x, 1.0), dim
     ),
-    "diff": diff,
     **{
         f"masked.{n}": masked(getattr(ops, n), neutral)
         for n, neutral in (("sum", 0.0), ("prod", 1.0), ("amax", -math.inf), ("amin", math.inf))
