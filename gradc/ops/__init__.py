@@ -20,6 +20,7 @@ _MODULES = (
     "diagonals",
     "windows",
     "reduce",
+    "window_reductions",
     "views",
     "statistics",
     "norms",

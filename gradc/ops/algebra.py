@@ -156,7 +156,8 @@ dot = Function(
 def _inner(input: Node, other: Node) -> Node:
     if input.rank == 0 or other.rank == 0:
         return input * other
-    return tensordot(input, other, ((input.rank - 1,), (other.rank - 1,)))
+    y: Node = tensordot(input, other, ((input.rank - 1,), (other.rank - 1,)))
+    return y
 
 
 inner = Function(
@@ -230,14 +231,11 @@ def _matrix_power(input: Node, n: int) -> Node:
         raise TypeRuleError(f"n={n}: the power of an inverse; 0 at least")
     if n == 0:
         return spread(diag_embed(full(1, input.type.with_shape(input.shape[-1]))), input.shape)
-    power, square = None, input
-    while True:
-        if n % 2:
-            power = square if power is None else call("matmul", power, square)
-        n //= 2
-        if n == 0:
-            return power
-        square = call("matmul", square, square)
+    if n == 1:
+        return input
+    half = _matrix_power(input, n // 2)
+    square: Node = call("matmul", half, half)
+    return call("matmul", square, input) if n % 2 else square
 
 
 matrix_power = Function(

@@ -110,7 +110,7 @@ trapezoid = Function(
     write=_trapezoid,
     samples=_SAMPLES,
     bad=_BAD,
-    doc="the area under y along an axis by the trapezoid rule, at places x (of the axis or of each element) or dx apart",
+    doc="the area under y by the trapezoid rule along an axis, at places x (one axis or all) or dx apart",
     source="torch.trapezoid",
 )
 cumulative_trapezoid = Function(
