@@ -55,11 +55,6 @@ def transpose(x: Node, a: int, b: int) -> Node:
     return permute(x, order)
 
 
-def _filled(sizes: Sequence[int], whole: Any) -> list[int]:
-    known = math.prod(s for s in sizes if s != -1)
-    return [whole // known if s == -1 else s for s in sizes]
-
-
 def narrow(x: Node, dim: int, start: Any, length: int) -> Node:
     start = int(start) % max(x.shape[dim], 1) if int(start) < 0 else int(start)
     return _cut(x, dim, start, start + length)
@@ -112,11 +107,6 @@ def rot90(x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
     for _ in range(k % 4):
         x = ops.flip(transpose(x, a, b), axis=(a % x.rank,))
     return x
-
-
-def _line(x: Node, n: int, dim: int) -> Node:
-    """0, 1, 2... along an axis of x's shape."""
-    return ops.iota(x.shape, dim)
 
 
 def diag(x: Node, diagonal_: int = 0) -> Node:
