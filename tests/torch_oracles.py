@@ -803,14 +803,45 @@ def _quantile(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def _areas(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch takes the places x or the width dx, not both."""
+    return lambda y, x=None, dx=1.0, axis=-1: function(y, dx=dx, dim=axis) if x is None else function(y, x, dim=axis)
+
+
+def _reduce_window(
+    x: Any, reduction: str, window: Any, strides: Any = 1, dilation: Any = 1, padding: Any = 0
+) -> torch.Tensor:
+    """Padded with the reduction's neutral element and unfolded axis by axis; the windows are flattened and reduced."""
+    per_axis = [v if isinstance(v, tuple) else (v,) * x.ndim for v in (window, strides, dilation, padding)]
+    border = {"sum": 0.0, "prod": 1.0, "max": -torch.inf, "min": torch.inf}[reduction]
+    x = F.pad(x, [p for p in reversed(per_axis[3]) for _ in range(2)], value=border)
+    rank = x.ndim
+    for axis, (size, step, apart) in enumerate(zip(*per_axis[:3], strict=True)):
+        x = x.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
+    x = x.flatten(rank)
+    return {"sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}[reduction](x, -1)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(F, name) for name, op in REGISTRY.items() if isinstance(op, Function) and hasattr(F, name)},
     "group_norm": lambda x, *affine, num_groups, **attrs: F.group_norm(x, num_groups, *affine, **attrs),
     **{name: _with_running(getattr(F, name)) for name in ("batch_norm", "instance_norm")},
     **{
         name: getattr(torch, name)
-        for name in "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm".split()
+        for name in (
+            "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm addbmm addmv addr addcmul"
+            " addcdiv dot inner kron trace lerp"
+        ).split()
     },
+    "vecdot": lambda x, y, axis=-1: torch.linalg.vecdot(x, y, dim=axis),
+    "matrix_power": torch.linalg.matrix_power,
+    "multi_dot": lambda *xs: torch.linalg.multi_dot(xs),
+    "divide": torch.div,
+    "diff": lambda x, prepend=None, append=None, n=1, axis=-1: torch.diff(
+        x, n, axis, *(v if v is None or v.ndim else v.expand(len(x), 1) for v in (prepend, append))
+    ),
+    "reduce_window": _reduce_window,
+    **{name: _areas(getattr(torch, name)) for name in ("trapezoid", "cumulative_trapezoid")},
     "einsum": lambda *xs, equation: torch.einsum(equation, *xs),
     "cross": lambda x, y, axis=-1: torch.linalg.cross(x, y, dim=axis),
     "weight_norm": torch._weight_norm,

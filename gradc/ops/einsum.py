@@ -12,7 +12,7 @@ from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from .diagonals import diagonal
 from .movement import transpose
-from .rules import canonical_axis, floating, reshaped, spread
+from .rules import canonical_axis, floating, of_rank, reshaped, spread
 
 # -- einsum ------------------------------------------------------------------------------------------------------------
 
@@ -186,14 +186,8 @@ tensordot = Function(
 # -- products of matrices and vectors ----------------------------------------------------------------------------------
 
 
-def _of_rank(name: str, x: Node, rank: int) -> Node:
-    if x.rank != rank:
-        raise TypeRuleError(f"{name} of rank {x.rank}, not {rank}")
-    return x
-
-
 def _bmm(input: Node, mat2: Node) -> Node:
-    return call("matmul", _of_rank("input", input, 3), _of_rank("mat2", mat2, 3))
+    return call("matmul", of_rank("input", input, 3), of_rank("mat2", mat2, 3))
 
 
 bmm = Function(
@@ -206,45 +200,8 @@ bmm = Function(
 )
 
 
-def _sum_of(input: Node, y: Node, beta: float, alpha: float) -> Node:
-    """beta * input + alpha * y; an input times 0 is not read."""
-    scaled = y if alpha == 1 else y * alpha
-    if beta == 0:
-        return scaled
-    return spread(input if beta == 1 else input * beta, y.shape) + scaled
-
-
-def _addmm(input: Node, mat1: Node, mat2: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of(input, call("matmul", _of_rank("mat1", mat1, 2), _of_rank("mat2", mat2, 2)), beta, alpha)
-
-
-def _baddbmm(input: Node, batch1: Node, batch2: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of(input, call("matmul", _of_rank("batch1", batch1, 3), _of_rank("batch2", batch2, 3)), beta, alpha)
-
-
-addmm = Function(
-    "addmm",
-    write=_addmm,
-    samples=(
-        Sample(("F[3]", "F[2,4]", "F[4,3]"), {"beta": 0.5, "alpha": 2.0}),
-        Sample(("F[2,3]", "F[2,4]", "F[4,3]")),
-    ),
-    bad=(BadSample(("f32[3]", "f32[4]", "f32[4,3]"), match="mat1 of rank 1, not 2"),),
-    doc="beta * input + alpha * (mat1 @ mat2); with beta=0 the input is not read",
-    source="torch.addmm",
-)
-baddbmm = Function(
-    "baddbmm",
-    write=_baddbmm,
-    samples=(Sample(("F[2,1,3]", "F[2,2,4]", "F[2,4,3]"), {"beta": 0.5, "alpha": 2.0}),),
-    bad=(BadSample(("f32[3]", "f32[2,4]", "f32[4,3]"), match="batch1 of rank 2, not 3"),),
-    doc="beta * input + alpha * (batch1 @ batch2) of batches; with beta=0 the input is not read",
-    source="torch.baddbmm",
-)
-
-
 def _outer(input: Node, vec2: Node) -> Node:
-    n, m = _of_rank("input", input, 1).shape[0], _of_rank("vec2", vec2, 1).shape[0]
+    n, m = of_rank("input", input, 1).shape[0], of_rank("vec2", vec2, 1).shape[0]
     return spread(reshaped(input, (n, 1)), (n, m)) * spread(reshaped(vec2, (1, m)), (n, m))
 
 
@@ -280,7 +237,7 @@ cross = Function(
 
 
 def _bilinear(input1: Node, input2: Node, weight: Node, bias: Node | None = None) -> Node:
-    out, left, right = _of_rank("weight", weight, 3).shape
+    out, left, right = of_rank("weight", weight, 3).shape
     if not same(input1.shape[-1], left) or not same(input2.shape[-1], right):
         raise TypeRuleError(
             f"inputs of {input1.shape[-1]} and {input2.shape[-1]} features, and the weight takes {left} and {right}"

@@ -61,6 +61,13 @@ def comparison(x: Type, y: Type) -> Type:
     return alike(x, y).with_dtype(BOOL)
 
 
+def of_rank(name: str, x: Node, rank: int) -> Node:
+    """The operand ``x`` itself; TypeRuleError in the terms of its ``name`` if it has another rank."""
+    if x.rank != rank:
+        raise TypeRuleError(f"{name} of rank {x.rank}, not {rank}")
+    return x
+
+
 def canonical_axis(axis: int, rank: int, argument: str = "axis") -> int:
     """``axis`` in 0..rank-1; a negative one counts from the end."""
     if not -rank <= axis < rank:

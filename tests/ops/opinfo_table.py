@@ -55,11 +55,6 @@ def transpose(x: Node, a: int, b: int) -> Node:
     return permute(x, order)
 
 
-def _filled(sizes: Sequence[int], whole: Any) -> list[int]:
-    known = math.prod(s for s in sizes if s != -1)
-    return [whole // known if s == -1 else s for s in sizes]
-
-
 def narrow(x: Node, dim: int, start: Any, length: int) -> Node:
     start = int(start) % max(x.shape[dim], 1) if int(start) < 0 else int(start)
     return _cut(x, dim, start, start + length)
@@ -112,11 +107,6 @@ def rot90(x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
     for _ in range(k % 4):
         x = ops.flip(transpose(x, a, b), axis=(a % x.rank,))
     return x
-
-
-def _line(x: Node, n: int, dim: int) -> Node:
-    """0, 1, 2... along an axis of x's shape."""
-    return ops.iota(x.shape, dim)
 
 
 def diag(x: Node, diagonal_: int = 0) -> Node:
@@ -190,76 +180,6 @@ def scaled(op: Any, *, reverse: bool = False) -> Callable[..., Node]:
     return fn
 
 
-def divided(mode: str | None) -> Callable[..., Node]:
-    def fn(x: Node, y: Any, rounding_mode: str | None = None) -> Node:
-        x, y = _lift(x, _real(y))
-        if mode == "floor":
-            return ops.floordiv(x, y)
-        return ops.trunc(ops.div(x, y)) if mode == "trunc" else ops.div(x, y)
-
-    return fn
-
-
-def bmm_add(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of((x, beta), (ops.matmul(a, b), alpha))
-
-
-def _sum_of(*parts: tuple[Node, float]) -> Node:
-    """The weighted parts; torch leaves out what is multiplied by 0."""
-    terms = [x if w == 1 else x * float(w) for x, w in parts if w != 0] or [parts[0][0] * 0.0]
-    shape = broadcast_shapes([x.shape for x, _ in parts])
-    return ops.broadcast_to(functools.reduce(ops.add, terms), shape)
-
-
-def addbmm(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of((x, beta), (ops.sum(ops.matmul(a, b), 0), alpha))
-
-
-def addr(x: Node, a: Node, b: Node, *, beta: float = 1.0, alpha: float = 1.0) -> Node:
-    return _sum_of((x, beta), (ops.outer(a, b), alpha))
-
-
-def dot(a: Node, b: Node) -> Node:
-    return ops.sum(a * b)
-
-
-def inner(a: Node, b: Node) -> Node:
-    return a * b if not a.rank or not b.rank else ops.tensordot(a, b, ([a.rank - 1], [b.rank - 1]))
-
-
-def kron(a: Node, b: Node) -> Node:
-    rank = max(a.rank, b.rank)
-    a, b = (ops.reshape(v, (1,) * (rank - v.rank) + v.shape) for v in (a, b))
-    wide = [v for n in a.shape for v in (n, 1)], [v for n in b.shape for v in (1, n)]
-    product = ops.reshape(a, tuple(wide[0])) * ops.reshape(b, tuple(wide[1]))
-    return ops.reshape(product, tuple(n * m for n, m in zip(a.shape, b.shape, strict=True)))
-
-
-def trapezoids(y: Node, x: Any = None, *, dim: int = -1, dx: float = 1.0) -> Node:
-    """The area between each two neighbours."""
-    steps = _cut(y, dim, 1) + _cut(y, dim, None, y.shape[dim] - 1)
-    if isinstance(x, Node):
-        if x.rank == 1:
-            x = ops.reshape(x, tuple(x.shape[0] if a == dim % y.rank else 1 for a in range(y.rank)))
-        widths = _cut(x, dim, 1) - _cut(x, dim, None, x.shape[dim] - 1)
-    else:
-        widths = dx if x is None else float(x)
-    return steps * widths * 0.5
-
-
-def _wide(v: Node, x: Node, dim: int) -> Node:
-    """A scalar of diff's ends stands for one more element of each row."""
-    return v if v.rank else ops.broadcast_to(v, tuple(1 if a == dim % x.rank else s for a, s in enumerate(x.shape)))
-
-
-def diff(x: Node, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Node:
-    parts = [v for v in (prepend, x, append) if v is not None] if n else [x]
-    x = ops.concat([_wide(v, x, dim) for v in parts], axis=dim % x.rank) if len(parts) > 1 else x
-    for _ in range(n):
-        x = _cut(x, dim, 1) - _cut(x, dim, None, max(x.shape[dim] - 1, 0)) if x.shape[dim] else x
-    return x
-
-
 def vander(x: Node, N: int | None = None) -> Node:
     x = at_least(1, x)
     count = x.shape[-1] if N is None else N
@@ -267,14 +187,6 @@ def vander(x: Node, N: int | None = None) -> Node:
     for _ in range(count - 1):
         powers.append(powers[-1] * x)
     return ops.stack(powers, axis=-1)
-
-
-def matrix_power(x: Node, n: int) -> Node:
-    if n == 0 and x.shape[-1]:
-        size = x.shape[-1]
-        eye = np.eye(size)
-        return ops.broadcast_to(ops.constant(tuple(eye.reshape(-1).tolist()), x.dtype, (size, size)), x.shape)
-    return functools.reduce(ops.matmul, [x] * n) if n else x
 
 
 def block_diag(*xs: Node) -> Node:
@@ -296,10 +208,6 @@ def sum_to_size(x: Node, *size: Any) -> Node:
 def float_power(x: Node, y: Any) -> Node:
     x = x.astype("f64")
     return ops.pow(x, y.astype("f64") if isinstance(y, Node) else float(y))
-
-
-def lerp(a: Node, b: Node, w: Any) -> Node:
-    return a + (b - a) * w
 
 
 def sinc(x: Node) -> Node:
@@ -654,10 +562,10 @@ TABLE: dict[str, Call] = {
     "add": scaled(ops.add),
     "sub": scaled(ops.sub),
     "rsub": scaled(ops.sub, reverse=True),
-    "div.no_rounding_mode": divided(None),
-    "div.floor_rounding": divided("floor"),
-    "div.trunc_rounding": divided("trunc"),
-    "true_divide": divided(None),
+    **{
+        label: binary(ops.divide)
+        for label in ("div.no_rounding_mode", "div.floor_rounding", "div.trunc_rounding", "true_divide")
+    },
     "float_power": float_power,
     "sgn": ops.sign,
     "positive": _identity,
@@ -680,10 +588,8 @@ TABLE: dict[str, Call] = {
     "clamp": lambda x, min=None, max=None: ops.clamp(x, _bound(x, min), _bound(x, max)),
     "clamp_max": lambda x, max: ops.clamp(x, max=_bound(x, max)),
     "clamp_min": lambda x, min: ops.clamp(x, min=_bound(x, min)),
-    "lerp": lerp,
     "sinc": sinc,
-    "addcdiv": lambda x, a, b, *, value=1: x + a / b * float(value),
-    "addcmul": lambda x, a, b, *, value=1: x + a * b * float(value),
+    **_names("addcdiv addcmul lerp"),
     "special.entr": ops.entr,
     "special.ndtr": ops.ndtr,
     "i0": ops.i0,
@@ -762,7 +668,6 @@ TABLE: dict[str, Call] = {
     "diag": lambda x, k=0: diag(x, k),
     "diag_embed": ops.diag_embed,
     "diagflat": lambda x, offset=0: ops.diag_embed(ops.reshape(x, (math.prod(x.shape),)), offset),
-    "trace": lambda x: ops.sum(ops.diagonal(x)),
     "constant_pad_nd": lambda x, pad, value=0.0: padded(x, pad, value=value),
     **{
         f"nn.functional.pad.{mode}": padded for mode in "constant reflect replicate circular replicate_negative".split()
@@ -793,22 +698,15 @@ TABLE: dict[str, Call] = {
     "mm": ops.matmul,
     "bmm": ops.matmul,
     "mv": ops.matmul,
-    **dict.fromkeys(("addmm", "addmm.decomposed", "baddbmm", "addmv"), bmm_add),
-    "addbmm": addbmm,
-    "addr": addr,
-    "outer": ops.outer,
-    "dot": dot,
-    "vdot": dot,
-    "inner": inner,
+    **_names("addmm baddbmm addbmm addmv addr outer dot inner kron trace"),
+    "addmm.decomposed": ops.addmm,
+    "vdot": ops.dot,
     "tensordot": ops.tensordot,
-    "kron": kron,
     "cross": lambda a, b, dim=None: ops.cross(
         a, b, broadcast_shapes([a.shape, b.shape]).index(3) if dim is None else dim
     ),
     "linalg.cross": ops.cross,
-    "linalg.vecdot": lambda a, b, dim=-1: ops.sum(a * b, dim),
-    "linalg.matrix_power": matrix_power,
-    "linalg.multi_dot": lambda xs: functools.reduce(ops.matmul, xs),
+    **_names("vecdot matrix_power multi_dot", "linalg."),
     "linalg.vander": lambda x, N=None: vander(x, N),
     # reductions
     "sum": reduction(ops.sum),
@@ -844,12 +742,8 @@ TABLE: dict[str, Call] = {
     "dist": dist,
     "cdist": lambda a, b, p=2.0, *_, **__: ops.cdist(a, b, p=float(p)),
     "renorm": renorm,
-    **dict.fromkeys(
-        ("trapezoid", "trapz"), lambda y, *x, dim=-1, **more: ops.sum(trapezoids(y, *x, dim=dim, **more), dim)
-    ),
-    "cumulative_trapezoid": lambda y, *x, dim=-1, **more: ops.cumsum(trapezoids(y, *x, dim=dim, **more), dim),
-    "cumsum": ops.cumsum,
-    "cumprod": ops.cumprod,
+    **_names("trapezoid cumulative_trapezoid diff cumsum cumprod"),
+    "trapz": ops.trapezoid,
     "cummax": lambda x, dim: (ops.cummax(x, dim), ops.cumargmax(x, dim)),
     "cummin": lambda x, dim: (ops.cummin(x, dim), ops.cumargmin(x, dim)),
     "logcumsumexp": ops.logcumsumexp,
@@ -857,7 +751,6 @@ TABLE: dict[str, Call] = {
     "masked.cumprod": lambda x, dim, *, mask=None, **_: ops.cumprod(
         x if mask is None else ops.where(mask, x, 1.0), dim
     ),
-    "diff": diff,
     **{
         f"masked.{n}": masked(getattr(ops, n), neutral)
         for n, neutral in (("sum", 0.0), ("prod", 1.0), ("amax", -math.inf), ("amin", math.inf))
