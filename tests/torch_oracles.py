@@ -576,6 +576,7 @@ def _max_unpool(x: Any, indices: Any, sizes: Any) -> Any:
 
 
 TORCH: dict[str, Callable[..., Any]] = {
+    "count_not_above": lambda line, x: torch.searchsorted(line.long(), x, right=True),
     "standardize": _standardize,
     "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
     "diag_embed": lambda x, offset=0, axis1=-2, axis2=-1, rows=None, columns=None: F.pad(
@@ -852,6 +853,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "squeeze": lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis),
     "unsqueeze": lambda x, axis: x.unsqueeze(axis),
+    "searchsorted": lambda line, x, sorter=None, **attrs: torch.searchsorted(line, x, sorter=sorter, **attrs),
+    "bucketize": torch.bucketize,
+    "one_hot": lambda x, num_classes: F.one_hot(x.long(), num_classes),
+    "isin": torch.isin,
     "sort": lambda x, axis=-1, descending=False: tuple(torch.sort(x, dim=axis, descending=descending, stable=True)),
     "msort": torch.msort,
     "topk": lambda x, k, axis=-1, largest=True: tuple(torch.topk(x, k, axis, largest)),

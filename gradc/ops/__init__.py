@@ -52,6 +52,7 @@ _MODULES = (
     "linear_loss",
     "sparse",
     "sample",
+    "search",
     "sorts",
     "quantiles",
     "random",
@@ -62,10 +63,17 @@ for _module in _MODULES:  # importing a module registers its records
 globals().update(REGISTRY)
 
 
+_OF_A_SIZE_THAT_DATA_DECIDES = frozenset(
+    ("argwhere", "compress", "extract", "flatnonzero", "masked_select", "nonzero", "unique", "unique_consecutive")
+)
+
+
 def __getattr__(name: str) -> Op:
     try:
         return REGISTRY[name]  # type: ignore[no-any-return]
     except KeyError:
+        if name in _OF_A_SIZE_THAT_DATA_DECIDES:
+            raise AttributeError(f"there is no op {name!r}: the size of its result would depend on the data") from None
         raise AttributeError(f"there is no op {name!r}; dir(gradc.ops) lists them") from None
 
 

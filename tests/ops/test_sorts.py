@@ -258,3 +258,45 @@ def test_bf16_keys_have_the_order_of_the_values() -> None:
     x = np.array([1.5, -0.0, 0.0, -2, np.nan, -np.inf], ml_dtypes.bfloat16)
     (got,) = interp.run(gradc.trace(ops.argsort, x="bf16[6]"), {"x": x}).values()
     assert got.tolist() == [5, 3, 1, 2, 0, 4]
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
+def test_places_in_a_line(target: str) -> None:
+    """Extremes, ties, infinities and NaN, of several dtypes in one module."""
+    rng = np.random.default_rng(5)
+    given: dict[str, np.ndarray] = {}
+    for name, dtype in (("a", np.float32), ("b", np.int64), ("c", np.uint8), ("d", np.float64)):
+        line, x = (rng.integers(0, 6, n).astype(dtype) for n in (17, 40))
+        if dtype == np.int64:
+            line[:2] = x[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if dtype in (np.float32, np.float64):
+            line[:3] = -np.inf, -0.0, np.inf
+            x[:4] = np.nan, -np.inf, np.inf, 0.0
+        given |= {f"{name}.line": np.sort(line), f"{name}.x": x}
+    names = {key.partition(".")[0] for key in given}
+
+    def places(**nodes: Any) -> dict[str, Any]:
+        found = {}
+        for name in sorted(names):
+            line, x = nodes[f"{name}_line"], nodes[f"{name}_x"]
+            found[f"{name}_left"] = ops.searchsorted(line, x)
+            found[f"{name}_right"] = ops.bucketize(x, line, right=True)
+            found[f"{name}_in"] = ops.isin(x, line)
+        return found
+
+    arrays = {key.replace(".", "_"): value for key, value in given.items()}
+    types = {key: str(gradc.typeof(value)) for key, value in arrays.items()}
+    got = gradc.compile(gradc.trace(places, **types), target=target)(**arrays)
+    for name in names:
+        line, x = arrays[f"{name}_line"], arrays[f"{name}_x"]
+        np.testing.assert_array_equal(got[f"{name}_left"], np.searchsorted(line, x, "left"))
+        np.testing.assert_array_equal(got[f"{name}_right"], np.searchsorted(line, x, "right"))
+        np.testing.assert_array_equal(got[f"{name}_in"], np.isin(x, line))
+
+
+def test_what_needs_sizes_from_data_says_so() -> None:
+    with pytest.raises(AttributeError, match="size of its result would depend on the data"):
+        _ = ops.unique
+    graph = gradc.trace(lambda i: ops.one_hot(i, 3), i="i64[N]")
+    with pytest.raises(gradc.errors.IndexOutOfRange, match="one_hot"):
+        gradc.compile(graph)(i=np.array([0, 3]))

@@ -22,7 +22,25 @@ def _quantile(function: Any) -> Any:
     return quantile
 
 
+def _searchsorted(
+    line: Node,
+    values: Node,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: Any = None,
+    sorter: Node | None = None,
+) -> Node:
+    given = () if sorter is None else (sorter,)
+    return ops.searchsorted(line, values, *given, right=right, side=side, out_int32=out_int32)
+
+
 LINES: dict[str, Any] = {
+    "aten.searchsorted.Tensor": _searchsorted,
+    "aten.bucketize.Tensor": lambda x, boundaries, *, out_int32=False, right=False: ops.bucketize(
+        x, boundaries, right=right, out_int32=out_int32
+    ),
+    "aten.isin.Tensor_Tensor": lambda x, among, *, assume_unique=False, invert=False: ops.isin(x, among, invert=invert),
     "aten.sort.default": lambda x, axis=-1, descending=False: ops.sort(x, axis, descending),
     "aten.sort.stable": lambda x, *, stable=None, dim=-1, descending=False: ops.sort(x, dim, descending),
     "aten.argsort.default": lambda x, axis=-1, descending=False: ops.argsort(x, axis, descending),
