@@ -23,6 +23,7 @@ NAMES = [op.name for op in tested_ops()]
 COMPOSITES = [op.name for op in tested_ops() if isinstance(op, Composite)]
 POINTWISE = [op.name for op in tested_ops() if isinstance(getattr(op, "lower", None), Expr)]
 """Ops that are one expression of a kernel: what surrounds it is the same text for all of them."""
+OTHERS = [name for name in NAMES if name not in POINTWISE]
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 """Half the distance from 1 to the next number."""
 

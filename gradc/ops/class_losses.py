@@ -160,8 +160,11 @@ def _multilabel_margin_value(input: Node, target: Node, *, reduction: str) -> No
     last = input.rank - 1
     size = input.shape[last]
     pairs = (*input.shape, size)  # [..., a place in the list of targets, a class]
-    listed = spread(reshaped(converted(target, I64), (*input.shape, 1)), pairs)
-    ended = lt(target, zeros_like(target))
+    target = converted(target, I64)
+    ended = eq(target, full(-1, target))
+    names = where(ended, zeros_like(target), target)
+    names = call("check_index", names, bound=size, op="multilabel_margin_loss")
+    listed = spread(reshaped(names, (*input.shape, 1)), pairs)
     place, other = (call("iota", shape=pairs, axis=axis, dtype=I64) for axis in (last, last + 1))
     before = bitwise_and(spread(reshaped(ended, (*input.shape[:-1], 1, size)), pairs), lt(other, place))
     open_ = eq(sum.plain(before, axis=(last + 1,)), full(0, input, I64))
@@ -195,6 +198,9 @@ multilabel_margin_loss = Composite(
         BadSample(("f32[4,5]", "i64[4]"), match="class indices of the shape"),
         BadSample(("f32[4,5]", "f32[4,5]"), match="class indices of the shape"),
     ),
-    doc="the sum over named and unnamed classes of max(0, 1 - input[named] + input[unnamed]) / C; -1 ends the names",
+    doc=(
+        "the sum over named and unnamed classes of max(0, 1 - input[named] + input[unnamed]) / C; -1 ends the names;"
+        " no class but one of 0..C-1 is named"
+    ),
     source="torch.nn.functional.multilabel_margin_loss",
 )

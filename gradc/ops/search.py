@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size
+from ..ir.dims import Dim, Size, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Function, Lookup, Primitive, Sample
 from ..ir.types import I32, I64, Type
@@ -70,6 +70,8 @@ def _searchsorted(
     if side is not None and (side not in ("left", "right") or (right and side == "left")):
         raise TypeRuleError(f"side={side!r} with right={right}: 'left', or 'right'")
     if sorter is not None:
+        if sorter.rank != 1 or not same(sorter.shape[0], sorted_sequence.shape[0]):
+            raise TypeRuleError(f"a sorter {sorter.type} of a sequence {sorted_sequence.type}: they have one size")
         sorted_sequence = take_along_axis.plain(sorted_sequence, sorter, axis=0)
     line, wanted = keys(sorted_sequence), converted(keys(values), I64)
     if right or side == "right":
@@ -97,11 +99,13 @@ searchsorted = Function(
     bad=(
         BadSample(("f32[3]", "f64[2]"), match="write a cast"),
         BadSample(("f32[3,2]", "f32[3,2]"), match="only 1-D"),
+        BadSample(("f32[3]", "f32[2]", "i64[2]"), match="they have one size"),
         BadSample(("f32[3]", "f32[2]"), {"right": True, "side": "left"}, match="side='left'"),
     ),
     doc=(
         "how many elements of an ascending 1-D sequence are below each value (right: not above it): where it would be"
-        " inserted; i64. NaN is above every number. sorter: the positions that sort the sequence"
+        " inserted; i64. NaN is above every number, in the sequence too (NumPy's rule, not torch's). sorter: the"
+        " positions that sort the sequence"
     ),
     source="torch.searchsorted",
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import NAMES, TURNS, agree_with_numpy, compiled, in_turns, joint, merged
+from agreement import NAMES, OTHERS, POINTWISE, TURNS, agree_with_numpy, compiled, in_turns, joint, merged
 from registry import cases
 
 import gradc
@@ -34,7 +34,7 @@ def checked() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", compiled(NAMES, turn=1))
+@pytest.mark.parametrize("name", [*compiled(OTHERS, turn=1), *POINTWISE[::2]])  # NVRTC has the others
 def test_cuda_is_numpy(name: str) -> None:
     agree_with_numpy(in_turns(name, 2), (0, 7), target="cuda-sim")
 
@@ -262,7 +262,7 @@ def program_of(name: str) -> Any:
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
-@pytest.mark.parametrize("name", compiled(NAMES, turn=3))
+@pytest.mark.parametrize("name", [*compiled(OTHERS, turn=3), *POINTWISE[1::2]])
 def test_nvrtc_takes_it_without_spills(name: str) -> None:
     """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from agreement import NAMES, POINTWISE, agree_with_numpy, compiled
+from agreement import NAMES, OTHERS, POINTWISE, agree_with_numpy, compiled
 from registry import Case, cases, repeated, symbolic_rows
 
 import gradc
@@ -36,7 +36,7 @@ def test_most_ops_have_such_a_case() -> None:
     assert sum(bool(derived(name)) for name in NAMES) >= 90
 
 
-@pytest.mark.parametrize("name", [*compiled([n for n in NAMES if n not in POINTWISE], turn=2), *POINTWISE[::3]])
+@pytest.mark.parametrize("name", [*compiled(OTHERS, turn=2), *POINTWISE[::3]])
 def test_cpu_is_numpy(name: str) -> None:
     found = derived(name)
     in_turns = [repeated(case) or case if k % 2 else case for k, case in enumerate(found)]

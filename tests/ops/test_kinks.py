@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gradc import interp, ops  # noqa: E402
+from gradc import compile, interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
+from gradc.errors import IndexOutOfRange  # noqa: E402
 from gradc.trace import trace  # noqa: E402
 
 F = torch.nn.functional
@@ -151,3 +152,11 @@ def test_cosine_embedding_loss_of_both_targets(margin: float) -> None:
     )
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", [-2, 3])
+def test_multilabel_margin_loss_names_classes_that_exist(name: int) -> None:
+    """torch refuses them, too, behind the -1 as well as before it."""
+    graph = trace(ops.multilabel_margin_loss, input="f32[2,3]", target="i64[2,3]")
+    with pytest.raises(IndexOutOfRange, match=f"multilabel_margin_loss.* {name} "):
+        compile(graph)(input=np.ones((2, 3), np.float32), target=np.array([[0, 1, -1], [0, -1, name]]))

@@ -19,10 +19,17 @@ docs = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "write.py"), run_nam
 NAMES = sorted(name for name in ops.REGISTRY if name not in ("input", "getitem"))
 
 
-def test_the_page_is_up_to_date() -> None:
-    """In a process of its own: other tests register ops."""
-    done = subprocess.run([sys.executable, "docs/write.py", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}make docs writes it anew; commit it"
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Written once, in a process of its own: other tests register ops."""
+    path = tmp_path_factory.mktemp("docs") / "ops.md"
+    subprocess.run([sys.executable, "docs/write.py", str(path)], cwd=ROOT, check=True)
+    return path.read_text()
+
+
+def test_the_page_is_up_to_date(page: str) -> None:
+    fresh = (ROOT / "docs" / "ops.md").read_text() == page
+    assert fresh, "docs/ops.md is stale: make docs writes it anew; commit it"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,9 +98,8 @@ def test_an_op_of_ones_own() -> None:
 
 
 def test_writing_and_checking(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = docs.text()  # seconds: once
     monkeypatch.setitem(docs.main.__globals__, "text", lambda: page)
     path = tmp_path / "docs" / "ops.md"
     assert docs.main([str(path), "--check"]) == 1 and "stale" in capsys.readouterr().out
