@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from ..ir.node import Node
-from ..ir.op import Composite, Primitive
+from ..ir.op import Composite, Primitive, Sample
 from .elementary import unary
 from .pointwise import NOT_FLOAT, eq, log, log1p, lt, sign, where
 from .rules import cases, full, unary_float, widened, zeros_like
@@ -112,6 +112,8 @@ erfcx = unary(
     _of_f64(_scaled_erfc),
     120,
     lambda g, y, x: g * (x * y * 2 - 2 / math.sqrt(math.pi)),
+    draw="positive",
+    more=(Sample(("f32[2,N]",)), Sample(("f64[N]",), draw=("nonzero",))),  # below -2.9 x * y * 2 is beyond f16
     doc="e^(x^2) erfc(x)",
     source="torch.special.erfcx; DLMF 7.9",
 )

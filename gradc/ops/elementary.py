@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.node import Node
-from ..ir.op import Expr, Primitive
+from ..ir.op import Expr, Primitive, Sample
 from .pointwise import MISMATCH, NOT_FLOAT, eq, reciprocal, rsqrt, where
 from .rules import binary_float, cases, full, unary_float, written, zeros_like
 
@@ -17,7 +17,16 @@ FEW = ("", "N", "2,N,3")
 
 
 def unary(
-    name: str, reference: Any, cost: int, vjp: Any, *, draw: str = "normal", doc: str, text: str = "", source: str = ""
+    name: str,
+    reference: Any,
+    cost: int,
+    vjp: Any,
+    *,
+    draw: str = "normal",
+    more: tuple[Sample, ...] = (),
+    doc: str,
+    text: str = "",
+    source: str = "",
 ) -> Primitive:
     """A function of one float operand, computed by the text's function of that name.
 
@@ -29,7 +38,7 @@ def unary(
         reference=reference,
         lower=Expr(text or f"{name}({{0}})", cost=cost),
         vjp=written(lambda g, y, x: (vjp(g, y, x),), vjp),
-        samples=cases(*FEW, draw=draw),
+        samples=(*cases(*FEW, draw=draw), *more),
         bad=NOT_FLOAT,
         doc=doc,
         source=source,
