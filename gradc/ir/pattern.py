@@ -97,7 +97,7 @@ def splat(node: Node) -> Any:
     if node.op.name != "constant" or not node.attrs["value"]:
         return None
     first, *rest = node.attrs["value"]
-    return first if all(r == first for r in rest) and not (rest and first != first) else None
+    return first if all(_same_number(r, first) for r in rest) and not (rest and first != first) else None
 
 
 def _same_number(a: Any, b: float) -> bool:

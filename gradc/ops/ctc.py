@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import same
+from ..ir.dims import Size, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from ..ir.types import I64
@@ -36,19 +36,28 @@ def _log_sum(terms: Sequence[Node]) -> Node:
     return where(none, full(-math.inf, total), log(where(none, full(1, total), total)) + top)
 
 
-def _lengths(given: Any, count: Any, name: str) -> Node:
-    """One length per sequence, i64 [N]."""
+def _lengths(given: Any, count: Any, most: Size, name: str) -> Node:
+    """One length per sequence, i64 [N], none above ``most``."""
+    if not isinstance(given, Node):
+        wrong = [int(n) for n in np.asarray(given).reshape(-1) if n < 0 or (isinstance(most, int) and n > most)]
+        if wrong:
+            raise TypeRuleError(f"one of the {name} is {wrong[0]}: 0 to {most} exist")
     node = given if isinstance(given, Node) else constant_array(np.atleast_1d(np.asarray(given, np.int64)))
     node = reshaped(converted(node, I64), (node.type.count,))
     if not same(node.shape[0], count):
         raise TypeRuleError(f"{node.shape[0]} {name} for {count} sequences")
-    return node
+    return node if node.op.name == "constant" else call("check_index", node, bound=most + 1, op="ctc_loss")
 
 
 def _padded_targets(targets: Node, lengths: Any, count: Any) -> Node:
     """[N, S] of targets that stand one after the other."""
     if targets.rank == 2:
         return targets
+    size = targets.type.count
+    if not isinstance(lengths, Node) and isinstance(size, int) and int(np.sum(lengths)) != size:
+        raise TypeRuleError(
+            f"{size} targets one after the other for target_lengths whose sum is {int(np.sum(lengths))}"
+        )
     if count == 1:
         return reshaped(targets, (1, targets.type.count))
     if isinstance(lengths, Node):
@@ -78,7 +87,7 @@ def _forward(emitted: Node, skips: Node, steps: Node) -> Node:
     assert isinstance(most, int)
     for t in range(1, most):
         one = pad(alpha, ((0, 0), (1, -1)), -math.inf)
-        two = where(skips, pad(alpha, ((0, 0), (2, -2)), -math.inf), never)
+        two = where(skips, pad(alpha, ((0, 0), (2, -2)), -math.inf), never) if labels != 1 else never
         after = _log_sum((alpha, one, two)) + _step(emitted, t)
         alpha = where(along(lt(full(t, steps), steps), alpha.shape, (1,)), after, alpha)
     return alpha
@@ -106,7 +115,8 @@ def _ctc_loss(
     x = converted(x, x.dtype.compute)
     count = x.shape[1]
     labels = converted(_padded_targets(targets, target_lengths, count), I64)
-    steps, lengths = _lengths(input_lengths, count, "input_lengths"), _lengths(target_lengths, count, "target_lengths")
+    steps = _lengths(input_lengths, count, x.shape[0], "input_lengths")
+    lengths = _lengths(target_lengths, count, labels.shape[1], "target_lengths")
     width = 2 * labels.shape[1] + 1
     # blank, label, blank, label ... blank
     pairs = concat(full(blank, labels.type.with_shape(*labels.shape, 1)), reshaped(labels, (*labels.shape, 1)), axis=2)
@@ -122,7 +132,9 @@ def _ctc_loss(
     short = ge(full(0, last), last)  # without labels there is one path, of blanks
     early = take_along_axis.plain(alpha, maximum(last - 1, zeros_like(last)), axis=1)
     loss = -_log_sum((ends, where(short, full(-math.inf, early), early)))
-    loss = reshaped(loss, (count,))
+    none = full(0, steps)  # of no steps only the empty text can be said
+    unsaid = where(eq(lengths, none), full(0, loss.type.with_shape(count)), full(math.inf, loss.type.with_shape(count)))
+    loss = where(eq(steps, none), unsaid, reshaped(loss, (count,)))
     if zero_infinity:
         loss = where(eq(loss, full(math.inf, loss)), zeros_like(loss), loss)
     if reduction == "mean":
@@ -147,6 +159,13 @@ ctc_loss = Function(
     bad=(
         BadSample(("f32[N,2,4]", "i64[2,3]"), {"input_lengths": (5, 4), "target_lengths": (3, 2)}, match="N steps"),
         BadSample(("f32[5,2,4]", "i64[2,3]"), {"input_lengths": (5,), "target_lengths": (3, 2)}, match="for 2"),
+        BadSample(
+            ("f32[5,2,4]", "i64[2,3]"), {"input_lengths": (6, 5), "target_lengths": (3, 2)}, match="is 6: 0 to 5"
+        ),
+        BadSample(("f32[5,2,4]", "i64[2,3]"), {"input_lengths": (5, 5), "target_lengths": (3, -1)}, match="is -1"),
+        BadSample(
+            ("f32[5,2,4]", "i64[6]"), {"input_lengths": (5, 5), "target_lengths": (3, 2)}, match="whose sum is 5"
+        ),
     ),
     doc=(
         "-log of the probability of all alignments of targets ([N, S], or one after the other) in log_probs [T, N, C],"

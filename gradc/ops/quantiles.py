@@ -102,6 +102,8 @@ def _quantiles(x: Node, q: Node, axis: int | None, keepdims: bool, interpolation
         raise TypeRuleError(f"x is {x.dtype} and q {q.dtype}: they are floats of one dtype")
     if q.rank > 1:
         raise TypeRuleError(f"q has rank {q.rank}: 0 or 1")
+    if q.op.name == "constant" and not all(0 <= v <= 1 for v in q.attrs["value"]):
+        raise TypeRuleError(f"q has {next(v for v in q.attrs['value'] if not 0 <= v <= 1)}: fractions in [0, 1]")
     size, rank = line.shape[at], line.rank
     last = (*(a for a in range(rank) if a != at), at)
     rows = transpose(line, last)

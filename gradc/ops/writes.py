@@ -65,12 +65,18 @@ def _positions(index: Node, size: Size) -> Node:
 # -- along one axis ----------------------------------------------------------------------------------------------------
 
 
+def _of_slices(source: Node, shape: tuple[Size, ...], input: Node) -> None:
+    """TypeRuleError where a source has not the shape of the slices that it is written to; a scalar stands for [1]."""
+    alike = source.rank == len(shape) and all(same(n, m) for n, m in zip(source.shape, shape, strict=True))
+    if not alike and not (source.rank == 0 and shape == (1,)):
+        raise TypeRuleError(f"source is {source.type}; {input.type.dtype}{[*shape]} is needed")
+
+
 def _index_copy(input: Node, dim: int, index: Node, source: Node) -> Node:
     x, axis = _dim(input, dim)
     place = _positions(index, x.shape[axis])
     shape = (*x.shape[:axis], place.shape[0], *x.shape[axis + 1 :])
-    if source.type.count != product(shape) or source.rank > x.rank:
-        raise TypeRuleError(f"source is {source.type}; {input.type.dtype}{[*shape]} is needed")
+    _of_slices(source, shape, input)
     return reshaped(written(x, axis, place, reshaped(source, shape)), input.shape)
 
 
@@ -81,7 +87,10 @@ index_copy = Function(
         Sample(("F[5,3]", np.array([3, 0]), "F[2,3]"), {"dim": 0}),
         Sample(("F[2,5]", np.array([4, 2, 1]), "F[2,3]"), {"dim": -1}),
     ),
-    bad=(BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), {"dim": 0}, match="source is f32[3,3]"),),
+    bad=(
+        BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), {"dim": 0}, match="source is f32[3,3]"),
+        BadSample(("f32[5,3]", "i64[2]", "f32[3,2]"), {"dim": 0}, match="source is f32[3,2]"),
+    ),
     doc="input with the slices at index along dim replaced by source's; of several for one place the last",
     source="torch.index_copy",
 )
@@ -113,8 +122,7 @@ def _index_reduce(input: Node, dim: int, index: Node, source: Node, reduce: Redu
     x, axis = _dim(input, dim)
     place = _positions(index, x.shape[axis])
     shape = (*x.shape[:axis], place.shape[0], *x.shape[axis + 1 :])
-    if source.type.count != product(shape):
-        raise TypeRuleError(f"source is {source.type}; {input.type.dtype}{[*shape]} is needed")
+    _of_slices(source, shape, input)
     full_index = along(place, shape, [a for a in range(x.rank) if a != axis])
     y = scatter_reduce(x, axis, full_index, reshaped(source, shape), reduce, include_self)
     return reshaped(y, input.shape)
@@ -144,7 +152,12 @@ def _scatter(input: Node, dim: int, index: Node, src: Any, reduce: Literal["add"
         return input
     if place.rank != x.rank:
         raise TypeRuleError(f"index is {index.type} and input {input.type}: their ranks must be equal")
+    for a, (n, m) in enumerate(zip(x.shape, place.shape, strict=True)):
+        if a != axis and isinstance(n, int) and isinstance(m, int) and m > n:
+            raise TypeRuleError(f"index is {index.type} and input {input.type}: on axis {a} the index is longer")
     other = _like(x, src)
+    if other.rank not in (0, x.rank):
+        raise TypeRuleError(f"src is {other.type}: a number, or an array of the index's rank {x.rank}")
     other = other if other.rank == x.rank else spread(other, place.shape)
     if reduce is not None:
         combine: Reduce = "sum" if reduce == "add" else "prod"
@@ -168,7 +181,10 @@ scatter = Function(
         Sample(("F[5]", np.array([3, 0])), {"dim": 0, "src": 2.5}),
         Sample(("F[5,3]", "i64[2,2]"), {"dim": 0, "src": 0.5, "reduce": "multiply"}, draw=("nonzero", "index:5")),
     ),
-    bad=(BadSample(("f32[5]", "i64[2,1]"), {"dim": 0, "src": 1.0}, match="their ranks must be equal"),),
+    bad=(
+        BadSample(("f32[5]", "i64[2,1]"), {"dim": 0, "src": 1.0}, match="their ranks must be equal"),
+        BadSample(("f32[5,3]", "i64[2,5]"), {"dim": 0, "src": 1.0}, match="on axis 1 the index is longer"),
+    ),
     doc=(
         "input with elements of src, an array or a number, at index along dim; of several for one place the last, or"
         " with reduce all of them added or multiplied to what is there"

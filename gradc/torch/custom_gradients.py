@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ..errors import Unsupported
+from ..errors import NotDifferentiable, Unsupported
 
 __all__ = ["REASON", "CustomGradient", "custom_gradient", "run_by_torch"]
 
@@ -74,7 +74,20 @@ def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
     """What torch runs for :data:`custom_gradient`: recorded by autograd with the gradient of its own."""
     call = _known[key]
     found = call.apply(call.forward, call.backward, *call.operands(tensors, sizes), **call.options)
-    return list(found) if isinstance(found, tuple | list) else [found]
+    results = list(found) if isinstance(found, tuple | list) else [found]
+    for result in results:
+        if result.requires_grad:
+            result.register_hook(_once)
+    return results
+
+
+def _once(_: torch.Tensor) -> None:
+    """torch's op records its backward as if it were linear (2.13): second derivatives would be silently wrong."""
+    if torch.is_grad_enabled():
+        raise NotDifferentiable(
+            "create_graph=True through a torch.autograd.Function in a compiled graph: torch gives wrong second"
+            " derivatives there; keep the function out of the graph (torch.compiler.disable)"
+        )
 
 
 @torch.library.register_fake("gradc::custom_gradient", lib=_LIBRARY)

@@ -210,7 +210,8 @@ class _Recorded(torch.autograd.Function):
         differentiated: Differentiated = ctx.differentiated
         function = differentiated.function
         names = function.graph.output_names
-        given = {n: c for n, c in zip(names, cotangents, strict=True) if n in differentiated.differentiable}
+        dense = (c.to_dense() if c is not None and c.layout is torch.sparse_coo else c for c in cotangents)
+        given = {n: c for n, c in zip(names, dense, strict=True) if n in differentiated.differentiable}
         reached = differentiated.reached(n for n, c in given.items() if c is not None)
         if not reached:
             return (None,) * (2 + len(function.names))

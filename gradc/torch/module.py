@@ -66,10 +66,10 @@ class Module(torch.nn.Module):
         self._options = {k: v for k, v in (options or {}).items() if k != "target"}
         check_names(self._options)
         self._trees: dict[str, Any] = {}
-        self._places: dict[str, tuple[torch.nn.Module, str]] = {}
+        self._places: dict[str, tuple[str, ...]] = {}
         self._known: dict[Any, list[_Traced]] = {}
         self._arguments: tuple[str, ...] = ()
-        inner: dict[str, torch.nn.Module] = {}
+        inner: dict[str, tuple[torch.nn.Module, tuple[str, ...]]] = {}
         for name, tree in parameters.items():
             leaves = flatten(tree, name)
             known = leaves.keys() <= set(names) if isinstance(function, Graph) else others or name in names
@@ -81,19 +81,24 @@ class Module(torch.nn.Module):
         own = set(self._places) if isinstance(function, Graph) else set(self._trees)
         self._arguments = tuple(n for n in names if n not in own)
 
-    def _register(self, path: str, value: Any, inner: dict[str, torch.nn.Module]) -> tuple[torch.nn.Module, str]:
-        """The tensor as a parameter or buffer of nested modules; gives the innermost and its name there.
+    def _register(
+        self, path: str, value: Any, inner: dict[str, tuple[torch.nn.Module, tuple[str, ...]]]
+    ) -> tuple[str, ...]:
+        """The tensor as a parameter or buffer of nested modules; gives the attributes that lead to it, by which it is
+        found at each call: a user may put another module, or parameter, in their place.
 
-        :param inner: the modules that there are, by the path of what lies in them.
+        :param inner: the modules that there are and the attributes that lead to them, by the path of what lies in them.
         """
         *words, last = path.split(".")
         at: torch.nn.Module = self
+        way: tuple[str, ...] = ()
         for i, word in enumerate(words):
             prefix = ".".join(words[: i + 1])
             if prefix not in inner:
-                inner[prefix] = torch.nn.Module()
-                at.add_module(_free(at, word), inner[prefix])
-            at = inner[prefix]
+                word = _free(at, word)
+                inner[prefix] = torch.nn.Module(), (*way, word)
+                at.add_module(word, inner[prefix][0])
+            at, way = inner[prefix]
         last = _free(at, last)
         try:
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
@@ -104,12 +109,12 @@ class Module(torch.nn.Module):
                 at.register_parameter(last, tensor if known else torch.nn.Parameter(tensor.detach()))
         except (KeyError, TypeError) as error:
             raise InvalidProblem(f"{path!r} cannot be a parameter of a torch module: {error}") from None
-        return at, last
+        return (*way, last)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One tensor, or a dict of several by name."""
         arguments = self._bound(args, kwargs)
-        leaves = {path: getattr(at, last) for path, (at, last) in self._places.items()}
+        leaves = {path: functools.reduce(getattr, way, self) for path, way in self._places.items()}
         given = {path: leaf for name, tree in arguments.items() for path, leaf in flatten(tree, name).items()}
         declared = (
             {n: self._source.input(n).dtype for n in self._source.input_names}

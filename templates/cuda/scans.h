@@ -13,11 +13,13 @@ template <class T> struct gradc_last_min {
   }
 };
 
-/* y -> factor * y + term; a factor of 0 forgets infinities and NaN, too. */
+/* y -> factor * y + term; a factor of 0 forgets infinities and NaN, too.  A term of 0 stays 0 behind finite factors, whose product may
+ * be beyond T. */
 template <class T> struct gradc_affine { T factor, term; };
 template <class T> struct gradc_composed {
   static __device__ __forceinline__ void join(gradc_affine<T> &a, const gradc_affine<T> &b) {
-    a.term = b.factor == 0 ? b.term : b.factor * a.term + b.term;
+    const bool forgets = b.factor == 0 || (a.term == 0 && b.factor == b.factor);
+    a.term = forgets ? b.term : b.factor * a.term + b.term;
     a.factor = b.factor == 0 ? 0 : a.factor * b.factor;
   }
 };

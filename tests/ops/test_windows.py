@@ -122,3 +122,27 @@ def test_overlapping_windows_have_one_writer_per_element() -> None:
 def test_a_wrong_call_says_so(call: Any, message: str) -> None:
     with pytest.raises(TypeRuleError, match=message):
         trace(call, x="f32[2,6,6]")
+
+
+def test_what_is_beyond_a_constant_image() -> None:
+    """A movement of equal elements gives other ones where it fills: no pass may take it for a constant."""
+    graph = gradc.trace(
+        lambda x: {
+            "window_sums": ops.reduce_window(x * 0 + 1.0, "sum", (3,), padding=(1,)),
+            "identity": ops.diag_embed(ops.broadcast_to(1.0, (4,))),
+            "coverage": ops.overlap_add(
+                ops.windows(x * 0 + 1.0, axis=(0,), size=(3,), count=(4,), step=(1,), dilation=(1,), padding=(1,)),
+                axis=(0,),
+                length=(4,),
+                step=(1,),
+                dilation=(1,),
+                padding=(1,),
+            ),
+        },
+        x="f32[4]",
+    )
+    for target in ("numpy", "cpu"):
+        got = gradc.compile(graph, target=target)(x=np.zeros(4, np.float32))
+        np.testing.assert_array_equal(got["window_sums"], [2, 3, 3, 2])
+        np.testing.assert_array_equal(got["identity"], np.eye(4))
+        np.testing.assert_array_equal(got["coverage"], [2, 3, 3, 2])

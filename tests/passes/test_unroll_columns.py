@@ -89,3 +89,23 @@ def test_compiled() -> None:
 def test_what_is_left_alone(fn: Any, types: dict[str, str]) -> None:
     before, after = both(fn, **types)
     assert after is before
+
+
+def test_a_scan_is_no_window() -> None:
+    """Its columns are the axis that it goes along."""
+    graph = gradc.trace(lambda x: ops.sum(ops.cumsum(x, axis=1), axis=1), x="f32[4,3,64]")
+    x = np.random.default_rng(0).normal(size=(4, 3, 64)).astype(np.float32)
+    np.testing.assert_allclose(gradc.compile(graph)(x=x), x.cumsum(1).sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_zeros_keep_their_signs() -> None:
+    before, after = both(
+        lambda x: 1.0 / ops.amin(ops.where(ops.windows(x, **WINDOWS) > 0, 0.0, -0.0), axis=(4, 5)), x="f32[2,3,9,10]"
+    )
+    assert after is not before
+    x = np.full((2, 3, 9, 10), -1, np.float32)
+    with np.errstate(divide="ignore"):
+        want, got = run(before, x=x), run(after, x=x)
+    (name,) = want
+    assert (want[name] == -np.inf).all()
+    np.testing.assert_array_equal(got[name], want[name])

@@ -90,7 +90,8 @@ def _moved(node: Node) -> Node | None:
     value = splat(source)
     if (
         value is not None
-        and node.op.name not in ("pad", "constant")
+        and not node.op.fills
+        and node.op.name != "constant"
         and not (node.op.name == "broadcast_to" and source.op.name == "constant" and source.rank == 0)
     ):
         return full(value, node)

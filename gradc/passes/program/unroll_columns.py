@@ -45,7 +45,7 @@ def _over_windows(kernel: Kernel) -> bool:
     lane, windows = kernel.rows[-1]
     if (isinstance(windows, int) and windows < FEWEST) or count * len(kernel.body) > LARGEST:
         return False
-    if any(s.op in ("accum", "check", "search") for s in kernel.body):
+    if any(s.op in ("accum", "check", "scan", "search") for s in kernel.body):
         return False
     reductions = [s for s in kernel.body if s.op in REDUCTIONS]
     return (
@@ -70,7 +70,8 @@ class _Unrolled:
     def __init__(self, kernel: Kernel):
         self.before = kernel
         self.body: list[Stmt] = []
-        self.known: dict[Stmt, str] = {}
+        self.known: dict[str, str] = {}
+        """A statement's text -> its value's name; as statements, constants of 0.0 and -0.0 are equal."""
         self.names: dict[tuple[str, tuple[int, ...]], str] = {}
         """(value, column) -> its new name; values of rows have the column ()."""
 
@@ -123,10 +124,11 @@ class _Unrolled:
         if s.op in EFFECTS:
             self.body.append(s)
             return ""
-        if s not in self.known:
-            self.known[s] = f"%{len(self.known)}"
-            self.body.append(replace(s, name=self.known[s]))
-        return self.known[s]
+        text = str(s)
+        if text not in self.known:
+            self.known[text] = f"%{len(self.known)}"
+            self.body.append(replace(s, name=self.known[text]))
+        return self.known[text]
 
     def value(self, op: str, args: tuple[str, ...], dtype: DType | None, **attrs: int | bool) -> str:
         return self.add(Stmt("", op, args, dtype, attrs=tuple(attrs.items())))
