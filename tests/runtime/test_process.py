@@ -1163,12 +1163,13 @@ except OutOfMemory as error:
     print("refused")  # the output, and a copy of what lies in no order
 # No room for what a thread keeps for itself: an error, not other bits and not the end of the process.
 a, b = np.ones((2000, 64), np.float32), np.ones((64, 64), np.float32)
+equal = np.equal(a, 64)  # the comparison below needs addresses as well
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 19), -1))
 for turn in range(3):
     try:
         found = product(a=a, b=b)
-        assert (found == 64).all()
+        assert np.equal(found, 64, out=equal).all()
         print("had room")
     except OutOfMemory as error:
         print("typed", "bytes" in str(error))
