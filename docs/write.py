@@ -23,9 +23,10 @@ from typing import Any
 
 from gradc import files, ops
 from gradc.errors import GradcError
+from gradc.ir.annotations import describe
 from gradc.ir.graph import input_node
 from gradc.ir.node import Node
-from gradc.ir.op import Composite, Function, Library, Op, Primitive, Sample, describe
+from gradc.ir.op import Composite, Function, Library, Op, Primitive, Sample
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
 from gradc.ir.walk import topological

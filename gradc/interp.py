@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from .ops.scans import accumulate
 from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]
+_decomposed: weakref.WeakKeyDictionary[Graph, dict[Node, Node]] = weakref.WeakKeyDictionary()
+"""Graph -> its composites -> what they are made of, kept from run to run: finite differences run a graph many times."""
 
 
 def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
@@ -167,7 +170,7 @@ def evaluate_graph(
             )
     precise = precision == "f64"
     values: dict[Node, Array] = {}
-    decomposed: dict[Node, Node] = {}
+    decomposed = _decomposed.setdefault(graph, {})
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:

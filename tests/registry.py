@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gradc import ops
 from gradc.errors import GradcError
@@ -122,6 +124,32 @@ class Case:
                 self.fixed[k] if k in self.fixed else draw(rng, word, type_.dtype, type_.concrete(bindings), bindings)
             )
         return out
+
+
+def for_cases(found: Iterable[Case]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a test of one ``case``: pytest gets one test per op, which runs all its cases and names the one that
+    fails (a test per case would spend more in pytest than in gradc).
+    """
+    every: dict[str, list[Case]] = {}
+    for case in found:
+        every.setdefault(case.op.name, []).append(case)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def of_an_op(op_name: str, **fixtures: Any) -> None:
+            for case in every[op_name]:
+                try:
+                    test(case, **fixtures)
+                except Exception as error:
+                    error.add_note(f"the case {case}")
+                    raise
+
+        others = [p for n, p in inspect.signature(test).parameters.items() if n != "case"]
+        named = inspect.Parameter("op_name", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        of_an_op.__signature__ = inspect.Signature([named, *others])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("op_name", every)(of_an_op)
+
+    return decorate
 
 
 def symbolic_rows(case: Case) -> Case | None:

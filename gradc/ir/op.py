@@ -12,21 +12,21 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-import types as _types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import Any
 
 import numpy as np
 
 from ..errors import GradcError, InternalError, TypeRuleError
 from ..process.forks import cached_property
+from .annotations import REFUSED, converter, describe
 from .arguments import lifted, meant, renamed, signature_text
-from .dims import Assumption, Dim, Size
+from .dims import Assumption, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
-from .types import DTYPES, DType, Type, dtype, shown, typeof
+from .types import Type, shown, typeof
 
 
 class _Mark:
@@ -178,87 +178,24 @@ class Parameter:
 
     def check(self, value: Any) -> Any:
         """The value in canonical form, or TypeRuleError."""
-        if _accepts(self.annotation, value):
-            return _canonical(self.annotation, value)
-        raise TypeRuleError(f"{self.name}={_short(value)} is not {describe(self.annotation)}")
+        canonical = self._convert(value)
+        if canonical is REFUSED:
+            raise TypeRuleError(f"{self.name}={_short(value)} is not {describe(self.annotation)}")
+        return canonical
 
+    @cached_property
+    def _convert(self) -> Callable[[Any], Any]:
+        return converter(self.annotation)
 
-def describe(annotation: Any) -> str:
-    """An annotation in words (``"a tuple of an int"``), for errors and docs."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return "one of " + ", ".join(repr(a) for a in args)
-    if origin in (Union, _types.UnionType):
-        if set(args) == {int, Dim}:
-            return "a size"
-        return " or ".join(describe(a) for a in args)
-    if origin is tuple:
-        return f"a tuple of {describe(args[0])}"
-    return {
-        DType: "a dtype",
-        type(None): "None",
-        int: "an int",
-        float: "a float",
-        bool: "a bool",
-        str: "a str",
-        Dim: "a dim",
-    }.get(annotation, str(annotation))
+    @cached_property
+    def canonical_default(self) -> Any:
+        """The default in canonical form; the parameter has one."""
+        return self._convert(self.default)
 
 
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _accepts(annotation: Any, value: Any) -> bool:
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return True
-    if origin is Literal:
-        return isinstance(value, str | int | type(None)) and value in args
-    if origin in (Union, _types.UnionType):
-        return any(_accepts(a, value) for a in args)
-    if origin is tuple:
-        return isinstance(value, tuple | list) and all(_accepts(args[0], v) for v in value)
-    if annotation is DType:
-        return isinstance(value, DType) or (isinstance(value, str) and value in DTYPES) or _is_dtype(value)
-    if annotation is bool:
-        return isinstance(value, bool | np.bool_)
-    if annotation is int:
-        return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
-    if annotation is float:
-        # an int beyond i64 is accepted only if it is exactly representable: -2^63 - 1 must not become -2^63
-        return (
-            isinstance(value, float | int | np.floating | np.integer)
-            and not isinstance(value, bool)
-            and (not isinstance(value, int) or abs(value) < 2**63 or float(value) == value)
-        )
-    if annotation is type(None):
-        return value is None
-    return isinstance(value, annotation)
-
-
-def _is_dtype(value: Any) -> bool:
-    if value is None or isinstance(value, int | float | tuple | list):
-        return False
-    try:
-        dtype(value)
-    except TypeRuleError:
-        return False
-    return True
-
-
-def _canonical(annotation: Any, value: Any) -> Any:
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any or origin is Literal or value is None:
-        return value
-    if origin in (Union, _types.UnionType):
-        return _canonical(next(a for a in args if _accepts(a, value)), value)
-    if origin is tuple:
-        return tuple(_canonical(args[0], v) for v in value)
-    if annotation is DType:
-        return dtype(value)
-    return annotation(value) if annotation in (int, bool, float) else value
 
 
 AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
@@ -477,7 +414,7 @@ class Op:
                 if name not in checked:
                     if parameter.default is inspect.Parameter.empty:
                         raise TypeRuleError(f"attribute {name} is missing")
-                    checked[name] = _canonical(parameter.annotation, parameter.default)
+                    checked[name] = parameter.canonical_default
             most = len(types) if self.variadic else len(self.operand_names)
             if not self.required <= len(types) <= most:
                 raise TypeRuleError(f"takes {self.required} to {most} operands, got {len(types)}")

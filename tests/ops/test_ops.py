@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import registry
 from oracles import NUMPY
-from registry import Case, cases, tested_ops
+from registry import Case, cases, for_cases, tested_ops
 
 from gradc import interp, ops
 from gradc.autodiff import differentiate
@@ -120,7 +120,7 @@ def test_record_is_complete(op: Op) -> None:
     assert len(op.parameters) or not op.bad or all(not b.attrs for b in op.bad)
 
 
-@pytest.mark.parametrize("case", ALL, ids=str)
+@for_cases(ALL)
 def test_type_rule_agrees_with_the_reference(case: Case) -> None:
     """Shapes and dtypes as inferred, also straight out of the reference, before anything is rounded."""
     for dims in case.bindings():
@@ -140,7 +140,7 @@ def test_type_rule_agrees_with_the_reference(case: Case) -> None:
                 )
 
 
-@pytest.mark.parametrize("case", [c for c in F64 if c.op.name in NUMPY], ids=str)
+@for_cases([c for c in F64 if c.op.name in NUMPY])
 def test_meaning_is_numpys(case: Case, runner: Runner) -> None:
     run = runner(case.graph)
     for dims in case.bindings():
@@ -149,7 +149,7 @@ def test_meaning_is_numpys(case: Case, runner: Runner) -> None:
         close(run(arrays, dims)["y"].astype(want.dtype), want, tolerance(case, 1e-12), f"{case} {dims}")
 
 
-@pytest.mark.parametrize("case", ALL, ids=str)
+@for_cases(ALL)
 def test_text_round_trip(case: Case) -> None:
     assert parse(str(case.graph)) == case.graph
     if case.differentiable and (case.op.vjp or isinstance(case.op, Composite)):
@@ -273,7 +273,7 @@ def frozen_at(graph: Graph, arrays: Arrays, dims: Mapping[str, int]) -> tuple[Gr
     return held, {input.attrs["name"]: values[node] for node, input in frozen.items()}
 
 
-@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+@for_cases(DIFFERENTIABLE)
 def test_vjp(case: Case, runner: Runner) -> None:
     if case.op.vjp is None and not isinstance(case.op, Composite):
         with pytest.raises(NotDifferentiable, match=f"'{case.op.name}'"):

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import torch_oracles  # noqa: E402
 from oracles import KINKED, NUMPY  # noqa: E402
-from registry import Case, tested_ops  # noqa: E402
+from registry import Case, for_cases, tested_ops  # noqa: E402
 from test_ops import (  # noqa: E402, F401
     ALL,
     DIFFERENTIABLE,
@@ -52,9 +52,7 @@ def test_every_op_has_an_oracle(op: Op) -> None:
     assert op.name in TORCH or op.name in NUMPY, f"{op.name} has none in tests/torch_oracles.py nor tests/oracles.py"
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in DIFFERENTIABLE if c.op.name in TORCH and (c.op.vjp or isinstance(c.op, Composite))], ids=str
-)
+@for_cases([c for c in DIFFERENTIABLE if c.op.name in TORCH and (c.op.vjp or isinstance(c.op, Composite))])
 def test_vjp_is_torchs(case: Case, runner: Runner) -> None:  # noqa: F811
     run, names = gradients_of(case, runner)
     for dims in case.bindings((7, 0, 1)):
@@ -66,7 +64,7 @@ def test_vjp_is_torchs(case: Case, runner: Runner) -> None:  # noqa: F811
             check_adjoint(case, arrays, dims, cotangent, got)
 
 
-@pytest.mark.parametrize("case", [c for c in F64 if c.op.name == "cross_entropy"], ids=str)
+@for_cases([c for c in F64 if c.op.name == "cross_entropy"])
 def test_the_oracle_of_cross_entropy_is_torchs(case: Case) -> None:
     for dims in case.bindings((7, 1)):
         arrays = list(map(to_torch, case.arrays(dims).values()))
@@ -102,7 +100,7 @@ def torch_gradients(case: Case, arrays: Arrays, dims: Mapping[str, int], cotange
     return [to_numpy(torch.zeros_like(t) if g is None else g) for g, t in zip(found, leaves, strict=True)]
 
 
-@pytest.mark.parametrize("case", [c for c in F64 if c.op.name in TORCH], ids=str)
+@for_cases([c for c in F64 if c.op.name in TORCH])
 def test_meaning_is_torchs(case: Case, runner: Runner) -> None:  # noqa: F811
     run = runner(case.graph)
     for dims in case.bindings():
@@ -137,7 +135,7 @@ SMOOTH = [
 ]
 
 
-@pytest.mark.parametrize("case", SMOOTH, ids=str)
+@for_cases(SMOOTH)
 def test_second_order(case: Case) -> None:
     """differentiate(differentiate(graph)) against torch's double backward."""
     first = joint(case.smooth, case.floats)
@@ -165,9 +163,7 @@ def test_second_order(case: Case) -> None:
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in ALL if c.dtype in ("f32", "f16", "bf16") and c.graph.outputs[0][1].dtype.has_tangent], ids=str
-)
+@for_cases([c for c in ALL if c.dtype in ("f32", "f16", "bf16") and c.graph.outputs[0][1].dtype.has_tangent])
 def test_error_is_torchs_at_most(case: Case, runner: Runner) -> None:  # noqa: F811
     """Against f64 on the same inputs: at most 4 units in the last place of the largest element, or torch's own error.
 

@@ -261,7 +261,7 @@ def test_samples_fit_what_reads_them():
 CASES = [c for c in registry.cases(["f64"]) if c.differentiable and c.op.name != "cast"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@registry.for_cases(CASES)
 def test_every_sample_of_every_op_holds(case: registry.Case):
     """No false alarm: composites, indices, surrogates and integer zero points included."""
     for dims in case.bindings((7,)):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import in_turns
-from registry import cases, tested_ops
+from registry import cases, for_cases, tested_ops
 
 from gradc import interp, ops
 from gradc.autodiff import differentiate
@@ -113,7 +113,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("case", list(cases(["f64"])), ids=str)
+@for_cases(cases(["f64"]))
 def test_small_numbers_are_what_the_interpreter_says(case: Any) -> None:
     """Wherever a result is a small dyadic rational it is f64's; for the ops of the field that is everywhere."""
     for seed in range(2):
