@@ -4,7 +4,7 @@
 The registry's samples have one symbol, or none, beside their short axes, and random graphs bound all symbols to one
 size: a kernel whose columns are joined with the rows around them names its sizes in another order, which shows only
 where two symbols have two sizes, and a value is read by part of the rows.  So each case has symbols for its sizes, and
-every second one of an op has its operands repeated along their first axis besides.
+every second one of an op has its operands repeated along their first axis besides.  Half of an op's samples are taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def test_most_ops_have_such_a_case() -> None:
 
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=2), *POINTWISE[::3]])
 def test_cpu_is_numpy(name: str) -> None:
-    found = derived(name)
+    every = derived(name)
+    found = every[NAMES.index(name) % 2 :: 2] or every
     in_turns = [repeated(case) or case if k % 2 else case for k, case in enumerate(found)]
     if len(found) == 1 and (other := repeated(found[0])):
         in_turns.append(other)

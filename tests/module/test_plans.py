@@ -223,7 +223,7 @@ def test_grid_sample_backward(rank: int, mode: str, padding_mode: str) -> None:
     want = dict(zip(("input", "grid"), torch.autograd.grad(y, [a, b], torch.from_numpy(dy).double()), strict=True))
     options: dict[str, Any] = {"rank": rank, "mode": mode, "padding_mode": padding_mode, "align_corners": True}
     spatial = dict(zip("DHW"[5 - rank :], sizes, strict=True))
-    for wrt in (("input", "grid"), ("grid",), ("input",)):
+    for wrt in (("input", "grid"), ("grid",), ("input",)) if padding_mode == "border" else (("input", "grid"),):
         plan = plans.grid_sample_backward(**options, wrt=wrt)
         given = {k: v for k, v in {"input": image, "grid": grid, "dy": dy}.items() if k in plan.arguments}
         found = plan.run(given, dims=spatial if "input" in wrt else None)

@@ -146,15 +146,15 @@ def test_narrow_types_compute_in_f32(rank: int, mode: str, dtype: str) -> None:
     x, dy = images(rank).astype(kind), upstream(rank).astype(kind)
     # away from whole and half places, where a rounding of f32 would choose another pixel
     grid = grids(rank, False)["random"].astype(kind)
-    for padding in PADDINGS:
-        both = differentiate(graph_of(rank, mode, padding, False, dtype), ["x", "grid"])
-        module = gradc.compile(graph_of(rank, mode, padding, False, dtype), wrt=["x", "grid"], target="numpy")
-        y, residuals = module.forward(x=x, grid=grid)
-        grads = module.backward(residuals, dy)
-        want = torchs(*(a.astype(np.float64) for a in (x, grid, dy)), mode, padding, False)
-        for key, got in {"y": y, "d.x": grads["x"], "d.grid": grads["grid"]}.items():
-            assert got.dtype == kind and both.output(key).dtype.name == dtype
-            close(got, want[key], UNIT[dtype] + 2e-6, f"{padding} {key}")
+    padding = PADDINGS[(KINDS.index((rank, mode)) + ("f16", "bf16", "f32").index(dtype)) % 3]
+    both = differentiate(graph_of(rank, mode, padding, False, dtype), ["x", "grid"])
+    module = gradc.compile(graph_of(rank, mode, padding, False, dtype), wrt=["x", "grid"], target="numpy")
+    y, residuals = module.forward(x=x, grid=grid)
+    grads = module.backward(residuals, dy)
+    want = torchs(*(a.astype(np.float64) for a in (x, grid, dy)), mode, padding, False)
+    for key, got in {"y": y, "d.x": grads["x"], "d.grid": grads["grid"]}.items():
+        assert got.dtype == kind and both.output(key).dtype.name == dtype
+        close(got, want[key], UNIT[dtype] + 2e-6, f"{padding} {key}")
 
 
 # -- coordinates that are no numbers, or too large ones ----------------------------------------------------------------
@@ -413,7 +413,7 @@ def runner(graphs: dict[str, Graph], target: str, fuse: bool = True) -> Any:
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "apart"])
 @pytest.mark.parametrize(("rank", "mode"), KINDS)
 def test_compiled_is_interpreted_for_any_number_of_threads(rank: int, mode: str, fuse: bool) -> None:
-    options = OPTIONS if fuse else OPTIONS[::10]
+    options = OPTIONS[KINDS.index((rank, mode)) % 2 :: 2] if fuse else OPTIONS[:1]
     graphs = {f"s{k}": graph_of(rank, mode, *o, "f32") for k, o in enumerate(options)}
     run = runner(graphs, "cpu", fuse)
     rng = np.random.default_rng(9)

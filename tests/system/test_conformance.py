@@ -27,8 +27,9 @@ def some(label: str, dtype: str) -> list[Case]:
     return small[:: max(1, len(small) // OF_EACH)][: OF_EACH + 1]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("label", list(RESULTS["ops"]))
+@pytest.mark.parametrize(
+    ("label", "dtype"), [(label, ("f32", "bf16")[k % 2]) for k, label in enumerate(RESULTS["ops"])]
+)
 def test_what_passed_still_passes(label: str, dtype: str) -> None:
     passed = {name for name, *_, ok in RESULTS["ops"][label][dtype]["cases"] if ok}
     for outcome in conformance.measure(some(label, dtype)):
