@@ -140,7 +140,7 @@ class HostScatter:
     :param out: elements of the result, of ``item`` bytes each.
     :param read: bytes of the values that are added.
     :param owners: rows of the result that could each be owned by one task.
-    :param beside: elements of the kernel's other privatized results.
+    :param other_results: elements of the kernel's other privatized results.
     """
 
     rows: int
@@ -149,7 +149,7 @@ class HostScatter:
     item: int
     read: int
     owners: int
-    beside: tuple[int, ...] = ()
+    other_results: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

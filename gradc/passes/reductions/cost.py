@@ -109,8 +109,8 @@ def _host_scatter(
     rows, cols, out = (evaluate(size, bound) for size in (kernel.row_count, kernel.col_count, product(type_.shape)))
     owners = evaluate(product(size for axis, size in kernel.rows if axis in combine.kept), bound)
     added = rows * (cols if kernel.stmt_level(combine.stmt) & {a for a, _ in kernel.cols} else 1)
-    beside = tuple(evaluate(product(shape), bound) for shape in shapes[1:])
-    return HostScatter(rows, cols, out, type_.dtype.itemsize, added * type_.dtype.itemsize, owners, beside)
+    other_results = tuple(evaluate(product(shape), bound) for shape in shapes[1:])
+    return HostScatter(rows, cols, out, type_.dtype.itemsize, added * type_.dtype.itemsize, owners, other_results)
 
 
 def _on_host(s: HostScatter, device: Cpu, names: Sequence[str]) -> list[Estimate]:

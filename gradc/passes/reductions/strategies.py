@@ -229,7 +229,7 @@ REGULAR = Strategy(
 
 
 def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
-    chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.beside))), {})
+    chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.other_results))), {})
     moved = s.read + 2 * chunks * s.out * s.item + s.out * s.item
     return moved, moved / device.bandwidth, f"{chunks} partials of {s.out} elements, folded in order"
 

@@ -34,13 +34,14 @@ Arrays = Mapping[str, Array]
 class Submission:
     """A submitted call.
 
-    :param roots: the address of each memory root.  :param held: the memory allocated for it, kept alive by this object.
+    :param roots: the address of each memory root.
+    :param workspace: the memory allocated for it, kept alive by this object.
     """
 
     plan: LaunchPlan
     roots: dict[str, int]
     stream: int
-    held: Memory | None
+    workspace: Memory | None
 
     def span(self, part: Part) -> Span:
         return Span(self.roots[part.root] + part.start, part.count, part.dtype)
@@ -204,11 +205,11 @@ class CudaProgram:
                 f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
             )
         constants = self._constants(stream)
-        held = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
-        base = held.address if held is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
+        own = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
+        base = own.address if own is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
         roots = {name: int(a.ctypes.data) for name, a in arrays.items()}
         roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch_start + plan.scratch_size}
-        started = Submission(plan, roots, stream, held)
+        started = Submission(plan, roots, stream, own)
         device.begin(self._fresh(arrays, base, plan), stream)
         device.fill(started.flag.address, 255, started.flag.nbytes, stream)
         for number, actions in enumerate(plan.actions):

@@ -103,8 +103,8 @@ class _Evaluation:
         if op.name in COMPARISONS:
             return concrete(COMPARISONS[op.name](*operands), dtype)
         if op.name == "where":
-            held = operands[1].held & operands[2].held
-            return ExactArray(dtype, *_select(operands[0].value, *operands[1:]), held)
+            exact_in = operands[1].exact_in & operands[2].exact_in
+            return ExactArray(dtype, *_select(operands[0].value, *operands[1:]), exact_in)
         return self.rounded(self.computed(node, operands), dtype)
 
     # constants
@@ -139,12 +139,12 @@ class _Evaluation:
 
     def rounded(self, x: ExactArray, dtype: DType) -> ExactArray:
         """x rounded to ``dtype``."""
-        if not dtype.is_float or dtype.name in x.held:
+        if not dtype.is_float or dtype.name in x.exact_in:
             return replace(x, dtype=dtype)
         if self.real:
-            return replace(x, dtype=dtype, held=HOLDERS[dtype.name])
+            return replace(x, dtype=dtype, exact_in=HOLDERS[dtype.name])
         return replace(
-            x, dtype=dtype, value=mixed("round", dtype.name, x.value), held=HOLDERS[dtype.name], constant=None
+            x, dtype=dtype, value=mixed("round", dtype.name, x.value), exact_in=HOLDERS[dtype.name], constant=None
         )
 
     def cast(self, x: ExactArray, dtype: DType) -> ExactArray:
@@ -159,7 +159,7 @@ class _Evaluation:
             return self.rounded(x, dtype)
         if dtype.kind == "b":
             return concrete((x.value != 0) | x.tag, dtype)
-        if x.held & set(EXACT_INTS):
+        if x.exact_in & set(EXACT_INTS):
             signed = np.where(x.value > P // 2, x.value.astype(np.int64) - P, x.value.astype(np.int64))
             return concrete(convert(signed.astype(np.float64), dtype), dtype)
         return concrete(convert(mixed("cast", dtype.name, x.value, x.tag).astype(np.int64), dtype), dtype, derived=True)
@@ -213,27 +213,27 @@ class _Evaluation:
         first = embed(fill, dtype) if dtype.is_float else concrete(fill, dtype)
         values = np.concatenate([first.value.reshape(1), *(operands[k].value.reshape(-1) for k in data)])
         tags = np.concatenate([first.tag.reshape(1) | outside, *(operands[k].tag.reshape(-1) for k in data)])
-        held = frozenset.intersection(*(operands[k].held for k in data))
-        held &= HOLDERS[dtype.name] if fill.astype(bool).any() else held
-        return ExactArray(dtype, values[numbers], tags[numbers], held, any(operands[k].derived for k in data))
+        exact_in = frozenset.intersection(*(operands[k].exact_in for k in data))
+        exact_in &= HOLDERS[dtype.name] if fill.astype(bool).any() else exact_in
+        return ExactArray(dtype, values[numbers], tags[numbers], exact_in, any(operands[k].derived for k in data))
 
     def computed(self, node: Node, operands: list[ExactArray]) -> ExactArray:
         name, lower = node.op.name, getattr(node.op, "lower", None)
         wide = node.dtype.compute
-        held = HOLDERS[wide.name]
+        exact_in = HOLDERS[wide.name]
         if name in CHOICES:
-            kept = HOLDERS["i2"] if name == "sign" else frozenset.intersection(*(x.held for x in operands))
+            kept = HOLDERS["i2"] if name == "sign" else frozenset.intersection(*(x.exact_in for x in operands))
             signed = name in ("neg", "abs", "sign")
             return ExactArray(wide, *CHOICES[name](*operands), kept & set(FRACTION) if signed else kept)
         if name in ARITHMETIC:
             value, tag = ARITHMETIC[name](*operands)
             for x in operands:  # x / 1 is x: whatever holds that
-                held |= x.held if np.array_equal(x.value, value) and np.array_equal(x.tag, tag) else held
-            return ExactArray(wide, value, tag, held)
+                exact_in |= x.exact_in if np.array_equal(x.value, value) and np.array_equal(x.tag, tag) else exact_in
+            return ExactArray(wide, value, tag, exact_in)
         if self.real and name in OVER_THE_REALS:
-            return ExactArray(wide, *OVER_THE_REALS[name](*operands), held)
+            return ExactArray(wide, *OVER_THE_REALS[name](*operands), exact_in)
         if isinstance(lower, Reduction):
-            return self.reduction(node, operands[0], held)
+            return self.reduction(node, operands[0], exact_in)
         if isinstance(lower, Scatter) and lower.combine == "sum" and operands[lower.updates].dtype.is_float:
             x = operands[lower.updates]
             parts = []
@@ -241,20 +241,22 @@ class _Evaluation:
                 arrays = [o.value for o in operands]
                 arrays[lower.updates] = part.astype(np.int64)
                 parts.append(self.through(node, arrays)[0].astype(U))
-            return ExactArray(wide, joined(parts[0], parts[1]), parts[2] > 0, held)
+            return ExactArray(wide, joined(parts[0], parts[1]), parts[2] > 0, exact_in)
         if name == "matmul":
             a, b = operands
             tag = np.asarray(a.tag.any(-1))[..., None] | np.asarray(b.tag.any(-2))[..., None, :]
-            return ExactArray(wide, matmul(a.value, b.value), tag, held)
+            return ExactArray(wide, matmul(a.value, b.value), tag, exact_in)
         return self.unknown(node, operands)
 
-    def reduction(self, node: Node, x: ExactArray, held: frozenset[str]) -> ExactArray:
+    def reduction(self, node: Node, x: ExactArray, exact_in: frozenset[str]) -> ExactArray:
         axis, combine = node.attrs["axis"], node.op.lower.combine
         axes = axis if isinstance(axis, tuple) else (axis,)
         tag = np.asarray(x.tag.any(axes))
         if combine in ("sum", "prod"):
-            held |= x.held if all(x.shape[a] == 1 for a in axes) else held  # of one element: that element
-            return ExactArray(node.dtype.compute, (total if combine == "sum" else product)(x.value, axes), tag, held)
+            exact_in |= x.exact_in if all(x.shape[a] == 1 for a in axes) else exact_in  # of one element: that element
+            return ExactArray(
+                node.dtype.compute, (total if combine == "sum" else product)(x.value, axes), tag, exact_in
+            )
         if not all(x.shape[a] for a in axes):  # over no elements: any value, the same each time
             return self.unknown(node, [x])
         high = combine.endswith("max")
@@ -266,7 +268,7 @@ class _Evaluation:
         if combine.startswith("arg"):
             return concrete(place[..., 0], node.dtype)
         value, tags = (np.take_along_axis(last(a, axes), place, -1)[..., 0] for a in (x.value, x.tag))
-        return ExactArray(node.dtype.compute, value, tags, x.held)
+        return ExactArray(node.dtype.compute, value, tags, x.exact_in)
 
     def unknown(self, node: Node, operands: list[ExactArray]) -> ExactArray:
         """A hash: element by element for a pointwise op, of everything for another."""

@@ -43,14 +43,14 @@ class ExactArray:
 
     :param value: residues (uint64) for a float, the elements themselves for an int or bool.
     :param tag: mask of the float elements that are not finite.
-    :param held: the dtypes known to hold every element.  :param derived: whether an int was computed from floats.
+    :param exact_in: the dtypes known to hold every element.  :param derived: whether an int was computed from floats.
     :param constant: the common value of all elements of a folded constant.
     """
 
     dtype: DType
     value: Array
     tag: Array
-    held: frozenset[str]
+    exact_in: frozenset[str]
     derived: bool = False
     constant: Array | None = None
 
@@ -92,7 +92,7 @@ class ExactArray:
         return f"{text} (tagged)" if self.tag[place] else text
 
 
-def embed(array: Array, dtype: DType, held: frozenset[str] | None = None) -> ExactArray:
+def embed(array: Array, dtype: DType, exact_in: frozenset[str] | None = None) -> ExactArray:
     """A NumPy array of floats as an ExactArray; non-finite elements are tagged."""
     wide = np.asarray(array).astype(np.float64)
     finite = np.isfinite(wide)
@@ -103,7 +103,7 @@ def embed(array: Array, dtype: DType, held: frozenset[str] | None = None) -> Exa
     residue = np.where(
         finite, residue, np.where(np.isnan(wide), U(NAN), np.where(wide > 0, U(INFINITY), U(P - INFINITY)))
     )
-    return ExactArray(dtype, residue, ~finite, HOLDERS[dtype.name] if held is None else held)
+    return ExactArray(dtype, residue, ~finite, HOLDERS[dtype.name] if exact_in is None else exact_in)
 
 
 def concrete(array: Array, dtype: DType, derived: bool = False) -> ExactArray:
