@@ -576,6 +576,7 @@ def _max_unpool(x: Any, indices: Any, sizes: Any) -> Any:
 
 
 TORCH: dict[str, Callable[..., Any]] = {
+    "lerp": torch.lerp,
     "count_not_above": lambda line, x: torch.searchsorted(line.long(), x, right=True),
     "standardize": _standardize,
     "diagonal": lambda x, offset=0, axis1=0, axis2=1: torch.diagonal(x, offset, axis1, axis2),
@@ -831,7 +832,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         name: getattr(torch, name)
         for name in (
             "flatten movedim swapaxes tile tril triu tensordot bmm outer addmm baddbmm addbmm addmv addr addcmul"
-            " addcdiv dot inner kron trace lerp"
+            " addcdiv dot inner kron trace"
         ).split()
     },
     "vecdot": lambda x, y, axis=-1: torch.linalg.vecdot(x, y, dim=axis),
@@ -897,7 +898,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linear_cross_entropy": lambda x, w, target, bias=None, weight=None, batch_chunk_size=None, **attrs: _cross_entropy(
         F.linear(x, w, bias), target, weight, **attrs
     ),
-    "masked_scatter": lambda x, source, mask: x.masked_scatter(torch.from_numpy(mask), source),
+    "masked_scatter": torch.masked_scatter,
     "index_put": lambda x, indices, values, accumulate=False: x.index_put(
         tuple(torch.as_tensor(i) for i in indices), torch.tensor(values, dtype=x.dtype), accumulate
     ),

@@ -442,10 +442,12 @@ def _node_types(operands: Iterable[Any]) -> list[Type]:
     return [o.type for o in operands if isinstance(o, Node)]
 
 
-def _located(error: TypeRuleError, name: str, types: Iterable[Type]) -> TypeRuleError:
-    """The error prefixed with the op and its operand types, unless its message begins with an op already."""
+def _located(error: TypeRuleError, name: str, types: Iterable[Type], *, writes: bool = False) -> TypeRuleError:
+    """The error prefixed with the op and its operand types, unless its message begins with an op already; of an op that
+    writes others (``writes``) with itself.
+    """
     said, matched = str(error), re.match(r"(\w+)[(:]", str(error))
-    if (matched and (matched[1] == name or matched[1] in REGISTRY)) or said.startswith(f"{name} "):
+    if (matched and (matched[1] == name or (matched[1] in REGISTRY and not writes))) or said.startswith(f"{name} "):
         return error
     return type(error)(f"{name}({', '.join(map(str, types))}): {said}")
 
@@ -564,7 +566,7 @@ class Function(Op):
                     bound.arguments[name] = parameter.check(bound.arguments[name])
             return self.write(*bound.args, **bound.kwargs)
         except TypeRuleError as error:
-            raise _located(error, self.name, types) from None
+            raise _located(error, self.name, types, writes=True) from None
 
     def on(self, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Any:
         """The call with these operands, in their order, and attributes by name."""

@@ -6,32 +6,39 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from ..errors import TypeRuleError
 from ..ir.node import Node, call
-from ..ir.op import BadSample, Function, Sample
+from ..ir.op import BadSample, Composite, Function, Sample
+from ..ir.types import F32
 from .diagonals import diag_embed, diagonal
 from .einsum import outer, tensordot
-from .pointwise import div, floordiv
+from .pointwise import bitwise_and, div, floordiv, lt, ne, where
 from .reduce import sum
 from .rounding import trunc
-from .rules import canonical_axis, floating, full, of_rank, reshaped, spread
+from .rules import alike, canonical_axis, converted, floating, full, of_rank, reshaped, slopes, spread, widened
 
 # -- a product and an addend -------------------------------------------------------------------------------------------
 
 
-def _sum_of(input: Node, y: Node, beta: float, alpha: float) -> Node:
-    """beta * input + alpha * y; an input times 0 is not read."""
+def _sum_of(input: Node, y: Node, beta: int | float, alpha: int | float) -> Node:
+    """beta * input + alpha * y; an input times 0 is not read.
+
+    :raises TypeRuleError: the input has another dtype, or does not broadcast to y's shape.
+    """
+    if input.dtype is not y.dtype:
+        raise TypeRuleError(f"input is {input.type} and the product {y.type}: dtypes differ; write a cast")
+    addend = spread(input, y.shape)
     scaled = y if alpha == 1 else y * alpha
-    if beta == 0:
-        return scaled
-    return spread(input if beta == 1 else input * beta, y.shape) + scaled
+    return scaled if beta == 0 else (addend if beta == 1 else addend * beta) + scaled
 
 
-def _addmm(input: Node, mat1: Node, mat2: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
+def _addmm(input: Node, mat1: Node, mat2: Node, beta: int | float = 1, alpha: int | float = 1) -> Node:
     return _sum_of(input, call("matmul", of_rank("mat1", mat1, 2), of_rank("mat2", mat2, 2)), beta, alpha)
 
 
-def _baddbmm(input: Node, batch1: Node, batch2: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
+def _baddbmm(input: Node, batch1: Node, batch2: Node, beta: int | float = 1, alpha: int | float = 1) -> Node:
     return _sum_of(input, call("matmul", of_rank("batch1", batch1, 3), of_rank("batch2", batch2, 3)), beta, alpha)
 
 
@@ -42,7 +49,11 @@ addmm = Function(
         Sample(("F[3]", "F[2,4]", "F[4,3]"), {"beta": 0.5, "alpha": 2.0}),
         Sample(("F[2,3]", "F[2,4]", "F[4,3]")),
     ),
-    bad=(BadSample(("f32[3]", "f32[4]", "f32[4,3]"), match="mat1 of rank 1, not 2"),),
+    bad=(
+        BadSample(("f32[3]", "f32[4]", "f32[4,3]"), match="mat1 of rank 1, not 2"),
+        BadSample(("f32[5]", "f32[2,4]", "f32[4,3]"), {"beta": 0.0}, match="f32[5]"),
+        BadSample(("f64[3]", "f32[2,4]", "f32[4,3]"), {"beta": 0.0}, match="dtypes differ"),
+    ),
     doc="beta * input + alpha * (mat1 @ mat2); with beta=0 the input is not read",
     source="torch.addmm",
 )
@@ -56,7 +67,7 @@ baddbmm = Function(
 )
 
 
-def _addbmm(input: Node, batch1: Node, batch2: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
+def _addbmm(input: Node, batch1: Node, batch2: Node, beta: int | float = 1, alpha: int | float = 1) -> Node:
     products = call("matmul", of_rank("batch1", batch1, 3), of_rank("batch2", batch2, 3))
     return _sum_of(input, sum(products, 0), beta, alpha)
 
@@ -71,7 +82,7 @@ addbmm = Function(
 )
 
 
-def _addmv(input: Node, mat: Node, vec: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
+def _addmv(input: Node, mat: Node, vec: Node, beta: int | float = 1, alpha: int | float = 1) -> Node:
     return _sum_of(input, call("matmul", of_rank("mat", mat, 2), of_rank("vec", vec, 1)), beta, alpha)
 
 
@@ -85,7 +96,7 @@ addmv = Function(
 )
 
 
-def _addr(input: Node, vec1: Node, vec2: Node, beta: float = 1.0, alpha: float = 1.0) -> Node:
+def _addr(input: Node, vec1: Node, vec2: Node, beta: int | float = 1, alpha: int | float = 1) -> Node:
     return _sum_of(input, outer(of_rank("vec1", vec1, 1), vec2), beta, alpha)
 
 
@@ -314,16 +325,29 @@ multi_dot = Function(
 # -- elementwise -------------------------------------------------------------------------------------------------------
 
 
-def _lerp(input: Node, end: Node, weight: Node) -> Node:
-    return input + (end - input) * weight
+def _lerp_value(input: Node, end: Node, weight: Node) -> Node:
+    # from the nearer end: exact at both, also where one is much larger than the other
+    distance = end - input
+    near = lt(weight, full(0.5, weight))
+    return where(near, input + distance * weight, end - distance * (full(1, weight) - weight))
 
 
-lerp = Function(
+lerp = Composite(
     "lerp",
-    write=_lerp,
-    samples=(Sample(("F[2,3]", "F[3]", "F[2,1]")), Sample(("F[N]", "F[N]", "F[]"))),
-    bad=(BadSample(("f32[3]", "f32[4]", "f32[]"), match="do not broadcast"),),
-    doc="input + (end - input) * weight",
+    infer=lambda input, end, weight: floating(alike(input, end, weight)),
+    decompose=widened(_lerp_value),
+    vjp=slopes(lambda input, end, weight: (full(1, weight) - weight, weight, end - input)),
+    broadcast=True,
+    samples=(
+        Sample(("F[2,3]", "F[3]", "F[2,1]")),
+        Sample(("F[N]", "F[N]", "F[]")),
+        Sample(("F[3,N]", "F[3,N]", "F[3,N]"), draw=("normal", "normal", "unit")),
+    ),
+    bad=(
+        BadSample(("f32[3]", "f32[4]", "f32[]"), match="do not broadcast"),
+        BadSample(("i32[3]", "i32[3]", "i32[]"), match="i32 is no float"),
+    ),
+    doc="input + (end - input) * weight, counted from the end from weight 0.5 on",
     source="torch.lerp",
 )
 
@@ -331,8 +355,21 @@ lerp = Function(
 def _divide(x: Node, y: Node, rounding_mode: Literal["trunc", "floor"] | None = None) -> Node:
     if rounding_mode == "floor":
         return floordiv(x, y)
+    if x.dtype is y.dtype and not x.dtype.is_float:
+        if rounding_mode is None:
+            return div(converted(x, F32), converted(y, F32))
+        return _to_zero(x, y)
     quotient = div(x, y)
     return quotient if rounding_mode is None else trunc(quotient)
+
+
+def _to_zero(x: Node, y: Node) -> Node:
+    """A quotient of integers rounded towards 0: one more than rounded down where that is below 0 and not exact."""
+    down = floordiv(x, y)
+    if x.dtype.kind == "u":
+        return down
+    inexact = bitwise_and(ne(down * y, x), lt(down, full(0, down)))
+    return where(inexact, down + 1, down)
 
 
 divide = Function(
@@ -342,11 +379,17 @@ divide = Function(
         Sample(("F[2,3]", "F[3]"), draw=("normal", "nonzero")),
         Sample(("F[N]", "F[N]"), {"rounding_mode": "trunc"}, draw=("normal", "nonzero")),
         Sample(("F[2,3]", "F[]"), {"rounding_mode": "floor"}, draw=("normal", "nonzero")),
+        Sample((np.array([7, -7, 7, -7, -6]), np.array([2, 2, -2, -2, 3]))),
+        Sample((np.array([7, -7, 7, -7, -6]), np.array([2, 2, -2, -2, 3])), {"rounding_mode": "trunc"}),
+        Sample((np.array([7, 9], np.uint8), np.array([2, 5], np.uint8)), {"rounding_mode": "trunc"}),
     ),
     bad=(
         BadSample(("f32[3]", "f32[3]"), {"rounding_mode": "ceil"}, match="rounding_mode='ceil'"),
         BadSample(("f32[3]", "f32[4]"), match="do not broadcast: 3 and 4"),
     ),
-    doc="x / y, with rounding_mode rounded towards 0 (trunc) or down (floor)",
+    doc=(
+        "x / y, with rounding_mode rounded towards 0 (trunc) or down (floor); of integers f32 without a rounding_mode,"
+        " otherwise integers (0 where y is 0)"
+    ),
     source="torch.div",
 )

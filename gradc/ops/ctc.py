@@ -36,13 +36,31 @@ def _log_sum(terms: Sequence[Node]) -> Node:
     return where(none, full(-math.inf, total), log(where(none, full(1, total), total)) + top)
 
 
+def _integers(given: Any, name: str) -> Any:
+    """Lengths as a node of integers, or as an array i64 [N] where they are known.
+
+    :raises TypeRuleError: they are no integers, or of rank 2.
+    """
+    if isinstance(given, Node):
+        if not given.dtype.is_integer or given.rank > 1:
+            raise TypeRuleError(f"{name} are {given.type}: integers, one for each sequence")
+        return given
+    try:
+        line = np.asarray(given)
+    except ValueError as error:  # lists of several lengths
+        raise TypeRuleError(f"{name}: {error}") from None
+    if (line.dtype.kind not in "iu" and line.size) or line.ndim > 1:
+        raise TypeRuleError(f"{name} are {str(given)[:60]}: integers, one for each sequence")
+    return line.astype(np.int64).reshape(-1)
+
+
 def _lengths(given: Any, count: Any, most: Size, name: str) -> Node:
     """One length per sequence, i64 [N], none above ``most``."""
     if not isinstance(given, Node):
-        wrong = [int(n) for n in np.asarray(given).reshape(-1) if n < 0 or (isinstance(most, int) and n > most)]
+        wrong = [int(n) for n in given if n < 0 or (isinstance(most, int) and n > most)]
         if wrong:
             raise TypeRuleError(f"one of the {name} is {wrong[0]}: 0 to {most} exist")
-    node = given if isinstance(given, Node) else constant_array(np.atleast_1d(np.asarray(given, np.int64)))
+    node = given if isinstance(given, Node) else constant_array(given)
     node = reshaped(converted(node, I64), (node.type.count,))
     if not same(node.shape[0], count):
         raise TypeRuleError(f"{node.shape[0]} {name} for {count} sequences")
@@ -51,24 +69,45 @@ def _lengths(given: Any, count: Any, most: Size, name: str) -> Node:
 
 def _padded_targets(targets: Node, lengths: Any, count: Any) -> Node:
     """[N, S] of targets that stand one after the other."""
+    if not targets.dtype.is_integer or targets.rank not in (1, 2):
+        raise TypeRuleError(f"targets are {targets.type}: integers [N, S], or [sum of target_lengths]")
     if targets.rank == 2:
+        if not same(targets.shape[0], count):
+            raise TypeRuleError(f"targets are {targets.type} for {count} sequences")
         return targets
     size = targets.type.count
     if not isinstance(lengths, Node) and isinstance(size, int) and int(np.sum(lengths)) != size:
         raise TypeRuleError(
             f"{size} targets one after the other for target_lengths whose sum is {int(np.sum(lengths))}"
         )
-    if count == 1:
-        return reshaped(targets, (1, targets.type.count))
+    if count in (0, 1):
+        return reshaped(targets, (count, size))
     if isinstance(lengths, Node):
         raise TypeRuleError("targets one after the other need target_lengths that are constants; or give [N, S]")
-    sizes = [int(n) for n in np.asarray(lengths).reshape(-1)]
+    sizes = lengths.tolist()
     starts, most = np.cumsum([0, *sizes[:-1]]), max([1, *sizes])
     rows = [
         pad(slice.plain(targets, (int(start),), (int(start) + n,), (1,)), ((0, most - n),))
         for start, n in zip(starts, sizes, strict=True)
     ]
     return concat(*(reshaped(row, (1, most)) for row in rows), axis=0)
+
+
+def _refuse_blanks(targets: Node, lengths: Any, blank: int) -> None:
+    """TypeRuleError where a target that is known when tracing has the blank among its labels."""
+    if targets.op.name != "constant" or isinstance(lengths, Node):
+        return
+    values = np.reshape(targets.attrs["value"], targets.shape)
+    rows = [values] if values.ndim == 1 else [row[:n] for row, n in zip(values, lengths, strict=False)]
+    for row in rows:
+        if blank in row:
+            raise TypeRuleError(f"the target {row.tolist()} has the blank, {blank}, in it")
+
+
+def _own_labels(labels: Node, lengths: Node, blank: int, classes: Size) -> Node:
+    """[N, S] with blanks in place of the labels behind each sequence's own, which are checked."""
+    own = lt(spread(iota.plain(shape=labels.shape[1:]), labels.shape), along(lengths, labels.shape, (1,)))
+    return call("check_index", where(own, labels, full(blank, labels)), bound=classes, op="ctc_loss")
 
 
 def _forward(emitted: Node, skips: Node, steps: Node) -> Node:
@@ -113,16 +152,20 @@ def _ctc_loss(
     batched = log_probs.rank == 3
     x = log_probs if batched else reshaped(log_probs, (log_probs.shape[0], 1, log_probs.shape[1]))
     x = converted(x, x.dtype.compute)
-    count = x.shape[1]
+    count, classes = x.shape[1:]
+    if isinstance(classes, int) and not 0 <= blank < classes:
+        raise TypeRuleError(f"blank={blank} of {classes} classes")
+    input_lengths = _integers(input_lengths, "input_lengths")
+    target_lengths = _integers(target_lengths, "target_lengths")
     labels = converted(_padded_targets(targets, target_lengths, count), I64)
+    _refuse_blanks(targets, target_lengths, blank)
     steps = _lengths(input_lengths, count, x.shape[0], "input_lengths")
     lengths = _lengths(target_lengths, count, labels.shape[1], "target_lengths")
+    labels = _own_labels(labels, lengths, blank, classes)
     width = 2 * labels.shape[1] + 1
     # blank, label, blank, label ... blank
     pairs = concat(full(blank, labels.type.with_shape(*labels.shape, 1)), reshaped(labels, (*labels.shape, 1)), axis=2)
     line = concat(reshaped(pairs, (count, width - 1)), full(blank, labels.type.with_shape(count, 1)), axis=1)
-    exists = lt(spread(iota.plain(shape=(width,)), line.shape), along(lengths * 2 + 1, line.shape, (1,)))
-    line = where(exists, line, full(blank, line))
     before = pad(line, ((0, 0), (2, -2)), blank) if width > 2 else full(blank, line)
     skips = bitwise_and(ne(line, full(blank, line)), ne(line, before))
     place = spread(reshaped(line, (1, *line.shape)), (x.shape[0], *line.shape))
@@ -166,10 +209,28 @@ ctc_loss = Function(
         BadSample(
             ("f32[5,2,4]", "i64[6]"), {"input_lengths": (5, 5), "target_lengths": (3, 2)}, match="whose sum is 5"
         ),
+        BadSample(
+            ("f32[5,2,4]", "i64[2,3]"),
+            {"input_lengths": (5, 2.5), "target_lengths": (3, 2)},
+            match="(5, 2.5): integers",
+        ),
+        BadSample(("f32[5,1,4]", "i64[]"), {"input_lengths": (5,), "target_lengths": (1,)}, match="targets are i64[]"),
+        BadSample(("f32[5,1,4]", "f32[1,2]"), {"input_lengths": (5,), "target_lengths": (1,)}, match="are f32[1,2]"),
+        BadSample(
+            ("f32[5,1,4]", "i64[1,2,1]"),
+            {"input_lengths": (5,), "target_lengths": (1,)},
+            match="targets are i64[1,2,1]",
+        ),
+        BadSample(
+            ("f32[5,1,4]", "i64[1,2]"),
+            {"input_lengths": (5,), "target_lengths": (1,), "blank": 4},
+            match="blank=4 of 4",
+        ),
     ),
     doc=(
         "-log of the probability of all alignments of targets ([N, S], or one after the other) in log_probs [T, N, C],"
-        " with a blank between; lengths are constants or arrays [N]; the mean is over loss / target length. The"
+        " with a blank between; lengths are constants or arrays [N]; the mean is over loss / target length (NaN of no"
+        " sequences). A target with the blank in it has no meaning: one that is known when tracing is refused. The"
         " gradient is the derivative; torch's has exp(log_probs) more, which log_softmax before it takes away"
     ),
     source="torch.nn.functional.ctc_loss; Graves et al. 2006",

@@ -42,6 +42,8 @@ def _linear_cross_entropy(
     if floating(input.type).rank not in (1, 2):
         raise TypeRuleError(f"the input is {input.type}: [N, I] or [I]")
     attrs: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    if linear_weight.rank < 2:
+        raise TypeRuleError(f"linear_weight is {linear_weight.type}: [C, ..., I]")
     count = input.shape[0]
     if batch_chunk_size is None or input.rank == 1 or (isinstance(count, int) and count <= batch_chunk_size):
         return cross_entropy(_logits(input, linear_weight, linear_bias), target, weight, reduction=reduction, **attrs)
@@ -57,8 +59,9 @@ def _linear_cross_entropy(
     losses = concat(*each, axis=0)
     if reduction == "none":
         return losses
-    total = sum(losses)
-    return total if reduction == "sum" else total / _norm(target, weight, losses, ignore_index)
+    wide = converted(losses, losses.dtype.compute)  # f16 holds no sum of many losses
+    total = sum(wide)
+    return converted(total if reduction == "sum" else total / _norm(target, weight, wide, ignore_index), losses.dtype)
 
 
 def _norm(target: Node, weight: Node | None, losses: Node, ignore_index: int) -> Node:
@@ -68,6 +71,7 @@ def _norm(target: Node, weight: Node | None, losses: Node, ignore_index: int) ->
     kept = call("ne", target, ignore_index)
     index = call("where", kept, target, full(0, target))
     own = call("gather", weight, index, axis=0) if weight is not None else full(1, losses)
+    own = converted(own, losses.dtype)
     return sum(call("where", kept, own, full(0, own)))
 
 
@@ -85,6 +89,7 @@ linear_cross_entropy = Function(
     bad=(
         BadSample(("f32[N,3]", "f32[5,3]", "i64[N]"), {"batch_chunk_size": 2}, match="N rows: it must be a constant"),
         BadSample(("f32[2,2,3]", "f32[5,3]", "i64[2,2]"), match="[N, I] or [I]"),
+        BadSample(("f32[2,3]", "f32[]", "i64[2]"), match="linear_weight is f32[]: [C, ..., I]"),
     ),
     doc=(
         "cross_entropy of input @ linear_weight.T + linear_bias; with batch_chunk_size so many rows at a time, of which"

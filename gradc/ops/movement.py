@@ -669,7 +669,7 @@ def _getitem(x: Node, key: Any) -> Node:
             continue
         size = x.shape[axis]
         if isinstance(k, Node | np.ndarray | list):
-            gathered[len(shape)] = as_index(k, size)
+            gathered[len(shape)] = as_index(k, size, "getitem")
             k = _range(None)
         if isinstance(k, _range):
             stride = 1 if k.step is None else int(k.step)
@@ -701,7 +701,7 @@ def _getitem(x: Node, key: Any) -> Node:
     if not gathered:
         return x
     _refuse_ambiguous(keys, gathered)
-    merged, place, at, _ = along_axes(x, gathered)
+    merged, place, at, _ = along_axes(x, gathered, "getitem")
     return call("gather", merged, place, axis=at)
 
 

@@ -18,15 +18,23 @@ _MOST = 64
 """Elements of one constant."""
 
 
-def counted_from_end(index: Node, size: Size) -> Node:
-    """Traced positions in i64, negative ones counted from the end."""
+def counted_from_end(index: Node, size: Size, op: str) -> Node:
+    """Traced positions in i64, negative ones counted from the end, checked under the name ``op``."""
     if not index.dtype.is_integer:
         raise TypeRuleError(f"indices are {index.dtype}; they may be integers: write ops.cast(indices, 'i64')")
     place = converted(index, I64)
-    if index.dtype.kind == "u":
+    if index.dtype.kind != "u":  # what is outside stays as it is, for the error's sake
+        end = spread(call("dim", size=size), place.shape)
+        from_end = call("bitwise_and", call("lt", place, full(0, place)), call("ge", place, -end))
+        place = call("where", from_end, place + end, place)
+    return checked(place, size, op)
+
+
+def checked(place: Node, size: Size, op: str) -> Node:
+    """Positions that are checked under the name ``op``, unless they are constants in [0, size)."""
+    if place.op.name == "constant" and isinstance(size, int) and all(0 <= v < size for v in place.attrs["value"]):
         return place
-    end = spread(call("dim", size=size), place.shape)
-    return call("where", call("lt", place, full(0, place)), place + end, place)
+    return call("check_index", place, bound=size, op=op)
 
 
 def is_mask(key: Any) -> bool:
@@ -78,23 +86,23 @@ def _axes_of(keys: Sequence[Any]) -> int:
     )
 
 
-def as_index(key: Any, size: Size) -> Node:
-    """An index array as a node: one known when tracing is checked against a constant size and counted from 0."""
+def as_index(key: Any, size: Size, op: str) -> Node:
+    """An index array of ``op`` as a node; one known when tracing is checked against a constant size, counted from 0."""
     if isinstance(key, Node):
         return key
     array = np.asarray(key)
     if array.size == 0:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
-        raise TypeRuleError(f"getitem: indices are {array.dtype}; they may be integers")
+        raise TypeRuleError(f"{op}: indices are {array.dtype}; they may be integers")
     array = array.astype(np.int64)
     if isinstance(size, int):
         outside = array[(array < -size) | (array >= size)]
         if outside.size:
-            raise TypeRuleError(f"getitem: index {int(outside[0])} of a size of {size}")
+            raise TypeRuleError(f"{op}: index {int(outside[0])} of a size of {size}")
         array = np.where(array < 0, array + size, array)
     node = constant_array(array)
-    return counted_from_end(node, size) if array.size and array.min() < 0 else node
+    return counted_from_end(node, size, op) if array.size and array.min() < 0 else node
 
 
 def constant_array(array: np.ndarray[Any, Any]) -> Node:
@@ -111,7 +119,7 @@ def constant_array(array: np.ndarray[Any, Any]) -> Node:
     return reshaped(parts[0] if len(parts) == 1 else call("concat", *parts, axis=0), array.shape)
 
 
-def arrays_of(keys: Sequence[Any], x: Node) -> dict[int, Node] | None:
+def arrays_of(keys: Sequence[Any], x: Node, op: str) -> dict[int, Node] | None:
     """The index arrays by axis, if every other key is a whole slice; None otherwise."""
     keys = without_masks(keys, x.shape)
     if any(key is None for key in keys) or len(keys) > x.rank:
@@ -119,13 +127,13 @@ def arrays_of(keys: Sequence[Any], x: Node) -> dict[int, Node] | None:
     if Ellipsis in _plain(keys):
         at = next(k for k, key in enumerate(keys) if key is Ellipsis)
         keys = [*keys[:at], *[slice(None)] * (x.rank - len(keys) + 1), *keys[at + 1 :]]
-    found = {axis: as_index(key, x.shape[axis]) for axis, key in enumerate(keys) if is_array(key)}
+    found = {axis: as_index(key, x.shape[axis], op) for axis, key in enumerate(keys) if is_array(key)}
     rest = [key for key in keys if not is_array(key)]
     whole = all(isinstance(key, slice) and key == slice(None) for key in rest)
     return found if found and whole else None
 
 
-def along_axes(x: Node, arrays: Mapping[int, Node]) -> tuple[Node, Node, int, tuple[int, ...]]:
+def along_axes(x: Node, arrays: Mapping[int, Node], op: str) -> tuple[Node, Node, int, tuple[int, ...]]:
     """x with the axes that are indexed made one, the index into that, the axis, and the order of x's axes for it:
     where the axes are not neighbours they go first.
     """
@@ -142,7 +150,7 @@ def along_axes(x: Node, arrays: Mapping[int, Node]) -> tuple[Node, Node, int, tu
     place: Any = None
     for axis in axes:  # the index into the merged axis hides which of them is wrong, so each is checked
         at = spread(converted(arrays[axis], I64), shape)
-        at = call("check_index", at, bound=x.shape[axis], op="index") if arrays[axis].op.name != "constant" else at
+        at = checked(at, x.shape[axis], op) if arrays[axis].op.name != "constant" else at
         place = at if place is None else place * spread(call("dim", size=x.shape[axis]), shape) + at
     merged = product(x.shape[a] for a in axes)
     return reshaped(x, (*x.shape[: axes[0]], merged, *x.shape[axes[-1] + 1 :])), place, axes[0], order

@@ -8,9 +8,10 @@ from ..errors import TypeRuleError
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from ..ir.types import I64
+from .algebra import lerp
 from .indexing import take_along_axis
 from .movement import transpose
-from .pointwise import eq, floor, logical_and, maximum, ne, where
+from .pointwise import eq, floor, maximum, where
 from .reduce import sum
 from .rounding import ceil
 from .rules import canonical_axis, converted, full, reshaped, spread, without, zeros_like
@@ -141,10 +142,7 @@ def _interpolated(rows: Node, ranks: Node, interpolation: str) -> Node:
     if interpolation == "nearest":
         return at(call("round", ranks))
     weight = ranks - low if interpolation == "linear" else full(0.5, ranks)
-    below, above = at(low), at(high)
-    # two equal infinities have no difference
-    between = where(logical_and(ne(low, high), ne(below, above)), (above - below) * weight, zeros_like(below))
-    return below + between
+    return lerp.plain(at(low), at(high), weight)
 
 
 def _quantile(
@@ -176,7 +174,8 @@ quantile = Function(
     bad=_NO_QUANTILE,
     doc=(
         "the elements at the fractions q of the sorted rows, the axes of q first; a row with a NaN gives NaN."
-        " interpolation: between neighbours linearly, the lower, the higher, their middle, or the nearest"
+        " interpolation: between neighbours linearly, the lower, the higher, their middle, or the nearest; as in torch"
+        " the first and the third are NaN where the neighbours are an infinity each, also the same one"
     ),
     source="torch.quantile",
 )

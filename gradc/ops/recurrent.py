@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
-from ..ir.dims import same
+from ..ir.dims import Size, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from .movement import concat, flip, slice
@@ -74,13 +74,21 @@ def _affine(x: Node, weight: Node, bias: Node | None) -> Node:
     return y if bias is None else y + spread(bias, y.shape)
 
 
-def _check_weights(kind: _Kind, features: Any, hidden: Any, state: Any, w_ih: Node, w_hh: Node) -> None:
-    """``hidden``: features of the gates; ``state``: of what goes back in, less with a projection."""
+def _check_weights(kind: _Kind, x: Node, state: Sequence[Node], w_ih: Node, w_hh: Node, *biases: Node | None) -> None:
+    """TypeRuleError where weights do not fit an input and states; h has less features than c with a projection."""
+    features, hidden, back = x.shape[-1], state[-1].shape[-1], state[0].shape[-1]
     if not isinstance(hidden, int):
         raise TypeRuleError(f"a state of {hidden} features: a constant is needed")
-    for name, weight, columns in (("w_ih", w_ih, features), ("w_hh", w_hh, state)):
-        if weight.rank != 2 or not same(weight.shape[0], kind.gates * hidden) or not same(weight.shape[1], columns):
+    for name, weight, columns in (("w_ih", w_ih, features), ("w_hh", w_hh, back)):
+        if not _is(weight, kind.gates * hidden, columns):
             raise TypeRuleError(f"{name} is {weight.type}; [{kind.gates * hidden}, {columns}] is needed")
+    for name, bias in zip(("b_ih", "b_hh"), biases, strict=False):
+        if bias is not None and not _is(bias, kind.gates * hidden):
+            raise TypeRuleError(f"{name} is {bias.type}; [{kind.gates * hidden}] is needed")
+
+
+def _is(x: Node, *shape: Size) -> bool:
+    return x.rank == len(shape) and all(map(same, x.shape, shape))
 
 
 def _cell_of(kind: _Kind) -> Function:
@@ -88,7 +96,10 @@ def _cell_of(kind: _Kind) -> Function:
         w_ih, w_hh, b_ih, b_hh = weights
         assert w_ih is not None and w_hh is not None
         floating(x.type)
-        _check_weights(kind, x.shape[-1], state[-1].shape[-1], state[0].shape[-1], w_ih, w_hh)
+        for name, s in zip(("h", "c"), state, strict=False):
+            if x.rank not in (1, 2) or s.rank != x.rank or not _is(s, *x.shape[:-1], s.shape[-1]):
+                raise TypeRuleError(f"input is {x.type} and {name} {s.type}: [N, I] and [N, H], or [I] and [H]")
+        _check_weights(kind, x, state, w_ih, w_hh, b_ih, b_hh)
         return kind.step(_affine(x, w_ih, b_ih), _affine(state[0], w_hh, b_hh), state, activation)
 
     if kind.states == 2:
@@ -125,6 +136,11 @@ def _cell_of(kind: _Kind) -> Function:
         samples=(plain, *((Sample(plain.operands[:-2], {"nonlinearity": "relu"}),) if kind is RNN else ())),
         bad=(
             BadSample(("f32[3,4]", *("f32[3,2]",) * kind.states, f"f32[{rows},3]", f"f32[{rows},2]"), match="w_ih is"),
+            BadSample(
+                ("f32[3,4]", *("f32[1,2]",) * kind.states, f"f32[{rows},4]", f"f32[{rows},2]"),
+                match="h f32[1,2]: [N, I] and [N, H]",
+            ),
+            BadSample(("f32[4]", *("f32[]",) * kind.states, f"f32[{rows},4]", f"f32[{rows},2]"), match="h f32[]"),
         ),
         doc=(
             f"one step of a {kind.name.upper()}: the new state of [N, H] from input [N, I], the state and the weights"
@@ -156,7 +172,9 @@ def _one_direction(
     w_ih, w_hh, *more = weights
     b_ih, b_hh = more[:2] if has_biases else (None, None)
     projection = more[-1] if len(more) == (3 if has_biases else 1) else None
-    _check_weights(kind, x.shape[-1], state[-1].shape[-1], state[0].shape[-1], w_ih, w_hh)
+    _check_weights(kind, x, state, w_ih, w_hh, b_ih, b_hh)
+    if projection is not None and not _is(projection, state[0].shape[-1], state[1].shape[-1]):
+        raise TypeRuleError(f"w_hr is {projection.type}; [{state[0].shape[-1]}, {state[1].shape[-1]}] is needed")
     from_inputs = _affine(x, w_ih, b_ih)
     outputs = []
     steps = x.shape[0]
@@ -169,6 +187,18 @@ def _one_direction(
     return _joined(outputs), state
 
 
+def _check_states(x: Node, states: Sequence[Node], count: int, batch_first: bool) -> None:
+    """TypeRuleError where the initial states do not fit an input [T, N, I], or [T, I]."""
+    wanted = "[N, T, I]" if batch_first else "[T, N, I]"
+    if x.rank not in (2, 3):
+        raise TypeRuleError(f"the input is {x.type}: {wanted} or [T, I]")
+    batch = () if x.rank == 2 else (x.shape[0 if batch_first else 1],)
+    for name, s in zip(("h", "c"), states, strict=False):
+        if s.rank != x.rank or not _is(s, count, *batch, s.shape[-1]):
+            lead = ", ".join(map(str, (count, *batch)))
+            raise TypeRuleError(f"the input is {x.type} and {name} {s.type}: [{lead}, H] is needed")
+
+
 def _layers(
     kind: _Kind,
     tensors: Sequence[Node],
@@ -179,23 +209,23 @@ def _layers(
     activation: Any,
 ) -> tuple[Node, ...]:
     directions = 2 if bidirectional else 1
+    if num_layers < 1:
+        raise TypeRuleError(f"num_layers={num_layers}: 1 at least")
     if len(tensors) < 1 + kind.states:
         raise TypeRuleError(f"an input and {kind.states} initial states are needed before the weights")
     x, states, weights = tensors[0], tensors[1 : 1 + kind.states], tensors[1 + kind.states :]
     floating(x.type)
+    count = num_layers * directions
+    _check_states(x, states, count, batch_first)
     projected = kind is LSTM and not same(states[0].shape[-1], states[1].shape[-1])
     each = 2 + 2 * has_biases + projected
-    if len(weights) != each * num_layers * directions:
-        raise TypeRuleError(
-            f"{len(weights)} weights; {each} for each of {num_layers * directions} layers and directions"
-        )
+    if len(weights) != each * count:
+        raise TypeRuleError(f"{len(weights)} weights; {each} for each of {count} layers and directions")
     unbatched = x.rank == 2
     if unbatched:
         x, states = reshaped(x, (x.shape[0], 1, x.shape[1])), [reshaped(s, (s.shape[0], 1, s.shape[1])) for s in states]
     elif batch_first:
         x = call("swapaxes", x, 0, 1)
-    if x.rank != 3 or any(s.rank != 3 or s.shape[0] != num_layers * directions for s in states):
-        raise TypeRuleError(f"[T, N, I] and states [{num_layers * directions}, N, H] are needed")
     if not isinstance(x.shape[0], int) or x.shape[0] < 1:
         raise TypeRuleError(f"{x.shape[0]} steps: they are written out, so that it must be a constant of 1 or more")
     last: list[tuple[Node, ...]] = []
@@ -247,13 +277,20 @@ def _layer_of(kind: _Kind) -> Function:
         *(f"F[{rows},4]", f"F[{rows},2]") * 2,
         *(f"F[{rows},4]", f"F[{rows},2]") * 2,
     )
+    given = tuple(t.replace("F", "f32") for t in one)
     attrs = {"num_layers": 2, "bidirectional": True, "batch_first": True, "has_biases": False}
     projected = ("F[3,2,4]", "F[1,2,1]", "F[1,2,2]", "F[8,4]", "F[8,1]", *bias, "F[1,2]")
     return Function(
         kind.name,
         write=write,
         samples=(Sample(one), Sample(both, attrs), *((Sample(projected),) if kind is LSTM else ())),
-        bad=(BadSample(tuple(t.replace("F", "f32") for t in one[:-1]), match="4 for each of 1 layers and directions"),),
+        bad=(
+            BadSample(given[:-1], match="4 for each of 1 layers and directions"),
+            BadSample(given, {"num_layers": 0}, match="num_layers=0: 1 at least"),
+            BadSample((given[0], "f32[1,1,2]", *given[2:]), match="h f32[1,1,2]: [1, 2, H] is needed"),
+            BadSample((given[0], "f32[]", *given[2:]), match="h f32[]: [1, 2, H] is needed"),
+            BadSample((*given[:-1], "f32[1]"), match="b_hh is f32[1]"),
+        ),
         doc=(
             f"{kind.name}(input, {'h, c' if kind.states == 2 else 'h'}, weights...): the outputs [T, N, H] of layers of"
             " T steps and the last states; the weights of each layer and direction in torch's order, w_ih, w_hh, b_ih,"

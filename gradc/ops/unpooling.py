@@ -37,7 +37,7 @@ def _value(input: Node, indices: Node, *, sizes: tuple[int, ...]) -> Node:
     places, values = _lines(indices, spatial), _lines(input, spatial)
     winner = scatter_amax.plain(places, iota.plain(shape=places.shape, axis=axis), axis=axis, size=math.prod(sizes))
     hit = ge(winner, zeros_like(winner))
-    put = take_along_axis.plain(values, where(hit, winner, zeros_like(winner)), axis=axis)
+    put = take_along_axis.plain(values, winner, axis=axis, oob="clamp")
     return reshaped(where(hit, put, zeros_like(put)), (*input.shape[:axis], *sizes))
 
 

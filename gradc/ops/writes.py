@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, product, same
+from ..ir.dims import Dim, Size, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from ..ir.operands import adopt, broadcast_shapes
@@ -21,8 +21,9 @@ from ..ir.types import I64
 from .indexing import gather, index_add, take_along_axis
 from .movement import iota, pad, slice, transpose
 from .pointwise import bitwise_and, eq, ge, lt, where
-from .positions import along_axes, arrays_of, constant_array, counted_from_end
+from .positions import along_axes, arrays_of, checked, constant_array, counted_from_end
 from .rules import along, canonical_axis, converted, full, reshaped, spread, zeros_like
+from .scans import cumsum
 from .scatters import Reduce, scatter_amax, scatter_reduce
 
 Value = Node | int | float | bool
@@ -33,13 +34,15 @@ def _line(x: Node) -> Node:
     return reshaped(x, (product(x.shape),))
 
 
-def _like(x: Node, value: Any) -> Node:
-    """A value in x's dtype: an array of any shape, or a number."""
-    if isinstance(value, Node):
-        return converted(value, x.dtype)
-    if isinstance(value, np.ndarray | list | tuple):
-        return converted(adopt("index_put", [np.asarray(value)], broadcasting=False)[0], x.dtype)
-    return full(value, x.type.with_shape())
+def _alike(op: str, x: Node, value: Any, name: str) -> Node:
+    """A value that is written into x as a node: a number takes x's dtype, an array of any shape must have it.
+
+    :raises TypeRuleError: the dtypes differ; ``name`` is the argument of ``op`` that it speaks of.
+    """
+    node = adopt(op, [x, value], broadcasting=False)[1]
+    if node.dtype is not x.dtype:
+        raise TypeRuleError(f"{name} is {node.type} and input {x.type}; write a cast")
+    return node
 
 
 def written(x: Node, axis: int, index: Node, source: Node) -> Node:
@@ -48,7 +51,7 @@ def written(x: Node, axis: int, index: Node, source: Node) -> Node:
         return x
     winner = scatter_amax.plain(index, iota.plain(shape=index.shape), axis=0, size=x.shape[axis])
     hit = ge(winner, zeros_like(winner))
-    rows = gather.plain(source, where(hit, winner, zeros_like(winner)), axis=axis)
+    rows = gather.plain(source, winner, axis=axis, oob="clamp")  # read where nothing is written, too
     return where(along(hit, x.shape, [a for a in range(x.rank) if a != axis]), converted(rows, x.dtype), x)
 
 
@@ -58,23 +61,35 @@ def _dim(x: Node, dim: int) -> tuple[Node, int]:
     return line, canonical_axis(dim, line.rank, "dim")
 
 
-def _positions(index: Node, size: Size) -> Node:
-    return counted_from_end(_line(index), size)
+def _positions(op: str, index: Node, size: Size) -> Node:
+    """The positions of slices, i64 [K]; of a scalar index one.
+
+    :raises TypeRuleError: the index has more than one axis.
+    """
+    if index.rank > 1:
+        raise TypeRuleError(f"the index {index.type} has rank {index.rank}: 0 or 1")
+    return counted_from_end(_line(index), size, op)
 
 
 # -- along one axis ----------------------------------------------------------------------------------------------------
 
 
 def _of_slices(source: Node, shape: tuple[Size, ...], input: Node) -> None:
-    """TypeRuleError where a source has not the shape of the slices that it is written to; a scalar stands for [1]."""
-    alike = source.rank == len(shape) and all(same(n, m) for n, m in zip(source.shape, shape, strict=True))
+    """TypeRuleError where a source has not the dtype and shape of the slices that it is written to; a scalar stands for
+    [1].
+    """
+    alike = (
+        source.dtype is input.dtype
+        and source.rank == len(shape)
+        and all(same(n, m) for n, m in zip(source.shape, shape, strict=True))
+    )
     if not alike and not (source.rank == 0 and shape == (1,)):
         raise TypeRuleError(f"source is {source.type}; {input.type.dtype}{[*shape]} is needed")
 
 
 def _index_copy(input: Node, dim: int, index: Node, source: Node) -> Node:
     x, axis = _dim(input, dim)
-    place = _positions(index, x.shape[axis])
+    place = _positions("index_copy", index, x.shape[axis])
     shape = (*x.shape[:axis], place.shape[0], *x.shape[axis + 1 :])
     _of_slices(source, shape, input)
     return reshaped(written(x, axis, place, reshaped(source, shape)), input.shape)
@@ -90,6 +105,8 @@ index_copy = Function(
     bad=(
         BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), {"dim": 0}, match="source is f32[3,3]"),
         BadSample(("f32[5,3]", "i64[2]", "f32[3,2]"), {"dim": 0}, match="source is f32[3,2]"),
+        BadSample(("f32[5]", "i64[2]", "f64[2]"), {"dim": 0}, match="source is f64[2]; f32[2] is needed"),
+        BadSample(("f32[5]", "i64[2,1]", "f32[2]"), {"dim": 0}, match="the index i64[2,1] has rank 2: 0 or 1"),
     ),
     doc="input with the slices at index along dim replaced by source's; of several for one place the last",
     source="torch.index_copy",
@@ -98,10 +115,10 @@ index_copy = Function(
 
 def _index_fill(input: Node, dim: int, index: Node, value: Any) -> Node:
     x, axis = _dim(input, dim)
-    place = _positions(index, x.shape[axis])
+    place = _positions("index_fill", index, x.shape[axis])
     written_to = call("scatter_add", place, full(1, place), axis=0, size=x.shape[axis])
     hit = ge(written_to, full(1, written_to))
-    other = _like(x, value)
+    other = _alike("index_fill", x, value, "value")
     if other.rank:
         raise TypeRuleError(f"value is {other.type}; a scalar is needed")
     mask = along(hit, x.shape, [a for a in range(x.rank) if a != axis])
@@ -112,7 +129,10 @@ index_fill = Function(
     "index_fill",
     write=_index_fill,
     samples=(Sample(("F[5,3]", "i64[3]"), {"dim": 0, "value": 2.5}, draw=("normal", "index:5")),),
-    bad=(BadSample(("f32[5]", "f32[2]"), {"dim": 0, "value": 1.0}, match="indices are f32"),),
+    bad=(
+        BadSample(("f32[5]", "f32[2]"), {"dim": 0, "value": 1.0}, match="indices are f32"),
+        BadSample(("i32[5]", "i64[2]"), {"dim": 0, "value": 1.5}, match="the scalar 1.5 meets a i32 operand"),
+    ),
     doc="input with the slices at index along dim filled with a number or a scalar",
     source="torch.index_fill",
 )
@@ -120,7 +140,7 @@ index_fill = Function(
 
 def _index_reduce(input: Node, dim: int, index: Node, source: Node, reduce: Reduce, include_self: bool = True) -> Node:
     x, axis = _dim(input, dim)
-    place = _positions(index, x.shape[axis])
+    place = _positions("index_reduce", index, x.shape[axis])
     shape = (*x.shape[:axis], place.shape[0], *x.shape[axis + 1 :])
     _of_slices(source, shape, input)
     full_index = along(place, shape, [a for a in range(x.rank) if a != axis])
@@ -148,6 +168,7 @@ index_reduce = Function(
 def _scatter(input: Node, dim: int, index: Node, src: Any, reduce: Literal["add", "multiply"] | None = None) -> Node:
     x, axis = _dim(input, dim)
     place = index if index.rank else reshaped(index, (1,))
+    place = checked(place, x.shape[axis], "scatter")
     if any(same(n, 0) for n in place.shape):
         return input
     if place.rank != x.rank:
@@ -155,7 +176,7 @@ def _scatter(input: Node, dim: int, index: Node, src: Any, reduce: Literal["add"
     for a, (n, m) in enumerate(zip(x.shape, place.shape, strict=True)):
         if a != axis and isinstance(n, int) and isinstance(m, int) and m > n:
             raise TypeRuleError(f"index is {index.type} and input {input.type}: on axis {a} the index is longer")
-    other = _like(x, src)
+    other = _alike("scatter", x, src, "src")
     if other.rank not in (0, x.rank):
         raise TypeRuleError(f"src is {other.type}: a number, or an array of the index's rank {x.rank}")
     other = other if other.rank == x.rank else spread(other, place.shape)
@@ -167,7 +188,7 @@ def _scatter(input: Node, dim: int, index: Node, src: Any, reduce: Literal["add"
     size, number = x.shape[axis], iota.plain(shape=place.shape, axis=axis)
     winner = scatter_amax.plain(place, number, axis=axis, size=size)
     hit = ge(winner, zeros_like(winner))
-    put = take_along_axis.plain(other, where(hit, winner, zeros_like(winner)), axis=axis)
+    put = take_along_axis.plain(other, winner, axis=axis, oob="clamp")
     borders = tuple((0, 0 if a == axis else n - m) for a, (n, m) in enumerate(zip(x.shape, place.shape, strict=True)))
     if any(not same(high, 0) for _, high in borders):
         hit, put = pad(hit, borders, False), pad(put, borders)
@@ -197,7 +218,7 @@ scatter = Function(
 
 def _take(input: Node, index: Node) -> Node:
     line = _line(input)
-    return gather.plain(line, counted_from_end(index, line.shape[0]), axis=0)
+    return gather.plain(line, counted_from_end(index, line.shape[0], "take"), axis=0)
 
 
 take = Function(
@@ -214,7 +235,7 @@ def _put(input: Node, index: Node, source: Node, accumulate: bool = False) -> No
     if index.type.count != source.type.count:
         raise TypeRuleError(f"index is {index.type} and source {source.type}: they must have equally many elements")
     line = _line(input)
-    place, values = _positions(index, line.shape[0]), _line(source)
+    place, values = counted_from_end(_line(index), line.shape[0], "put"), _line(_alike("put", input, source, "source"))
     y = index_add(line, 0, place, values) if accumulate else written(line, 0, place, values)
     return reshaped(y, input.shape)
 
@@ -226,7 +247,10 @@ put = Function(
         Sample(("F[2,3]", np.array([4, -6, 1]), "F[3]")),
         Sample(("F[2,3]", "i64[4]", "F[4]"), {"accumulate": True}, draw=("normal", "index:6", "normal")),
     ),
-    bad=(BadSample(("f32[3]", "i64[2]", "f32[3]"), match="equally many elements"),),
+    bad=(
+        BadSample(("f32[3]", "i64[2]", "f32[3]"), match="equally many elements"),
+        BadSample(("i32[3]", "i64[2]", "f32[2]"), match="source is f32[2] and input i32[3]; write a cast"),
+    ),
     doc="input with elements of the flattened one replaced, or with accumulate added to; a negative index counts from"
     " the end",
     source="torch.Tensor.put",
@@ -241,15 +265,18 @@ def _index_put(input: Node, indices: Any, values: Any, accumulate: bool = False)
         if accumulate or (isinstance(values, Node) and values.rank):
             raise TypeRuleError("a traced mask takes one number and no accumulate; ops.where adds at a mask")
         mask = reshaped(keys[0], (*keys[0].shape, *(1,) * (input.rank - keys[0].rank)))
-        return where(spread(mask, input.shape), spread(_like(input, values), input.shape), input)
-    arrays = arrays_of(keys, input)
+        return where(
+            spread(mask, input.shape), spread(_alike("index_put", input, values, "values"), input.shape), input
+        )
+    arrays = arrays_of(keys, input, "index_put")
     if arrays is None:  # slices and numbers among them: each element by its place in the flattened array
         line = _line(input)
         places = reshaped(iota.plain(shape=line.shape), input.shape)[indices]
-        source = _line(spread(_like(input, values), places.shape))
+        source = _line(spread(_alike("index_put", input, values, "values"), places.shape))
         return reshaped(_put_rows(line, 0, _line(places), source, accumulate), input.shape)
-    x, place, axis, order = along_axes(input, arrays)
-    source = spread(_like(input, values), (*x.shape[:axis], *place.shape, *x.shape[axis + 1 :]))
+    x, place, axis, order = along_axes(input, arrays, "index_put")
+    place = checked(place, x.shape[axis], "index_put")
+    source = spread(_alike("index_put", input, values, "values"), (*x.shape[:axis], *place.shape, *x.shape[axis + 1 :]))
     rows = reshaped(source, (*x.shape[:axis], product(place.shape), *x.shape[axis + 1 :]))
     y = reshaped(_put_rows(x, axis, _line(place), rows, accumulate), tuple(input.shape[a] for a in order))
     return y if order == tuple(range(input.rank)) else transpose(y, tuple(order.index(a) for a in range(input.rank)))
@@ -280,7 +307,7 @@ index_put = Function(
 
 def _masked_fill(input: Node, mask: Node, value: Any) -> Node:
     shape = broadcast_shapes([input.shape, mask.shape])
-    return where(spread(mask, shape), spread(_like(input, value), shape), spread(input, shape))
+    return where(spread(mask, shape), spread(_alike("masked_fill", input, value, "value"), shape), spread(input, shape))
 
 
 masked_fill = Function(
@@ -293,32 +320,54 @@ masked_fill = Function(
 )
 
 
-def _masked_scatter(input: Node, mask: Any, source: Node) -> Node:
-    if not isinstance(mask, np.ndarray) or mask.dtype.kind != "b":
-        raise TypeRuleError(
-            "masked_scatter: which element of source goes where depends on data, unless mask is a NumPy array of bools;"
-            " write ops.where(mask, y, x) with a y of x's shape"
-        )
+def _masked_scatter(input: Node, mask: Node, source: Node) -> Node:
+    if mask.dtype.kind != "b":
+        raise TypeRuleError(f"mask is {mask.type}; bool is needed")
+    if source.dtype is not input.dtype:
+        raise TypeRuleError(f"source is {source.type} and input {input.type}; write a cast")
     shape = broadcast_shapes([input.shape, mask.shape])
-    x = spread(input, shape)
-    sizes = tuple(n for n in shape if isinstance(n, int))
-    if len(sizes) != len(shape):
-        raise TypeRuleError(f"input is {input.type}: which of its elements mask names is not known for symbolic sizes")
-    places = np.flatnonzero(np.broadcast_to(mask, sizes))
-    if not isinstance(source.type.count, int) or source.type.count < places.size:
-        raise TypeRuleError(f"source {source.type} has fewer elements than the {places.size} of mask")
-    if not places.size:
+    x, line = spread(input, shape), _line(source)
+    count, size = line.shape[0], product(shape)
+    if mask.op.name == "constant" and isinstance(size, int):
+        known = np.broadcast_to(np.reshape(mask.attrs["value"], mask.shape), shape)
+        places = np.flatnonzero(known)
+        if isinstance(count, int) and count < places.size:
+            raise TypeRuleError(f"source {source.type} has fewer elements than the {places.size} of mask")
+        if not places.size:
+            return x
+        taken = slice(line, (0,), (places.size,), (1,))
+        return reshaped(written(_line(x), 0, constant_array(places), taken), shape)
+    hit = _line(spread(mask, shape))
+    if same(size, 0):
         return x
-    taken = slice(_line(source), (0,), (places.size,), (1,))
-    return reshaped(written(_line(x), 0, constant_array(places), taken), x.shape)
+    if same(count, 0):
+        raise TypeRuleError(f"source {source.type} has no elements for a mask {mask.type}")
+    number = cumsum(converted(hit, I64), 0) - 1
+    number = where(hit, number, zeros_like(number))
+    if not known_nonnegative(count - size):
+        number = checked(number, count, "masked_scatter")
+    taken = gather.plain(line, number, axis=0, oob="clamp")
+    return where(reshaped(hit, shape), reshaped(taken, shape), x)
 
 
+_MASK = np.array([[True, False, True], [False, True, False]])
 masked_scatter = Function(
     "masked_scatter",
     write=_masked_scatter,
-    samples=(Sample(("F[2,3]", "F[4]"), {"mask": np.array([[True, False, True], [False, True, False]])}),),
-    bad=(BadSample(("f32[2]", "f32[1]"), {"mask": np.array([True, True])}, match="fewer elements than the 2"),),
-    doc="input with the elements where mask, a NumPy array of bools, is True replaced by those of source, in order",
+    samples=(
+        Sample(("F[2,3]", _MASK, "F[4]")),
+        Sample(("F[2,3]", "bool[2,3]", "F[2,3]"), draw=("normal", "bool", "normal")),
+        Sample(("F[3]", "bool[N,3]", "F[6,N]"), draw=("normal", "bool", "normal")),
+    ),
+    bad=(
+        BadSample(("f32[2]", "bool[2]", "f64[2]"), match="source is f64[2] and input f32[2]; write a cast"),
+        BadSample(("f32[2]", "f32[2]", "f32[2]"), match="mask is f32[2]; bool is needed"),
+        BadSample(("f32[2]", "bool[2]", "f32[0]"), match="source f32[0] has no elements"),
+    ),
+    doc=(
+        "input with the elements where mask is True replaced by those of source, in row-major order; of a mask that is"
+        " known when tracing, the number is checked then, otherwise a source that is too short is an error of the call"
+    ),
     source="torch.Tensor.masked_scatter",
 )
 

@@ -895,7 +895,7 @@ def _of_singular_values(args: Any, named: dict[str, Any]) -> bool:
     return order in (2, -2, "nuc")
 
 
-STATIC = ("tensor_split", "repeat_interleave", "__getitem__", "index_put", "masked_scatter")
+STATIC = ("tensor_split", "repeat_interleave", "__getitem__", "index_put")
 """Tensors of integers are sizes and those of bools say how many elements there are, which a graph must know."""
 
 LEFT_OUT: dict[str, tuple[str, Callable[[Any, dict[str, Any]], bool]]] = {

@@ -114,7 +114,9 @@ LINES: dict[str, Any] = {
     "aten.index_put.default": _index_put,
     "aten.index_copy.default": lambda x, axis, index, source: ops.index_copy(x, axis, index, source),
     "aten.index_fill.int_Scalar": lambda x, axis, index, value: ops.index_fill(x, axis, index, value),
-    "aten.index_fill.int_Tensor": lambda x, axis, index, value: ops.index_fill(x, axis, index, value),
+    "aten.index_fill.int_Tensor": lambda x, axis, index, value: ops.index_fill(
+        x, axis, index, converted(value, x.dtype)
+    ),
     "aten.take.default": lambda x, index: ops.take(x, index),
     "aten.put.default": lambda x, index, source, accumulate=False: ops.put(x, index, source, accumulate),
     "aten.scatter.src": lambda x, axis, index, source: ops.scatter(x, axis, converted(index, I64), source),

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from ... import ops
-from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import DType
 from ...ops.rules import converted
@@ -30,15 +29,9 @@ def _sum(x: Any, y: Any, alpha: Any = 1) -> Any:
 
 
 def _rounded_quotient(x: Node, y: Any, rounding_mode: str | None = None) -> Node:
-    quotient = x / y if x.dtype.is_float else None
-    match rounding_mode:
-        case None:
-            return x / y
-        case "floor":
-            return ops.floordiv(x, y) if quotient is None else ops.floor(quotient)
-        case _ if quotient is not None:
-            return ops.trunc(quotient)
-    raise Unsupported("a quotient of integers rounded to zero")
+    if rounding_mode == "floor" and x.dtype.is_float:
+        return ops.floor(x / y)
+    return ops.divide(x, y, rounding_mode)
 
 
 def _clamp(x: Node, min: Any = None, max: Any = None) -> Node:

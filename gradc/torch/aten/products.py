@@ -10,13 +10,6 @@ from ...ir.node import Node
 from ..table import to_result
 
 
-def _with_addend(addend: Node, product: Node, beta: Any, alpha: Any) -> Node:
-    product = product if alpha == 1 else product * alpha
-    if beta == 0:
-        return product
-    return product + (addend if beta == 1 else addend * beta)
-
-
 def _attention(
     query: Node,
     key: Node,
@@ -42,14 +35,12 @@ LINES: dict[str, Any] = {
     "aten.mv.default": lambda x, y: ops.matmul(x, y),
     "aten.dot.default": lambda x, y: ops.matmul(x, y),
     "aten.bmm.default": lambda x, y: ops.matmul(x, y),
-    "aten.addmm.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(x, ops.matmul(a, b), beta, alpha),
-    "aten.baddbmm.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(x, ops.matmul(a, b), beta, alpha),
+    "aten.addmm.default": lambda x, a, b, *, beta=1, alpha=1: ops.addmm(x, a, b, beta, alpha),
+    "aten.baddbmm.default": lambda x, a, b, *, beta=1, alpha=1: ops.baddbmm(x, a, b, beta, alpha),
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.einsum.default": lambda equation, operands, *, path=None: ops.einsum(equation, *operands),
     "aten.bilinear.default": lambda x, y, weight, bias=None: ops.bilinear(x, y, weight, bias),
     "aten.linalg_cross.default": to_result(lambda x, y, *, dim=-1: ops.cross(x, y, dim)),
-    "aten.addbmm.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(
-        x, ops.sum(ops.matmul(a, b), axis=0), beta, alpha
-    ),
-    "aten.addmv.default": lambda x, a, b, *, beta=1, alpha=1: _with_addend(x, ops.matmul(a, b), beta, alpha),
+    "aten.addbmm.default": lambda x, a, b, *, beta=1, alpha=1: ops.addbmm(x, a, b, beta, alpha),
+    "aten.addmv.default": lambda x, a, b, *, beta=1, alpha=1: ops.addmv(x, a, b, beta, alpha),
 }

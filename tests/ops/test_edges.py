@@ -1,0 +1,144 @@
+"""What ops do at the edges of their domains: integers, infinities, the last of a range, sums that 16 bits do not hold;
+an error names the op that was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradc  # noqa: E402
+from gradc import interp, ops  # noqa: E402
+from gradc.errors import IndexOutOfRange, TypeRuleError  # noqa: E402
+
+X = np.arange(6.0)
+ONE = np.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "index"),
+    [
+        ("take", lambda x, i: ops.take(x, i), -7),
+        ("put", lambda x, i: ops.put(x, i, ONE), -7),
+        ("scatter", lambda x, i: ops.scatter(x, 0, i, ONE), 7),
+        ("index_copy", lambda x, i: ops.index_copy(x, 0, i, ONE), 6),
+        ("index_fill", lambda x, i: ops.index_fill(x, 0, i, 2.0), -8),
+        ("index_reduce", lambda x, i: ops.index_reduce(x, 0, i, ONE, "prod"), 9),
+        ("index_put", lambda x, i: ops.index_put(x, (i,), 2.0), -1),
+        ("index_put", lambda x, i: ops.index_put(x.reshape((2, 3)), (i, i), 2.0), 4),
+        ("getitem", lambda x, i: x.reshape((2, 1, 3))[i, :, i], -1),
+    ],
+    ids=lambda v: v if isinstance(v, str) else None,
+)
+def test_an_index_out_of_range_is_named_as_it_was_given(name: str, call: Callable[..., Any], index: int) -> None:
+    graph = gradc.trace(call, x="f64[6]", i="i64[1]")
+    module = gradc.compile(graph, target="numpy")
+    for run in (lambda **a: interp.run(graph, a), module):
+        with pytest.raises(IndexOutOfRange, match=f"^{name}: index {index} at position 0 "):
+            run(x=X, i=np.array([index]))
+
+
+def test_an_error_of_an_op_that_is_written_begins_with_the_op_that_writes_it() -> None:
+    for call, match in (
+        (lambda x, i: ops.divide(x, i), r"^divide\(f64\[6\], i64\[1\]\): div"),
+        (lambda x, i: ops.scatter(x, 0, ops.cast(i, "f64"), 1.0), r"^scatter\(f64\[6\], f64\[1\]\): .*indices are f64"),
+    ):
+        with pytest.raises(TypeRuleError, match=match):
+            gradc.trace(call, x="f64[6]", i="i64[1]")
+
+
+def test_a_mask_of_a_call_takes_no_more_than_source_has() -> None:
+    graph = gradc.trace(ops.masked_scatter, input="f64[6]", mask="bool[6]", source="f64[2]")
+    given = {"input": X, "source": np.array([7.0, 8.0])}
+    got = interp.run(graph, {**given, "mask": X % 3 == 1})["y"]
+    np.testing.assert_array_equal(got, [0, 7, 2, 3, 8, 5])
+    with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 2 .* \[0, 2\)"):
+        interp.run(graph, {**given, "mask": X > 2})
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8"])
+def test_quotients_of_integers(dtype: str) -> None:
+    line = np.array([-7, -6, -1, 0, 1, 5, 6, 7, 100], np.int64)
+    line = line[line >= 0] if dtype == "uint8" else line
+    x, y = (v.reshape(-1).astype(dtype) for v in np.meshgrid(line, line[line != 0]))
+    modes = (None, "trunc", "floor")
+    graph = gradc.trace(lambda x, y: [ops.divide(x, y, mode) for mode in modes], x=x, y=y)
+    for mode, got in zip(modes, interp.run(graph, {"x": x, "y": y}).values(), strict=True):
+        want = torch.div(torch.from_numpy(x), torch.from_numpy(y), rounding_mode=mode).numpy()
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_quotient_by_zero_that_is_rounded_is_zero() -> None:
+    graph = gradc.trace(lambda x, y: ops.divide(x, y, "trunc"), x="i32[3]", y="i32[3]")
+    got = interp.run(graph, {"x": np.array([-7, 0, 7], np.int32), "y": np.zeros(3, np.int32)})["y"]
+    np.testing.assert_array_equal(got, 0)
+
+
+def test_lerp_is_exact_at_both_ends() -> None:
+    arrays = {"a": np.array([1e10, 1.25, 1e10]), "b": np.array([1.2345, -1e300, 3.5]), "w": np.array([1.0, 0.0, 0.75])}
+    got = interp.run(gradc.trace(lambda a, b, w: ops.lerp(a, b, w), **arrays), arrays)
+    np.testing.assert_array_equal(got["y"], torch.lerp(*map(torch.from_numpy, arrays.values())).numpy())
+
+
+@pytest.mark.parametrize("way", ["linear", "lower", "higher", "midpoint", "nearest"])
+def test_quantiles_of_infinities(way: Any) -> None:
+    inf = np.inf
+    q = np.array([0, 0.25, 0.5, 0.9, 1])
+    x = np.array([[-inf, 1, 2, inf], [-inf, -inf, inf, inf], [1, inf, inf, inf], [-inf, inf, 3, 4], [inf] * 4])
+    graph = gradc.trace(lambda x, q: ops.quantile(x, q, 1, interpolation=way), x=x, q=q)
+    want = torch.quantile(torch.from_numpy(x), torch.from_numpy(q), 1, interpolation=way)
+    np.testing.assert_array_equal(interp.run(graph, {"x": x, "q": q})["y"], want.numpy())
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_in_16_bits_are_added_up_in_32(reduction: Any) -> None:
+    rng = np.random.default_rng(0)
+    rows = 900
+    arrays: dict[str, np.ndarray] = {
+        "x": rng.standard_normal((rows, 4)).astype(np.float16),
+        "w": (rng.standard_normal((6, 4)) * 3).astype(np.float16),
+        "t": rng.integers(0, 6, rows),
+        "weight": np.array([0.5, 1, 2, 0.25, 1.5, 3], np.float16),
+    }
+    graph = gradc.trace(
+        lambda x, w, t, weight: ops.linear_cross_entropy(
+            x, w, t, weight=weight, reduction=reduction, ignore_index=2, batch_chunk_size=300
+        ),
+        **arrays,
+    )
+    got = gradc.compile(graph, target="numpy", numerics="strict")(**arrays)
+    x, w, weight = (torch.from_numpy(arrays[n].astype(np.float64)) for n in ("x", "w", "weight"))
+    target = torch.from_numpy(arrays["t"])
+    want = torch.nn.functional.cross_entropy(x @ w.T, target, weight, ignore_index=2, reduction=reduction)
+    assert abs(float(got) - float(want)) <= 2**-10 * float(want)
+
+
+def test_ctc_loss_reads_no_label_behind_a_targets_end() -> None:
+    x = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(-1)
+    target = np.array([[1, 1, -1], [2, 3, 1]])
+    graph = gradc.trace(lambda x, t, n: ops.ctc_loss(x, t, (5, 4), n), x=x.numpy(), t=target, n=np.array([2, 3]))
+    given = {"x": x.numpy(), "t": target, "n": np.array([2, 3])}
+    want = torch.nn.functional.ctc_loss(x, torch.from_numpy(target).clamp(0), (5, 4), (2, 3))
+    np.testing.assert_allclose(interp.run(graph, given)["y"], want.numpy(), rtol=1e-12)
+    with pytest.raises(IndexOutOfRange, match="^ctc_loss: index -1 at position 2 "):
+        interp.run(graph, {**given, "n": np.array([3, 3])})
+
+
+def test_ctc_loss_refuses_a_blank_in_a_target_and_has_no_mean_of_nothing() -> None:
+    for target in (np.array([[1, 0], [1, 2]]), np.array([1, 0, 1, 2])):
+        with pytest.raises(TypeRuleError, match=r"ctc_loss.*: the target \[1, 0.* has the blank, 0, in it"):
+            gradc.trace(lambda x, t=target: ops.ctc_loss(x, t, (5, 5), (2, 2)), x="f32[5,2,4]")
+    graph = gradc.trace(lambda x, t: ops.ctc_loss(x, t, (), ()), x="f64[5,0,4]", t="i64[0,3]")
+    assert np.isnan(interp.run(graph, {"x": np.zeros((5, 0, 4)), "t": np.zeros((0, 3), np.int64)})["y"])
