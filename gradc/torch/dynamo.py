@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,9 +193,26 @@ class _Program:
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *arguments]
+        if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
+            return self.source(*arguments)
         for i in self.mutated:  # what is kept for backward stays as it was
             given[i] = (given[i], given[i].clone())
         return self.run(given)
+
+
+def _overlap(given: Sequence[Any], written: Collection[int]) -> bool:
+    """Whether an input that is written may share memory with another one."""
+    spans = []
+    for i, x in enumerate(given):
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided and x.numel():
+            last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+            spans.append((x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize, i in written))
+    end = end_of_written = 0
+    for start, stop, is_written in sorted(spans):
+        if start < (end if is_written else end_of_written):
+            return True
+        end, end_of_written = max(end, stop), max(end_of_written, stop if is_written else 0)
+    return False
 
 
 @dataclass(frozen=True)

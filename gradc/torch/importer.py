@@ -18,7 +18,7 @@ from ..ir.graph import Graph, check_name, input_node
 from ..ir.lexer import LONGEST_NAME
 from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
-from ..ir.types import Type, typeof
+from ..ir.types import F32, Type, typeof
 from ..ops.rules import converted
 from ..trace import implied
 from .custom_gradients import REASON, custom_gradient
@@ -80,6 +80,8 @@ class Translation:
             self.refused[node] = refusal(node, str(error).splitlines()[0])
         except RecursionError:
             self.refused[node] = refusal(node, "it is nested too deep")
+        except Exception as error:  # a defect of a line is no reason to end the user's compilation
+            self.refused[node] = refusal(node, f"a defect of gradc's line for it: {type(error).__name__}: {error}")
         finally:
             self._at = None
 
@@ -116,8 +118,9 @@ class Translation:
             raise Unsupported(f"its tensors lie on {' and '.join(sorted(devices))}")
         args = tuple(self._argument(a) for a in node.args)
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in _PLACES}
-        result = line.function(*_promoted(line, node, args), **kwargs)
-        return self._checked(node, result)
+        wide = line.promotion == "opmath" and _made_with_numbers(node)
+        result = line.function(*_promoted(line, node, args, wide), **kwargs)
+        return self._checked(node, converted(result, dtype_of(node.meta["val"].dtype)) if wide else result)
 
     def _argument(self, argument: Any) -> Any:
         """An argument as the table's functions take it."""
@@ -179,11 +182,28 @@ def _same_shape(made: Type, wanted: Type) -> bool:
     return made.rank == wanted.rank and all(same(a, b) for a, b in zip(made.shape, wanted.shape, strict=True))
 
 
-def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands cast as the line says; masks of ``where`` stay."""
+def _made_with_numbers(node: torch.fx.Node) -> bool:
+    """Whether a result of 16 bits has numbers, or scalar tensors of a wider float, among its operands."""
+    if node.meta["val"].dtype not in (torch.float16, torch.bfloat16):
+        return False
+    values = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in (*node.args, *node.kwargs.values())]
+    return any(
+        (isinstance(v, float | int) and not isinstance(v, bool))
+        or (isinstance(v, torch.Tensor) and v.is_floating_point() and not v.ndim and v.dtype.itemsize > 2)
+        for v in values
+    )
+
+
+def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...], wide: bool) -> tuple[Any, ...]:
+    """The operands cast as the line says; masks of ``where`` stay.
+
+    :param wide: whether an op of 16-bit floats takes them as f32.
+    """
     if not line.promotion:
         return args
-    if line.promotion == "result":
+    if wide:
+        dtype = F32
+    elif line.promotion in ("result", "opmath"):
         dtype = dtype_of(node.meta["val"].dtype)
     else:
         operands = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args[:2]]

@@ -29,7 +29,7 @@ FAMILIES = (
     "quantized",
 )
 
-Promotion = Literal["", "result", "operands"]
+Promotion = Literal["", "result", "opmath", "operands"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Line:
 
     :param key: ``aten.add.Tensor``.
     :param function: of its arguments; gives a node, or a tuple of them where the overload gives several.
-    :param promotion: to which dtype tensors are cast first: to the ``"result"``'s, to torch's ``result_type`` of the
-        ``"operands"`` (comparisons), or not at all.
+    :param promotion: to which dtype tensors are cast first: to the ``"result"``'s; in ``"opmath"``, f32 where a 16-bit
+        result is made with numbers, which torch does not round to 16 bits there, and else to the result's; to torch's
+        ``result_type`` of the ``"operands"`` (comparisons); or not at all.
     """
 
     key: str
@@ -58,6 +59,11 @@ class Line:
 def to_result(function: Callable[..., Any]) -> tuple[Callable[..., Any], Promotion]:
     """A line whose operands are first cast to the result's dtype."""
     return function, "result"
+
+
+def in_opmath(function: Callable[..., Any]) -> tuple[Callable[..., Any], Promotion]:
+    """A line as :func:`to_result`, whose numbers are not rounded to 16 bits."""
+    return function, "opmath"
 
 
 def to_common(function: Callable[..., Any]) -> tuple[Callable[..., Any], Promotion]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,69 @@ def test_symbolic_sizes_take_two_compilations() -> None:
 
 def test_an_empty_batch() -> None:
     agree(lambda x, w: torch.tanh(x @ w) * 2, rand(0, 4), rand(4, 2), whole=True)
+
+
+def test_inputs_that_share_memory_at_a_later_call() -> None:
+    def function(a: Any, b: Any) -> Any:
+        a.add_(1)
+        return (b * 2).sin().exp()
+
+    call = compiled(function)
+    for _ in range(2):
+        a, b = torch.zeros(4, 3), torch.ones(2, 3)
+        torch.testing.assert_close(call(a, b), function(a.clone(), b))
+    ours, eager = torch.zeros(4, 3), torch.zeros(4, 3)
+    torch.testing.assert_close(call(ours, ours[:2]), function(eager, eager[:2]))
+    torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_beside_16_bit_tensors_are_rounded_where_torch_rounds_them(dtype: torch.dtype) -> None:
+    """Products and quotients keep them, sums and powers take them at 16 bits; bit for bit."""
+    wide = torch.tensor(0.3)
+    every = (
+        lambda x: x * 0.1,
+        lambda x: x / 0.3,
+        lambda x: x * 1e5,
+        lambda x: x * wide,
+        lambda x: torch.lerp(x, x + x, 0.3),
+        lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+        lambda x: torch.addcmul(x, x, x, value=0.3),
+        lambda x: x + 0.1,
+        lambda x: 0.1 - x,
+        lambda x: x.abs() ** 0.3,
+        lambda x: torch.fmod(x, 0.3),
+        lambda x: torch.remainder(x, 0.3),
+    )
+    function = lambda x: tuple(f(x) for f in every)
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for k, (got, want) in enumerate(zip(compiled(function, fallback="error")(x), function(x), strict=True)):
+        assert torch.equal(got, want), k
+
+
+def test_ties_edges_and_scalars() -> None:
+    """Gradients at ties of clamp and median; quotients rounded down near integers and at infinity; tensors without
+    axes.
+    """
+
+    def function(x: Any, low: Any, high: Any, scalar: Any) -> Any:
+        return (
+            x.clamp(low, high) * torch.tensor([1.0, 2, 3]),
+            x.clamp(min=low) * 2,
+            x.clamp(max=high) * 3,
+            torch.stack([high, high, low, low]).median() * 2,
+            torch.div(x, low, rounding_mode="floor"),
+            torch.div(2, high, rounding_mode="floor"),
+            torch.ops.aten.elu(x * 1000, 1.5, 2.0, 1.0),
+            scalar.squeeze(0) * 2,
+            (scalar * 2).argmax(0),
+            torch.div(-scalar, math.inf, rounding_mode="floor"),
+        )
+
+    x, low, high = (
+        torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([1, 2, 3], [0.1, 2, 0.3], [5, 2, 3])
+    )
+    agree(function, x, low, high, torch.tensor(2.0, dtype=torch.float64, requires_grad=True))
 
 
 def test_inputs_in_other_layouts_and_expanded() -> None:

@@ -132,7 +132,7 @@ def test_ctc_loss_reads_no_label_behind_a_targets_end() -> None:
     given = {"x": x.numpy(), "t": target, "n": np.array([2, 3])}
     want = torch.nn.functional.ctc_loss(x, torch.from_numpy(target).clamp(0), (5, 4), (2, 3))
     np.testing.assert_allclose(interp.run(graph, given)["y"], want.numpy(), rtol=1e-12)
-    with pytest.raises(IndexOutOfRange, match="^ctc_loss: index -1 at position 2 "):
+    with pytest.raises(IndexOutOfRange, match=r"^ctc_loss: index -1 at position 2 "):
         interp.run(graph, {**given, "n": np.array([3, 3])})
 
 

@@ -95,6 +95,8 @@ def _scatter_add(x: Node, axis: int, indices: Node, updates: Node) -> Node:
 def _scatter_reduce(
     x: Node, axis: int, indices: Node, updates: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
+    if not x.rank:
+        raise Unsupported("scatter_reduce into a scalar")
     return ops.scatter_reduce(x, axis % x.rank, indices, updates, reduce, include_self=include_self)
 
 

@@ -9,7 +9,7 @@ from ... import ops
 from ...ir.node import Node
 from ...ir.types import DType
 from ...ops.rules import converted
-from ..table import to_common, to_result
+from ..table import in_opmath, to_common, to_result
 
 _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1)  # what torch writes selu as
 
@@ -28,19 +28,17 @@ def _sum(x: Any, y: Any, alpha: Any = 1) -> Any:
     return x | y if both_masks and alpha == 1 else x + _times(y, alpha)
 
 
-def _rounded_quotient(x: Node, y: Any, rounding_mode: str | None = None) -> Node:
-    if rounding_mode == "floor" and x.dtype.is_float:
-        return ops.floor(x / y)
-    return ops.divide(x, y, rounding_mode)
-
-
 def _clamp(x: Node, min: Any = None, max: Any = None) -> Node:
     return ops.clamp(x, min, max)
 
 
 def _clamp_to_tensors(x: Node, min: Node | None = None, max: Node | None = None) -> Node:
-    x = x if min is None else ops.maximum(x, min)
-    return x if max is None else ops.minimum(x, max)
+    """At a bound the gradient is x's."""
+    if min is not None and max is not None:
+        return ops.clamp(x, min, max)
+    if min is not None:
+        return ops.where(ops.lt(x, min), min, x)
+    return x if max is None else ops.where(ops.gt(x, max), max, x)
 
 
 def _cast(x: Node, dtype: DType | None = None) -> Node:
@@ -68,7 +66,8 @@ def _elu(x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
         return ops.elu(x, alpha=float(alpha))
     if (alpha, scale, input_scale) == _SELU:
         return ops.selu(x)
-    return ops.where(x > 0, x * scale, ops.expm1(x * input_scale) * (alpha * scale))
+    negative = ops.where(x > 0, 0.0, x)  # where it is not taken the exponential must not overflow
+    return ops.where(x > 0, x * scale, ops.expm1(negative * input_scale) * (alpha * scale))
 
 
 def _copy(x: Node, source: Node) -> Node:
@@ -163,13 +162,13 @@ LINES: dict[str, Any] = {
     "aten.sub.Scalar": to_result(lambda x, y, alpha=1: x - _times(y, alpha)),
     "aten.rsub.Tensor": to_result(lambda x, y, *, alpha=1: y - _times(x, alpha)),
     "aten.rsub.Scalar": to_result(lambda x, y, alpha=1: y - _times(x, alpha)),
-    "aten.mul.Tensor": to_result(_product),
-    "aten.mul.Scalar": to_result(_product),
-    "aten.div.Tensor": to_result(lambda x, y: ops.div(x, y)),
-    "aten.div.Scalar": to_result(lambda x, y: ops.div(x, y)),
-    "aten.div.Tensor_mode": to_result(lambda x, y, *, rounding_mode=None: _rounded_quotient(x, y, rounding_mode)),
-    "aten.div.Scalar_mode": to_result(lambda x, y, *, rounding_mode=None: _rounded_quotient(x, y, rounding_mode)),
-    "aten.floor_divide.default": to_result(lambda x, y: _rounded_quotient(x, y, "floor")),
+    "aten.mul.Tensor": in_opmath(_product),
+    "aten.mul.Scalar": in_opmath(_product),
+    "aten.div.Tensor": in_opmath(lambda x, y: ops.div(x, y)),
+    "aten.div.Scalar": in_opmath(lambda x, y: ops.div(x, y)),
+    "aten.div.Tensor_mode": in_opmath(lambda x, y, *, rounding_mode=None: ops.divide(x, y, rounding_mode)),
+    "aten.div.Scalar_mode": in_opmath(lambda x, y, *, rounding_mode=None: ops.divide(x, y, rounding_mode)),
+    "aten.floor_divide.default": in_opmath(lambda x, y: ops.divide(x, y, "floor")),
     "aten.remainder.Tensor": to_result(lambda x, y: ops.mod(x, y)),
     "aten.remainder.Scalar": to_result(lambda x, y: ops.mod(x, y)),
     "aten.pow.Tensor_Scalar": to_result(lambda x, y: ops.pow(x, y)),
@@ -219,10 +218,10 @@ LINES: dict[str, Any] = {
     "aten.clamp.Tensor": to_result(_clamp_to_tensors),
     "aten.clamp_min.default": to_result(lambda x, min: ops.clamp(x, min, None)),
     "aten.clamp_max.default": to_result(lambda x, max: ops.clamp(x, None, max)),
-    "aten.addcmul.default": to_result(lambda x, y, z, *, value=1: x + _times(y * z, value)),
-    "aten.addcdiv.default": to_result(lambda x, y, z, *, value=1: x + _times(y / z, value)),
-    "aten.lerp.Scalar": to_result(lambda x, y, weight: x + (y - x) * weight),
-    "aten.lerp.Tensor": to_result(lambda x, y, weight: x + (y - x) * weight),
+    "aten.addcmul.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y * z, value)),
+    "aten.addcdiv.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y / z, value)),
+    "aten.lerp.Scalar": in_opmath(lambda x, y, weight: ops.lerp(x, y, weight)),
+    "aten.lerp.Tensor": in_opmath(lambda x, y, weight: ops.lerp(x, y, weight)),
     "aten.where.self": to_result(lambda condition, x, y: ops.where(condition, x, y)),
     "aten.where.ScalarOther": to_result(lambda condition, x, y: ops.where(condition, x, y)),
     "aten.where.ScalarSelf": to_result(lambda condition, x, y: ops.where(condition, x, y)),

@@ -84,7 +84,7 @@ def _extreme(value: Any, position: Any) -> Any:
 
 def _position(function: Any) -> Any:
     def position(x: Node, axis: int | None = None, keepdim: bool = False) -> Node:
-        if axis is not None:
+        if axis is not None and x.rank:
             return function(x, axis=axis % x.rank, keepdims=keepdim)
         found = function(ops.reshape(x, (-1,)), axis=0)
         return ops.reshape(found, (1,) * x.rank) if keepdim else found
@@ -106,6 +106,8 @@ def _old_softmax(function: Any) -> Any:
     def softmax(x: Node, axis: int, half_to_float: bool) -> Node:
         if half_to_float:
             raise Unsupported("softmax that widens its operand")
+        if not x.rank:
+            raise Unsupported("softmax of a scalar")
         return function(x, axis=axis % x.rank)
 
     return softmax

@@ -42,7 +42,8 @@ def _expand(x: Node, shape: Sequence[Size], *, implicit: bool = False) -> Node:
 
 
 def _squeeze(x: Node, axes: Any = None) -> Node:
-    chosen = range(x.rank) if axes is None else [a % x.rank for a in (axes if isinstance(axes, tuple) else (axes,))]
+    named = axes if isinstance(axes, tuple) else (axes,)
+    chosen = range(x.rank) if axes is None else [a % max(x.rank, 1) for a in named]
     return ops.reshape(x, tuple(n for a, n in enumerate(x.shape) if a not in chosen or n != 1))
 
 

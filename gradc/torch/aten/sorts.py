@@ -35,6 +35,16 @@ def _searchsorted(
     return ops.searchsorted(line, values, *given, right=right, side=side, out_int32=out_int32)
 
 
+def _spread_evenly(x: Node, chosen: Node) -> Node:
+    """The chosen element, whose gradient goes to all its equals in equal parts."""
+    value, others = ops.stop_gradient(chosen), ops.stop_gradient(x)
+    if not x.dtype.has_tangent:
+        return chosen
+    equal = ops.where(ops.isnan(value), ops.isnan(others), ops.eq(others, value))
+    count = ops.sum(ops.cast(equal, x.dtype))
+    return value + ops.sum(ops.where(equal & ops.isfinite(others), x - others, 0.0)) / count
+
+
 LINES: dict[str, Any] = {
     "aten.searchsorted.Tensor": _searchsorted,
     "aten.bucketize.Tensor": lambda x, boundaries, *, out_int32=False, right=False: ops.bucketize(
@@ -48,9 +58,9 @@ LINES: dict[str, Any] = {
     "aten.msort.default": lambda x: ops.msort(x),
     "aten.topk.default": lambda x, k, axis=-1, largest=True, sorted=True: ops.topk(x, k, axis, largest, sorted),
     "aten.kthvalue.default": lambda x, k, axis=-1, keepdim=False: ops.kthvalue(x, k, axis, keepdim),
-    "aten.median.default": lambda x: ops.median(x),
+    "aten.median.default": lambda x: _spread_evenly(x, ops.median(x)),
     "aten.median.dim": lambda x, axis, keepdim=False: ops.median(x, axis, keepdim),
-    "aten.nanmedian.default": lambda x: ops.nanmedian(x),
+    "aten.nanmedian.default": lambda x: _spread_evenly(x, ops.nanmedian(x)),
     "aten.nanmedian.dim": lambda x, axis, keepdim=False: ops.nanmedian(x, axis, keepdim),
     "aten.quantile.default": _quantile(ops.quantile),
     "aten.quantile.scalar": _quantile(ops.quantile),
