@@ -83,6 +83,18 @@ def test_a_quotient_by_zero_that_is_rounded_is_zero() -> None:
     np.testing.assert_array_equal(got, 0)
 
 
+def test_alpha_of_sums_and_differences() -> None:
+    x, y = np.array([1.0, 2.0]), np.array([3.0, 5.0])
+    graph = gradc.trace(
+        lambda x, y: [ops.add(x, y, alpha=2), ops.sub(x, y, alpha=0.5), ops.add(x, 3.0, alpha=2)], x=x, y=y
+    )
+    for got, want in zip(interp.run(graph, {"x": x, "y": y}).values(), ([7, 12], [-0.5, -0.5], [7, 8]), strict=True):
+        np.testing.assert_array_equal(got, want)
+    for alpha in (True, "2"):
+        with pytest.raises(TypeRuleError, match=r"^add\(.*alpha=.* is no number"):
+            gradc.trace(lambda x, alpha=alpha: ops.add(x, x, alpha=alpha), x="f32[2]")
+
+
 def test_lerp_is_exact_at_both_ends() -> None:
     arrays = {"a": np.array([1e10, 1.25, 1e10]), "b": np.array([1.2345, -1e300, 3.5]), "w": np.array([1.0, 0.0, 0.75])}
     got = interp.run(gradc.trace(lambda a, b, w: ops.lerp(a, b, w), **arrays), arrays)
@@ -132,7 +144,7 @@ def test_ctc_loss_reads_no_label_behind_a_targets_end() -> None:
     given = {"x": x.numpy(), "t": target, "n": np.array([2, 3])}
     want = torch.nn.functional.ctc_loss(x, torch.from_numpy(target).clamp(0), (5, 4), (2, 3))
     np.testing.assert_allclose(interp.run(graph, given)["y"], want.numpy(), rtol=1e-12)
-    with pytest.raises(IndexOutOfRange, match="^ctc_loss: index -1 at position 2 "):
+    with pytest.raises(IndexOutOfRange, match=r"^ctc_loss: index -1 at position 2 "):
         interp.run(graph, {**given, "n": np.array([3, 3])})
 
 
