@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
+from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import IndexOutOfRange, TypeRuleError  # noqa: E402
 
 X = np.arange(6.0)
@@ -154,3 +155,45 @@ def test_ctc_loss_refuses_a_blank_in_a_target_and_has_no_mean_of_nothing() -> No
             gradc.trace(lambda x, t=target: ops.ctc_loss(x, t, (5, 5), (2, 2)), x="f32[5,2,4]")
     graph = gradc.trace(lambda x, t: ops.ctc_loss(x, t, (), ()), x="f64[5,0,4]", t="i64[0,3]")
     assert np.isnan(interp.run(graph, {"x": np.zeros((5, 0, 4)), "t": np.zeros((0, 3), np.int64)})["y"])
+
+
+# -- gradients that are not torch's ------------------------------------------------------------------------------------
+
+NAN = np.nan
+PLACES = np.array([1, 0, 1])
+BESIDE_TORCH: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float], list[float]]] = {
+    "amax": (lambda x: ops.amax(x, 0), lambda x: x.amax(0), [0, 0, 0], [NAN, NAN, NAN]),
+    "max of all": (ops.max, torch.max, [0, 0, 0], [0, 0.5, 0.5]),
+    "relu": (ops.relu, torch.relu, [1, 0, 0], [1, 1, 1]),
+    "abs": (ops.abs, torch.abs, [1, NAN, NAN], [1, 0, 0]),
+    "max_pool": (
+        lambda x: ops.max_pool1d(ops.reshape(x, (1, 3)), 3),
+        lambda x: torch.nn.functional.max_pool1d(x.reshape(1, 3), 3),
+        [0, 1, 0],
+        [0, 0, 1],
+    ),
+    "index_put": (
+        lambda x: ops.index_put(x * 0.0, (PLACES,), x),
+        lambda x: (x * 0.0).index_put((torch.from_numpy(PLACES),), x),
+        [0, 1, 1],
+        [1, 1, 1],
+    ),
+    "scatter": (
+        lambda x: ops.scatter(x * 0.0, 0, PLACES, x),
+        lambda x: (x * 0.0).scatter(0, torch.from_numpy(PLACES), x),
+        [0, 1, 1],
+        [1, 1, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_TORCH)
+def test_gradients_that_docs_tell_apart_from_torchs(name: str) -> None:
+    ours, theirs, own, eager = BESIDE_TORCH[name]
+    x = np.array([1.0, 2.0, 3.0] if "scatter" in name or "index" in name else [1.0, NAN, NAN])
+    joint = differentiate(gradc.trace(ours, x=x), ["x"])
+    upstream = next(n for n in joint.inputs if joint.input_name(n) != "x")
+    given = {"x": x, joint.input_name(upstream): np.ones(upstream.type.concrete({}))}
+    np.testing.assert_array_equal(interp.run(joint, {n: given[n] for n in joint.input_names})["d.x"], own)
+    leaf = torch.tensor(x, requires_grad=True)
+    np.testing.assert_array_equal(torch.autograd.grad(theirs(leaf).sum(), leaf)[0].numpy(), eager)
