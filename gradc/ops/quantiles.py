@@ -133,7 +133,8 @@ mode = Function(
     bad=_BAD,
     doc=(
         "the most frequent element along an axis, the smallest of several, and the position (i64) of the last one that"
-        " equals it, to which the gradient goes; each NaN is a value of its own, above all numbers"
+        " equals it (torch's of long rows is any), to which the gradient goes; each NaN is a value of its own, above"
+        " all numbers"
     ),
     source="torch.mode",
 )

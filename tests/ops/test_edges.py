@@ -47,6 +47,7 @@ def test_an_index_out_of_range_is_named_as_it_was_given(name: str, call: Callabl
 def test_an_error_of_an_op_that_is_written_begins_with_the_op_that_writes_it() -> None:
     for call, match in (
         (lambda x, i: ops.divide(x, i), r"^divide\(f64\[6\], i64\[1\]\): div"),
+        (lambda x, i: ops.take(x, np.array([0, -7])), "^take: index -7 of a size of 6"),
         (lambda x, i: ops.scatter(x, 0, ops.cast(i, "f64"), 1.0), r"^scatter\(f64\[6\], f64\[1\]\): .*indices are f64"),
     ):
         with pytest.raises(TypeRuleError, match=match):
@@ -60,6 +61,33 @@ def test_a_mask_of_a_call_takes_no_more_than_source_has() -> None:
     np.testing.assert_array_equal(got, [0, 7, 2, 3, 8, 5])
     with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 2 .* \[0, 2\)"):
         interp.run(graph, {**given, "mask": X > 2})
+
+
+def test_rows_that_are_searched_and_counted() -> None:
+    """searchsorted, mode and masked_scatter on a simulated GPU, with ties."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "line": np.sort(np.round(rng.standard_normal((5, 37)), 1), 1).astype(np.float32),
+        "x": np.round(rng.standard_normal((5, 50)), 1).astype(np.float32),
+        "mask": rng.random((5, 50)) < 0.4,
+        "source": rng.standard_normal(250).astype(np.float32),
+    }
+    line, x, mask, source = map(torch.from_numpy, arrays.values())
+    graph = gradc.trace(
+        lambda line, x, mask, source: [
+            ops.searchsorted(line, x),
+            ops.searchsorted(line, x, right=True),
+            ops.masked_scatter(x, mask, source),
+            *ops.mode(x, 1),
+        ],
+        **arrays,
+    )
+    *found, value, place = (np.asarray(v) for v in gradc.compile(graph, target="cuda-sim")(**arrays).values())
+    wanted = (torch.searchsorted(line, x), torch.searchsorted(line, x, right=True), x.masked_scatter(mask, source))
+    for got, want in zip((*found, value), (*wanted, x.mode(1).values), strict=True):
+        np.testing.assert_array_equal(got, want.numpy())
+    last = [np.flatnonzero(row == v)[-1] for row, v in zip(arrays["x"], value, strict=True)]
+    np.testing.assert_array_equal(place, last)  # torch's is any of them
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
