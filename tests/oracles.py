@@ -110,6 +110,17 @@ def _right_shift(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     )
 
 
+def _left_shift(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """By definition, in Python's integers, of which the dtype keeps its bits."""
+    bits, signed = dtype(a.dtype).bits, a.dtype.kind == "i"
+
+    def shifted(x: Any, n: Any) -> int:
+        low = (int(x) << int(n)) % 2**bits if 0 <= n < bits else 0
+        return low - 2**bits if signed and low >= 2 ** (bits - 1) else low
+
+    return np.vectorize(shifted, otypes=[np.int64])(a, np.broadcast_to(b, a.shape))
+
+
 def _coded(codes: np.ndarray, name: str) -> np.ndarray:
     """Codes as numbers, by each format's definition."""
     bits = DTYPES[name].bits
@@ -229,6 +240,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "quantize": _quantize,
     "fake_quantize": _fake_quantize,
     "right_shift": _right_shift,
+    "left_shift": _left_shift,
     "unpack": _unpack,
     "bitcast": _bitcast,
     "nf4_codebook": lambda dtype="f32": np.asarray(NF4, DTYPES[dtype].np).astype(np.float64),

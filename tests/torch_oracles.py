@@ -620,7 +620,7 @@ TORCH: dict[str, Callable[..., Any]] = {
             "isnan isinf isfinite isposinf isneginf signbit logical_and logical_or logical_xor logical_not logit"
         ).split()
     },
-    **{name: getattr(torch.special, name) for name in "xlog1py entr ndtr log_ndtr i0 i0e i1 i1e erfcx".split()},
+    **{name: getattr(torch.special, name) for name in "xlog1py entr ndtr log_ndtr ndtri i0 i0e i1 i1e erfcx".split()},
     "lgamma": _lgamma,
     "digamma": lambda x: torch.digamma(x + 20) - sum(1 / (x + k) for k in range(20)),
     "polygamma": _polygamma,
@@ -860,6 +860,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isin": torch.isin,
     "sort": lambda x, axis=-1, descending=False: tuple(torch.sort(x, dim=axis, descending=descending, stable=True)),
     "msort": torch.msort,
+    "mode": lambda x, axis=-1, keepdims=False: tuple(torch.mode(x, axis, keepdims)),
+    "gradient": lambda x, spacing=1.0, axis=None, edge_order=1: torch.gradient(
+        x,
+        spacing=tuple(map(torch.as_tensor, spacing)) if isinstance(spacing, tuple) and np.ndim(spacing[0]) else spacing,
+        dim=axis,
+        edge_order=edge_order,
+    ),
     "topk": lambda x, k, axis=-1, largest=True: tuple(torch.topk(x, k, axis, largest)),
     "kthvalue": lambda x, k, axis=-1, keepdims=False: tuple(torch.kthvalue(x, k, axis, keepdims)),
     **{name: _middle(getattr(torch, name)) for name in ("median", "nanmedian")},

@@ -19,10 +19,10 @@ from .indexing import (
     Bounds,
     Padding,
     _as_resolved,
-    _indices,
     _padding,
     check_positions,
     gather,
+    index_type,
     padding_exists,
     scatter_add,
     unpadded,
@@ -51,7 +51,7 @@ def count_not_above(line: Any, values: Any) -> Any:
 
 
 def _segments(offsets: Type, *, size: int | Dim, oob: Literal["error", "skip"] = "error") -> Any:
-    if _indices(offsets).rank != 1:
+    if index_type(offsets).rank != 1:
         raise TypeRuleError(f"the offsets {offsets} have rank {offsets.rank}, not 1")
     return Type(I64, (size,))
 
@@ -120,7 +120,7 @@ def _embedding_bag(
     offsets, per_sample_weights = _parts(indices, offsets, per_sample_weights)
     if floating(weight).rank != 2:
         raise TypeRuleError(f"the table has rank {weight.rank}, not 2")
-    if _indices(indices).rank not in (1, 2):
+    if index_type(indices).rank not in (1, 2):
         raise TypeRuleError(f"the indices {indices} have rank {indices.rank}: 1 with offsets, or 2")
     if (offsets is None) != (indices.rank == 2):
         raise TypeRuleError(
@@ -133,7 +133,7 @@ def _embedding_bag(
             raise TypeRuleError("include_last_offset without offsets")
         bags: Size = indices.shape[0]
     else:
-        if _indices(offsets).rank != 1:
+        if index_type(offsets).rank != 1:
             raise TypeRuleError(f"the offsets {offsets} have rank {offsets.rank}, not 1")
         if include_last_offset and offsets.shape[0] == 0:
             raise TypeRuleError("include_last_offset wants 1 offset at least, got 0")

@@ -1,5 +1,5 @@
 """Modified Bessel functions of the first kind, i0, i0e, i1, i1e, the scaled complementary error function erfcx, and
-log_ndtr, which needs it.
+what needs it: log_ndtr and ndtri.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 from ..ir.node import Node
 from ..ir.op import Composite, Primitive, Sample
 from .elementary import unary
-from .pointwise import NOT_FLOAT, eq, log, log1p, lt, sign, where
+from .pointwise import NOT_FLOAT, bitwise_and, eq, exp, gt, log, log1p, lt, minimum, sign, sqrt, where
 from .rules import cases, full, unary_float, widened, zeros_like
-from .special import _of_f64, erfc
+from .special import _of_f64, erfc, erfinv
 
 # -- references --------------------------------------------------------------------------------------------------------
 
@@ -135,4 +135,32 @@ log_ndtr = Composite(
     bad=NOT_FLOAT,
     doc="log of the normal distribution's probability below x, without underflow",
     source="torch.special.log_ndtr",
+)
+
+
+def _ndtri(p: Node) -> Node:
+    """By erfinv in the middle, in the tails by Newton's method on the log of the probability."""
+    tail = minimum(p, 1 - p)
+    middle = erfinv(p * 2 - 1) * math.sqrt(2)
+    far = bitwise_and(lt(tail, full(0.25, tail)), gt(tail, zeros_like(tail)))
+    q = where(far, tail, full(0.1, tail))
+    target = log(q)
+    w = sqrt(target * -2)
+    z = w - (log(w) + math.log(2 * math.pi) / 2) / w  # the first terms of the asymptotic series
+    for _ in range(4 if p.dtype.bits == 64 else 3):
+        scaled = erfcx(z * math.sqrt(0.5))
+        z = z + (log(scaled * 0.5) - z * z * 0.5 - target) * scaled * math.sqrt(math.pi / 2)
+    return where(far, where(lt(p, full(0.5, p)), -z, z), middle)
+
+
+ndtri = Composite(
+    "ndtri",
+    infer=unary_float,
+    decompose=widened(_ndtri),
+    # dx = 1 over the density
+    vjp=lambda g, y, x: (g * (exp(y * y * 0.5) * math.sqrt(2 * math.pi)),),
+    samples=cases("N", "2,N", draw="unit"),
+    bad=NOT_FLOAT,
+    doc="the number below which a normal variable is with probability x, the inverse of ndtr; -inf at 0, inf at 1",
+    source="torch.special.ndtri",
 )

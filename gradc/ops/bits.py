@@ -9,13 +9,13 @@ import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
 from ..ir.node import Node
-from ..ir.op import DISCRETE, ZERO, AxisReplacement, BadSample, Expr, Lookup, Primitive, Sample
+from ..ir.op import DISCRETE, ZERO, AxisReplacement, BadSample, Composite, Expr, Lookup, Primitive, Sample
 from ..ir.statement import Index
 from ..ir.types import DTYPES, DType, Type
 from ..ir.types import dtype as dtype_of
 from .axes import replaced
-from .pointwise import convert
-from .rules import alike, canonical_axis, cases
+from .pointwise import bitwise_and, convert, ge, lt, pow, where
+from .rules import alike, canonical_axis, cases, full
 
 Array = np.ndarray[Any, Any]
 U8 = DTYPES["u8"]
@@ -52,6 +52,34 @@ right_shift = Primitive(
         " negative a, else 0"
     ),
     source="numpy.right_shift",
+)
+
+
+def _left_shift_value(x: Node, y: Node) -> Node:
+    # x 2^y, and 2^y by squares; all bits are shifted out by the width or a negative number
+    inside = bitwise_and(ge(y, full(0, y)), lt(y, full(x.dtype.bits, y)))
+    return where(inside, x * pow(full(2, y), where(inside, y, full(0, y))), full(0, x))
+
+
+left_shift = Composite(
+    "left_shift",
+    infer=_shift,
+    decompose=_left_shift_value,
+    broadcast=True,
+    vjp=lambda g, y, a, b: (ZERO, ZERO),
+    samples=(
+        *(s for d in ("i32", "u8", "i64") for s in cases("N", "2,3", arity=2, dtype=d, draw="int")),
+        Sample(("u8[N]", "u8[]"), draw=("int", "int")),
+    ),
+    bad=(
+        BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"),
+        BadSample(("i32[3]", "u8[3]"), match="dtypes differ"),
+    ),
+    doc=(
+        "a * 2**b without the bits that the dtype does not hold; a shift by a negative number or by at least the width"
+        " gives 0"
+    ),
+    source="numpy.left_shift",
 )
 
 # -- the same bits -----------------------------------------------------------------------------------------------------

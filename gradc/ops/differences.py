@@ -1,16 +1,21 @@
-"""Differences of neighbours along an axis, and areas under a line by the trapezoid rule."""
+"""Differences of neighbours along an axis, derivatives by them, and areas under a line by the trapezoid rule."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import same
 from ..ir.node import Node
 from ..ir.op import BadSample, Function, Sample
+from ..ir.operands import adopt
 from .movement import concat
 from .reduce import sum
 from .rules import canonical_axis, floating, reshaped, spread
 from .scans import cumsum
-from .views import _cut
+from .views import cut
 
 
 def _neighbours(x: Node, axis: int) -> tuple[Node, Node]:
@@ -18,7 +23,7 @@ def _neighbours(x: Node, axis: int) -> tuple[Node, Node]:
     size = x.shape[axis]
     if same(size, 0):
         return x, x
-    return _cut(x, axis, 1, size), _cut(x, axis, 0, size - 1)
+    return cut(x, axis, 1, size), cut(x, axis, 0, size - 1)
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
@@ -58,6 +63,94 @@ diff = Function(
         " element more in each row) are joined to x"
     ),
     source="torch.diff; numpy.diff",
+)
+
+# -- derivatives -------------------------------------------------------------------------------------------------------
+
+
+def _steps(spacing: Any, count: int) -> list[Any]:
+    """One step, or array of places, for each axis."""
+    given = [spacing] * count if isinstance(spacing, int | float) else list(spacing)
+    if isinstance(spacing, bool) or len(given) != count:
+        raise TypeRuleError(
+            f"spacing for {len(given)} axes; the derivative is along {count}: one number, or one for each"
+        )
+    return given
+
+
+def _places(x: Node, axis: int, given: Any) -> Node:
+    """The places of x's elements along an axis, in x's shape."""
+    (places,) = adopt("gradient", [given], broadcasting=False)
+    if places.dtype is not x.dtype or places.rank != 1 or not same(places.shape[0], x.shape[axis]):
+        raise TypeRuleError(f"places {places.type} along axis {axis} of {x.type}; {x.dtype}[{x.shape[axis]}] is needed")
+    return spread(reshaped(places, tuple(n if a == axis else 1 for a, n in enumerate(x.shape))), x.shape)
+
+
+def _slope(x: Node, axis: int, step: Any, edge_order: int) -> Node:
+    """The slope of the parabola through three neighbours inside; at the ends that of the line through two (edge_order
+    1), or of the parabola.
+    """
+    n = x.shape[axis]
+    if isinstance(n, int) and n <= edge_order:
+        raise TypeRuleError(f"axis {axis} of {x.type} has {n} elements: {edge_order + 1} at least")
+    after, before = _neighbours(x, axis)
+    if isinstance(step, int | float):
+        rates = (after - before) / float(step)
+        left, right = cut(rates, axis, 0, n - 2), cut(rates, axis, 1, n - 1)
+        inside, bend = (left + right) * 0.5, (right - left) * 0.5
+        bends = bend, bend
+    else:
+        to, origin = _neighbours(_places(x, axis, step), axis)
+        widths = to - origin
+        rates = (after - before) / widths
+        left, right = cut(rates, axis, 0, n - 2), cut(rates, axis, 1, n - 1)
+        low, high = cut(widths, axis, 0, n - 2), cut(widths, axis, 1, n - 1)
+        inside, bend = (left * high + right * low) / (low + high), (right - left) / (low + high)
+        bends = bend * low, bend * high
+    first, last = cut(rates, axis, 0, 1), cut(rates, axis, n - 2, n - 1)
+    if edge_order == 2:
+        first, last = first - cut(bends[0], axis, 0, 1), last + cut(bends[1], axis, n - 3, n - 2)
+    return concat(first, inside, last, axis=axis)
+
+
+def _gradient(
+    x: Node, spacing: Any = 1.0, axis: int | tuple[int, ...] | None = None, edge_order: int = 1
+) -> tuple[Node, ...]:
+    floating(x.type)
+    if edge_order not in (1, 2):
+        raise TypeRuleError(f"edge_order={edge_order}: 1 or 2")
+    axes = tuple(range(x.rank)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = tuple(canonical_axis(a, x.rank) for a in axes)
+    steps = _steps(1.0 if spacing is None else spacing, len(axes))
+    return tuple(_slope(x, a, step, edge_order) for a, step in zip(axes, steps, strict=True))
+
+
+gradient = Function(
+    "gradient",
+    write=_gradient,
+    samples=(
+        Sample(("F[4,5]",)),
+        Sample(("F[2,5]",), {"spacing": 0.5, "axis": 1, "edge_order": 2}),
+        Sample(("F[N,3]",), {"axis": 0}, dims={"N": 4}),
+        Sample(
+            ("f64[3,4]",), {"spacing": (np.array([0.0, 1.0, 3.0]), np.array([-1.0, 0.5, 1.0, 2.5])), "edge_order": 2}
+        ),
+        Sample(("F[2,3]",), {"spacing": (2.0, 0.5)}),
+    ),
+    bad=(
+        BadSample(("i32[3]",), match="i32 is no float"),
+        BadSample(("f32[2]",), {"edge_order": 2}, match="has 2 elements: 3 at least"),
+        BadSample(("f32[3]",), {"edge_order": 3}, match="edge_order=3: 1 or 2"),
+        BadSample(("f32[3,3]",), {"spacing": (1.0,)}, match="spacing for 1 axes; the derivative is along 2"),
+        BadSample(("f64[3]",), {"spacing": (np.array([0.0, 1.0]),)}, match="places f64[2] along axis 0 of f64[3]"),
+        BadSample(("f64[3]",), {"spacing": ("a",)}, match="an array of <U1"),
+    ),
+    doc=(
+        "the derivative along each axis (all, or those of axis) by differences of neighbours, one result for each;"
+        " spacing: the distance of neighbours, or for each axis a distance or the places of the elements, [n];"
+        " edge_order: the order of the differences at the ends"
+    ),
+    source="torch.gradient; numpy.gradient",
 )
 
 # -- areas -------------------------------------------------------------------------------------------------------------

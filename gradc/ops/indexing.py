@@ -22,7 +22,7 @@ Bounds = Literal["error", "skip", "clamp", "wrap"]
 INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u2", "u4", "u8")
 
 
-def _indices(type: Type) -> Type:
+def index_type(type: Type) -> Type:
     if type.dtype.name not in INDEX_DTYPES:
         raise TypeRuleError(
             f"indices are {type.dtype}; they may be {' '.join(INDEX_DTYPES)}: write ops.cast(indices, 'i64')"
@@ -122,7 +122,7 @@ def _resolve_at(value: Any, size: Size, oob: str, kernel: Any) -> tuple[Index, A
 def _check_index(indices: Type, *, bound: int | Dim, op: str = "check_index", ascending: bool = False) -> Type:
     if ascending and indices.rank != 1:
         raise TypeRuleError(f"the indices {indices} have rank {indices.rank}; those that ascend have 1")
-    return _indices(indices)
+    return index_type(indices)
 
 
 def _checked_reference(indices: Any, *, bound: int, op: str, ascending: bool) -> Any:
@@ -166,7 +166,7 @@ def _gather(
     scale_grad_by_freq: bool = False,
 ) -> Any:
     axis = canonical_axis(axis, x.rank)
-    shape = (*x.shape[:axis], *_indices(indices).shape, *x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], *index_type(indices).shape, *x.shape[axis + 1 :])
     return x.with_shape(*shape), {
         "axis": axis,
         "oob": oob,
@@ -282,7 +282,7 @@ gather = Primitive(
 def _scatter_add(
     indices: Type, updates: Type, *, axis: int = 0, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None
 ) -> Any:
-    rank = _indices(indices).rank
+    rank = index_type(indices).rank
     if not 0 <= axis <= updates.rank - rank:
         raise TypeRuleError(f"axis={axis} with indices of rank {rank} in updates of rank {updates.rank}")
     for a, (n, m) in enumerate(zip(indices.shape, updates.shape[axis : axis + rank], strict=True)):
@@ -379,7 +379,7 @@ scatter_add = Primitive(
 
 def _take(x: Type, indices: Type, *, axis: int, oob: Bounds = "error") -> Any:
     axis = canonical_axis(axis, x.rank)
-    if _indices(indices).rank != x.rank:
+    if index_type(indices).rank != x.rank:
         raise TypeRuleError(f"indices have rank {indices.rank}, the operand {x.rank}")
     for a, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True)):
         if a != axis and not same(n, m):
@@ -404,7 +404,7 @@ def _take_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 def _put(indices: Type, updates: Type, *, axis: int, size: int | Dim, oob: Bounds = "error") -> Any:
     axis = canonical_axis(axis, updates.rank)
-    if _indices(indices).rank != updates.rank or not all(
+    if index_type(indices).rank != updates.rank or not all(
         same(n, m) for n, m in zip(indices.shape, updates.shape, strict=True)
     ):
         raise TypeRuleError(f"indices {indices} and updates {updates} have different shapes")
@@ -478,7 +478,7 @@ scatter_add_along_axis: Primitive = Primitive(
 
 def _index_select(input: Type, index: Type, *, dim: int, oob: Bounds = "error") -> Any:
     dim = canonical_axis(dim, max(input.rank, 1), "dim")
-    if _indices(index).rank > 1:
+    if index_type(index).rank > 1:
         raise TypeRuleError(f"the index {index} has rank {index.rank}: 0 or 1")
     if input.rank == 0 and index.count != 1:
         raise TypeRuleError(f"the index {index} has {index.count} elements; of a scalar it selects 1")

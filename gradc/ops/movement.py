@@ -751,5 +751,8 @@ getitem = Primitive(
     reference=None,
     lower=None,
     sugar=_getitem,
-    doc="x[...], expressed as slice, flip, reshape and gather",
+    doc=(
+        "x[...], expressed as slice, flip, reshape and gather; a negative index that is known when tracing counts from"
+        " the end, one of the call is out of range"
+    ),
 )

@@ -54,6 +54,24 @@ NOT_FLOAT = (BadSample(("i32[3]",), match="i32 is no float"),)
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
+
+def _scaled(y: Any, alpha: int | float) -> Any:
+    """torch's alpha, the factor of the second operand of add and sub."""
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise TypeRuleError(f"alpha={alpha!r} is no number; multiply the operand by it")
+    if alpha == 1:
+        return y
+    return y * alpha if isinstance(y, int | float) and not isinstance(y, bool) else mul(y, alpha)
+
+
+def _add_call(x: Any, y: Any, alpha: int | float = 1) -> Node:
+    return add.plain(x, _scaled(y, alpha))
+
+
+def _sub_call(x: Any, y: Any, alpha: int | float = 1) -> Node:
+    return sub.plain(x, _scaled(y, alpha))
+
+
 add = Primitive(
     "add",
     infer=binary_number,
@@ -62,10 +80,11 @@ add = Primitive(
     broadcast=True,
     multilinear=_same_map(2),
     linear=True,
+    sugar=_add_call,
     vjp=lambda g, y, a, b: (g, g),
     samples=NUMBERS,
     bad=(*MISMATCH, BadSample(("bool[3]", "bool[3]"), match="no arithmetic")),
-    doc="a + b",
+    doc="a + b; with torch's keyword alpha a + alpha * b",
 )
 sub = Primitive(
     "sub",
@@ -75,10 +94,11 @@ sub = Primitive(
     broadcast=True,
     multilinear=_same_map(2),
     linear=True,
+    sugar=_sub_call,
     vjp=lambda g, y, a, b: (g, -g),
     samples=NUMBERS,
     bad=MISMATCH,
-    doc="a - b",
+    doc="a - b; with torch's keyword alpha a - alpha * b",
 )
 mul = Primitive(
     "mul",

@@ -22,12 +22,26 @@ def counted_from_end(index: Node, size: Size, op: str) -> Node:
     """Traced positions in i64, negative ones counted from the end, checked under the name ``op``."""
     if not index.dtype.is_integer:
         raise TypeRuleError(f"indices are {index.dtype}; they may be integers: write ops.cast(indices, 'i64')")
+    if index.op.name == "constant" and isinstance(size, int):
+        known = np.reshape(np.array(index.attrs["value"], np.int64), index.type.concrete({}))
+        return constant_array(_from_start(known, size, op))
     place = converted(index, I64)
     if index.dtype.kind != "u":  # what is outside stays as it is, for the error's sake
         end = spread(call("dim", size=size), place.shape)
         from_end = call("bitwise_and", call("lt", place, full(0, place)), call("ge", place, -end))
         place = call("where", from_end, place + end, place)
     return checked(place, size, op)
+
+
+def _from_start(positions: np.ndarray[Any, Any], size: int, op: str) -> np.ndarray[Any, Any]:
+    """Positions that are known when tracing, negative ones counted from the end.
+
+    :raises TypeRuleError: one is out of range.
+    """
+    outside = positions[(positions < -size) | (positions >= size)]
+    if outside.size:
+        raise TypeRuleError(f"{op}: index {int(outside[0])} of a size of {size}")
+    return np.where(positions < 0, positions + size, positions)
 
 
 def checked(place: Node, size: Size, op: str) -> Node:
@@ -96,12 +110,7 @@ def as_index(key: Any, size: Size, op: str) -> Node:
     if array.dtype.kind not in "iu":
         raise TypeRuleError(f"{op}: indices are {array.dtype}; they may be integers")
     array = array.astype(np.int64)
-    if isinstance(size, int):
-        outside = array[(array < -size) | (array >= size)]
-        if outside.size:
-            raise TypeRuleError(f"{op}: index {int(outside[0])} of a size of {size}")
-        array = np.where(array < 0, array + size, array)
-    node = constant_array(array)
+    node = constant_array(_from_start(array, size, op) if isinstance(size, int) else array)
     return counted_from_end(node, size, op) if array.size and array.min() < 0 else node
 
 

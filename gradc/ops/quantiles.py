@@ -1,21 +1,25 @@
-"""Elements by their rank: medians and quantiles, read from the sorted rows."""
+"""Elements by their rank: medians, quantiles and modes, read from the sorted rows."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from ..errors import TypeRuleError
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
-from ..ir.types import I64
+from ..ir.types import BOOL, I64
 from .algebra import lerp
 from .indexing import take_along_axis
-from .movement import transpose
-from .pointwise import eq, floor, maximum, where
-from .reduce import sum
+from .movement import concat, iota, transpose
+from .pointwise import eq, floor, maximum, ne, where
+from .reduce import argmax, sum
 from .rounding import ceil
-from .rules import canonical_axis, converted, full, reshaped, spread, without, zeros_like
+from .rules import canonical_axis, converted, full, keeping, reshaped, spread, without, zeros_like
+from .scans import cummax
 from .sorts import kth_in_order, order
+from .views import cut
 
 Interpolation = Literal["linear", "lower", "higher", "midpoint", "nearest"]
 
@@ -25,7 +29,7 @@ def _line(x: Node, axis: int | None) -> tuple[Node, int]:
     line = reshaped(x, (x.type.count,)) if axis is None or not x.rank else x
     at = canonical_axis(axis if axis is not None else 0, line.rank)
     if line.shape[at] == 0:
-        raise TypeRuleError("the median of no elements")
+        raise TypeRuleError(f"an element of axis {at} of {x.type}, which has no elements")
     return line, at
 
 
@@ -95,6 +99,47 @@ nanmedian = Function(
     doc="the median of what is not NaN; NaN where nothing else is",
     source="torch.nanmedian",
 )
+
+
+# -- the most frequent element -----------------------------------------------------------------------------------------
+
+
+def _mode(x: Node, axis: int = -1, keepdims: bool = False) -> tuple[Node, Node]:
+    line, at = _line(x, axis)
+    size, places = line.shape[at], order(line, at, False)
+    row = take_along_axis.plain(line, places, axis=at, oob="clamp")
+    differs = ne(cut(row, at, 1, size), cut(row, at, 0, size - 1))
+    begins = concat(full(True, row.type.with_dtype(BOOL).with_shape(*keeping(row.shape, (at,)))), differs, axis=at)
+    number = iota.plain(shape=row.shape, axis=at)
+    begin = cummax.plain(where(begins, number, zeros_like(number)), axis=at)
+    # how many equal ones stand up to each: the largest is the last of the first of the longest runs
+    rank = reshaped(argmax.plain(number - begin, axis=(at,)), keeping(row.shape, (at,)))
+    found = take_along_axis.plain(places, rank, axis=at, oob="clamp")
+    value = take_along_axis.plain(line, found, axis=at, oob="clamp")
+    shape = x.shape if not x.rank else value.shape if keepdims else without(value.shape, (at,))
+    return reshaped(value, shape), reshaped(found, shape)
+
+
+_TIES = np.array([[2.0, 1.0, 2.0, 1.0, 3.0], [5.0, 5.0, 5.0, 1.0, 1.0], [0.0, 3.0, -0.0, 4.0, 2.0]])
+mode = Function(
+    "mode",
+    write=_mode,
+    samples=(
+        Sample((_TIES,), {"axis": 1}),
+        Sample(("F[3,4]",), {"axis": 0, "keepdims": True}, draw=("distinct",)),
+        Sample(("F[]",)),
+        Sample((np.array([3, 1, 3, 1, 2]),)),
+    ),
+    bad=_BAD,
+    doc=(
+        "the most frequent element along an axis, the smallest of several, and the position (i64) of the last one that"
+        " equals it (torch's of long rows is any), to which the gradient goes; each NaN is a value of its own, above"
+        " all numbers"
+    ),
+    source="torch.mode",
+)
+
+# -- quantiles ---------------------------------------------------------------------------------------------------------
 
 
 def _quantiles(x: Node, q: Node, axis: int | None, keepdims: bool, interpolation: str, skip_nan: bool) -> Node:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -13,15 +15,15 @@ from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from ..ir.types import F32, I64, DType
 from .movement import iota
-from .pointwise import cast, floor, maximum
+from .pointwise import bitwise_and, cast, floor, ge, lt, maximum, minimum, where
 from .rules import converted, floating, full, reshaped, spread
 
 SizeLike = int | Dim
 Mode = Literal["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area"]
 _AXES = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
 """The modes of one number of spatial axes, which take align_corners."""
-KEYS = -0.75
-"""The parameter of the cubic kernel (Keys 1981)."""
+KEYS, SMOOTH_KEYS = -0.75, -0.5
+"""The parameter of the cubic kernel (Keys 1981); with antialias torch takes another."""
 
 
 def _sizes(input: Node, size: Any, scale_factor: Any) -> tuple[tuple[Size, ...], tuple[float | None, ...]]:
@@ -106,24 +108,61 @@ def _linear(x: Node, axis: int, out: Size, scale: float | None, align_corners: b
     return below * (1 - t) + above * t
 
 
+def _near(d: Node, a: float) -> Node:
+    """The cubic kernel at a distance of 0 to 1."""
+    return ((a + 2) * d - (a + 3)) * d * d + 1
+
+
+def _far(d: Node, a: float) -> Node:
+    """The cubic kernel at a distance of 1 to 2."""
+    return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+
 def _cubic(x: Node, axis: int, out: Size, scale: float | None, align_corners: bool) -> Node:
     source = _source(x, axis, out, scale, align_corners)
     low = floor(source)
     place, t = cast(low, I64), source - low
 
-    def near(d: Node) -> Node:
-        return ((KEYS + 2) * d - (KEYS + 3)) * d * d + 1
-
-    def far(d: Node) -> Node:
-        return ((KEYS * d - 5 * KEYS) * d + 8 * KEYS) * d - 4 * KEYS
-
+    weights = _far(t + 1, KEYS), _near(t, KEYS), _near(1 - t, KEYS), _far(2 - t, KEYS)
     total: Node | None = None
-    for step, weight in ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))):
+    for step, weight in enumerate(weights, -1):
         part = _taken(x, axis, place + step)
         part = part * _along(weight, part, axis)
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def _smoothed(x: Node, axis: int, out: Size, scale: float | None, align_corners: bool, cubic: bool) -> Node:
+    """The kernel as wide as a coarser grid's step, its weights normalised: a product with a matrix [n, out]."""
+    n, zero = x.shape[axis], full(0, x.type.with_shape(out, x.shape[axis]))
+    if not isinstance(n, int) or not isinstance(out, int):
+        raise TypeRuleError(f"antialias=True from {n} to {out} positions: constant sizes are needed")
+    step = (n - 1) / max(out - 1, 1) if align_corners else 1.0 / scale if scale is not None else n / out
+    if align_corners and out == 1:
+        step = 0.0
+    wide = max(step, 1.0)
+    centre = (iota.plain(shape=zero.shape, dtype=x.dtype) + 0.5) * step
+    place = iota.plain(shape=zero.shape, axis=1, dtype=x.dtype)
+    reach = (2 if cubic else 1) * wide
+    low, high = floor(centre - reach + 0.5), minimum(floor(centre + reach + 0.5), full(n, centre))
+    d = call("abs", place - centre + 0.5) / wide
+    if cubic:
+        weight = where(lt(d, full(1, d)), _near(d, SMOOTH_KEYS), where(lt(d, full(2, d)), _far(d, SMOOTH_KEYS), zero))
+    else:
+        weight = maximum(1 - d, zero)
+    weight = where(bitwise_and(ge(place, low), lt(place, high)), weight, zero)
+    weight = weight / call("sum", weight, 1, True)
+    y: Node = call("matmul", call("movedim", x, axis, -1), weight.T)
+    return call("movedim", y, -1, axis)
+
+
+_WAYS: dict[str, Callable[..., Node]] = {
+    "linear": _linear,
+    "bilinear": _linear,
+    "trilinear": _linear,
+    "bicubic": _cubic,
+}
 
 
 def _interpolate(
@@ -140,8 +179,8 @@ def _interpolate(
         raise TypeRuleError(f"mode={mode!r} for an input of rank {input.rank}")
     if align_corners is not None and mode not in _AXES:
         raise TypeRuleError(f"align_corners with mode={mode!r}: {', '.join(_AXES)} take it")
-    if antialias:
-        raise TypeRuleError("antialias=True is not there")
+    if antialias and mode not in ("bilinear", "bicubic"):
+        raise TypeRuleError(f"antialias=True with mode={mode!r}: bilinear and bicubic take it")
     floating(input.type)
     sizes, scales = _sizes(input, size, scale_factor)
     if recompute_scale_factor:
@@ -154,7 +193,7 @@ def _interpolate(
         return input
     x = converted(input, input.dtype.compute)
     for a in reversed(range(spatial)):
-        way = _cubic if mode == "bicubic" else _linear
+        way = functools.partial(_smoothed, cubic=mode == "bicubic") if antialias else _WAYS[mode]
         x = way(x, 2 + a, sizes[a], scales[a], bool(align_corners))
     return converted(x, input.dtype)
 
@@ -170,6 +209,8 @@ interpolate = Function(
         Sample(("F[2,2,5]",), {"scale_factor": 1.7, "mode": "nearest-exact"}),
         Sample(("F[2,1,2,3,4]",), {"scale_factor": (1.5, 0.7, 2.0), "mode": "trilinear"}),
         Sample(("F[2,2,5,4]",), {"size": 3, "mode": "area"}),
+        Sample(("F[1,2,5,7]",), {"size": (2, 9), "mode": "bilinear", "antialias": True}),
+        Sample(("F[1,2,5,7]",), {"scale_factor": (1.7, 0.4), "mode": "bicubic", "antialias": True}),
         Sample(("F[1,2,N]",), {"scale_factor": 2.0, "mode": "linear"}, dims={"N": 3}),
     ),
     bad=(
@@ -177,10 +218,16 @@ interpolate = Function(
         BadSample(("f32[2,2,3]",), {"size": 4, "scale_factor": 2.0}, match="one of them"),
         BadSample(("f32[2,2,3]",), {"size": 4, "align_corners": True}, match="align_corners with mode='nearest'"),
         BadSample(("f32[2,2,3]",), {"scale_factor": -1.0}, match="is not positive"),
+        BadSample(("f32[2,2,3]",), {"size": 4, "antialias": True}, match="antialias=True with mode='nearest'"),
+        BadSample(
+            ("f32[2,2,N,3]",),
+            {"size": 4, "mode": "bilinear", "antialias": True},
+            match="constant sizes are needed",
+        ),
     ),
     doc=(
         "[N,C,...] on a grid of size, or of scale_factor as many positions, for 1 to 3 spatial axes; nearest positions"
-        " are computed in f32 for every dtype"
+        " are computed in f32 for every dtype; antialias (bilinear, bicubic): the kernel spans a coarser grid's step"
     ),
     source="torch.nn.functional.interpolate; Keys 1981",
 )

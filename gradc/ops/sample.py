@@ -16,7 +16,7 @@ from ..ir.op import DISCRETE, BadSample, Composite, Movement, Primitive, Sample,
 from ..ir.statement import Index
 from ..ir.types import Type
 from .coordinates import Mode, Padding, position_dtype, read_at
-from .indexing import _indices
+from .indexing import index_type
 from .pointwise import ge, logical_and, where
 from .rules import alike, converted, floating, full, number, reshaped, spread, summing
 
@@ -31,7 +31,7 @@ def _points(x: Type, *positions: Type) -> None:
         raise TypeRuleError(
             f"positions on {len(positions)} axes in an operand of rank {x.rank}, not {len(positions) + 2}"
         )
-    alike(*map(_indices, positions))
+    alike(*map(index_type, positions))
     if positions[0].rank < 1 or not same(positions[0].shape[0], x.shape[0]):
         raise TypeRuleError(
             f"the operand has {x.shape[0]} and the positions {positions[0].shape[0] if positions[0].rank else 'none'}"
@@ -46,7 +46,7 @@ def _at(points: Type, updates: Type, *positions: Type, size: tuple[SizeLike, ...
     wanted = (*updates.shape[:1], *updates.shape[2:])
     if len(points.shape) != len(wanted) or not all(same(n, m) for n, m in zip(points.shape, wanted, strict=True)):
         raise TypeRuleError(f"positions {points} do not fit updates {updates}: [N,...] and [N,C,...]")
-    alike(*map(_indices, positions))
+    alike(*map(index_type, positions))
     return number(updates).with_shape(*updates.shape[:2], *size)
 
 

@@ -13,7 +13,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Sample, Scatter
 from ..ir.statement import neutral
 from ..ir.types import BOOL, I32, Type, typeof
-from .indexing import Bounds, _indices, _put, _put_at, resolve, scatter_add_along_axis, take_along_axis
+from .indexing import Bounds, _put, _put_at, index_type, resolve, scatter_add_along_axis, take_along_axis
 from .pointwise import eq, gt, invert, logical_and, maximum, minimum, where
 from .rules import UFUNCS, alike, canonical_axis, converted, full, number, reshaped, summing, zeros_like
 
@@ -110,7 +110,7 @@ def _scatter_reduce(
     alike(number(input).with_shape(), src.with_shape())
     if reduce == "mean" and input.dtype.is_integer:
         raise TypeRuleError(f"the mean of {input.dtype} is no {input.dtype}; write a cast to a float")
-    if not input.rank == _indices(index).rank == src.rank:
+    if not input.rank == index_type(index).rank == src.rank:
         raise TypeRuleError(f"input, index and src have ranks {input.rank}, {index.rank} and {src.rank}")
     for a, (n, m, s) in enumerate(zip(index.shape, input.shape, src.shape, strict=True)):
         for operand, size in (("src", s), ("input", m)):

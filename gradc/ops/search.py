@@ -14,8 +14,9 @@ from ..ir.types import I32, I64, Type
 from .bags import count_not_above as reference_count
 from .indexing import take_along_axis
 from .movement import iota
-from .pointwise import eq, ne, where
+from .pointwise import bitwise_and, eq, floordiv, le, lt, ne, where
 from .pointwise import invert as opposite
+from .positions import checked
 from .rules import converted, full, reshaped
 from .sorts import keys, sort
 
@@ -54,6 +55,22 @@ count_not_above = Primitive(
 )
 
 
+def _found_in_rows(lines: Node, values: Node, right: bool) -> Node:
+    """How many elements of each ascending row [..., L] are below each value [..., K], or with ``right`` not above it: a
+    binary search whose steps are written out.
+    """
+    size = lines.shape[-1]
+    if not isinstance(size, int):
+        raise TypeRuleError(f"a sequence {lines.type} of rows: their size must be a constant")
+    low, high = full(0, values), full(size, values)
+    for _ in range(size.bit_length()):
+        middle = floordiv(low + high, full(2, low))
+        element = take_along_axis.plain(lines, middle, axis=lines.rank - 1, oob="clamp")
+        after = bitwise_and((le if right else lt)(element, values), lt(low, high))
+        low, high = where(after, middle + 1, low), where(after, high, middle)
+    return low
+
+
 def _searchsorted(
     sorted_sequence: Node,
     values: Node,
@@ -63,18 +80,26 @@ def _searchsorted(
     side: Literal["left", "right"] | None = None,
     out_int32: bool = False,
 ) -> Node:
-    if sorted_sequence.rank != 1:
-        raise TypeRuleError(f"a sequence of rank {sorted_sequence.rank}; only 1-D ones are searched")
+    if sorted_sequence.rank != 1 and not (
+        sorted_sequence.rank == values.rank and all(map(same, sorted_sequence.shape[:-1], values.shape[:-1]))
+    ):
+        raise TypeRuleError(
+            f"a sequence {sorted_sequence.type} and values {values.type}: a sequence of one axis, or of as many axes as"
+            " values and equal sizes of all but the last"
+        )
     if sorted_sequence.dtype is not values.dtype:
         raise TypeRuleError(f"a sequence of {sorted_sequence.dtype} and values of {values.dtype}: write a cast")
     if side is not None and (side not in ("left", "right") or (right and side == "left")):
         raise TypeRuleError(f"side={side!r} with right={right}: 'left', or 'right'")
     if sorter is not None:
-        if sorter.rank != 1 or not same(sorter.shape[0], sorted_sequence.shape[0]):
-            raise TypeRuleError(f"a sorter {sorter.type} of a sequence {sorted_sequence.type}: they have one size")
-        sorted_sequence = take_along_axis.plain(sorted_sequence, sorter, axis=0)
+        if sorter.rank != sorted_sequence.rank or not all(map(same, sorter.shape, sorted_sequence.shape)):
+            raise TypeRuleError(f"a sorter {sorter.type} of a sequence {sorted_sequence.type}: they have one shape")
+        sorter = checked(sorter, sorted_sequence.shape[-1], "searchsorted")
+        sorted_sequence = take_along_axis.plain(sorted_sequence, sorter, axis=sorter.rank - 1)
     line, wanted = keys(sorted_sequence), converted(keys(values), I64)
-    if right or side == "right":
+    if line.rank != 1:
+        found = _found_in_rows(converted(line, I64), wanted, right or side == "right")
+    elif right or side == "right":
         found = count_not_above(line, wanted)
     elif line.dtype is I32:
         found = count_not_above(line, wanted - 1)
@@ -85,6 +110,7 @@ def _searchsorted(
 
 
 _LINE = np.array([-1.0, 0.0, 0.0, 2.5], np.float32)
+_ROWS = np.array([[-1.0, 0.0, 0.0, 2.5], [-3.0, 0.5, 0.5, 2.5]], np.float32)
 _PLACES = np.array([[-2.0, -1.0, -0.0], [0.5, 2.5, np.nan]], np.float32)
 searchsorted = Function(
     "searchsorted",
@@ -95,23 +121,30 @@ searchsorted = Function(
         Sample((np.array([3, -2, 9]), np.array([0, 9, 10]), np.array([1, 0, 2])), {"side": "right"}),
         Sample((np.array([np.iinfo(np.int64).min, 4]), np.array([np.iinfo(np.int64).min, 5]))),
         Sample((np.zeros(0, np.float32), _LINE)),
+        Sample((_ROWS, _PLACES)),
+        Sample((_ROWS, _PLACES), {"right": True}),
+        Sample((_ROWS[:, ::-1].copy(), _PLACES, np.array([[3, 2, 1, 0]] * 2)), {"out_int32": True}),
     ),
     bad=(
         BadSample(("f32[3]", "f64[2]"), match="write a cast"),
-        BadSample(("f32[3,2]", "f32[3,2]"), match="only 1-D"),
-        BadSample(("f32[3]", "f32[2]", "i64[2]"), match="they have one size"),
+        BadSample(("f32[3,2]", "f32[2,2]"), match="equal sizes of all but the last"),
+        BadSample(("f32[3,2]", "f32[3]"), match="of as many axes as"),
+        BadSample(("f32[3,N]", "f32[3,2]"), match="their size must be a constant"),
+        BadSample(("f32[3]", "f32[2]", "i64[2]"), match="they have one shape"),
         BadSample(("f32[3]", "f32[2]"), {"right": True, "side": "left"}, match="side='left'"),
     ),
     doc=(
-        "how many elements of an ascending 1-D sequence are below each value (right: not above it): where it would be"
-        " inserted; i64. NaN is above every number, in the sequence too (NumPy's rule, not torch's). sorter: the"
-        " positions that sort the sequence"
+        "how many elements of an ascending sequence are below each value (right: not above it): where it would be"
+        " inserted; i64. The sequence has one axis, or one row for each row of values. NaN is above every number, in"
+        " the sequence too (NumPy's rule, not torch's). sorter: the positions that sort the sequence"
     ),
     source="torch.searchsorted",
 )
 
 
 def _bucketize(values: Node, boundaries: Node, *, right: bool = False, out_int32: bool = False) -> Node:
+    if boundaries.rank != 1:
+        raise TypeRuleError(f"boundaries of rank {boundaries.rank}; only 1-D ones are searched")
     return _searchsorted(boundaries, values, right=right, out_int32=out_int32)
 
 

@@ -17,10 +17,10 @@ from .indexing import (
     Bounds,
     Padding,
     _as_resolved,
-    _indices,
     _padding,
     gather,
     in_range,
+    index_type,
     padding_exists,
     scatter_add,
     unpadded,
@@ -100,7 +100,11 @@ class _Coalesced:
 
 
 def _rows(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
-    return Type(I64, (_indices(indices).count,)), {"size": size, "oob": oob, "padding_idx": _padding(padding_idx, size)}
+    return Type(I64, (index_type(indices).count,)), {
+        "size": size,
+        "oob": oob,
+        "padding_idx": _padding(padding_idx, size),
+    }
 
 
 def _count(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:

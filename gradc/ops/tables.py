@@ -11,7 +11,7 @@ from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.operands import adopt
 from ..ir.types import I32, Type
-from .indexing import Bounds, Padding, _indices, _padding, gather, padding_exists, scatter_add
+from .indexing import Bounds, Padding, _padding, gather, index_type, padding_exists, scatter_add
 from .pointwise import gt, ne, pow, sqrt, stop_gradient, where
 from .reduce import amax, amin, sum
 from .rules import along, converted, floating, full
@@ -22,7 +22,7 @@ from .rules import along, converted, floating, full
 def _renorm(weight: Type, indices: Type, *, max_norm: float, norm_type: float = 2.0, oob: Bounds = "error") -> Any:
     if weight.rank != 2:
         raise TypeRuleError(f"the table has rank {weight.rank}, not 2")
-    _indices(indices)
+    index_type(indices)
     return floating(weight), {"max_norm": max_norm, "norm_type": norm_type, "oob": oob}
 
 
@@ -93,7 +93,7 @@ def _embedding(
         "scale_grad_by_freq": scale_grad_by_freq,
         "oob": oob,
     }
-    return weight.with_shape(*_indices(indices).shape, weight.shape[1]), attrs
+    return weight.with_shape(*index_type(indices).shape, weight.shape[1]), attrs
 
 
 def _embedding_call(

@@ -12,7 +12,7 @@ from ..ir.dims import Size, product, same
 from ..ir.node import Node
 from ..ir.op import DISCRETE, BadSample, Composite, Function, Sample
 from ..ir.types import Type
-from .indexing import _indices, take_along_axis
+from .indexing import index_type, take_along_axis
 from .movement import iota
 from .pointwise import ge, where
 from .rules import reshaped, zeros_like
@@ -21,7 +21,7 @@ from .windows import Ints, per_axis
 
 
 def _unpool(input: Type, indices: Type, *, sizes: tuple[int, ...]) -> Any:
-    if _indices(indices).rank != input.rank or not all(map(same, indices.shape, input.shape)):
+    if index_type(indices).rank != input.rank or not all(map(same, indices.shape, input.shape)):
         raise TypeRuleError(f"indices are {indices} and the input {input}: one index per element")
     return input.with_shape(*input.shape[: input.rank - len(sizes)], *sizes)
 

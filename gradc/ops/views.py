@@ -15,7 +15,7 @@ from .windows import Ints
 SizeLike = int | Dim
 
 
-def _cut(x: Node, axis: int, start: Size, limit: Size) -> Node:
+def cut(x: Node, axis: int, start: Size, limit: Size) -> Node:
     """x[start:limit] along an axis."""
     low = tuple(start if a == axis else 0 for a in range(x.rank))
     high = tuple(limit if a == axis else n for a, n in enumerate(x.shape))
@@ -182,7 +182,7 @@ def _split(x: Node, sizes: int | tuple[int, ...], axis: int = 0) -> tuple[Node, 
     if rest != 0:
         raise TypeRuleError(f"parts of {list(sizes)} are {sum(sizes)} of the {x.shape[at]} of axis {axis}")
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return tuple(_cut(x, at, start, start + n) for start, n in zip(starts, sizes, strict=True))
+    return tuple(cut(x, at, start, start + n) for start, n in zip(starts, sizes, strict=True))
 
 
 split = Function(
@@ -219,7 +219,7 @@ chunk = Function(
 def _unbind(x: Node, axis: int = 0) -> tuple[Node, ...]:
     at = canonical_axis(axis, x.rank)
     rest = (*x.shape[:at], *x.shape[at + 1 :])
-    return tuple(reshaped(_cut(x, at, k, k + 1), rest) for k in range(_constant_size(x, at)))
+    return tuple(reshaped(cut(x, at, k, k + 1), rest) for k in range(_constant_size(x, at)))
 
 
 unbind = Function(
@@ -306,7 +306,7 @@ def _roll(x: Node, shifts: Ints, axis: int | tuple[int, ...] | None = None) -> N
             shift = given % size if size else 0
         if shift == 0:
             continue
-        x = concat(_cut(x, at, size - shift, size), _cut(x, at, 0, size - shift), axis=at)
+        x = concat(cut(x, at, size - shift, size), cut(x, at, 0, size - shift), axis=at)
     return x
 
 

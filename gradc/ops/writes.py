@@ -328,8 +328,9 @@ def _masked_scatter(input: Node, mask: Node, source: Node) -> Node:
     shape = broadcast_shapes([input.shape, mask.shape])
     x, line = spread(input, shape), _line(source)
     count, size = line.shape[0], product(shape)
-    if mask.op.name == "constant" and isinstance(size, int):
-        known = np.broadcast_to(np.reshape(mask.attrs["value"], mask.shape), shape)
+    sizes = tuple(n for n in shape if isinstance(n, int))
+    if mask.op.name == "constant" and len(sizes) == len(shape):
+        known = np.broadcast_to(np.reshape(mask.attrs["value"], mask.shape), sizes)
         places = np.flatnonzero(known)
         if isinstance(count, int) and count < places.size:
             raise TypeRuleError(f"source {source.type} has fewer elements than the {places.size} of mask")

@@ -168,18 +168,6 @@ def _real(y: Any) -> Any:
     return float(y) if isinstance(y, bool) else y
 
 
-def scaled(op: Any, *, reverse: bool = False) -> Callable[..., Node]:
-    """add and sub with ``alpha``."""
-
-    def fn(x: Any, y: Any, *, alpha: Any = 1, **_: Any) -> Node:
-        x, y = _lift(x, _real(y))
-        if reverse:
-            return op(y, x if alpha == 1 else x * float(alpha))
-        return op(x, y if alpha == 1 else y * float(alpha))
-
-    return fn
-
-
 def vander(x: Node, N: int | None = None) -> Node:
     x = at_least(1, x)
     count = x.shape[-1] if N is None else N
@@ -480,32 +468,6 @@ def _within(indices: Sequence[Node], x: Node) -> list[Node]:
     return [ops.clamp(i, 0, n - 1) for i, n in zip(indices, x.shape, strict=True)]
 
 
-def gradient(x: Node, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> list[Node]:
-    axes = _axes(x, dim)
-    steps = spacing if isinstance(spacing, list | tuple) else [1.0 if spacing is None else spacing] * len(axes)
-    return [_slope(x, axis, step, edge_order) for axis, step in zip(axes, steps, strict=True)]
-
-
-def _slope(x: Node, axis: int, step: Any, edge_order: int) -> Node:
-    """Second-order differences inside, of edge_order at the ends; ``step`` is a number, or the places [n]."""
-    n = x.shape[axis]
-    if isinstance(step, Node):
-        shape = tuple(n if a == axis else 1 for a in range(x.rank))
-        places = ops.broadcast_to(ops.reshape(step, shape), x.shape)
-    else:
-        places = ops.iota(x.shape, axis).astype(x.dtype) * float(step)
-    h, d = (_cut(v, axis, 1) - _cut(v, axis, 0, n - 1) for v in (places, x))
-    rates = d / h
-    (h0, h1), (r0, r1) = (((_cut(v, axis, 0, n - 2)), _cut(v, axis, 1)) for v in (h, rates))
-    inside = (r0 * h1 + r1 * h0) / (h0 + h1)
-    first, last = _cut(rates, axis, 0, 1), _cut(rates, axis, n - 2)
-    if edge_order == 2:
-        bend = (r1 - r0) / (h0 + h1)
-        first = first - _cut(bend, axis, 0, 1) * _cut(h, axis, 0, 1)
-        last = last + _cut(bend, axis, n - 3) * _cut(h, axis, n - 2)
-    return ops.concat(first, inside, last, axis=axis)
-
-
 def native_batch_norm(x: Node, weight: Any, bias: Any, mean: Node, var: Node, training: bool, *more: Any) -> Any:
     found = ops.native_batch_norm(x, weight, bias, mean, var, training, *more)
     return found[:3]
@@ -559,9 +521,9 @@ TABLE: dict[str, Call] = {
     },
     **{f"__r{n}__": binary(getattr(ops, n), reverse=True) for n in ("div", "mod", "pow", "sub")},
     "ldexp": ops.ldexp,
-    "add": scaled(ops.add),
-    "sub": scaled(ops.sub),
-    "rsub": scaled(ops.sub, reverse=True),
+    "add": binary(ops.add),
+    "sub": binary(ops.sub),
+    "rsub": binary(ops.sub, reverse=True),
     **{
         label: binary(ops.divide)
         for label in ("div.no_rounding_mode", "div.floor_rounding", "div.trunc_rounding", "true_divide")
@@ -593,9 +555,8 @@ TABLE: dict[str, Call] = {
     "special.entr": ops.entr,
     "special.ndtr": ops.ndtr,
     "i0": ops.i0,
-    **_names("i0e i1 i1e erfcx log_ndtr", "special."),
+    **_names("i0e i1 i1e erfcx log_ndtr ndtri", "special."),
     "angle": lambda x: ops.where(x < 0.0, math.pi, x * 0.0),
-    "special.ndtri": lambda x: ops.erfinv(x * 2 - 1) * math.sqrt(2),
     **{f"mvlgamma.mvlgamma_p_{p}": mvlgamma for p in (1, 3, 5)},
     **{
         name: lambda x, n: ops.digamma(x) if n == 0 else ops.polygamma(n, x)
@@ -846,12 +807,19 @@ TABLE: dict[str, Call] = {
     "masked.logaddexp": logaddexp,
     "_unsafe_masked_index": masked_index,
     "_unsafe_masked_index_put_accumulate": masked_index_put,
-    "gradient": gradient,
+    "gradient": ops.gradient,
+    "mode": ops.mode,
+    "masked.median": lambda x, dim, *, keepdim=False, mask=None: ops.nanmedian(
+        x if mask is None else ops.where(mask, x, math.nan), dim, keepdim
+    )[0],
     "max_pool2d_with_indices_backward": max_pool2d_backward,
     "nn.functional.upsample_bilinear": lambda x, size=None, scale_factor=None: ops.interpolate(
         x, size, scale_factor, "bilinear", align_corners=True
     ),
     "nn.functional.upsample_nearest": ops.interpolate,
+    "_upsample_bilinear2d_aa": lambda x, output_size=None, align_corners=False, scale_factors=None, **_: (
+        ops.interpolate(x, output_size, scale_factors, "bilinear", align_corners=align_corners, antialias=True)
+    ),
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit"), native_batch_norm),
     "_batch_norm_with_update": lambda x, weight, bias, mean, var, *more: (
         *native_batch_norm(x, weight, bias, mean, var, True, *more),
@@ -911,6 +879,10 @@ LEFT_OUT: dict[str, tuple[str, Callable[[Any, dict[str, Any]], bool]]] = {
     ),
     "linalg.matrix_norm": ("a matrix's norm of singular values", lambda args, named: _of_singular_values(args, named)),
     "nn.functional.batch_norm": ("a batch without channels", lambda args, named: args[0].ndim < 2),
+    "_upsample_bilinear2d_aa": (
+        "a size and a scale that is not its",
+        lambda args, named: named.get("scales_h") is not None,
+    ),
     "nn.functional.rrelu": ("training draws random numbers", lambda args, named: bool(named.get("training"))),
 }
 """Samples: why they are left out, and which, by their arguments, the input first."""
@@ -965,14 +937,9 @@ ABSENT: dict[str, str] = {
         "as_strided.partial_views masked_select sparse.mm.reduce sparse.sampled_addmm to_sparse",
     ),
     **_because(
-        "a place in an order of masked elements or of their number",
-        "masked.median mode",
-    ),
-    **_because("antialiasing", "_upsample_bilinear2d_aa"),
-    **_because(
         "no public function of torch: embedding_bag, scatter_reduce and index_reduce combine segments",
         "_segment_reduce.lengths _segment_reduce.offsets",
     ),
-    **_because("no such function", "frexp nextafter"),
+    **_because("a function of a float's bits", "frexp nextafter"),
 }
 """Why an entry has no line in the table."""

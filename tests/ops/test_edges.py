@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
+from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import IndexOutOfRange, TypeRuleError  # noqa: E402
 
 X = np.arange(6.0)
@@ -46,6 +47,7 @@ def test_an_index_out_of_range_is_named_as_it_was_given(name: str, call: Callabl
 def test_an_error_of_an_op_that_is_written_begins_with_the_op_that_writes_it() -> None:
     for call, match in (
         (lambda x, i: ops.divide(x, i), r"^divide\(f64\[6\], i64\[1\]\): div"),
+        (lambda x, i: ops.take(x, np.array([0, -7])), "^take: index -7 of a size of 6"),
         (lambda x, i: ops.scatter(x, 0, ops.cast(i, "f64"), 1.0), r"^scatter\(f64\[6\], f64\[1\]\): .*indices are f64"),
     ):
         with pytest.raises(TypeRuleError, match=match):
@@ -59,6 +61,33 @@ def test_a_mask_of_a_call_takes_no_more_than_source_has() -> None:
     np.testing.assert_array_equal(got, [0, 7, 2, 3, 8, 5])
     with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 2 .* \[0, 2\)"):
         interp.run(graph, {**given, "mask": X > 2})
+
+
+def test_rows_that_are_searched_and_counted() -> None:
+    """searchsorted, mode and masked_scatter on a simulated GPU, with ties."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "line": np.sort(np.round(rng.standard_normal((5, 37)), 1), 1).astype(np.float32),
+        "x": np.round(rng.standard_normal((5, 50)), 1).astype(np.float32),
+        "mask": rng.random((5, 50)) < 0.4,
+        "source": rng.standard_normal(250).astype(np.float32),
+    }
+    line, x, mask, source = map(torch.from_numpy, arrays.values())
+    graph = gradc.trace(
+        lambda line, x, mask, source: [
+            ops.searchsorted(line, x),
+            ops.searchsorted(line, x, right=True),
+            ops.masked_scatter(x, mask, source),
+            *ops.mode(x, 1),
+        ],
+        **arrays,
+    )
+    *found, value, place = (np.asarray(v) for v in gradc.compile(graph, target="cuda-sim")(**arrays).values())
+    wanted = (torch.searchsorted(line, x), torch.searchsorted(line, x, right=True), x.masked_scatter(mask, source))
+    for got, want in zip((*found, value), (*wanted, x.mode(1).values), strict=True):
+        np.testing.assert_array_equal(got, want.numpy())
+    last = [np.flatnonzero(row == v)[-1] for row, v in zip(arrays["x"], value, strict=True)]
+    np.testing.assert_array_equal(place, last)  # torch's is any of them
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -81,6 +110,18 @@ def test_a_quotient_by_zero_that_is_rounded_is_zero() -> None:
     graph = gradc.trace(lambda x, y: ops.divide(x, y, "trunc"), x="i32[3]", y="i32[3]")
     got = interp.run(graph, {"x": np.array([-7, 0, 7], np.int32), "y": np.zeros(3, np.int32)})["y"]
     np.testing.assert_array_equal(got, 0)
+
+
+def test_alpha_of_sums_and_differences() -> None:
+    x, y = np.array([1.0, 2.0]), np.array([3.0, 5.0])
+    graph = gradc.trace(
+        lambda x, y: [ops.add(x, y, alpha=2), ops.sub(x, y, alpha=0.5), ops.add(x, 3.0, alpha=2)], x=x, y=y
+    )
+    for got, want in zip(interp.run(graph, {"x": x, "y": y}).values(), ([7, 12], [-0.5, -0.5], [7, 8]), strict=True):
+        np.testing.assert_array_equal(got, want)
+    for alpha in (True, "2"):
+        with pytest.raises(TypeRuleError, match=r"^add\(.*alpha=.* is no number"):
+            gradc.trace(lambda x, alpha=alpha: ops.add(x, x, alpha=alpha), x="f32[2]")
 
 
 def test_lerp_is_exact_at_both_ends() -> None:
@@ -142,3 +183,45 @@ def test_ctc_loss_refuses_a_blank_in_a_target_and_has_no_mean_of_nothing() -> No
             gradc.trace(lambda x, t=target: ops.ctc_loss(x, t, (5, 5), (2, 2)), x="f32[5,2,4]")
     graph = gradc.trace(lambda x, t: ops.ctc_loss(x, t, (), ()), x="f64[5,0,4]", t="i64[0,3]")
     assert np.isnan(interp.run(graph, {"x": np.zeros((5, 0, 4)), "t": np.zeros((0, 3), np.int64)})["y"])
+
+
+# -- gradients that are not torch's ------------------------------------------------------------------------------------
+
+NAN = np.nan
+PLACES = np.array([1, 0, 1])
+BESIDE_TORCH: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float], list[float]]] = {
+    "amax": (lambda x: ops.amax(x, 0), lambda x: x.amax(0), [0, 0, 0], [NAN, NAN, NAN]),
+    "max of all": (ops.max, torch.max, [0, 0, 0], [0, 0.5, 0.5]),
+    "relu": (ops.relu, torch.relu, [1, 0, 0], [1, 1, 1]),
+    "abs": (ops.abs, torch.abs, [1, NAN, NAN], [1, 0, 0]),
+    "max_pool": (
+        lambda x: ops.max_pool1d(ops.reshape(x, (1, 3)), 3),
+        lambda x: torch.nn.functional.max_pool1d(x.reshape(1, 3), 3),
+        [0, 1, 0],
+        [0, 0, 1],
+    ),
+    "index_put": (
+        lambda x: ops.index_put(x * 0.0, (PLACES,), x),
+        lambda x: (x * 0.0).index_put((torch.from_numpy(PLACES),), x),
+        [0, 1, 1],
+        [1, 1, 1],
+    ),
+    "scatter": (
+        lambda x: ops.scatter(x * 0.0, 0, PLACES, x),
+        lambda x: (x * 0.0).scatter(0, torch.from_numpy(PLACES), x),
+        [0, 1, 1],
+        [1, 1, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_TORCH)
+def test_gradients_that_docs_tell_apart_from_torchs(name: str) -> None:
+    ours, theirs, own, eager = BESIDE_TORCH[name]
+    x = np.array([1.0, 2.0, 3.0] if "scatter" in name or "index" in name else [1.0, NAN, NAN])
+    joint = differentiate(gradc.trace(ours, x=x), ["x"])
+    upstream = next(n for n in joint.inputs if joint.input_name(n) != "x")
+    given = {"x": x, joint.input_name(upstream): np.ones(upstream.type.concrete({}))}
+    np.testing.assert_array_equal(interp.run(joint, {n: given[n] for n in joint.input_names})["d.x"], own)
+    leaf = torch.tensor(x, requires_grad=True)
+    np.testing.assert_array_equal(torch.autograd.grad(theirs(leaf).sum(), leaf)[0].numpy(), eager)

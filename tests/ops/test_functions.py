@@ -1,6 +1,6 @@
 """The functions: ops that write others where they are called; values and gradients are torch's.
 
-Each sample runs once in NumPy, and the functions of a file once more as one compiled module.
+Each sample runs once in the interpreter, and the functions of a file once more as one module of each of two targets.
 """
 
 from __future__ import annotations
@@ -82,7 +82,17 @@ def test_a_bad_call_is_refused(op: Function, bad: Any) -> None:
         op.on(operands, bad.attrs)
 
 
-@pytest.mark.parametrize("file", sorted({REGISTRY[name].write.__module__ for name in NAMES}))
+FILES = sorted({REGISTRY[name].write.__module__ for name in NAMES})
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_passes_keep_what_functions_mean(file: str) -> None:
+    """One module in NumPy of each one's first sample in f64 and of all with symbolic sizes, with gradients."""
+    chosen = [case for case in CASES if case.op.write.__module__ == file and (case.number == 0 or case.graph.dims)]
+    agree_with_numpy(chosen, [3], target="numpy")
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_compiled_functions_agree_with_numpy(file: str) -> None:
     """One module of each one's first sample in f32 and last in bf16, with gradients."""
     chosen = [

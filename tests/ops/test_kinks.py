@@ -39,6 +39,7 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float]]] = {
     },
     **{name: (getattr(ops, name), getattr(torch, name), INSIDE) for name in "asin acos atanh erfinv".split()},
     **{name: (getattr(ops, name), getattr(torch, name), POSITIVE) for name in "log2 log10 digamma lgamma".split()},
+    "ndtri": (ops.ndtri, torch.special.ndtri, [0.0, 1e-30, 1e-8, 0.01, 0.2499, 0.25, 0.5, 0.75, 0.999, 0.9999999, 1.0]),
     "acosh": (ops.acosh, torch.acosh, [1.0, 1.0000001, 1.5, 2.0, 100.0, 1e6, 1e25]),
     "xlogy": (lambda x: ops.xlogy(x, 0.0 * x + 2.0), lambda x: torch.xlogy(x, 0.0 * x + 2.0), ENDS[:17]),
     "logit": (lambda x: ops.logit(x, eps=0.1), lambda x: torch.logit(x, eps=0.1), [0.0, 0.1, 0.5, 0.9, 1.0, -2.0, 3.0]),
