@@ -119,6 +119,8 @@ _TIMM = [
     _images("beit", "beit_base_patch16_224", img_size=IMAGE, embed_dim=96, depth=3, num_heads=4),
     _images("deit", "deit_tiny_patch16_224", img_size=IMAGE, depth=3),
     _images("resmlp", "resmlp_12_224", img_size=IMAGE),
+    _images("ghostnet", "ghostnet_050"),
+    _images("mobilevit", "mobilevit_xxs"),
 ]
 
 # -- transformers ------------------------------------------------------------------------------------------------------
@@ -189,9 +191,8 @@ _TEXT_AND_IMAGE = {
     "vision_config": {**_SMALL, "image_size": IMAGE, "patch_size": 16},
     "projection_dim": 32,
 }
-_WHISPER = {
+_ENCODER_DECODER = {
     "vocab_size": WORDS,
-    "num_mel_bins": 16,
     "d_model": 64,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -199,12 +200,18 @@ _WHISPER = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128,
-    "max_source_positions": 32,
-    "max_target_positions": 64,
+    "max_position_embeddings": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+}
+_WHISPER = {
+    **{name: value for name, value in _ENCODER_DECODER.items() if name != "max_position_embeddings"},
+    "num_mel_bins": 16,
+    "max_source_positions": 32,
+    "max_target_positions": 64,
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
@@ -237,6 +244,11 @@ _TRANSFORMERS = [
               num_hidden_layers=2),
     _language("vit", "ViTConfig", "ViTForImageClassification", _PICTURES, hidden_size=64, intermediate_size=128,
               num_hidden_layers=2, num_attention_heads=4, image_size=IMAGE, patch_size=16),
+    _language("albert", "AlbertConfig", "AlbertForSequenceClassification", _CLASSIFIED, **_SMALL, embedding_size=32),
+    _language("gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM", _CAUSAL, **_SMALL),
+    _language("gemma3", "Gemma3TextConfig", "Gemma3ForCausalLM", _CAUSAL, **_SMALL, num_key_value_heads=2,
+              head_dim=16, sliding_window=8),
+    _language("bart", "BartConfig", "BartForConditionalGeneration", _CAUSAL, **_ENCODER_DECODER),
     _language("clip", "CLIPConfig", "CLIPModel",
               {"input_ids": _tokens, "pixel_values": _PICTURES["pixel_values"]}, **_TEXT_AND_IMAGE),
     _language("whisper", "WhisperConfig", "WhisperForConditionalGeneration",
@@ -496,8 +508,114 @@ class TCN(nn.Module):
         return _tokens(), _tokens()
 
 
+class Recurrent(nn.Module):
+    """A language model of torch's own recurrent layers, two of them in both directions."""
+
+    def __init__(self, kind: Any, width: int = 32):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, width), nn.Linear(2 * width, WORDS)
+        self.layers = kind(width, width, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.layers(self.words(tokens))[0]).flatten(0, 1), targets.flatten())
+
+    batch = LSTM.batch
+
+
+class MiniLM(nn.Module):
+    """Sentences as mean states of an encoder, paired by their cosines: a sentence belongs to the one at its index.
+
+    :param dropout: of the encoder.
+    """
+
+    def __init__(self, width: int = 48, dropout: float = 0.0):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, width, padding_idx=0), nn.Embedding(LENGTH, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def sentences(self, tokens: torch.Tensor) -> torch.Tensor:
+        padding = tokens == 0
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        x = self.encoder(x, src_key_padding_mask=padding).masked_fill(padding[..., None], 0.0)
+        return F.normalize(x.sum(1) / (~padding).sum(1, keepdim=True), dim=1)
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        scores = self.sentences(first) @ self.sentences(second).T * 20.0
+        return F.cross_entropy(scores, torch.arange(first.shape[0]))
+
+    @staticmethod
+    def batch() -> Batch:
+        kept = torch.arange(16) < torch.tensor([16, 12, 9, 16])[:, None]
+        return torch.randint(1, WORDS, (4, 16)) * kept, torch.randint(1, WORDS, (4, 16)) * kept.flip(0)
+
+
+class Style(nn.Module):
+    """An image turned into another: reflected borders, instance norms, residuals, nearest neighbours on the way up."""
+
+    def __init__(self, width: int = 8):
+        super().__init__()
+        wide = 2 * width
+        self.down = nn.Sequential(
+            nn.ReflectionPad2d(3), nn.Conv2d(3, width, 7), nn.InstanceNorm2d(width, affine=True), nn.ReLU(),
+            nn.Conv2d(width, wide, 3, 2, 1), nn.InstanceNorm2d(wide, affine=True), nn.ReLU(),
+        )  # fmt: skip
+        self.body = nn.Sequential(nn.Conv2d(wide, wide, 3, padding=1), nn.GroupNorm(4, wide), nn.LeakyReLU(0.2))
+        self.up = nn.Sequential(nn.Upsample(scale_factor=2, mode="nearest"), nn.Conv2d(wide, 3, 3, padding=1))
+
+    def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        x = self.down(x)
+        return F.smooth_l1_loss(torch.tanh(self.up(x + self.body(x))), wanted)
+
+    @staticmethod
+    def batch() -> Batch:
+        return torch.randn(BATCH, 3, 32, 32), torch.rand(BATCH, 3, 32, 32)
+
+
+class FastText(nn.Module):
+    """Means of bags of n-grams, some of them padding, one linear layer."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.grams = nn.EmbeddingBag(1000, width, mode="mean", padding_idx=0)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, grams: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.grams(grams)), labels, label_smoothing=0.1)
+
+    @staticmethod
+    def batch() -> Batch:
+        return torch.randint(0, 1000, (16, 20)) * (torch.rand(16, 20) < 0.8), torch.randint(0, CLASSES, (16,))
+
+
+class LearnedScales(nn.Module):
+    """Two layers whose weights and activations are quantized by scales that learn."""
+
+    def __init__(self, width: int = 64):
+        super().__init__()
+        self.first, self.second = nn.Linear(24, width), nn.Linear(width, CLASSES)
+        self.scales = nn.ParameterList(nn.Parameter(torch.tensor([s])) for s in (0.003, 0.003, 0.05, 0.03))
+
+    def quantized(self, x: torch.Tensor, scale: int) -> torch.Tensor:
+        steps = (x / self.scales[scale]).clamp(-128, 127)
+        return (steps + (steps.round() - steps).detach()) * self.scales[scale]  # learned step sizes: round passes g on
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = F.linear(self.quantized(x, 2), self.quantized(self.first.weight, 0), self.first.bias)
+        x = F.linear(self.quantized(F.relu(x), 3), self.quantized(self.second.weight, 1), self.second.bias)
+        return F.cross_entropy(x, labels)
+
+    @staticmethod
+    def batch() -> Batch:
+        return torch.randn(16, 24), torch.randint(0, CLASSES, (16,))
+
+
 def _written(name: str, kind: Any) -> Model:
     return Model(name, "here", lambda: (kind(), kind.batch()))
+
+
+def _recurrent(name: str, kind: Any) -> Model:
+    return Model(name, "here", lambda: (Recurrent(kind), Recurrent.batch()))
 
 
 _HERE = [
@@ -512,6 +630,12 @@ _HERE = [
     _written("fcn", FCN),
     _written("nerf", NeRF),
     _written("tcn", TCN),
+    _recurrent("lstm_layers", nn.LSTM),
+    _recurrent("gru_layers", nn.GRU),
+    _written("minilm", MiniLM),
+    _written("style", Style),
+    _written("fasttext", FastText),
+    _written("learned_scales", LearnedScales),
 ]
 
 MODELS: dict[str, Model] = {model.name: model for model in (*_TIMM, *_TRANSFORMERS, *_HERE)}

@@ -1,10 +1,13 @@
 """``python -m benchmarks.models``: well-known models, a training step each, through ``torch.compile(backend="gradc")``
 beside eager mode and inductor.
 
-For each model, in a process of its own: the share of its ops that gradc runs and why it does not run the others; value
-and every parameter's gradient against eager mode in f64, in f64 and in f32; seconds of a cold compilation, of a step,
-and megabytes of a step.  Writes a table and one JSON; nothing here is a test.  Needs ``gradc[torch]``, transformers and
-timm.  ``python -m benchmarks.model_curves`` trains three of them for 300 steps.
+For each model and engine, in a process of its own with a limit of its own: the share of its ops that gradc runs and why
+it does not run the others; value and every parameter's gradient against eager mode in f64, in f64 and in f32; seconds
+of a cold compilation and of a step; megabytes of a warm step (``peak_MB``: the high-water mark of resident memory that
+is reset before it, less what is resident then) and of the process with its compilation (``process_MB``: ru_maxrss after
+the steps, less ru_maxrss before the first; compilers are processes of their own and not in it).  Writes a table and one
+JSON, a row as soon as it is known: called again it goes on where it ended.  Nothing here is a test.  Needs
+``gradc[torch]``, transformers and timm.  ``python -m benchmarks.model_curves`` trains some of them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -29,11 +33,12 @@ from .worker import memory
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 300
-"""Seconds that one model may take."""
+"""Seconds that one model may take with one engine."""
 REPEATS = 5
 THREADS = 1
 """Of every engine: threads that wait for each other a few times a millisecond measure what else the machine does."""
 ENGINES = ("gradc", "inductor")
+ALL_ENGINES = ("eager", *ENGINES)
 F64_ERROR, F32_FACTOR, F32_EPSILON = 1e-8, 4.0, 2.0**-23
 SMALL = 1e-4
 """A tensor's error is relative to its largest element, or to this part of the largest element of any gradient: where a
@@ -70,10 +75,11 @@ def errors(found: Tensors, wanted: Tensors) -> tuple[float, float, str]:
     return value, each.get(worst, 0.0), worst
 
 
-def measure(name: str, engines: Sequence[str]) -> None:
-    """Print what is known of one model as lines of JSON, each phase as it is done.
+def measure(name: str, engine: str) -> None:
+    """Print what is known of one model with one engine as lines of JSON, each phase as it is done.
 
-    Running statistics move with each step of training, so every engine takes its step with a copy of its own.
+    Running statistics move with each step of training, so every step that is compared is that of a fresh copy.  Memory
+    and times come first: what is compared with them afterwards would count in the process's high-water mark.
     """
     import torch
 
@@ -84,30 +90,33 @@ def measure(name: str, engines: Sequence[str]) -> None:
     def fresh(backend: Any, dtype: Any) -> tuple[Callable[..., Any], Any, Any]:
         torch._dynamo.reset()
         twin = copy.deepcopy(model).to(dtype)
-        return torch.compile(twin, backend=backend), twin, cast(batch, dtype)
+        return (torch.compile(twin, backend=backend) if backend else twin), twin, cast(batch, dtype)
 
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
+    torch._dynamo.config.allow_rnn = True  # else Dynamo leaves torch.nn's recurrent layers, and what calls them, alone
     model, batch = MODELS[name].build()
+    call, twin, _ = fresh({"eager": None, "gradc": gradc.torch.backend}.get(engine, engine), torch.float32)
+    most, began = _most_resident(), time.perf_counter()
+    found = step(call, twin, batch)
+    found = {name: value.clone() for name, value in found.items()}
+    compiled = {} if engine == "eager" else {"compile_s": time.perf_counter() - began}
+    if engine == "gradc":
+        _say(coverage=_coverage(gradc.torch.report()))
+    _say(**{engine: compiled})
+    _say(**{engine: {**compiled, **_timed(call, twin, batch), "process_MB": _most_resident() - most}})
     truth = step(*fresh(_wide(lambda gm, inputs: gm.forward, exact=True), torch.float64))
-    twin = copy.deepcopy(model)
-    value, gradient, _ = errors(step(twin, twin, batch), truth)
-    _say(parameters=sum(p.numel() for p in model.parameters()), eager_f32={"value": value, "gradient": gradient})
-    _say(eager=_timed(twin, twin, batch))
-    for engine in engines:
-        gradc.torch.report().clear()
-        call, twin, _ = fresh(gradc.torch.backend if engine == "gradc" else engine, torch.float32)
-        began = time.perf_counter()
-        found = step(call, twin, batch)
-        seconds = time.perf_counter() - began
-        if engine == "gradc":
-            _say(coverage=_coverage(gradc.torch.report()))
-        value, gradient, worst = errors(found, truth)
-        _say(**{f"{engine}_f32": {"value": value, "gradient": gradient, "worst": worst}})
-        _say(**{engine: {"compile_s": seconds, **_timed(call, twin, batch)}})
-    if "gradc" in engines:
+    value, gradient, worst = errors(found, truth)
+    _say(**{f"{engine}_f32": {"value": value, "gradient": gradient, "worst": worst}})
+    if engine == "gradc":
         value, gradient, worst = errors(step(*fresh(_wide(gradc.torch.backend), torch.float64)), truth)
         _say(gradc_f64={"value": value, "gradient": gradient, "worst": worst})
+    _say(parameters=sum(p.numel() for p in model.parameters()))
+
+
+def _most_resident() -> float:
+    """The most megabytes that this process has held in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 
 
 def _wide(backend: Callable[..., Any], exact: bool = False) -> Callable[..., Any]:
@@ -173,6 +182,18 @@ def _coverage(report: Any) -> dict[str, Any]:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
+def row_of(name: str, engines: Sequence[str], limit: float) -> dict[str, Any]:
+    """A model's row with these engines; an engine that did not come to an end says so under its ``"failed"``."""
+    row: dict[str, Any] = {"name": name}
+    for engine in engines:
+        found = run(name, ("--engines", engine, "--one"), limit)
+        failed = found.pop("failed", None)
+        row |= found
+        if failed:
+            row[engine] = {**row.get(engine, {}), "failed": failed}
+    return row
+
+
 def run(
     name: str, arguments: tuple[str, ...] = ("--one",), limit: float = LIMIT, module: str = "benchmarks.models"
 ) -> dict[str, Any]:
@@ -207,12 +228,13 @@ def run(
 
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Whether gradc runs every op of a model, as one region."""
-    return "coverage" in row and not row["coverage"]["left"] and row["coverage"]["regions"] == row["coverage"]["graphs"]
+    cover = row.get("coverage", {})
+    return bool(cover) and not cover["left"] and cover["regions"] == cover["graphs"] > 0
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
     """Whether value and gradients are torch's: in f64, and in f32 as near to f64 as torch's own f32."""
-    if "gradc_f64" not in row or "gradc_f32" not in row:
+    if not {"gradc_f64", "gradc_f32", "eager_f32"} <= row.keys():
         return False
     own, ours = row["eager_f32"], row["gradc_f32"]
     return max(row["gradc_f64"]["value"], row["gradc_f64"]["gradient"]) <= F64_ERROR and all(
@@ -236,7 +258,7 @@ def line(row: Mapping[str, Any]) -> str:
     eager = row.get("eager", {})
     f64 = row.get("gradc_f64")
     ratio = "-"
-    if "gradc_f32" in row:
+    if "gradc_f32" in row and "eager_f32" in row:
         ratio = f"{row['gradc_f32']['gradient'] / max(row['eager_f32']['gradient'], F32_EPSILON):.2f}"
     cells = [
         row["name"], cover.get("ops", "-"), f"{cover['share']:.0%}" if cover else "-", cover.get("regions", "-"),
@@ -253,7 +275,8 @@ def line(row: Mapping[str, Any]) -> str:
     for op, _, count in cover.get("left", ()):
         left[op] = left.get(op, 0) + count
     after = ["" if is_right(row) else "WRONG" if f64 else "", ", ".join(f"{n} {op}" for op, n in left.items())]
-    return "  ".join([text, *filter(None, [*after, row.get("failed", "")])])
+    failed = [f"{e}: {row[e]['failed']}" for e in ALL_ENGINES if "failed" in row.get(e, ())]
+    return "  ".join([text, *filter(None, [*after, *failed, row.get("failed", "")])])
 
 
 def _cell(facts: Mapping[str, Any], name: str, form: str) -> str:
@@ -271,23 +294,34 @@ def machine() -> dict[str, Any]:
         "threads": THREADS,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "commit": _commit(),
         "date": f"{datetime.date.today()}",
     }
+
+
+def _commit() -> str:
+    """What is checked out, ``+`` behind it where files differ from it; "" outside of git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("names", nargs="*", help="models; all of them where none is named")
-    parser.add_argument("--json", type=Path, help="where the results go; models that it has and that are not run stay")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model")
     parser.add_argument(
-        "--engines", nargs="+", default=ENGINES, choices=ENGINES, help="which are measured beside eager"
+        "--json",
+        type=Path,
+        default=RESULTS / f"models-{datetime.date.today()}.json",
+        help="where the results go; what it has already of a model and engine is not measured again",
     )
+    parser.add_argument("--again", action="store_true", help="measure also what the JSON has already")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model and engine")
+    parser.add_argument("--engines", nargs="+", default=ALL_ENGINES, choices=ALL_ENGINES, help="which are measured")
     parser.add_argument("--show", action="store_true", help="print the table of the JSON, and measure nothing")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of its own asks for these
     given = parser.parse_args()
     if given.one:
-        return measure(given.names[0], given.engines)
+        return measure(given.names[0], given.engines[0])
     if given.show:
         rows = json.loads(given.json.read_text())["models"]
         return print("\n".join([heading(), *map(line, rows), summary(rows)]))
@@ -298,13 +332,18 @@ def main() -> None:
         parser.error(f"no model {unknown[0]!r}; there are {', '.join(MODELS)}")
     print(heading())
     rows = []
+    known = json.loads(given.json.read_text())["models"] if given.json.exists() and not given.again else []
+    done = {(row["name"], engine) for row in known for engine in ALL_ENGINES if _is_complete(row, engine)}
     for name in given.names or MODELS:
-        row = run(name, ("--engines", *given.engines, "--one"), given.limit)
-        if given.json:
-            row = save(given.json, "models", row)
-        rows.append(row)
-        print(line(row), flush=True)
+        engines = [engine for engine in given.engines if (name, engine) not in done]
+        rows.append(save(given.json, "models", row_of(name, engines, given.limit)))
+        print(line(rows[-1]), flush=True)
     print(summary(rows))
+
+
+def _is_complete(row: Mapping[str, Any], engine: str) -> bool:
+    """Whether an engine's part of a row is there, its end by the limit included."""
+    return "failed" in row.get(engine, ()) or (engine in row and f"{engine}_f32" in row)
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -189,7 +189,8 @@ class _Program:
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
-        return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made))
+        detached = {n for n in inputs if all(u.target is stop_gradient for u in n.users if u in inside)}
+        return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made), frozenset(detached))
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *arguments]
@@ -220,12 +221,14 @@ class _Region:
     """The function of a region, or of a part of it.
 
     :param dims: for each symbol of its graph that the program's inputs tell, the node that is its value.
+    :param detached: the inputs that it only reads detached: autograd would free, with it, what they were computed from.
     """
 
     function: Function
     inputs: tuple[torch.fx.Node, ...]
     outputs: tuple[torch.fx.Node, ...]
     dims: Mapping[str, tuple[torch.fx.Node, int | None]]
+    detached: frozenset[torch.fx.Node]
 
 
 def _dims(graph: torch.fx.Graph, made: Graph) -> dict[str, tuple[torch.fx.Node, int | None]]:
@@ -386,7 +389,8 @@ def _calling(region: _Region, number: int, part: int) -> _Step:
         sizes = {
             name: int(values[node]) if axis is None else values[node].shape[axis] for name, (node, axis) in dims.items()
         }
-        for node, value in zip(outputs, function(sizes, *(values[n] for n in inputs)), strict=True):
+        given = (values[n].detach() if n in region.detached else values[n] for n in inputs)
+        for node, value in zip(outputs, function(sizes, *given), strict=True):
             values[node] = value if orders[node] is None else _laid_out(value, orders[node])
 
     name = f"region {number}{f', part {part + 1}' if part else ''}"

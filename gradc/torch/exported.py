@@ -12,12 +12,14 @@ from torch.export import ExportedProgram
 
 from .. import ops
 from ..errors import GradcError, InvalidProblem, Unsupported
+from ..ir.dims import Dim
 from ..ir.graph import Graph
 from ..ir.node import Node
+from ..ir.types import I64
 from .coverage import listing
 from .importer import graph_of, name_of
 from .normal_form import normal_form
-from .sizes import called, type_of
+from .sizes import called, size_of, type_of
 from .table import is_kept
 
 
@@ -35,8 +37,9 @@ def from_torch(
     tensors among the arguments by the names that ``torch.export`` gives them; a first word ``d`` or ``r`` gets a ``_``
     in front, and an argument with the path of a parameter a number behind.  Its outputs are the results (``y``; of
     several ``y0``, ``y1``, or the keys of a dict), then the new values of buffers that the module changes, by their
-    paths; a Python number among the results is a constant, of i64, bool or torch's default dtype.  A module is exported
-    in the mode, training or evaluation, that it is in.  Dims are called as the ``torch.export.Dim`` of their axis.
+    paths; a Python number among the results is a constant, of i64, bool or torch's default dtype, and a size that
+    varies is an i64.  A module is exported in the mode, training or evaluation, that it is in.  Dims are called as the
+    ``torch.export.Dim`` of their axis.
 
     :param args: example arguments, as ``torch.export.export`` takes them; a tensor alone stands for ``(tensor,)``.
     :param dynamic_shapes: of ``torch.export.export``; ``torch.export.Dim.AUTO`` lets torch find out which sizes vary.
@@ -61,7 +64,8 @@ def from_torch(
     lifted = [n for n in graph.nodes if n.op == "placeholder"][len(form.lifted) :]
     inputs, merged, defaults = _inputs(program, lifted)
     results = list(graph.output_node().args[0])
-    outputs = _outputs(program, lifted, form.mutated, results)
+    with called(names):
+        outputs = _outputs(program, lifted, form.mutated, results)
     constants = [n for n in graph.nodes if n.op == "get_attr" or (n.op == "placeholder" and n not in lifted)]
     for node in constants:
         inputs[node] = name_of(f"constant.{node.name}", lambda n: n in inputs.values())
@@ -214,12 +218,25 @@ def _outputs(
             returned.append((key, node))
         elif isinstance(node, bool | int | float):
             returned.append((key, ops.constant(value=(node,), dtype=type_of(torch.tensor(node)).dtype, shape=())))
+        elif isinstance(node, torch.fx.Node):
+            returned.append((key, _of_sizes(key, node.meta.get("val"))))
     taken: dict[str, torch.fx.Node | Node] = {}
     for key, node in (*returned, *written):
         taken[name_of(key, taken.__contains__)] = node
     if not taken:
         raise InvalidProblem("the module returns no tensor")
     return taken
+
+
+def _of_sizes(key: str, value: Any) -> Node:
+    """A result that is computed from sizes, i64.
+
+    :raises Unsupported: it is no integer.
+    """
+    if not isinstance(value, torch.SymInt):
+        raise Unsupported(f"the result {key} is a number that depends on sizes: {value}")
+    size = size_of(value)
+    return ops.dim(size) if isinstance(size, Dim) else ops.constant(value=(size,), dtype=I64, shape=())
 
 
 def _keys(program: ExportedProgram, count: int) -> list[str]:

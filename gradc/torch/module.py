@@ -90,6 +90,8 @@ class Module(torch.nn.Module):
         :param inner: the modules that there are and the attributes that lead to them, by the path of what lies in them.
         """
         *words, last = path.split(".")
+        if not all((*words, last)):
+            raise InvalidProblem(f"{path!r} cannot be a parameter of a torch module: a word of its path is empty")
         at: torch.nn.Module = self
         way: tuple[str, ...] = ()
         for i, word in enumerate(words):
@@ -102,6 +104,7 @@ class Module(torch.nn.Module):
         last = _free(at, last)
         try:
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+            _check_real(f"the parameter {path!r}", tensor)
             if isinstance(tensor, torch.nn.Buffer) or not tensor.is_floating_point():
                 at.register_buffer(last, tensor)
             else:
@@ -111,7 +114,14 @@ class Module(torch.nn.Module):
             raise InvalidProblem(f"{path!r} cannot be a parameter of a torch module: {error}") from None
         return (*way, last)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if "self" in kwargs:
+            raise InvalidProblem(
+                "the argument 'self' is given by position: torch's modules have that keyword themselves"
+            )
+        return super().__call__(*args, **kwargs)
+
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """One tensor, or a dict of several by name."""
         arguments = self._bound(args, kwargs)
         leaves = {path: functools.reduce(getattr, way, self) for path, way in self._places.items()}
@@ -239,7 +249,7 @@ def _tensors(
     :param declared: the dtypes that a graph's inputs have.
     """
     arrays = {p: x for p, x in given.items() if not isinstance(x, bool | int | float)}
-    made = {p: x if isinstance(x, torch.Tensor) else _as_tensor(p, x) for p, x in arrays.items()}
+    made = {p: _as_tensor(p, x) for p, x in arrays.items()}
     floats = [x.dtype for x in (*made.values(), *parameters.values()) if x.is_floating_point()]
     integers = [x.dtype for x in made.values() if not x.is_floating_point() and x.dtype is not torch.bool]
     real = functools.reduce(torch.promote_types, floats) if floats else torch.get_default_dtype()
@@ -255,8 +265,16 @@ def _tensors(
     return {path: made[path] for path in given}
 
 
+def _check_real(what: str, tensor: torch.Tensor) -> torch.Tensor:
+    """:raises InvalidProblem: the tensor is complex."""
+    if tensor.is_complex():
+        raise InvalidProblem(f"{what} is of {tensor.dtype}: gradc has no complex numbers")
+    return tensor
+
+
 def _as_tensor(path: str, value: Any) -> torch.Tensor:
     try:
-        return torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         raise InvalidProblem(f"the argument {path!r} is a {type(value).__name__}, not a tensor") from None
+    return _check_real(f"the argument {path!r}", tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -73,12 +74,25 @@ def without(found: Plan, graph: torch.fx.Graph, region: Collection[torch.fx.Node
 
 
 def losses_apart(graph: torch.fx.Graph, nodes: Nodes, leaves: Collection[torch.fx.Node]) -> list[list[torch.fx.Node]]:
-    """The calls of a region, cut between results of the graph that share no value: as in eager mode, each of them can
-    be differentiated, and what is kept for it freed, without the others.
+    """The calls of a region, cut between results of the graph that share no value but by ``detach``: as in eager mode,
+    each of them can be differentiated, and what is kept for it freed, without the others.  Parts are in the order in
+    which they can run; where there is none, as each reads another's detached value, those are not cut.
 
     :param leaves: the placeholders that require grad.  Results that do not depend on them are not cut off, nor is what
         torch reads.
     """
+    returned = set(graph.output_node().all_input_nodes) & _recorded(graph, leaves)
+    for cut_at_detach in (True, False):
+        parts = _parts(nodes, returned, cut_at_detach)
+        order = _order(parts)
+        if order is not None:
+            break
+    assert order is not None  # parts that share nothing run in any order
+    return [parts[i] for i in order]
+
+
+def _parts(nodes: Nodes, results: Collection[torch.fx.Node], cut_at_detach: bool) -> list[list[torch.fx.Node]]:
+    """The calls by the results that they are connected with; those of no result are in the first part."""
     inside, part = set(nodes), {node: node for node in nodes}
 
     def root(node: torch.fx.Node) -> torch.fx.Node:
@@ -88,16 +102,26 @@ def losses_apart(graph: torch.fx.Graph, nodes: Nodes, leaves: Collection[torch.f
 
     for node in nodes:
         for operand in node.all_input_nodes:
-            if operand in inside:
+            if operand in inside and not (cut_at_detach and node.target is stop_gradient):
                 part[root(operand)] = root(node)
-    returned = set(graph.output_node().all_input_nodes)
-    recorded = _recorded(graph, leaves)
-    apart = list(dict.fromkeys(root(node) for node in nodes if node in returned and node in recorded))
+    apart = dict.fromkeys(root(node) for node in nodes if node in results)
     number = {root_node: i for i, root_node in enumerate(apart)}
     parts: list[list[torch.fx.Node]] = [[] for _ in range(max(len(apart), 1))]
     for node in nodes:
         parts[number.get(root(node), 0)].append(node)
     return parts
+
+
+def _order(parts: Sequence[Nodes]) -> list[int] | None:
+    """An order in which each part comes after those that it reads; None where there is none."""
+    owner = {node: i for i, part in enumerate(parts) for node in part}
+    reads = [
+        {owner[o] for node in part for o in node.all_input_nodes if o in owner} - {i} for i, part in enumerate(parts)
+    ]
+    try:
+        return list(graphlib.TopologicalSorter(dict(enumerate(reads))).static_order())
+    except graphlib.CycleError:
+        return None
 
 
 def _recorded(graph: torch.fx.Graph, leaves: Collection[torch.fx.Node]) -> set[torch.fx.Node]:

@@ -25,6 +25,7 @@ FAMILIES = (
     "products",
     "windows",
     "normalizations",
+    "recurrent",
     "losses",
     "quantized",
 )

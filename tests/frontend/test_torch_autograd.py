@@ -93,6 +93,25 @@ def test_losses_that_share_no_value_are_differentiated_one_after_another() -> No
     torch.testing.assert_close((w.grad, v.grad), wanted)
 
 
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_losses_that_share_a_detached_value(both_ways: bool) -> None:
+    """One after another, without retain_graph; where each reads the other's value they stay one."""
+
+    def losses(x: Any, w: Any, v: Any) -> Any:
+        y, z = torch.tanh(x * w).exp(), torch.sin(x * v).exp()
+        first = (y * z.detach() if both_ways else y).square().sum()
+        return first, (z * y.detach()).square().sum(), y.detach().mean()
+
+    x, w, v = rand(3, 4, grad=False), rand(4), rand(4)
+    first, second, mean = compiled(losses, fallback="error")(x, w, v)
+    assert not mean.requires_grad
+    second.backward(retain_graph=both_ways)
+    assert w.grad is None and v.grad is not None
+    first.backward()
+    wanted = torch.autograd.grad(sum(losses(x, w, v)[:2]), (w, v))
+    torch.testing.assert_close((w.grad, v.grad), wanted)
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_gradient_that_does_not_exist_is_none(create_graph: bool) -> None:
     def losses(x: Any, w: Any, v: Any) -> Any:

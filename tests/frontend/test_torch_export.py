@@ -94,11 +94,12 @@ def test_names_of_inputs_and_outputs() -> None:
 
 
 class Numbers(nn.Module):
-    """Results that are constants, tensors and numbers; arguments in a dict."""
+    """Results that are constants, tensors, numbers and sizes; arguments in a dict."""
 
     def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> dict[str, Any]:
         y = x[::2] * more["y"] + more["z"].sum()
-        return {"y": y, "steps": torch.arange(3), "n": 3, "x": x, "rate": 0.5, "flag": True, "none": None}
+        sizes = {"count": x.shape[0] * 3 + 1, "columns": x.shape[1]}
+        return {"y": y, "steps": torch.arange(3), "n": 3, "x": x, "rate": 0.5, "flag": True, "none": None, **sizes}
 
 
 def test_results_that_are_constants_and_dims_by_their_names() -> None:
@@ -106,7 +107,7 @@ def test_results_that_are_constants_and_dims_by_their_names() -> None:
     example = torch.randn(10, 4), {"y": torch.randn(5, 4), "z": torch.randn(7)}
     free = {"more": {"y": {0: rows}, "z": (length,)}, "x": {0: 2 * rows, 1: None}}
     graph = gradc.from_torch(Numbers(), example, dynamic_shapes=free)
-    assert graph.output_names == ("y", "steps", "n", "x", "rate", "flag")
+    assert graph.output_names == ("y", "steps", "n", "x", "rate", "flag", "count", "columns")
     types = {name: str(graph.input(name).type) for name in graph.input_names}
     assert types == {"x": "f32[2*rows,4]", "more_y": "f32[rows,4]", "more_z": "f32[length]"}
     assert "assume(rows >= 2)" in str(graph) and gradc.parse(str(graph)) == graph

@@ -174,6 +174,17 @@ def test_any_name_works() -> None:
     torch.testing.assert_close(copy.deepcopy(module)(x), got)
     again = gradc.torch.Module(lambda d, r: d * r, options=NUMPY)  # as arguments, too
     torch.testing.assert_close(again(x, r=w), x * w)
+    own = gradc.torch.Module(lambda self, w: self * w, w=w, options=NUMPY)  # the first argument's name, too
+    torch.testing.assert_close(own(x).detach(), x * w)
+
+
+def test_an_absent_parameter_is_none() -> None:
+    def affine(x: Any, w: Any, more: Any, b: Any) -> Any:
+        assert b is None and more["scale"] is None
+        return x * w
+
+    module = gradc.torch.Module(affine, w=torch.ones(3), more={"scale": None}, b=None, options=NUMPY)
+    assert list(module.state_dict()) == ["w"] and torch.equal(module(torch.ones(3)).detach(), torch.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +230,22 @@ def test_functional_call() -> None:
         (lambda: made()(y=torch.ones(1)), InvalidProblem, "the argument 'y'"),
         (lambda: made()(torch.ones(1, 4)), TypeRuleError, "dtypes differ"),
         (lambda: made(fuze=True), InvalidProblem, "fuze"),
+        *(
+            (lambda key=key: gradc.torch.Module(mlp, layers={key: torch.ones(2)}), InvalidProblem, "path is empty")
+            for key in ("a..b", ".a", "a.", "")
+        ),
+        (
+            lambda: gradc.torch.Module(mlp, layers={"w": torch.ones(2, dtype=torch.complex64)}),
+            InvalidProblem,
+            r"'layers\.w' is of torch\.complex64: gradc has no complex numbers",
+        ),
+        (lambda: made()(torch.ones(1, 4) * 1j), InvalidProblem, "the argument 'x' is of torch.complex64"),
+        (lambda: made()(1j), InvalidProblem, "the argument 'x' is of torch.complex64"),
+        (
+            lambda: gradc.torch.Module(lambda self, w: self * w, w=torch.ones(2))(self=torch.ones(2)),
+            InvalidProblem,
+            "'self' is given by position",
+        ),
     ],
 )
 def test_misuse(attempt: Any, kind: type[Exception], message: str) -> None:

@@ -10,6 +10,7 @@ import types
 import unittest
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,13 @@ def test_torchs_samples(names: list[str]) -> None:
                 samples = op.sample_inputs("cpu", torch.float64, requires_grad=True)
                 cases += [Case(op, sample) for sample in itertools.islice(samples, 2)]
         assert {case.name for case in cases} == set(names)
-        graph, given, outputs = imported(cases)
-        wanted = [case(*case.tensors) for case in cases]
+        check(cases)
+
+
+def check(cases: Sequence[Case]) -> None:
+    """Values and gradients of all cases against torch's in f64."""
+    graph, given, outputs = imported(cases)
+    wanted = [case(*case.tensors) for case in cases]
     owners = [case.name for case, each in zip(cases, wanted, strict=True) for _ in each]
     flat = [y for each in wanted for y in each]
     sources = [name for case in cases for name in [case.name] * len(case.tensors)]
@@ -160,12 +166,14 @@ def test_torchs_samples(names: list[str]) -> None:
     joint = gradc.differentiate(graph, wrt, unused="zeros")
     zeros = {n: np.zeros(joint.input(n).shape) for n in joint.input_names if n.startswith("d.")}
     found = interp.run(joint, {**given, **zeros, **cotangents})
-    theirs = torch.autograd.grad(
-        [y for _, y in recorded],
-        [leaves[int(n[1:])] for n in wrt],
-        [torch.from_numpy(cotangents[f"d.{n}"]) for n, _ in recorded],
-        allow_unused=True,
-    )
+    theirs = [None] * len(wrt)
+    if wrt:
+        theirs = torch.autograd.grad(
+            [y for _, y in recorded],
+            [leaves[int(n[1:])] for n in wrt],
+            [torch.from_numpy(cotangents[f"d.{n}"]) for n, _ in recorded],
+            allow_unused=True,
+        )
     wrong = {}
     for owner, name, want in zip(owners, outputs, flat, strict=True):
         wrong |= differing(f"{owner}: value", found[name], want.detach())
@@ -173,6 +181,125 @@ def test_torchs_samples(names: list[str]) -> None:
         want = torch.zeros_like(leaves[int(name[1:])]) if grad is None else grad
         wrong |= differing(f"{sources[int(name[1:])]}: gradient", found[f"d.{name}"], want)
     assert not wrong
+
+
+# -- what torch has no samples of --------------------------------------------------------------------------------------
+
+
+class Call:
+    """A function of tensors under a name, as an entry of op_db."""
+
+    variant_test_name = ""
+
+    def __init__(self, name: str, function: Any):
+        self.name, self.function = name, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A sample: its first argument, the others, and those by name."""
+
+    input: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def made(name: str, function: Any, *args: Any, **kwargs: Any) -> Case:
+    return Case(Call(name, function), Arguments(args[0], args[1:], kwargs))
+
+
+def real(*shape: int) -> Any:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def recurrent(kind: Any, *states: Any, x: Any = None, **options: Any) -> Case:
+    """A layer of torch.nn with its parameters as operands."""
+    module = kind(3, 4, dtype=torch.float64, **options)
+    names = [name for name, _ in module.named_parameters()]
+
+    def run(x: Any, states: Any, *weights: Any) -> Any:
+        return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x, *states))
+
+    given = real(5, 2, 3) if x is None else x
+    return made(f"{kind.__name__}({options})", run, given, states, *(p.detach() for p in module.parameters()))
+
+
+def test_recurrent_layers() -> None:
+    """Whole in the normal form: layers, directions, biases, projections, the batch in front, none, and cells."""
+    torch.manual_seed(0)
+    nn, state = torch.nn, real(2, 2, 4)
+    cases = [
+        recurrent(nn.LSTM, (real(4, 2, 4), real(4, 2, 4)), num_layers=2, bidirectional=True),
+        recurrent(nn.LSTM, (real(1, 2, 2), real(1, 2, 4)), proj_size=2, bias=False),
+        recurrent(nn.GRU, state, num_layers=2, batch_first=True, x=real(2, 5, 3)),
+        recurrent(nn.GRU, real(1, 4), x=real(5, 3)),
+        recurrent(nn.RNN, state, bidirectional=True),
+        recurrent(nn.RNN, nonlinearity="relu"),
+        recurrent(nn.LSTMCell, (real(2, 4), real(2, 4)), x=real(2, 3)),
+        recurrent(nn.GRUCell, real(2, 4), x=real(2, 3), bias=False),
+        recurrent(nn.RNNCell, real(2, 4), x=real(2, 3)),
+    ]
+    check(cases)
+
+
+def grouped_by_loop(x: Any, weight: Any, ends: Any) -> Any:
+    parts = x.tensor_split(ends.tolist())
+    return torch.cat([*(p @ w for p, w in zip(parts, weight, strict=False)), parts[-1] @ torch.zeros_like(weight[0])])
+
+
+def test_grouped_products() -> None:
+    """Rows by groups whose sizes are data, one of them empty, and rows of none; against a loop over the groups."""
+    torch.manual_seed(0)
+    x, weight, ends = real(7, 3), real(4, 3, 5), torch.tensor([2, 2, 5, 6], dtype=torch.int32)
+    line = table.lines()["transformers.grouped_mm_fallback.default"]
+    graph = gradc.trace(line.function, x="f64[S,3]", weight="f64[4,3,5]", ends="i32[4]")
+    joint = gradc.differentiate(graph, ["x", "weight"])
+    wanted = grouped_by_loop(x, weight, ends)
+    cotangent = torch.randn_like(wanted)
+    grads = torch.autograd.grad(wanted, [x, weight], cotangent)
+    given = {"x": x, "weight": weight, "ends": ends, "d.y": cotangent}
+    found = interp.run(joint, {name: value.detach().numpy() for name, value in given.items()})
+    for name, want in (("y", wanted.detach()), ("d.x", grads[0]), ("d.weight", grads[1])):
+        assert not differing(name, found[name], want)
+
+
+def test_counts_and_searches() -> None:
+    """histc, scalars in searches, sums of other dtypes."""
+    torch.manual_seed(0)
+    x, line = torch.randn(300, dtype=torch.float64), torch.tensor([1.0, 2.0, 2.0, 5.0], dtype=torch.float64)
+    x[:4] = torch.tensor([-1.5, 2.5, float("nan"), float("inf")])  # both ends of a range, and what lies in none
+    whole = torch.tensor([[3, 1, 2], [1, 1, 0]])
+    edges = torch.arange(8.0, dtype=torch.float64).remainder(4)
+    cases = [
+        made("histc", torch.histc, x, bins=7, min=-1.5, max=2.5),
+        made("histc of integers", torch.histc, edges, 4, 0, 3),
+        made("histc of f32", lambda x: torch.histc(x.float() * 3, bins=10, min=-1, max=1).double(), x),
+        *(
+            made("searchsorted", torch.searchsorted, line, v, right=r)
+            for v, r in ((2.0, True), (2.0, False), (9, True))
+        ),
+        made("bucketize", lambda line: torch.bucketize(4, line), line),
+        made("isin", torch.isin, whole, 1),
+        made("isin inverted", torch.isin, whole, 1, invert=True),
+        made("isin of a number", lambda x: torch.isin(2, x), whole),
+        made("isin of a number inverted", lambda x: torch.isin(2, x, invert=True), whole),
+        *(made("i32", f, whole, 1, dtype=torch.int32) for f in (torch.cumsum, torch.cumprod, torch.sum, torch.prod)),
+        made("i32 of all", torch.sum, whole, dtype=torch.int32),
+    ]
+    check(cases)
+
+
+def test_index_of_uint8_is_no_position() -> None:
+    """torch reads it as a mask."""
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    case = made("mask", lambda x, m: torch.ops.aten.index_put(x, [m], x[:2]), real(3), mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(AssertionError, match="an index of uint8, which torch reads as a mask"):
+            imported([case])
 
 
 def differing(what: str, got: Any, want: Any) -> dict[str, str]:

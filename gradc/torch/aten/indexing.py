@@ -29,6 +29,10 @@ def _key(x: Node, indices: Sequence[Node | None]) -> tuple[Any, ...]:
     for index in indices:
         if index is None:
             key.append(slice(None))
+        elif index.dtype.name == "u8":
+            raise Unsupported(
+                "an index of uint8, which torch reads as a mask: give a mask of bool, or positions of int64"
+            )
         else:
             key.append(index if index.dtype.kind == "b" else _wrapped(index, x.shape[axis]))
         axis += index.rank if index is not None and index.dtype.kind == "b" else 1

@@ -119,6 +119,12 @@ LINES: dict[str, Any] = {
     "aten.special_erfinv.default": to_result(lambda x: ops.erfinv(x)),
     "aten.special_entr.default": to_result(lambda x: ops.entr(x)),
     "aten.special_ndtr.default": to_result(lambda x: ops.ndtr(x)),
+    "aten.special_log_ndtr.default": to_result(lambda x: ops.log_ndtr(x)),
+    "aten.special_erfcx.default": to_result(lambda x: ops.erfcx(x)),
+    "aten.i0.default": to_result(lambda x: ops.i0(x)),
+    "aten.special_i0e.default": to_result(lambda x: ops.i0e(x)),
+    "aten.special_i1.default": to_result(lambda x: ops.i1(x)),
+    "aten.special_i1e.default": to_result(lambda x: ops.i1e(x)),
     "aten.polygamma.default": to_result(lambda order, x: ops.polygamma(order, x)),
     "aten.logit.default": to_result(lambda x, eps=None: ops.logit(x, eps)),
     "aten.nan_to_num.default": lambda x, nan=None, posinf=None, neginf=None: ops.nan_to_num(

@@ -7,6 +7,8 @@ from typing import Any
 from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
+from ...ir.types import I64
+from ...ops.rules import converted
 from ..table import to_result
 
 
@@ -28,6 +30,25 @@ def _attention(
     )
 
 
+def _grouped_mm(x: Node, weight: Node, ends: Node | None = None, bias: Any = None, out_dtype: Any = None) -> Node:
+    """Rows [S, K], those of group e from ends[e - 1] to ends[e], times the group's weight of [E, K, N]; other rows are
+    zero.
+
+    The groups' sizes are data: each row stands in a row of E * K at its group's place, zeros elsewhere, so that one
+    product with all weights does it, and one each for the gradients.
+    """
+    if x.rank != 2 or weight.rank != 3 or ends is None or bias is not None:
+        raise Unsupported("a grouped product of other than [S, K], [E, K, N] and the groups' ends")
+    (rows, inner), (groups, _, columns) = x.shape, weight.shape
+    ends = converted(ends, I64)
+    place = ops.iota(shape=(rows, groups), axis=0)
+    below = place < ops.reshape(ends, (1, groups))
+    own = below & (place >= ops.reshape(ops.pad(ends, ((1, 0),))[:-1], (1, groups)))
+    wide = ops.where(ops.reshape(own, (rows, groups, 1)), ops.reshape(x, (rows, 1, inner)), 0.0)
+    y = ops.matmul(ops.reshape(wide, (rows, groups * inner)), ops.reshape(weight, (groups * inner, columns)))
+    return y if out_dtype is None else converted(y, out_dtype)
+
+
 LINES: dict[str, Any] = {
     "aten.linear.default": lambda x, weight, bias=None: ops.linear(x, weight, bias),
     "aten.matmul.default": lambda x, y: ops.matmul(x, y),
@@ -37,6 +58,8 @@ LINES: dict[str, Any] = {
     "aten.bmm.default": lambda x, y: ops.matmul(x, y),
     "aten.addmm.default": lambda x, a, b, *, beta=1, alpha=1: ops.addmm(x, a, b, beta, alpha),
     "aten.baddbmm.default": lambda x, a, b, *, beta=1, alpha=1: ops.baddbmm(x, a, b, beta, alpha),
+    "aten._grouped_mm.default": _grouped_mm,
+    "transformers.grouped_mm_fallback.default": _grouped_mm,
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.einsum.default": lambda equation, operands, *, path=None: ops.einsum(equation, *operands),
     "aten.bilinear.default": lambda x, y, weight, bias=None: ops.bilinear(x, y, weight, bias),

@@ -28,7 +28,7 @@ def _reduced(function: Any, x: Node, axis: Any = None, keepdim: bool = False) ->
 
 def _sum(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
     kind = dtype or (x.dtype if x.dtype.is_float else I64)
-    return _reduced(ops.sum, converted(x, kind), axis, keepdim)
+    return converted(_reduced(ops.sum, converted(x, kind), axis, keepdim), kind)  # sums of integers are i64
 
 
 def _mean(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
@@ -37,7 +37,7 @@ def _mean(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | No
 
 def _prod(x: Node, axis: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
     kind = dtype or (x.dtype if x.dtype.is_float else I64)
-    return _reduced(ops.prod, converted(x, kind), axis, keepdim)
+    return converted(_reduced(ops.prod, converted(x, kind), axis, keepdim), kind)
 
 
 def _spread_of(function: Any) -> Any:
@@ -120,6 +120,27 @@ def _running(values: Any, places: Any) -> Any:
     return extremum
 
 
+def _scan(function: Any) -> Any:
+    def scan(x: Node, axis: int, *, dtype: DType | None = None) -> Node:
+        y = function(x, axis=axis, dtype=dtype)
+        return y if dtype is None else converted(y, dtype)  # scans of integers are i64
+
+    return scan
+
+
+def _histc(x: Node, bins: int = 100, min: Any = 0, max: Any = 0) -> Node:
+    """How many elements lie in each of equal parts of [min, max], as many as ``bins``; max belongs to the last."""
+    if not min < max or not x.dtype.is_float:
+        raise Unsupported("histc without a range of its own: give min < max")
+    low, high = (ops.constant(value=(x.dtype.literal(v),), dtype=x.dtype) for v in (min, max))
+    x = ops.stop_gradient(ops.reshape(x, (-1,)))
+    within = (x >= low) & (x <= high)
+    place = (ops.where(within, x, low) - low) * bins / (high - low)  # in the dtype of x, as torch rounds it
+    place = ops.minimum(converted(place, I64), bins - 1)
+    hits = converted(within, x.dtype)
+    return ops.scatter_add(place, hits, size=bins)
+
+
 LINES: dict[str, Any] = {
     "aten.sum.default": lambda x, *, dtype=None: _sum(x, dtype=dtype),
     "aten.sum.dim_IntList": _sum,
@@ -141,11 +162,12 @@ LINES: dict[str, Any] = {
     "aten.all.default": _all,
     "aten.all.dim": _all,
     "aten.all.dims": _all,
-    "aten.cumsum.default": lambda x, axis, *, dtype=None: ops.cumsum(x, axis=axis, dtype=dtype),
-    "aten.cumprod.default": lambda x, axis, *, dtype=None: ops.cumprod(x, axis=axis, dtype=dtype),
+    "aten.cumsum.default": _scan(ops.cumsum),
+    "aten.cumprod.default": _scan(ops.cumprod),
     "aten.cummax.default": _running(ops.cummax, ops.cumargmax),
     "aten.cummin.default": _running(ops.cummin, ops.cumargmin),
     "aten.logcumsumexp.default": lambda x, axis: ops.logcumsumexp(x, axis=axis),
+    "aten.histc.default": _histc,
     "aten.var.correction": _spread_of(ops.var),
     "aten.logsumexp.default": lambda x, axis, keepdim=False: ops.logsumexp(x, axis=_axes(x, axis), keepdims=keepdim),
     "aten.softmax.int": _softmax(ops.softmax),

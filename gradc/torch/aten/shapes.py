@@ -248,6 +248,7 @@ LINES: dict[str, Any] = {
     "aten.full_like.default": lambda x, value, *, dtype=None: _spread(value, x.shape, dtype or x.dtype),
     "aten.zeros_like.default": lambda x, *, dtype=None: _spread(0, x.shape, dtype or x.dtype),
     "aten.ones_like.default": lambda x, *, dtype=None: _spread(1, x.shape, dtype or x.dtype),
+    "aten.empty_permuted.default": lambda shape, order, *, dtype=None: _spread(0, shape, dtype or F32),
     "aten.new_full.default": lambda x, shape, value, *, dtype=None: _spread(value, shape, dtype or x.dtype),
     "aten.new_zeros.default": lambda x, shape, *, dtype=None: _spread(0, shape, dtype or x.dtype),
     "aten.new_ones.default": lambda x, shape, *, dtype=None: _spread(1, shape, dtype or x.dtype),

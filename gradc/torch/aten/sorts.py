@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import ops
+from ...errors import Unsupported
 from ...ir.node import Node
 
 
@@ -45,11 +46,31 @@ def _spread_evenly(x: Node, chosen: Node) -> Node:
     return value + ops.sum(ops.where(equal & ops.isfinite(others), x - others, 0.0)) / count
 
 
+def _number(value: Any, line: Node) -> Node:
+    """A number as a scalar of the line's dtype."""
+    if isinstance(value, float) and not line.dtype.is_float:
+        raise Unsupported(f"the float {value} among elements of {line.dtype}")
+    return ops.reshape(ops.constant(value=(line.dtype.literal(value),), dtype=line.dtype), ())
+
+
+def _is_among(element: Any, among: Node, *, assume_unique: bool = False, invert: bool = False) -> Node:
+    found = ops.any(ops.eq(among, element))
+    return ~found if invert else found
+
+
 LINES: dict[str, Any] = {
     "aten.searchsorted.Tensor": _searchsorted,
     "aten.bucketize.Tensor": lambda x, boundaries, *, out_int32=False, right=False: ops.bucketize(
         x, boundaries, right=right, out_int32=out_int32
     ),
+    "aten.searchsorted.Scalar": lambda line, value, **options: _searchsorted(line, _number(value, line), **options),
+    "aten.bucketize.Scalar": lambda value, boundaries, *, out_int32=False, right=False: ops.bucketize(
+        _number(value, boundaries), boundaries, right=right, out_int32=out_int32
+    ),
+    "aten.isin.Tensor_Scalar": lambda x, element, *, assume_unique=False, invert=False: (
+        ops.ne(x, element) if invert else ops.eq(x, element)
+    ),
+    "aten.isin.Scalar_Tensor": _is_among,
     "aten.isin.Tensor_Tensor": lambda x, among, *, assume_unique=False, invert=False: ops.isin(x, among, invert=invert),
     "aten.sort.default": lambda x, axis=-1, descending=False: ops.sort(x, axis, descending),
     "aten.sort.stable": lambda x, *, stable=None, dim=-1, descending=False: ops.sort(x, dim, descending),

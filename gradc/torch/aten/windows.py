@@ -132,6 +132,10 @@ LINES: dict[str, Any] = {
     "aten._adaptive_avg_pool3d.default": lambda x, size: ops.adaptive_avg_pool3d(x, size),
     "aten.adaptive_max_pool2d.default": lambda x, size: ops.adaptive_max_pool2d(x, size, return_indices=True),
     "aten.adaptive_max_pool3d.default": lambda x, size: ops.adaptive_max_pool3d(x, size, return_indices=True),
+    "aten.max_unpool2d.default": lambda x, indices, sizes: ops.max_unpool(x, indices, sizes=tuple(sizes)),
+    "aten.max_unpool3d.default": lambda x, indices, sizes, stride, padding: ops.max_unpool(
+        x, indices, sizes=tuple(sizes)
+    ),
     "aten.im2col.default": lambda x, size, dilation, padding, stride: ops.unfold(x, size, dilation, padding, stride),
     "aten.col2im.default": lambda x, output, size, dilation, padding, stride: ops.fold(
         x, output, size, dilation, padding, stride
