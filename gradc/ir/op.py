@@ -49,7 +49,8 @@ DISCRETE = _Mark("DISCRETE")
 @dataclass(frozen=True)
 class Expr:
     """A pointwise scalar expression in C: ``Expr("{0} * {1}")``; ``name(...)`` resolves to ``name_<dtype>`` of
-    ``templates/*/math.h``.
+    ``templates/*/math.h``.  Integers stand as they are, and take the operands' type; a decimal would make C compute in
+    f64, so that it is refused: ``{0} / 2``, or an attribute.
 
     :param cost: in units of one addition.
     :param by_kind: a different text for operands of a dtype kind (``b``, ``i``, ``u``, ``f``).
@@ -60,6 +61,11 @@ class Expr:
     cost: int = 1
     conversion: bool = False
     by_kind: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for text in (self.text, *self.by_kind.values()):
+            if re.search(r"\d\.\d*(?![\d\w])", text):
+                raise TypeRuleError(f"Expr({text!r}): a decimal makes C compute in f64; write a quotient of integers")
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,14 @@ def test_a_name_stands_in_its_record_alone() -> None:
 def test_a_strategy_without_text_is_refused() -> None:
     """Not written as something else, which would be wrong in silence."""
     assert "sum_0_fold0" in render_program(program(PRIVATIZED.name)).text
-    for name in STRATEGIES.keys() - set(ON_HOST):
-        with pytest.raises(InternalError, match=f"sum_0 combines into y by {name}; there is text for"):
-            render_program(program(name))
+    for render, there in ((render_program, ON_HOST), (render_cuda, ON_GPU)):
+        for name in STRATEGIES.keys() - set(there):
+            with pytest.raises(InternalError, match=f"sum_0 combines into y by {name}; there is text for"):
+                render(program(name))
     for render in (render_program, render_cuda):
         with pytest.raises(InternalError, match="by a_new_one; there is text for"):
             render(program("a_new_one"))
-    assert set(ON_GPU) == set(STRATEGIES)
+    assert set(ON_GPU) | set(ON_HOST) == set(STRATEGIES)
 
 
 def test_a_fold_without_a_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

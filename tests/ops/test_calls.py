@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from gradc import interp, ops
+from gradc.errors import TypeRuleError
+from gradc.ir.op import Expr
 from gradc.trace import trace
 
 X = np.array([[1.0, 2.0, 0.0], [-1.0, 2.0, 7.0]])
@@ -89,3 +91,11 @@ def test_a_bias_needs_no_weight() -> None:
         value(lambda x: ops.layer_norm(x, (3,)), x=X) + bias,
         rtol=1e-15,
     )
+
+
+@pytest.mark.parametrize("text", ["{0} * 0.5", "1. - {0}"])
+def test_a_decimal_in_an_expression_of_c_is_refused(text: str) -> None:
+    """It would make an f32 kernel compute in f64."""
+    with pytest.raises(TypeRuleError, match="a decimal makes C compute in f64"):
+        Expr(text)
+    assert Expr("{0} / 2 + 1").text

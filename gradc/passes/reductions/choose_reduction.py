@@ -164,7 +164,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         if not forced and "by key" in orders and "by owner" not in orders:  # whether to sort depends on the sizes
             by_key.setdefault(part.key, []).append(part)
         else:
-            picks[part.buffer] = forced or min(estimates(kernel, part, types), key=lambda e: e.seconds).strategy
+            picks[part.buffer] = forced or min(estimates(kernel, part, types), key=_rank).strategy
 
     def elements(group: list[Combine]) -> Size:
         return total(product(types[part.buffer].shape) for part in group)
@@ -199,6 +199,11 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         pick(undecided[largest][0], strategy)
         made.append((when, _with(kernel, parts, picks, types)))
     return Select(tuple(made))
+
+
+def _rank(estimate: Estimate) -> tuple[float, int]:
+    """The fastest first; of equals the first of STRATEGIES."""
+    return estimate.seconds, list(STRATEGIES).index(estimate.strategy)
 
 
 def _with(
