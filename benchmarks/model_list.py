@@ -119,7 +119,6 @@ _TIMM = [
     _images("beit", "beit_base_patch16_224", img_size=IMAGE, embed_dim=96, depth=3, num_heads=4),
     _images("deit", "deit_tiny_patch16_224", img_size=IMAGE, depth=3),
     _images("resmlp", "resmlp_12_224", img_size=IMAGE),
-    _images("ghostnet", "ghostnet_050"),
     _images("mobilevit", "mobilevit_xxs"),
 ]
 

@@ -119,6 +119,18 @@ def test_results_that_are_constants_and_dims_by_their_names() -> None:
     assert gradc.from_torch(Numbers(), example, dynamic_shapes=free).dims == ("rows",)
 
 
+def test_a_recurrent_layer_and_its_batch() -> None:
+    """Whole, with a symbolic batch."""
+    layer = nn.LSTM(3, 4, batch_first=True)
+    graph = gradc.from_torch(layer, (torch.randn(2, 5, 3),), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    x = torch.randn(3, 5, 3)
+    got = gradc.compile(graph, target="numpy")({**parameters, graph.input_names[-1]: x})
+    y, (h, c) = layer(x)
+    for name, want in zip(graph.output_names, (y, h, c), strict=True):
+        torch.testing.assert_close(got[name], want.detach())
+
+
 class Missing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
