@@ -446,6 +446,12 @@ def test_libraries_loaded_one_after_another_are_different() -> None:
         toolchain.load_library(b"not a library", "x")
 
 
+def test_a_function_that_is_not_there_is_named() -> None:
+    made = toolchain.compile_c("float log1q_f32(float); float (*f)(float) = log1q_f32;")
+    with pytest.raises(CompilerError, match=r"log1q_f32, which templates/common/math\.h lacks"):
+        toolchain.load_library(made, "x")
+
+
 def test_units_share_symbols_and_the_header() -> None:
     first = (
         '#include "runtime.h"\n#include <math.h>\nint two(void);\n'

@@ -454,7 +454,9 @@ def load_library(payload: bytes, name: str) -> ctypes.CDLL:
             with held_off:
                 return ctypes.CDLL(str(file), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
-        raise CompilerError(f"the compiled library {name!r} cannot be loaded: {error}") from error
+        missing = re.search(r"undefined symbol: (\w+)", str(error))
+        why = f" (an op's Expr calls {missing[1]}, which templates/common/math.h lacks)" if missing else ""
+        raise CompilerError(f"the compiled library {name!r} cannot be loaded: {error}{why}") from error
 
 
 @contextlib.contextmanager
