@@ -123,6 +123,7 @@ LINES: dict[str, Any] = {
     "aten.index_fill.int_Tensor": lambda x, axis, index, value: ops.index_fill(
         x, axis, index, converted(value, x.dtype)
     ),
+    "aten.masked_scatter.default": lambda x, mask, source: ops.masked_scatter(x, mask, source),
     "aten.take.default": lambda x, index: ops.take(x, index),
     "aten.put.default": lambda x, index, source, accumulate=False: ops.put(x, index, source, accumulate),
     "aten.scatter.src": lambda x, axis, index, source: ops.scatter(x, axis, converted(index, I64), source),

@@ -119,6 +119,7 @@ LINES: dict[str, Any] = {
     "aten.special_erfinv.default": to_result(lambda x: ops.erfinv(x)),
     "aten.special_entr.default": to_result(lambda x: ops.entr(x)),
     "aten.special_ndtr.default": to_result(lambda x: ops.ndtr(x)),
+    "aten.special_ndtri.default": to_result(lambda x: ops.ndtri(x)),
     "aten.special_log_ndtr.default": to_result(lambda x: ops.log_ndtr(x)),
     "aten.special_erfcx.default": to_result(lambda x: ops.erfcx(x)),
     "aten.i0.default": to_result(lambda x: ops.i0(x)),

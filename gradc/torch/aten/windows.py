@@ -98,13 +98,13 @@ def _resized(mode: str) -> Any:
     return resize
 
 
-def _resized_to_size(mode: str) -> Any:
+def _resized_to_size(mode: str, antialias: bool = False) -> Any:
     def resize(x: Node, size: Any, *rest: Any) -> Node:
         align = bool(rest[0]) if mode in ("linear", "bilinear", "bicubic", "trilinear") else None
         scales = rest[1:] if align is not None else rest
         if any(s is not None for s in scales):
             raise Unsupported("resizing to a size by factors that it does not follow from")
-        return ops.interpolate(x, size=tuple(size), mode=mode, align_corners=align)
+        return ops.interpolate(x, size=tuple(size), mode=mode, align_corners=align, antialias=antialias)
 
     return resize
 
@@ -149,6 +149,8 @@ LINES: dict[str, Any] = {
     "aten.upsample_bilinear2d.vec": _resized("bilinear"),
     "aten.upsample_trilinear3d.vec": _resized("trilinear"),
     "aten.upsample_bicubic2d.vec": _resized("bicubic"),
+    "aten._upsample_bilinear2d_aa.default": _resized_to_size("bilinear", antialias=True),
+    "aten._upsample_bicubic2d_aa.default": _resized_to_size("bicubic", antialias=True),
     "aten.upsample_nearest1d.default": _resized_to_size("nearest"),
     "aten.upsample_nearest2d.default": _resized_to_size("nearest"),
     "aten.upsample_nearest3d.default": _resized_to_size("nearest"),
