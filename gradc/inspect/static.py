@@ -6,6 +6,7 @@ how long an instruction takes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -81,11 +82,12 @@ def _function(arch: str, function: Function, resources: KernelResources, used: l
     lines = [
         f"  {function.name}: {resources.registers} registers, {resources.shared} B static shared, {spills} B spilled"
     ]
-    for launch in dict.fromkeys(used):
-        blocks = resident_blocks(arch, launch.threads, resources.registers, resources.shared + launch.shared)
+    alike = Counter((launch.blocks, launch.threads, launch.shared, launch.wide) for launch in used)
+    for (blocks, threads, shared, wide), times in alike.items():
+        resident = resident_blocks(arch, threads, resources.registers, resources.shared + shared)
         lines.append(
-            f"    {launch.blocks} blocks of {launch.threads} threads, {launch.shared} B dynamic shared; {blocks} blocks"
-            f" per multiprocessor{'; counts are of its text with 32-bit offsets' if launch.wide else ''}"
+            f"    {f'{times} times ' if times > 1 else ''}{blocks} blocks of {threads} threads, {shared} B dynamic"
+            f" shared; {resident} blocks per multiprocessor{'; counts are of its text with 32-bit offsets' if wide else ''}"
         )
     lines += [] if used else ["    not launched at these sizes"]
     lines.append(f"    {len(function.instructions)} instructions: {_counts(classes(function.instructions))}")
