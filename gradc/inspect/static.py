@@ -85,8 +85,9 @@ def _function(arch: str, function: Function, resources: KernelResources, used: l
     alike = Counter((launch.blocks, launch.threads, launch.shared, launch.wide) for launch in used)
     for (blocks, threads, shared, wide), times in alike.items():
         resident = resident_blocks(arch, threads, resources.registers, resources.shared + shared)
+        repeated = f"{times} times " if times > 1 else ""
         lines.append(
-            f"    {f'{times} times ' if times > 1 else ''}{blocks} blocks of {threads} threads, {shared} B dynamic"
+            f"    {repeated}{blocks} blocks of {threads} threads, {shared} B dynamic"
             f" shared; {resident} blocks per multiprocessor{'; counts are of its text with 32-bit offsets' if wide else ''}"
         )
     lines += [] if used else ["    not launched at these sizes"]
