@@ -87,8 +87,8 @@ def _function(arch: str, function: Function, resources: KernelResources, used: l
         resident = resident_blocks(arch, threads, resources.registers, resources.shared + shared)
         repeated = f"{times} times " if times > 1 else ""
         lines.append(
-            f"    {repeated}{blocks} blocks of {threads} threads, {shared} B dynamic"
-            f" shared; {resident} blocks per multiprocessor{'; counts are of its text with 32-bit offsets' if wide else ''}"
+            f"    {repeated}{blocks} blocks of {threads} threads, {shared} B dynamic shared;"
+            f" {resident} blocks per multiprocessor{'; counts are of its text with 32-bit offsets' if wide else ''}"
         )
     lines += [] if used else ["    not launched at these sizes"]
     lines.append(f"    {len(function.instructions)} instructions: {_counts(classes(function.instructions))}")
