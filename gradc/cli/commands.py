@@ -195,13 +195,22 @@ def _statistics(results: Arguments) -> list[str]:
     default=0,
     help="Run each kernel, and each reduction strategy, this many times on random data, and show the times.",
 )
-def explain(model: str, settings: Settings, timed: int) -> None:
+@click.option(
+    "--static",
+    is_flag=True,
+    help="Instead, what the machine code for a GPU says without one: instructions, loops, widths, resident blocks.",
+)
+def explain(model: str, settings: Settings, timed: int, static: bool) -> None:
     """Explain how MODEL was compiled and why, for --dims or nominal sizes.
 
     \b
     gradc explain model.py:loss --wrt table --dims N=4096,V=50000 --timed 10
+    gradc explain model.py:loss --dims N=4096 --target cuda --arch sm_90 --static
     """
-    click.echo(compiled(model, settings).explain(timed=timed, **settings.dims))
+    if static and timed:
+        raise click.UsageError("--static runs nothing, and --timed does: give one of them")
+    module = compiled(model, settings)
+    click.echo(module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims))
 
 
 @click.command(short_help="Each gradient against numbers that no vjp made.")

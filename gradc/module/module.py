@@ -650,6 +650,17 @@ class Module(Shared):
             raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
         return explain(self, dims, timed=timed)
 
+    def explain_static(self, **dims: int) -> str:
+        """A text: what the machine code of a module for ``cuda`` says without a GPU; needs ``gradc[nvrtc,nvdisasm]``.
+
+        Instructions by class, loops, widths of accesses, registers, resident blocks: see
+        :func:`gradc.inspect.static.static_table`, which has the errors, too.
+        """
+        with held_off:
+            from ..inspect.static import static_table
+
+        return static_table(self, dims)
+
     def save(self, path: Any) -> None:
         """Writes one file with everything needed to run without compiling: graph, arrays, programs, machine code.
 
