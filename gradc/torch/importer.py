@@ -189,7 +189,7 @@ def _made_with_numbers(node: torch.fx.Node) -> bool:
     values = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in (*node.args, *node.kwargs.values())]
     return any(
         (isinstance(v, float | int) and not isinstance(v, bool))
-        or (isinstance(v, torch.Tensor) and v.is_floating_point() and not v.ndim and v.dtype.itemsize > 2)
+        or (isinstance(v, torch.Tensor) and not v.ndim and v.dtype.itemsize > 2)
         for v in values
     )
 

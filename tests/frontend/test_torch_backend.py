@@ -109,12 +109,13 @@ def test_inputs_that_share_memory_at_a_later_call() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_numbers_beside_16_bit_tensors_are_rounded_where_torch_rounds_them(dtype: torch.dtype) -> None:
     """Products and quotients keep them, sums and powers take them at 16 bits; bit for bit."""
-    wide = torch.tensor(0.3)
+    wide, many = torch.tensor(0.3), torch.tensor(70001)
     every = (
         lambda x: x * 0.1,
         lambda x: x / 0.3,
         lambda x: x * 1e5,
         lambda x: x * wide,
+        lambda x: x * many,
         lambda x: torch.lerp(x, x + x, 0.3),
         lambda x: torch.div(x, 0.3, rounding_mode="floor"),
         lambda x: torch.addcmul(x, x, x, value=0.3),
@@ -140,6 +141,8 @@ def test_ties_edges_and_scalars() -> None:
             x.clamp(low, high) * torch.tensor([1.0, 2, 3]),
             x.clamp(min=low) * 2,
             x.clamp(max=high) * 3,
+            torch.clamp_max(x, high * torch.tensor([math.nan, 1, 1])).isnan(),
+            torch.cat([high, high * math.inf]).median() * 2,
             torch.stack([high, high, low, low]).median() * 2,
             torch.div(x, low, rounding_mode="floor"),
             torch.div(2, high, rounding_mode="floor"),

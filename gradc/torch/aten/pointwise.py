@@ -32,15 +32,6 @@ def _clamp(x: Node, min: Any = None, max: Any = None) -> Node:
     return ops.clamp(x, min, max)
 
 
-def _clamp_to_tensors(x: Node, min: Node | None = None, max: Node | None = None) -> Node:
-    """At a bound the gradient is x's."""
-    if min is not None and max is not None:
-        return ops.clamp(x, min, max)
-    if min is not None:
-        return ops.where(ops.lt(x, min), min, x)
-    return x if max is None else ops.where(ops.gt(x, max), max, x)
-
-
 def _cast(x: Node, dtype: DType | None = None) -> Node:
     return x if dtype is None else converted(x, dtype)
 
@@ -222,7 +213,7 @@ LINES: dict[str, Any] = {
     "aten.ge.Scalar": to_common(lambda x, y: ops.ge(x, y)),
     # three
     "aten.clamp.default": to_result(_clamp),
-    "aten.clamp.Tensor": to_result(_clamp_to_tensors),
+    "aten.clamp.Tensor": to_result(_clamp),
     "aten.clamp_min.default": to_result(lambda x, min: ops.clamp(x, min, None)),
     "aten.clamp_max.default": to_result(lambda x, max: ops.clamp(x, None, max)),
     "aten.addcmul.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y * z, value)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ... import ops
@@ -38,12 +39,11 @@ def _searchsorted(
 
 def _spread_evenly(x: Node, chosen: Node) -> Node:
     """The chosen element, whose gradient goes to all its equals in equal parts."""
-    value, others = ops.stop_gradient(chosen), ops.stop_gradient(x)
     if not x.dtype.has_tangent:
         return chosen
+    value, others = ops.stop_gradient(chosen), ops.stop_gradient(x)
     equal = ops.where(ops.isnan(value), ops.isnan(others), ops.eq(others, value))
-    count = ops.sum(ops.cast(equal, x.dtype))
-    return value + ops.sum(ops.where(equal & ops.isfinite(others), x - others, 0.0)) / count
+    return ops.amax(ops.where(equal, x, -math.inf))
 
 
 def _number(value: Any, line: Node) -> Node:
