@@ -70,8 +70,12 @@ diff = Function(
 
 def _steps(spacing: Any, count: int) -> list[Any]:
     """One step, or array of places, for each axis."""
-    given = [spacing] * count if isinstance(spacing, int | float) else list(spacing)
-    if isinstance(spacing, bool) or len(given) != count:
+    plain = lambda step: step.item() if isinstance(step, np.generic) else step
+    spacing = plain(spacing)
+    if isinstance(spacing, bool) or not isinstance(spacing, int | float | list | tuple):
+        raise TypeRuleError(f"spacing={spacing!r}: a number, or for each axis a number or an array of places")
+    given = [spacing] * count if isinstance(spacing, int | float) else [plain(step) for step in spacing]
+    if len(given) != count:
         raise TypeRuleError(
             f"spacing for {len(given)} axes; the derivative is along {count}: one number, or one for each"
         )
