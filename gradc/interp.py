@@ -34,6 +34,17 @@ from .process.ieee import plain
 Array = np.ndarray[Any, Any]
 _decomposed: weakref.WeakKeyDictionary[Graph, dict[Node, Node]] = weakref.WeakKeyDictionary()
 """Graph -> its composites -> what they are made of, kept from run to run: finite differences run a graph many times."""
+_registered: dict[str, Any] = {}
+"""The ops that these were made with."""
+
+
+def _decompositions(graph: Graph) -> dict[Node, Node]:
+    """The graph's entry, empty after an op was registered anew: a composite may be made of that."""
+    if REGISTRY != _registered:
+        _decomposed.clear()
+        _registered.clear()
+        _registered.update(REGISTRY)
+    return _decomposed.setdefault(graph, {})
 
 
 def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
@@ -170,7 +181,7 @@ def evaluate_graph(
             )
     precise = precision == "f64"
     values: dict[Node, Array] = {}
-    decomposed = _decomposed.setdefault(graph, {})
+    decomposed = _decompositions(graph)
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:

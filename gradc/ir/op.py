@@ -64,7 +64,7 @@ class Expr:
 
     def __post_init__(self) -> None:
         for text in (self.text, *self.by_kind.values()):
-            if re.search(r"\d\.\d*(?![\d\w])", text):
+            if re.search(r"(?<![\w.])(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?(?![\w.])", text):
                 raise TypeRuleError(f"Expr({text!r}): a decimal makes C compute in f64; write a quotient of integers")
 
 

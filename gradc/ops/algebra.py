@@ -359,8 +359,10 @@ def _divide(x: Node, y: Node, rounding_mode: Literal["trunc", "floor"] | None = 
         if rounding_mode is None:
             return div(converted(x, F32), converted(y, F32))
         return _to_zero(x, y)
-    quotient = div(x, y)
-    return quotient if rounding_mode is None else trunc(quotient)
+    if rounding_mode is None:
+        return div(x, y)
+    wide = x.dtype.compute  # a quotient that was rounded to 16 bits first is another integer
+    return converted(trunc(div(converted(x, wide), converted(y, wide))), x.dtype)
 
 
 def _to_zero(x: Node, y: Node) -> Node:

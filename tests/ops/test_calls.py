@@ -10,7 +10,9 @@ import pytest
 
 from gradc import interp, ops
 from gradc.errors import TypeRuleError
-from gradc.ir.op import Expr
+from gradc.ir.node import call
+from gradc.ir.op import Composite, Expr, Primitive
+from gradc.ops.rules import unary_float
 from gradc.trace import trace
 
 X = np.array([[1.0, 2.0, 0.0], [-1.0, 2.0, 7.0]])
@@ -93,9 +95,29 @@ def test_a_bias_needs_no_weight() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["{0} * 0.5", "1. - {0}"])
+@pytest.mark.parametrize("text", ["{0} * 0.5", "1. - {0}", "{0} * .5", "1e-3 * {0}", "{0} * 1.5e3"])
 def test_a_decimal_in_an_expression_of_c_is_refused(text: str) -> None:
     """It would make an f32 kernel compute in f64."""
     with pytest.raises(TypeRuleError, match="a decimal makes C compute in f64"):
         Expr(text)
     assert Expr("{0} / 2 + 1").text
+
+
+def test_the_interpreter_sees_an_op_that_is_registered_anew() -> None:
+    """A composite is made of it, and the graph is the one that ran before."""
+    before = dict(ops.REGISTRY)
+
+    def add(number: int) -> None:
+        Primitive("inner", infer=unary_float, reference=lambda x: x + number, lower=Expr(f"{{0}} + {number}"), doc="-")
+
+    try:
+        add(1)
+        outer = Composite("outer", infer=unary_float, decompose=lambda x: call("inner", x), doc="-")
+        first = trace(lambda x: outer(x), x=X)
+        assert interp.run(first, x=X)["y"].tolist() == (X + 1).tolist()
+        add(10)
+        again = trace(lambda x: outer(x), x=X)
+        assert again == first and interp.run(again, x=X)["y"].tolist() == (X + 10).tolist()
+    finally:
+        ops.REGISTRY.clear()
+        ops.REGISTRY.update(before)
