@@ -13,7 +13,7 @@ from ..ir.op import BadSample, Function, Sample
 from ..ir.operands import adopt
 from .movement import concat
 from .reduce import sum
-from .rules import canonical_axis, floating, reshaped, spread
+from .rules import canonical_axis, floating, plain_number, reshaped, spread
 from .scans import cumsum
 from .views import cut
 
@@ -70,11 +70,10 @@ diff = Function(
 
 def _steps(spacing: Any, count: int) -> list[Any]:
     """One step, or array of places, for each axis."""
-    plain = lambda step: step.item() if isinstance(step, np.generic) else step
-    spacing = plain(spacing)
+    spacing = plain_number(spacing)
     if isinstance(spacing, bool) or not isinstance(spacing, int | float | list | tuple):
         raise TypeRuleError(f"spacing={spacing!r}: a number, or for each axis a number or an array of places")
-    given = [spacing] * count if isinstance(spacing, int | float) else [plain(step) for step in spacing]
+    given = [spacing] * count if isinstance(spacing, int | float) else [plain_number(step) for step in spacing]
     if len(given) != count:
         raise TypeRuleError(
             f"spacing for {len(given)} axes; the derivative is along {count}: one number, or one for each"

@@ -24,6 +24,7 @@ from .rules import (
     full,
     linear_all,
     number,
+    plain_number,
     unary_float,
     unary_number,
     zeros_like,
@@ -57,7 +58,7 @@ NOT_FLOAT = (BadSample(("i32[3]",), match="i32 is no float"),)
 
 def _scaled(y: Any, alpha: int | float) -> Any:
     """torch's alpha, the factor of the second operand of add and sub."""
-    alpha = alpha.item() if isinstance(alpha, np.generic) else alpha
+    alpha = plain_number(alpha)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise TypeRuleError(f"alpha={alpha!r} is no number; multiply the operand by it")
     if alpha == 1:

@@ -96,6 +96,11 @@ def keeping(shape: Sequence[Size], axes: Iterable[int]) -> tuple[Size, ...]:
     return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
 
 
+def plain_number(value: Any) -> Any:
+    """A NumPy scalar as a number of Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def full(value: float | int | bool, like: Node | Type, dtype: DType | None = None) -> Node:
     """A constant broadcast to the shape of ``like``, in its dtype unless another is given."""
     type_ = like.type if isinstance(like, Node) else like
