@@ -359,7 +359,7 @@ def _divide(x: Node, y: Node, rounding_mode: Literal["trunc", "floor"] | None = 
         if rounding_mode is None:
             return div(converted(x, F32), converted(y, F32))
         return _to_zero(x, y)
-    if rounding_mode is None:
+    if rounding_mode is None or x.dtype is not y.dtype:  # which div refuses
         return div(x, y)
     wide = x.dtype.compute  # a quotient that was rounded to 16 bits first is another integer
     return converted(trunc(div(converted(x, wide), converted(y, wide))), x.dtype)
