@@ -22,7 +22,7 @@ _TARGET = re.compile(r"`\(([.\w$]+)\)")
 _CLASSES: Mapping[str, str] = {
     "global load": "LDG LD",
     "global store": "STG ST",
-    "atomic": "ATOMG ATOM RED REDG REDUX ATOMS",
+    "atomics": "ATOMG ATOM RED REDG REDUX ATOMS",
     "shared": "LDS STS LDSM STSM LDGSTS",
     "local": "LDL STL",
     "constant": "LDC ULDC LDCU",

@@ -100,7 +100,7 @@ def _function(arch: str, function: Function, resources: KernelResources, used: l
 
 def _rank(loop: Loop) -> tuple[bool, int, int]:
     """The order of loops in the table."""
-    works = {"f32", "f64", "global store", "atomic", "special", "matrix"} & classes(loop.body).keys()
+    works = {"f32", "f64", "global store", "atomics", "special", "matrix"} & classes(loop.body).keys()
     return not works, -max(width for _, width in widths(loop.body)), loop.start
 
 

@@ -51,7 +51,7 @@ def test_a_listing() -> None:
     outer, inner = function.loops
     assert (outer.start, outer.depth, inner.start, inner.depth) == (0x10, 0, 0x20, 1)
     assert widths(outer.body) == {("LDG", 16): 1, ("REDG", 16): 1, ("STG", 2): 1}
-    assert classes(outer.body) == {"global load": 1, "atomic": 1, "global store": 1, "branch": 1}
+    assert classes(outer.body) == {"global load": 1, "atomics": 1, "global store": 1, "branch": 1}
     assert classes(inner.body) == {"f32": 1, "branch": 2, OTHER: 1} and inner.slow == 2
 
 
