@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 QUICK_CASES = 2
-SLOW = 0.15
+SLOW = 0.13
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 _seconds: dict[str, list[float]] = {}
 
