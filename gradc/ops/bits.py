@@ -31,6 +31,11 @@ def _shift(x: Type, y: Type) -> Type:
     return x
 
 
+_NO_SHIFT = (
+    BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"),
+    BadSample(("i32[3]", "u8[3]"), match="dtypes differ"),
+)
+
 right_shift = Primitive(
     "right_shift",
     infer=_shift,
@@ -43,10 +48,7 @@ right_shift = Primitive(
         *(s for d in ("i32", "u8", "i64", "i4") for s in cases("N", "2,3", arity=2, dtype=d, draw="int")),
         Sample(("u8[N]", "u8[]"), draw=("int", "int")),
     ),
-    bad=(
-        BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"),
-        BadSample(("i32[3]", "u8[3]"), match="dtypes differ"),
-    ),
+    bad=_NO_SHIFT,
     doc=(
         "arithmetic shift: a / 2**b rounded down; a shift by a negative number or by at least the width gives -1 for a"
         " negative a, else 0"
@@ -71,10 +73,7 @@ left_shift = Composite(
         *(s for d in ("i32", "u8", "i64") for s in cases("N", "2,3", arity=2, dtype=d, draw="int")),
         Sample(("u8[N]", "u8[]"), draw=("int", "int")),
     ),
-    bad=(
-        BadSample(("f32[3]", "f32[3]"), match="f32 is no integer"),
-        BadSample(("i32[3]", "u8[3]"), match="dtypes differ"),
-    ),
+    bad=_NO_SHIFT,
     doc=(
         "a * 2**b without the bits that the dtype does not hold; a shift by a negative number or by at least the width"
         " gives 0"
