@@ -157,10 +157,14 @@ def dtypes(op: Op) -> dict[str, tuple[tuple[str, ...], bool]]:
     """
     taken: dict[str, set[str]] = {}
     alone: dict[str, set[str]] = {}
+    seen: set[tuple[Any, ...]] = set()
     for sample in op.samples:
         types, attrs = _types(sample), _attributes(op, sample)
-        if _call(op, types, attrs) is None:
+        words = ((name, v if isinstance(v, str | int | float) else type(v)) for name, v in attrs.items())
+        alike = (*((t.dtype.name, len(t.shape)) for t in types), *words)
+        if alike in seen or _call(op, types, attrs) is None:
             continue
+        seen.add(alike)
         for k, own in enumerate(types):
             if k >= op.required and len(types) < len(op.operand_names) > op.required + 1:
                 continue  # of several that may be left out, which one it is depends on the call

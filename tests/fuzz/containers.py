@@ -573,5 +573,5 @@ KINDS: tuple[Callable[[random.Random, Path], Outcome], ...] = (
 )
 
 CAMPAIGN = Campaign(
-    "containers", attempt, limit=120.0, ci=36, environment=sanitize.environment, missing=sanitize.missing
+    "containers", attempt, limit=120.0, ci=20, environment=sanitize.environment, missing=sanitize.missing
 )

@@ -534,7 +534,7 @@ CAMPAIGN = Campaign(
     "graphs",
     attempt,
     limit=120,
-    ci=12,
+    ci=8,
     needs=("torch",),
     options={"target": "mixed", "sanitize": "0"},
     environment=environment,

@@ -543,5 +543,5 @@ def environment(options: Options) -> Mapping[str, str]:
 
 
 CAMPAIGN = Campaign(
-    "indices", attempt, limit=180.0, ci=5, options={"target": "cpu"}, environment=environment, missing=sanitize.missing
+    "indices", attempt, limit=180.0, ci=3, options={"target": "cpu"}, environment=environment, missing=sanitize.missing
 )

@@ -369,4 +369,4 @@ def environment(options: Options) -> Mapping[str, str]:
     return {**sanitize.surroundings(), "LD_PRELOAD": _built()}
 
 
-CAMPAIGN = Campaign("kills", attempt, limit=120.0, ci=10, environment=environment, missing=missing)
+CAMPAIGN = Campaign("kills", attempt, limit=120.0, ci=6, environment=environment, missing=missing)

@@ -92,7 +92,7 @@ CAMPAIGN = Campaign(
     "processes",
     attempt,
     limit=SECONDS + 60,
-    ci=5,
+    ci=3,
     environment=lambda options: sanitize.surroundings(),
     missing=missing,
 )

@@ -287,4 +287,4 @@ def _result(call: Any) -> Any:
             return error
 
 
-CAMPAIGN = Campaign("survivors", attempt, limit=180.0, ci=4, environment=sanitize.environment, missing=sanitize.missing)
+CAMPAIGN = Campaign("survivors", attempt, limit=180.0, ci=2, environment=sanitize.environment, missing=sanitize.missing)
