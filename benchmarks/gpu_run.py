@@ -1,11 +1,16 @@
-"""``make gpu``: tests on a GPU, the device's constants, then the benchmark, within eight minutes and from a bare
-checkout.
+"""``make gpu``: the first light, tests on a GPU, the device's constants, the benchmark and the sanitizers, within eight
+minutes and from a bare checkout.
 
     python -m benchmarks.gpu_run [--seconds 460]
+    python -m benchmarks.gpu_run --dry   # the parts at small sizes without a GPU: does this script work?
 
-Writes gpu-<device>-<date>.json (and .md) into $OUT, else into benchmarks/results; what is there when the time is over
-stays.  Exit status: 0 all well or no GPU, 1 a test failed, 2 a benchmark's result was wrong, 4 no device constants, 8 a
-part ran out of its time; sums of these.
+Writes into $OUT, else into benchmarks/results: gpu-<device>-<date>.json, its .md, calibration-<the same>.json and the
+logs of all parts as one .tar.gz.  Each part has a box of time of its own and is written down when it is done; what is
+there when the time is over stays.  Binaries that were compiled elsewhere (python -m benchmarks.gpu_warm --arch sm_90
+--cache build/gpu-cache) are found in build/gpu-cache: a binary's key has the text, the options and NVRTC's version.
+
+Exit status: 0 all well or no GPU, 1 a test failed, 2 a benchmark's result was wrong, 4 no device constants, 8 a part
+ran out of its time; sums of these.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,10 +32,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS, CONSTANTS = 190.0, 40.0
-"""Seconds that the first two parts may take at most; the benchmark gets the rest."""
-WARM = True
-"""Whether the benchmark's modules are compiled beside the tests."""
+FIRST_LIGHT, TESTS, CONSTANTS, SANITIZERS = 60.0, 150.0, 30.0, 60.0
+"""Seconds that these parts may take at most; the benchmark gets the rest, and the sanitizers come last."""
+FIRST_FILE, SANITIZER_FILE = "tests/gpu/test_gpu_first_light.py", "tests/gpu/test_gpu_sanitizer.py"
+OTHER_FILES = ("tests/gpu", f"--ignore={FIRST_FILE}", f"--ignore={SANITIZER_FILE}")
+CACHE = ROOT / "build" / "gpu-cache"
+"""Binaries that were compiled elsewhere."""
+DRY = ("-m", "not gpu", "-k", "memory-torch-layer or (accumulate and memory)")
+"""Of the tests, where there is no GPU: a few on a device in the host's memory."""
+DRY_BENCHMARK = ("E5", "--tiny", "--target", "cuda-sim", "--no-strategies")
 MARGIN = 8.0
 """Seconds to write everything down."""
 NO_GPU, LACKING = 32, 64
@@ -74,14 +85,14 @@ def finish(process: subprocess.Popen[Any], seconds: float) -> int | None:
         return None
 
 
-def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[Any]:
+def start(arguments: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[Any]:
     """This Python on the checkout, in a process group of its own; what it says goes to a file."""
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     with open(log, "w", encoding="utf-8") as file:
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -89,25 +100,27 @@ def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[Any]:
         )
 
 
-def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """tests/gpu in several processes: counts, failures with their first lines, the slowest."""
+def run_tests(
+    folder: Path, seconds: float, shards: int, extra: Sequence[str] = (), part: str = "tests"
+) -> dict[str, Any]:
+    """Tests in several processes: counts, failures with their first lines, the slowest.
+
+    :param extra: files, and options of pytest.  :param part: what the logs' names begin with.
+    """
     began = time.monotonic()
-    results = [folder / f"tests-{k}.jsonl" for k in range(shards)]
+    results = [folder / f"{part}-{k}.jsonl" for k in range(shards)]
     processes = [
         start(
             [
                 "-m",
                 "pytest",
-                "-m",
-                "gpu",
-                "tests/gpu",
                 "-p",
                 "no:cacheprovider",
                 f"--shard={k}/{shards}",
                 f"--results={path}",
                 *extra,
             ],
-            folder / f"tests-{k}.log",
+            folder / f"{part}-{k}.log",
         )
         for k, path in enumerate(results)
     ]
@@ -128,7 +141,7 @@ def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = 
     counts["slowest"] = [[t["test"], t["seconds"]] for t in sorted(tests, key=lambda t: -t["seconds"])[:10]]
     broken = [k for k, code in enumerate(codes) if code not in (None, 0, 1, 5)]
     if broken:  # pytest itself did not come to an end
-        counts["broken"] = {k: (folder / f"tests-{k}.log").read_text()[-2000:] for k in broken}
+        counts["broken"] = {k: (folder / f"{part}-{k}.log").read_text()[-2000:] for k in broken}
     return counts
 
 
@@ -147,9 +160,10 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help=f"only say whether this Python can: 0 yes, {NO_GPU} there is no GPU, {LACKING} packages are missing",
     )
+    parser.add_argument("--dry", action="store_true", help="without a GPU, at small sizes")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
-    if not devices():
+    if not devices() and not options.dry:
         print(
             "no GPU here (the driver shows none), so nothing was run on one; `pytest tests/gpu` runs the same tests on"
             " the simulator"
@@ -160,90 +174,110 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"make gpu needs {', '.join(lacking)} beside what is installed")
     if lacking or options.ready:
         return LACKING if lacking else 0
-    from gradc.runtime.cuda import gpu
-
-    device = gpu.current_device()
+    device = described(options.dry)
     name = re.sub("[^a-z0-9]+", "-", device.name.lower()).strip("-")
     folder = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
     path = folder / f"gpu-{name}-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
-    logs = folder / f"{path.stem}-logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"device": vars(device)}
-    write(path, content)
-    with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as cache:
-        os.environ.setdefault("GRADC_CACHE_DIR", cache)
-        status = parts(device, path, logs, content, until, options.shards)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(device, path, until, options.shards, options.dry)
+    run.write()
+    with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as scratch:
+        os.environ.setdefault("GRADC_CACHE_DIR", str(CACHE) if CACHE.is_dir() else str(Path(scratch) / "cache"))
+        run.logs = Path(scratch) / "logs"
+        run.logs.mkdir()
+        try:
+            run.parts()
+        finally:
+            with tarfile.open(path.with_name(f"{path.stem}-logs.tar.gz"), "w:gz") as tar:
+                tar.add(run.logs, "logs")
     print(
-        f"written: {path}; exit status {status}: "
-        + (", ".join(words for bit, words in MEANING.items() if status & bit) or "all well")
+        f"written: {path}; exit status {run.status}: "
+        + (", ".join(words for bit, words in MEANING.items() if run.status & bit) or "all well")
     )
-    return status
+    return run.status
 
 
-def parts(device: Any, path: Path, logs: Path, content: dict[str, Any], until: float, shards: int) -> int:
-    """Tests, constants, benchmark, one after the other, each written down when it is done; the exit status."""
-    status = 0
+def described(dry: bool) -> Any:
+    """The device, or what stands for it."""
+    from gradc.runtime.cuda import gpu
+    from gradc.runtime.simulator.device import Simulator
 
-    print(f"{device.name}, {device.arch}: tests in {shards} processes, results in {path}", flush=True)
-    warm = start(["-m", "benchmarks.gpu_warm", "--arch", device.arch], logs / "warm.log") if WARM else None
-    content["tests"] = run_tests(logs, min(TESTS, until - time.monotonic() - MARGIN), shards)
-    write(path, content)
-    tests = content["tests"]
-    status |= FAILED * bool(tests["failed"] or tests.get("broken")) | LATE * (not tests["finished"])
-    print(
-        f"tests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped in {tests['seconds']}"
-        f" s{'' if tests['finished'] else ', stopped: out of time'}",
-        flush=True,
-    )
-    for failure in tests["failures"]:
-        print(f"  {failure['test']}: {failure['text'].splitlines()[-1] if failure['text'] else ''}")
-    if warm is not None:
-        finish(warm, 30.0)
+    return Simulator.description if dry else gpu.current_device()
 
-    constants = path.with_name(f"calibration-{path.stem}.json")
-    code = finish(
-        start(["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(constants)], logs / "calibrate.log"),
-        min(CONSTANTS, until - time.monotonic() - MARGIN),
-    )
-    content["calibration"] = (
-        json.loads(constants.read_text())["constants"]
-        if code == 0
-        else {"failed": (logs / "calibrate.log").read_text()[-2000:]}
-    )
-    write(path, content)
-    status |= UNCALIBRATED * (code != 0)
-    print(
-        "constants: "
-        + (
-            ", ".join(f"{k} {v:.3g}" for k, v in content["calibration"].items())
-            if code == 0
-            else f"failed, see {logs / 'calibrate.log'}"
-        ),
-        flush=True,
-    )
 
-    left = until - time.monotonic() - MARGIN
-    code = finish(
-        start(
-            [
-                "-W",
-                "ignore",
-                "-m",
-                "benchmarks.gpu",
-                "--seconds",
-                f"{left - 10:.0f}",
-                "--onto",
-                str(path),
-                "--out",
-                str(path),
-            ],
-            logs / "benchmark.log",
-        ),
-        left,
-    )
-    status |= WRONG * (code not in (0, None)) | LATE * (code is None)
-    print((path.with_suffix(".md") if path.with_suffix(".md").exists() else logs / "benchmark.log").read_text())
-    return status
+class Run:
+    """The parts, one after the other, each written down when it is done.
+
+    :ivar content: of the JSON.  :ivar status: the exit status so far.  :ivar logs: a folder for what the parts say.
+    """
+
+    def __init__(self, device: Any, path: Path, until: float, shards: int, dry: bool = False):
+        self.device, self.path, self.until, self.shards, self.dry = device, path, until, shards, dry
+        self.content: dict[str, Any] = {"device": vars(device)}
+        self.status = 0
+        self.logs = path.parent
+
+    def write(self) -> None:
+        write(self.path, self.content)
+
+    def box(self, most: float = float("inf")) -> float:
+        """Seconds that a part may take."""
+        return max(min(most, self.until - time.monotonic() - MARGIN), 0.0)
+
+    def parts(self) -> None:
+        print(f"{self.device.name}, {self.device.arch}: results in {self.path}", flush=True)
+        warm = None
+        if not self.dry:  # compiled beside the tests
+            warm = start(["-m", "benchmarks.gpu_warm", "--arch", self.device.arch], self.logs / "warm.log")
+        self.tests("first light", FIRST_LIGHT, (FIRST_FILE,), 1)
+        self.tests("tests", TESTS, OTHER_FILES, self.shards)
+        if warm is not None:
+            finish(warm, 30.0)
+        constants = self.constants()
+        self.benchmark(constants)
+        self.tests("sanitizers", SANITIZERS, (SANITIZER_FILE,), 4)
+
+    def tests(self, name: str, seconds: float, files: Sequence[str], shards: int) -> None:
+        """A part that is tests."""
+        part = name.replace(" ", "_")
+        which = DRY if self.dry and files != (SANITIZER_FILE,) else ("-m", "gpu")
+        found = self.content[part] = run_tests(self.logs, self.box(seconds), shards, (*which, *files), part)
+        self.write()
+        self.status |= FAILED * bool(found["failed"] or found.get("broken")) | LATE * (not found["finished"])
+        print(
+            f"{name}: {found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped in"
+            f" {found['seconds']} s{'' if found['finished'] else ', stopped: out of time'}",
+            flush=True,
+        )
+        for failure in found["failures"]:
+            print(f"  {failure['test']}: {failure['text'].splitlines()[-1] if failure['text'] else ''}")
+
+    def constants(self) -> Path | None:
+        """The device's, measured; the file, with which the benchmark's modules are compiled."""
+        path, log = self.path.with_name(f"calibration-{self.path.stem}.json"), self.logs / "calibrate.log"
+        arguments = ["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(path)]
+        code = finish(start(arguments, log), self.box(CONSTANTS))
+        right = code == 0
+        said = json.loads(path.read_text())["constants"] if right else {"failed": log.read_text()[-2000:]}
+        self.content["calibration"] = said
+        self.write()
+        self.status |= UNCALIBRATED * (not right)
+        values = ", ".join(f"{k} {v:.3g}" for k, v in said.items()) if right else "failed, see calibrate.log"
+        print(f"constants: {values}", flush=True)
+        return path if right else None
+
+    def benchmark(self, constants: Path | None) -> None:
+        """The standard cases; each is in the file as soon as it is measured."""
+        left = self.box() - SANITIZERS
+        arguments = ["-W", "ignore", "-m", "benchmarks.gpu", "--seconds", f"{max(left - 10, 0):.0f}"]
+        arguments += ["--onto", str(self.path), "--out", str(self.path), *(DRY_BENCHMARK if self.dry else ())]
+        environment = {"GRADC_CALIBRATION": str(constants)} if constants else {}
+        log = self.logs / "benchmark.log"
+        code = finish(start(arguments, log, **environment), left)
+        self.status |= WRONG * (code not in (0, None)) | LATE * (code is None)
+        self.content = json.loads(self.path.read_text())
+        table = self.path.with_suffix(".md")
+        print((table if table.exists() else log).read_text(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compiles what the GPU benchmark will run, in as many processes as there are cores, into the cache; needs no GPU.
 
-python -m benchmarks.gpu_warm --arch sm_90
+python -m benchmarks.gpu_warm --arch sm_90 [--cache build/gpu-cache]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 from .gpu_cases import all_cases
 
@@ -46,7 +47,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", required=True)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--cache", type=Path, help="the cache's folder, to be carried to where the GPU is")
     options = parser.parse_args()
+    if options.cache:
+        os.environ["GRADC_CACHE_DIR"] = str(options.cache.resolve())
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         for future in [pool.submit(compiled, id, options.arch) for id in all_cases()]:
             print(future.result(), flush=True)

@@ -79,7 +79,7 @@ class Nvrtc:
     """A working NVRTC.
 
     :param path: its file.  :param version: major and minor.  :param architectures: supported ones: 90 is sm_90.
-    :param identity: for cache keys: its file, that of its builtins, and its version.
+    :param identity: for cache keys: its version, and names and sizes of its file and that of its builtins.
     """
 
     path: str
@@ -208,7 +208,9 @@ def _ask(path: str) -> Nvrtc:
         library.nvrtcGetSupportedArchs(numbers)
         version, architectures = major.value * 1000 + minor.value, sorted(numbers)
         cache.put(key, " ".join(map(str, (version, *architectures))).encode())
-    nvrtc = Nvrtc(path, divmod(version, 1000), tuple(architectures), digest(key, str(version)))
+    # Not the files' places and times: what was compiled on one machine is found on another that has the same release.
+    sizes = [f"{os.path.basename(file)} {os.stat(file).st_size}" for file in (path, *builtins)]
+    nvrtc = Nvrtc(path, divmod(version, 1000), tuple(architectures), digest("nvrtc", *sizes, str(version)))
     wanted = "libnvrtc-builtins.so.{}.{}".format(*nvrtc.version)
     if not any(re.fullmatch(rf"{re.escape(wanted)}(\.\d+)*", os.path.basename(file)) for file in builtins):
         raise CompilerError(f"{nvrtc} has no {wanted} beside it, without which it compiles nothing")
