@@ -523,25 +523,47 @@ def test_products(dtype: str, sizes: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device: type[InMemory]) -> None:
-    """The library cannot see the flag: its result stays out of the caller's array when an index is bad."""
+@pytest.mark.parametrize("errors", ["sync", "async"])
+def test_a_product_behind_a_check_is_written_in_place(fuse: bool, errors: str, device: type[InMemory]) -> None:
+    """The library cannot see the flag: a launch turns it into the factors of the product and of the output, which stays
+    as it is when an index is bad, also where the operands that were not written then are NaN.
+    """
     module = gradc.compile(
         gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"),
         target="cuda",
         fuse=fuse,
+        errors=errors,
     )
     w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)
     t, out = np.array([1, 5, 0, 2]), to_cupy(np.full((4, 5), 7, np.float32))
     arrays = {"w": to_cupy(w), "b": to_cupy(b)}
     module.forward(t=to_cupy(t), **arrays, out={"y": out})
     agree(out, w[t] @ b)
-    assert any(name.startswith("gradc_keep_4") for name, _ in device.launched)
+    assert [name for name, _ in device.launched][-1] == "gradc_gate", "and no copy after the product"
     out.host[...] = 7
+    out.host[0, 0] = np.nan
     bad = to_cupy(np.array([1, 6, 0, 2]))
-    module.forward(t=bad, **arrays, out={"y": out})
+    space = to_cupy(np.full(module.forward.workspace_size(N=4, V=6, D=3, E=5) + 256, 255, np.uint8))
     with pytest.raises(IndexOutOfRange, match="index 6 at position 1"):
+        module.forward(t=bad, **arrays, out={"y": out}, workspace=space[-space.data.ptr % 256 :])
         module.synchronize()
-    assert (host(out) == 7).all()
+    assert np.isnan(host(out)[0, 0]) and (host(out).ravel()[1:] == 7).all()
+
+
+def test_an_empty_product_behind_a_check(device: type[InMemory]) -> None:
+    graph = gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]")
+    module = gradc.compile(graph, target="cuda")
+    w, b, out = (
+        to_cupy(np.zeros((6, 0), np.float32)),
+        to_cupy(np.zeros((0, 5), np.float32)),
+        to_cupy(np.ones((4, 5), "f4")),
+    )
+    module.forward(t=to_cupy(np.array([1, 6, 0, 2])), w=w, b=b, out={"y": out})
+    with pytest.raises(IndexOutOfRange):
+        module.synchronize()
+    assert (host(out) == 1).all()
+    module.forward(t=to_cupy(np.array([1, 5, 0, 2])), w=w, b=b, out={"y": out})
+    assert (host(out) == 0).all()
 
 
 def test_batched_products() -> None:

@@ -274,6 +274,7 @@ class CudaProgram:
                     out.address,
                     started.span(started.plan.library),
                     started.stream,
+                    started.span(action.scale).address if action.scale is not None else None,
                 )
 
     # -- bad indices ---------------------------------------------------------------------------------------------------
@@ -284,9 +285,23 @@ class CudaProgram:
             self.device.synchronize(started.stream)
             return
         words = self.device.read(started.flag, started.stream)
-        error = self.error(started.plan, words, lambda _: started)
+        error = self.error(started.plan, words, lambda number: self._before(number, started))
         if error is not None:
             raise error
+
+    def _before(self, number: int, started: Submission) -> Submission | None:
+        """A call in the state before a step whose check has failed; None if its inputs were overwritten.
+
+        Temporaries that the check reads may share their memory with operands of products, which do not stop.
+        """
+        plan, roots = started.plan, [b.name for b in self.roots if b.kind in ("input", "output")]
+        if not any(self.program.root(b) in plan.offsets for b in plan.steps[number].buffers):
+            return started
+        if len({started.roots[b] for b in roots if b in started.roots}) < len(roots):
+            return None
+        for actions in plan.actions[:number]:
+            self.act(actions, started)
+        return started
 
     def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck | None:
         """A deferred check of a call's error flag; None if the call has no checks.
