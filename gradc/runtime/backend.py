@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .cuda.nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
+NO_ALLOCATION = (
+    "something must be allocated, and the stream is being captured: give out= for every result, contiguous inputs, and"
+    " no accumulate="
+)
 
 
 @dataclass
@@ -41,6 +45,7 @@ class BoundCall:
     :param stream: the device's stream; 0 on the host.
     :param noncontiguous: inputs that were copied into row-major order.
     :param plan: :meth:`Backend.plan` of ``dims``.
+    :param captured: whether the stream is being captured.
     """
 
     arrays: dict[str, Array]
@@ -52,6 +57,7 @@ class BoundCall:
     stream: int = 0
     noncontiguous: tuple[str, ...] = ()
     plan: Any = None
+    captured: bool = False
 
 
 Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]
@@ -132,6 +138,10 @@ class Backend(ABC):
     def stream(self, given: Any, values: Iterable[Any]) -> int:
         """The stream of a call: the caller's, else the current stream of the library of the arrays ``values``."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured."""
+        return False
+
     @abstractmethod
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
         """An argument as an array, and the library it came from.
@@ -150,8 +160,11 @@ class Backend(ABC):
         """An uninitialised array for a result, in the library ``kind``."""
 
     @abstractmethod
-    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
-        """An uninitialised array for internal use."""
+    def scratch(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> Array:
+        """An uninitialised array for internal use.
+
+        :param kind: the library whose allocator to use, on a device.
+        """
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
@@ -160,6 +173,13 @@ class Backend(ABC):
     @abstractmethod
     def to_device(self, array: Array, stream: int) -> Array:
         """A copy of a host array (a number, a default) in the device's memory; on the host, the array itself."""
+
+    def inputs_on_device(self, arrays: dict[str, Array], stream: int, captured: bool) -> dict[str, Array]:
+        """The inputs of a call, those in host memory (numbers, defaults) copied to the device; on the host, the inputs.
+
+        :param captured: whether the stream is being captured.
+        """
+        return arrays
 
     @abstractmethod
     def contiguous(self, array: Array, stream: int) -> Array:

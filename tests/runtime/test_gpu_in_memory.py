@@ -85,15 +85,16 @@ def test_forward_and_backward(move: Any, errors: str) -> None:
     module.synchronize()
 
 
-def test_torch_wins_over_cupy_and_numbers_are_uploaded_once(device: type[InMemory]) -> None:
+def test_torch_wins_over_cupy_and_numbers_are_launched_once(device: type[InMemory]) -> None:
     module = gradc.compile(gradc.trace(lambda x, y, s: x * y + s, x="f32[N]", y="f32[N]", s="f32[]"), target="cuda")
     x, y = np.ones(3, np.float32), np.full(3, 2, np.float32)
     first = module(x=to_cupy(x), y=to_torch(y), s=0.5)
-    assert isinstance(first, Tensor)
+    assert isinstance(first, Tensor) and device.waits == 0
     agree(first, [2.5] * 3)
     waits, before = device.waits, device.allocated
     agree(module(x=to_cupy(x), y=to_cupy(y), s=0.5), [2.5] * 3)
-    assert device.waits == waits and device.allocated == before + 4, "two inputs, the result and the workspace"
+    assert device.waits == waits and device.allocated == before + 3, "two inputs and the result"
+    assert [name for name, _ in device.launched].count("gradc_numbers") == 1
 
 
 def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:

@@ -51,7 +51,7 @@ class HostBackend(Backend):
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, kind: Kind, stream: int) -> Array:
         return empty(shape, dtype)
 
-    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int, kind: Kind | None = None) -> Array:
         return empty(shape, dtype)
 
     def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:

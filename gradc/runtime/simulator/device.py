@@ -12,10 +12,12 @@ import numpy as np
 import numpy.ctypeslib
 
 from ...codegen.cuda.actions import F64, Library
+from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.products import multiplied, views
 from ...errors import CaptureError, InternalError
 from ...process.forks import held_off
-from ..cuda.device import Description, Span
+from ..cuda.device import Description, Prepared, Span
+from ..cuda.steps import StepByStep
 from ..host.arrays import available, empty
 
 Array = np.ndarray[Any, Any]
@@ -151,6 +153,9 @@ class Simulator:
             )
 
         self.ask(stream, work)
+
+    def prepare(self, plan: LaunchPlan) -> Prepared:
+        return StepByStep(self, plan)
 
     # -- which bytes have a value --------------------------------------------------------------------------------------
 
