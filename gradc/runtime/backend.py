@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -46,6 +46,7 @@ class BoundCall:
     :param noncontiguous: inputs that were copied into row-major order.
     :param plan: :meth:`Backend.plan` of ``dims``.
     :param captured: whether the stream is being captured.
+    :param numbers: 8 bytes by input, for those that are written to the device when the call is submitted.
     """
 
     arrays: dict[str, Array]
@@ -58,6 +59,7 @@ class BoundCall:
     noncontiguous: tuple[str, ...] = ()
     plan: Any = None
     captured: bool = False
+    numbers: dict[str, int] = field(default_factory=dict)
 
 
 Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]
@@ -174,12 +176,9 @@ class Backend(ABC):
     def to_device(self, array: Array, stream: int) -> Array:
         """A copy of a host array (a number, a default) in the device's memory; on the host, the array itself."""
 
-    def inputs_on_device(self, arrays: dict[str, Array], stream: int, captured: bool) -> dict[str, Array]:
-        """The inputs of a call, those in host memory (numbers, defaults) copied to the device; on the host, the inputs.
-
-        :param captured: whether the stream is being captured.
-        """
-        return arrays
+    @abstractmethod
+    def place_inputs(self, call: BoundCall) -> None:
+        """Replaces the inputs of a call that are in host memory (numbers, defaults) by arrays on the device."""
 
     @abstractmethod
     def contiguous(self, array: Array, stream: int) -> Array:

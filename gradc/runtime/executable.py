@@ -220,7 +220,7 @@ class Executable(Shared):
         for key in call.noncontiguous:
             self.copied[key] = self.copied.get(key, 0) + 1
             arrays[key] = backend.contiguous(arrays[key], at)
-        call.arrays = arrays = backend.inputs_on_device(arrays, at, call.captured)
+        backend.place_inputs(call)
         donors = self._donors(call) if self.donated else {}
         for key, type_ in self.outputs.items():
             if key in results:

@@ -196,4 +196,5 @@ def test_nvrtc_takes_them(arch: str) -> None:
     assert set(support.kernels) == {
         *(f"gradc_add_{name}" for name in ADDED),
         *(f"gradc_pack_{size}" for size in (1, 2, 4, 8)),
+        "gradc_numbers",
     }

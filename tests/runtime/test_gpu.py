@@ -477,6 +477,48 @@ class Array:
 Array.__module__ = "cupy"
 
 
+WAIT = {"streamSynchronize", "deviceSynchronize", "eventSynchronize", "memcpy", "memGetInfo"}
+
+
+@pytest.mark.parametrize("capturing", [0, 1])
+def test_a_warm_call_waits_for_nothing(fake: Any, capturing: int) -> None:
+    """With numbers that change: no wait, no query of an event (which a capture in the global mode forbids), and the
+    only memory is that of the result and the workspace, from the pool.
+    """
+    allocated: list[int] = []
+    addresses = iter(range(1 << 30, 1 << 40, 1 << 20))
+
+    def alloc(nbytes: int) -> Any:
+        allocated.append(nbytes)
+        return SimpleNamespace(ptr=next(addresses))
+
+    fake.cupy.ndarray, fake.cupy.cuda.alloc = Array, alloc
+    graph = gradc.trace(lambda t, w, a: ops.embedding(t, w) * a, t="i64[N]", w="f32[V,D]", a="f32[]")
+    module = gradc.compile(graph, target="cuda", arch="sm_90")
+    for each in (module.forward.native, module.forward.native.support):
+        device = getattr(each, "device", each)
+        device._functions[False] = dict.fromkeys(gpu._FUNCTION.findall(device.text), 71)
+    new = lambda shape, dtype: Array(shape, dtype, SimpleNamespace(ptr=next(addresses)))
+    inputs, y = {"t": new((64,), np.int64), "w": new((10, 32), np.float32)}, new((64, 32), np.float32)
+    space = new((module.workspace_size(N=64, V=10, D=32),), np.uint8)
+    assert not allocated
+    for a in range(3):
+        module(**inputs, a=a)
+    fake.answers["streamIsCapturing"] = capturing
+    fake.log.clear(), allocated.clear()
+    if capturing:
+        module.forward(**inputs, a=7, out={"y": y}, workspace=space)
+        assert not allocated
+    else:
+        module(**inputs, a=7)
+        assert allocated == [64 * 32 * 4, space.shape[0]]
+    names = [entry[0] for entry in fake.log]
+    assert not WAIT & set(names) and names.count("eventQuery") == 0 and names.count("streamIsCapturing") == 1
+    assert names.count("launchKernel") == 3, "the number, the check, the rows"
+    assert ("eventRecord" in names) == (not capturing)
+    assert {"malloc", "hostAlloc", "funcSetAttribute"}.isdisjoint(names)
+
+
 @pytest.mark.parametrize("stream", [None, 8])
 def test_a_whole_call(fake: Any, stream: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward and an accumulation through the real Gpu: what CuPy is asked, in order; nothing waits."""

@@ -97,6 +97,58 @@ def test_torch_wins_over_cupy_and_numbers_are_launched_once(device: type[InMemor
     assert [name for name, _ in device.launched].count("gradc_numbers") == 1
 
 
+def test_numbers_that_change(device: type[InMemory]) -> None:
+    """Each call has its own, whatever is submitted before it is done: on one stream, on two, and beside a capture."""
+    graph = gradc.trace(lambda x, a, b: x * a + ops.cast(b, "f32"), x="f32[N]", a="f32[]", b="f64[]")
+    module = gradc.compile(graph, target="cuda")
+    x = to_cupy(np.ones(3, np.float32))
+    found = [module(x=x, a=i / 8, b=np.float64(i // 2), stream=stream) for i in range(6) for stream in (None, 5)]
+    handle = module.capture(x=x, a=0.5, b=1.0)
+    assert sum(name == "gradc_numbers" for name, _ in device.launched) == 2 * 6 + 1
+    last = module(x=x, a=7, b=8.0)
+    handle.replay()
+    device.drain()
+    for i, y in enumerate(found):
+        agree(y, np.full(3, i // 2 / 8 + i // 4))
+    agree(handle.outputs["y"], np.full(3, 1.5))
+    agree(last, np.full(3, 15.0))
+    assert device.waits <= 4, "of the capture and its first run"
+
+
+def test_numbers_in_a_capture_of_the_callers(device: type[InMemory]) -> None:
+    module = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x, y = to_cupy(np.ones(3, np.float32)), to_cupy(np.zeros(3, np.float32))
+    fresh = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    fresh(x=x, a=to_cupy(np.array(1, np.float32)))
+    device.captures[50] = []
+    with pytest.raises(CaptureError, match="no memory for the call's numbers"):
+        fresh(x=x, a=3, stream=50, out={"y": y})
+    del device.captures[50]
+    module(x=x, a=2)
+    device.captures[50] = []
+    for a in (3, 4):
+        module.forward(x=x, a=a, stream=50, out={"y": y})
+    recorded = device.captures.pop(50)
+    module(x=x, a=5)
+    for work in recorded:
+        device.queues[0].append(work)
+    agree(y, [4, 4, 4])
+
+
+def test_an_error_of_before_is_not_raised_in_a_capture(device: type[InMemory]) -> None:
+    module = gradc.compile(GRAPH, target="cuda")
+    arrays = {k: to_cupy(v) for k, v in given().items()}
+    y = module(**arrays)
+    space = ndarray((1 << 12,), np.uint8, device().memory(1 << 12, 0))
+    module(**{k: to_cupy(v) for k, v in given(bad=1).items()})
+    device.drain()
+    device.captures[50] = []
+    module.forward(**arrays, stream=50, out={"y": y}, workspace=space)
+    device.captures.pop(50)
+    with pytest.raises(IndexOutOfRange):
+        module.forward(**arrays)
+
+
 def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
     values = {k: to_cupy(v) for k, v in given().items()}

@@ -5,9 +5,10 @@ A call is submitted to a stream; an index out of range is raised when it returns
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ..simulator.device import Simulator
 from . import gpu
 from .cublas import workspace_bytes
 from .device import Device
+from .numbers import Numbers
 from .on_device import DeviceArray, DeviceArrays, check_addable
 from .pending import DeferredCheck
 from .programs import Arrays, CudaProgram, CudaSource, Submission
@@ -86,9 +88,14 @@ class CudaBackend(Backend):
         arrays = self.buffers(call)
         if workspace is None:
             workspace = self.workspace(call)
-        return self._with_program(  # type: ignore[no-any-return]
-            lambda: self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)
-        )
+        with self.numbers_written(call):
+            return self._with_program(  # type: ignore[no-any-return]
+                lambda: self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)
+            )
+
+    def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
+        """A context in which work that is submitted finds the call's numbers."""
+        return contextlib.nullcontext()
 
     def workspace(self, call: BoundCall) -> Array | None:
         """Memory for a call from the allocator of its arrays' library; None: from the device's."""
@@ -121,7 +128,9 @@ class CudaBackend(Backend):
             if donated or any(value is None for value in values.values()):
                 return None
             try:
-                return self.buffers(rebind(values, dims, stream))
+                again = rebind(values, dims, stream)
+                with self.numbers_written(again):
+                    return self.buffers(again)
             except GradcError:
                 return None
 
@@ -191,6 +200,19 @@ class GpuBackend(DeviceArrays, CudaBackend):
         if call.kind is not Kind.TORCH or not call.plan.workspace:
             return None
         return self._new_tensor((call.plan.workspace,), np.dtype(np.uint8), call.stream)
+
+    def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
+        return self._written(call) if call.numbers else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _written(self, call: BoundCall) -> Iterator[None]:
+        with self.numbers.lock:
+            self.write_numbers(call)
+            yield
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        return Numbers(self.device, self.support, [b.name for b in self.program.of_kind("input")])
 
     @property
     def device(self) -> Device:

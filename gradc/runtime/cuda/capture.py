@@ -94,7 +94,7 @@ def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Argu
             f"the input {call.noncontiguous[0]} is not contiguous and aligned: a replay would read the copy that was"
             " made of it now"
         )
-    call.arrays = backend.kept(call.arrays, call.stream)
+    backend.keep_numbers(call)
     if workspace is None:
         workspace = backend.scratch((max(backend.plan(call.dims).workspace, 1),), np.uint8, call.stream, call.kind)
     results = {

@@ -18,13 +18,13 @@ from ...codegen.cuda.support import ADDED, AXES, THREADS, blocks, merged_axes
 from ...errors import CaptureError, DeviceError, InternalError, InvalidProblem, OutOfMemory, Unsupported
 from ...ir.types import dtype as dtype_of
 from ...ir.types import shown
-from ...process.forks import cached_property, lock
+from ...process.forks import lock
 from ...process.limits import Limit
-from ..backend import NO_ALLOCATION
+from ..backend import NO_ALLOCATION, BoundCall
 from ..host.arrays import Kind, address_of, byte_bounds, foreign, to_numpy
 from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
 from .device import Device, Memory, Span
-from .numbers import MOST, Numbers
+from .numbers import Numbers, bits_of
 
 Array = np.ndarray[Any, Any]
 _SIZES = (1, 2, 4, 8)
@@ -253,17 +253,17 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class DeviceArrays(ABC):
-    """The array methods of :class:`gradc.runtime.backend.Backend` for GPU memory."""
+    """The array methods of :class:`gradc.runtime.backend.Backend` for GPU memory.
+
+    :ivar numbers: where the numbers that calls are given lie.
+    """
 
     align = 256
+    numbers: Numbers
 
     def __init__(self) -> None:
         self._uploaded: dict[Any, tuple[Memory, Array]] = {}
         self._upload_lock = lock()
-
-    @cached_property
-    def numbers(self) -> Numbers:
-        return Numbers(self.device, self.support)
 
     @property
     @abstractmethod
@@ -375,26 +375,34 @@ class DeviceArrays(ABC):
     def capturing(self, stream: int) -> bool:
         return self.device.capturing(stream)
 
-    def inputs_on_device(self, arrays: dict[str, Array], stream: int, captured: bool) -> dict[str, Array]:
-        host = {name: array for name, array in arrays.items() if not isinstance(array, DeviceArray)}
+    def place_inputs(self, call: BoundCall) -> None:
+        host = [name for name, array in call.arrays.items() if not isinstance(array, DeviceArray)]
         if not host:
-            return arrays
-        numbers = {name: array for name, array in host.items() if not array.ndim and array.itemsize <= 8}
-        if len(numbers) > MOST:
-            numbers = {}
-        found = dict(arrays)
-        for name, address, owner in self.numbers.addresses(numbers, stream, captured) if numbers else ():
-            found[name] = remote(address, (), numbers[name].dtype, owner=owner, readonly=True)
-        for name in host.keys() - numbers.keys():
-            found[name] = self.to_device(host[name], stream)
-        return found
+            return
+        small = [name for name in host if not call.arrays[name].ndim and call.arrays[name].itemsize <= 8]
+        for name in host:
+            if name not in small:
+                call.arrays[name] = self.to_device(call.arrays[name], call.stream)
+        if small:
+            call.numbers = {name: bits_of(call.arrays[name]) for name in small}
+            places, cells = self.numbers.places(small, call.stream, call.captured)
+            for name, address in places.items():
+                call.arrays[name] = remote(address, (), call.arrays[name].dtype, owner=cells, readonly=True)
 
-    def kept(self, arrays: dict[str, Array], stream: int) -> dict[str, Array]:
-        """The inputs of a call to be replayed: numbers in memory of their own, which later calls do not write."""
-        return {
-            name: self.contiguous(array, stream) if self.numbers.holds(getattr(array, "owner", None)) else array
-            for name, array in arrays.items()
-        }
+    def write_numbers(self, call: BoundCall) -> None:
+        """Submits what writes a call's numbers where the call reads them."""
+        if call.numbers:
+            arrays = [call.arrays[name] for name in call.numbers]
+            places = dict(zip(call.numbers, map(address_of, arrays), strict=True))
+            self.numbers.write(call.numbers, places, arrays[0].owner, call.stream)  # type: ignore[attr-defined]
+
+    def keep_numbers(self, call: BoundCall) -> None:
+        """Moves the numbers of a call to memory of their own, which later calls do not write, for replays of it."""
+        with self.numbers.lock:
+            self.write_numbers(call)
+            for name in call.numbers:
+                call.arrays[name] = self.contiguous(call.arrays[name], call.stream)
+        call.numbers = {}
 
     def to_device(self, array: Array, stream: int) -> Array:
         """A copy of a host array (a default) on the device; uploaded once."""

@@ -60,6 +60,9 @@ class HostBackend(Backend):
     def to_device(self, array: Array, stream: int) -> Array:
         return array
 
+    def place_inputs(self, call: BoundCall) -> None:
+        """Nothing to do: host memory is where they are read."""
+
     def contiguous(self, array: Array, stream: int) -> Array:
         out = empty(array.shape, array.dtype)
         out[...] = array
