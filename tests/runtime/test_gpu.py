@@ -263,6 +263,23 @@ def test_errors(fake: Any, where: str, status: int, error: type[Exception], matc
         gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=True).launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_fault_says_how_it_is_found(fake: Any, sync: bool) -> None:
+    """A kernel's fault comes with a later call, unless each launch is waited for."""
+    device = gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=sync)
+    fake.answers["streamSynchronize"] = CudaError(719)
+    with pytest.raises(DeviceError) as caught:
+        device.launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
+        device.synchronize(5)
+    assert ("twice" in str(caught.value)) == sync and ("GRADC_SYNC=1" in str(caught.value)) == (not sync)
+
+
+def test_the_environment_makes_calls_wait(fake: Any) -> None:
+    with gradc.knobs.SYNC.set(True):
+        module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda", errors="async")
+    assert module.forward.backend.waits and module.forward.native.device.sync
+
+
 def test_another_device_or_architecture(fake: Any) -> None:
     device = gpu.Gpu(TEXT, cubin=b"binary", arch="sm_100")
     with pytest.raises(

@@ -169,7 +169,8 @@ class GpuBackend(DeviceArrays, CudaBackend):
     """A GPU.
 
     :param arch: the architecture to compile for, ``sm_90``.
-    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a deferred check.
+    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a deferred check, unless
+        GRADC_SYNC is set.
     """
 
     on_host = False
@@ -177,7 +178,7 @@ class GpuBackend(DeviceArrays, CudaBackend):
     def __init__(self, program: Program, payload: bytes | None = None, *, arch: str, errors: str):
         DeviceArrays.__init__(self)
         CudaBackend.__init__(self, program, "cuda", payload)
-        self.arch, self.errors = arch, errors
+        self.arch, self.errors = arch, "sync" if knobs.SYNC.get() else errors
 
     def _load(self) -> CudaProgram:
         return self._new_program(self._payload)

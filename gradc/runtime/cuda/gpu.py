@@ -39,6 +39,8 @@ _FUNCTION = re.compile(
     r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
 )
 _NOT_READY = 600
+_FAULTS = frozenset((700, 702, 710, *range(714, 720)))
+"""Errors of kernels, reported by a later call: illegal addresses and instructions, timeouts, failed assertions."""
 
 
 # -- is there one? -----------------------------------------------------------------------------------------------------
@@ -79,9 +81,17 @@ def _cupy() -> Any:
     return cupy
 
 
-def failure(error: Exception, activity: str) -> DeviceError | OutOfMemory:
-    """The error of gradc for a failed CUDA call."""
+def failure(error: Exception, activity: str, at_fault: bool = False) -> DeviceError | OutOfMemory:
+    """The error of gradc for a failed CUDA call.
+
+    :param at_fault: whether ``activity`` is what failed; otherwise work submitted before may have.
+    """
     status, text = getattr(error, "status", None), f"{activity}: {error}"
+    if status in _FAULTS and not at_fault:
+        text += (
+            "; a kernel that was submitted before has failed, and CUDA does not say which. This process cannot use the"
+            " device any more: run it again with GRADC_SYNC=1, which waits for each launch and names the one that fails"
+        )
     if isinstance(error, MemoryError) or status == 2:
         return OutOfMemory(text)
     if status == 35:  # cudaErrorInsufficientDriver
@@ -338,7 +348,7 @@ class Gpu:
 
     def failed(self, error: Exception, function: str, blocks: int, threads: int) -> DeviceError | OutOfMemory:
         """The error of gradc for a failed launch."""
-        return failure(error, f"{function} ({blocks} blocks of {threads} threads)")
+        return failure(error, f"{function} ({blocks} blocks of {threads} threads)", at_fault=self.sync)
 
     def prepare(self, plan: LaunchPlan) -> PackedPlan:
         return PackedPlan(self, plan)
