@@ -1,11 +1,11 @@
-"""``make gpu``: tests on a GPU, the device's constants, then the benchmark, within eight minutes and from a bare
-checkout.
+"""``make gpu``: first light, tests on a GPU, the device's constants, the benchmark by these, and the sanitizer, within
+eight minutes and from a bare checkout.
 
     python -m benchmarks.gpu_run [--seconds 460]
 
-Writes gpu-<device>-<date>.json (and .md) into $OUT, else into benchmarks/results; what is there when the time is over
-stays.  Exit status: 0 all well or no GPU, 1 a test failed, 2 a benchmark's result was wrong, 4 no device constants, 8 a
-part ran out of its time; sums of these.
+Writes gpu-<device>-<date>.json, .md, -logs.tar.gz and calibration-gpu-<device>-<date>.json into $OUT, else into
+benchmarks/results; what is there when the time is over stays.  Exit status: 0 all well or no GPU, 1 a test failed, 2 a
+benchmark's result was wrong, 4 no device constants, 8 a part ran out of its time, 16 first light failed; sums of these.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import argparse
 import ctypes
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,19 +28,21 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS, CONSTANTS = 190.0, 40.0
-"""Seconds that the first two parts may take at most; the benchmark gets the rest."""
+FIRST, TESTS, CONSTANTS, SANITIZER = 100.0, 150.0, 40.0, 60.0
+"""Seconds that first light, tests, constants and the sanitizer may take at most; the benchmark gets the rest."""
+SANITIZED = "tests/gpu/test_gpu_sanitizer.py"
 WARM = True
 """Whether the benchmark's modules are compiled beside the tests."""
 MARGIN = 8.0
 """Seconds to write everything down."""
 NO_GPU, LACKING = 32, 64
-FAILED, WRONG, UNCALIBRATED, LATE = 1, 2, 4, 8
+FAILED, WRONG, UNCALIBRATED, LATE, DARK = 1, 2, 4, 8, 16
 MEANING = {
     FAILED: "tests failed",
     WRONG: "a benchmark's result is wrong",
     UNCALIBRATED: "no constants",
     LATE: "out of time",
+    DARK: "first light failed",
 }
 WANTED = ("numpy", "ml_dtypes", "jinja2", "networkx", "click", "pytest", "torch", "cupy")
 
@@ -74,14 +78,14 @@ def finish(process: subprocess.Popen[Any], seconds: float) -> int | None:
         return None
 
 
-def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[Any]:
+def start(arguments: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[Any]:
     """This Python on the checkout, in a process group of its own; what it says goes to a file."""
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     with open(log, "w", encoding="utf-8") as file:
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -89,10 +93,12 @@ def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[Any]:
         )
 
 
-def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """tests/gpu in several processes: counts, failures with their first lines, the slowest."""
-    began = time.monotonic()
-    results = [folder / f"tests-{k}.jsonl" for k in range(shards)]
+def run_tests(
+    folder: Path, seconds: float, shards: int, extra: Sequence[str] = (), where: str = "tests/gpu"
+) -> dict[str, Any]:
+    """tests/gpu, or a file of it, in several processes: counts, failures with their first lines, the slowest."""
+    began, part = time.monotonic(), Path(where).stem.removeprefix("test_gpu_") if where.endswith(".py") else "tests"
+    results = [folder / f"{part}-{k}.jsonl" for k in range(shards)]
     processes = [
         start(
             [
@@ -100,14 +106,14 @@ def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = 
                 "pytest",
                 "-m",
                 "gpu",
-                "tests/gpu",
+                where,
                 "-p",
                 "no:cacheprovider",
                 f"--shard={k}/{shards}",
                 f"--results={path}",
                 *extra,
             ],
-            folder / f"tests-{k}.log",
+            folder / f"{part}-{k}.log",
         )
         for k, path in enumerate(results)
     ]
@@ -128,8 +134,16 @@ def run_tests(folder: Path, seconds: float, shards: int, extra: Sequence[str] = 
     counts["slowest"] = [[t["test"], t["seconds"]] for t in sorted(tests, key=lambda t: -t["seconds"])[:10]]
     broken = [k for k, code in enumerate(codes) if code not in (None, 0, 1, 5)]
     if broken:  # pytest itself did not come to an end
-        counts["broken"] = {k: (folder / f"tests-{k}.log").read_text()[-2000:] for k in broken}
+        counts["broken"] = {k: (folder / f"{part}-{k}.log").read_text()[-2000:] for k in broken}
     return counts
+
+
+def pack(logs: Path, path: Path) -> None:
+    """What every part has said so far, as one file beside the results."""
+    temporary = path.with_name(f"{path.stem}-logs.part")
+    with tarfile.open(temporary, "w:gz") as archive:
+        archive.add(logs, arcname=f"{path.stem}-logs")
+    os.replace(temporary, path.with_name(f"{path.stem}-logs.tar.gz"))
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -166,13 +180,17 @@ def main(arguments: list[str] | None = None) -> int:
     name = re.sub("[^a-z0-9]+", "-", device.name.lower()).strip("-")
     folder = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
     path = folder / f"gpu-{name}-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
-    logs = folder / f"{path.stem}-logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"device": vars(device)}
     write(path, content)
-    with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as cache:
-        os.environ.setdefault("GRADC_CACHE_DIR", cache)
-        status = parts(device, path, logs, content, until, options.shards)
+    with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as scratch:
+        os.environ.setdefault("GRADC_CACHE_DIR", os.path.join(scratch, "cache"))
+        logs = Path(scratch) / "logs"
+        logs.mkdir()
+        try:
+            status = parts(device, path, logs, content, until, options.shards)
+        finally:
+            pack(logs, path)
     print(
         f"written: {path}; exit status {status}: "
         + (", ".join(words for bit, words in MEANING.items() if status & bit) or "all well")
@@ -181,69 +199,95 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parts(device: Any, path: Path, logs: Path, content: dict[str, Any], until: float, shards: int) -> int:
-    """Tests, constants, benchmark, one after the other, each written down when it is done; the exit status."""
-    status = 0
-
-    print(f"{device.name}, {device.arch}: tests in {shards} processes, results in {path}", flush=True)
+    """First light, tests, constants, benchmark, sanitizer, one after the other, each written down when it is done; the
+    exit status.
+    """
+    left = lambda most: min(most, until - time.monotonic() - MARGIN)
+    print(f"{device.name}, {device.arch}: results in {path}", flush=True)
+    status = first_light(logs, content, left(FIRST))
+    save(path, content, logs)
     warm = start(["-m", "benchmarks.gpu_warm", "--arch", device.arch], logs / "warm.log") if WARM else None
-    content["tests"] = run_tests(logs, min(TESTS, until - time.monotonic() - MARGIN), shards)
+    content["tests"] = run_tests(logs, left(TESTS), shards, [f"--ignore={SANITIZED}"])
+    save(path, content, logs)
+    status |= counted("tests", content["tests"])
+    if warm is not None:
+        finish(warm, 30.0)
+    constants = path.with_name(f"calibration-{path.stem}.json")
+    status |= calibrate(logs, content, constants, left(CONSTANTS))
+    save(path, content, logs)
+    status |= benchmark(path, logs, constants, left(math.inf) - SANITIZER)
+    content |= json.loads(path.read_text())  # with what the benchmark has added
+    if left(SANITIZER) > 0:
+        content["sanitizer"] = run_tests(logs, left(SANITIZER), 1, where=SANITIZED)
+        status |= counted("sanitizer", content["sanitizer"])
+    save(path, content, logs)
+    return status
+
+
+def save(path: Path, content: dict[str, Any], logs: Path) -> None:
     write(path, content)
-    tests = content["tests"]
-    status |= FAILED * bool(tests["failed"] or tests.get("broken")) | LATE * (not tests["finished"])
+    pack(logs, path)
+
+
+def first_light(logs: Path, content: dict[str, Any], seconds: float) -> int:
+    """Runs :mod:`benchmarks.gpu_first`."""
+    records = logs / "first.json"
+    code = finish(start(["-m", "benchmarks.gpu_first", "--out", str(records)], logs / "first.log"), seconds)
+    content["first"] = json.loads(records.read_text()) if records.exists() else []
+    for record in content["first"]:
+        if not record["right"]:
+            print(f"  {record['name']}: {record.get('text') or record['error']}")
+    right = sum(record["right"] for record in content["first"])
+    print(f"first light: {right} of {len(content['first'])} right, exit status {code}", flush=True)
+    if code is None:
+        return LATE
+    if code:
+        content["first"].append({"name": "the end of the log", "right": False, "text": tail(logs / "first.log")})
+    return DARK * (code != 0)
+
+
+def counted(name: str, tests: dict[str, Any]) -> int:
+    """Prints the counts of tests; their part of the exit status."""
     print(
-        f"tests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped in {tests['seconds']}"
+        f"{name}: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped in {tests['seconds']}"
         f" s{'' if tests['finished'] else ', stopped: out of time'}",
         flush=True,
     )
     for failure in tests["failures"]:
         print(f"  {failure['test']}: {failure['text'].splitlines()[-1] if failure['text'] else ''}")
-    if warm is not None:
-        finish(warm, 30.0)
+    return FAILED * bool(tests["failed"] or tests.get("broken")) | LATE * (not tests["finished"])
 
-    constants = path.with_name(f"calibration-{path.stem}.json")
-    code = finish(
-        start(["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(constants)], logs / "calibrate.log"),
-        min(CONSTANTS, until - time.monotonic() - MARGIN),
-    )
-    content["calibration"] = (
-        json.loads(constants.read_text())["constants"]
-        if code == 0
-        else {"failed": (logs / "calibrate.log").read_text()[-2000:]}
-    )
-    write(path, content)
-    status |= UNCALIBRATED * (code != 0)
+
+def calibrate(logs: Path, content: dict[str, Any], constants: Path, seconds: float) -> int:
+    """Runs gradc calibrate."""
+    log = logs / "calibrate.log"
+    code = finish(start(["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(constants)], log), seconds)
+    content["calibration"] = json.loads(constants.read_text())["constants"] if code == 0 else {"failed": tail(log)}
     print(
         "constants: "
         + (
             ", ".join(f"{k} {v:.3g}" for k, v in content["calibration"].items())
             if code == 0
-            else f"failed, see {logs / 'calibrate.log'}"
+            else "failed, see the logs"
         ),
         flush=True,
     )
+    return UNCALIBRATED * (code != 0)
 
-    left = until - time.monotonic() - MARGIN
-    code = finish(
-        start(
-            [
-                "-W",
-                "ignore",
-                "-m",
-                "benchmarks.gpu",
-                "--seconds",
-                f"{left - 10:.0f}",
-                "--onto",
-                str(path),
-                "--out",
-                str(path),
-            ],
-            logs / "benchmark.log",
-        ),
-        left,
-    )
-    status |= WRONG * (code not in (0, None)) | LATE * (code is None)
-    print((path.with_suffix(".md") if path.with_suffix(".md").exists() else logs / "benchmark.log").read_text())
-    return status
+
+def benchmark(path: Path, logs: Path, constants: Path, seconds: float) -> int:
+    """Runs the benchmark by the constants measured before, where there are any."""
+    arguments = ["-W", "ignore", "-m", "benchmarks.gpu", "--seconds", f"{seconds - 10:.0f}"]
+    environment = {"GRADC_CALIBRATION": str(constants)} if constants.exists() else {}
+    log = logs / "benchmark.log"
+    code = finish(start([*arguments, "--onto", str(path), "--out", str(path)], log, **environment), seconds)
+    table = path.with_suffix(".md")
+    print(table.read_text() if table.exists() else tail(log))
+    return WRONG * (code not in (0, None)) | LATE * (code is None)
+
+
+def tail(log: Path) -> str:
+    return log.read_text()[-2000:]
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_run
+from benchmarks import gpu_first, gpu_run
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = pytest.mark.skipif(gpu_run.devices() > 0, reason="there is a GPU here")
@@ -113,9 +114,15 @@ def test_every_part_is_run_and_written_down(
     monkeypatch.setattr(gpu_run, "WARM", False)
     monkeypatch.setattr(gpu_run, "TESTS", 3000.0)
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert gpu_run.main(["--shards", "2", "--seconds", "6000"]) == gpu_run.UNCALIBRATED
+    assert gpu_run.main(["--shards", "2", "--seconds", "6000"]) == gpu_run.UNCALIBRATED | gpu_run.DARK
     (path,) = tmp_path.glob("gpu-*.json")
     found = json.loads(path.read_text())
+    assert len(list(tmp_path.iterdir())) <= 6, "more may not be brought back"
+    with tarfile.open(path.with_name(f"{path.stem}-logs.tar.gz")) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+    assert {"first.log", "tests-0.log", "tests-1.log", "calibrate.log", "benchmark.log", "sanitizer-0.log"} <= names
+    assert found["first"] and not any(record["right"] for record in found["first"])
+    assert found["sanitizer"]["skipped"] == 4 and found["sanitizer"]["finished"]
     assert path.name.startswith("gpu-nvidia-said-to-be-20") and found["device"]["arch"] == "sm_90"
     assert (
         found["tests"]["finished"]
@@ -123,4 +130,21 @@ def test_every_part_is_run_and_written_down(
         and found["tests"]["skipped"] > 200
     )
     assert found["tests"]["reasons"] == ["needs a GPU"] and "NoDevice" in found["calibration"]["failed"]
-    assert "exit status 4: no constants" in capsys.readouterr().out
+    assert "exit status 20: no constants, first light failed" in capsys.readouterr().out
+
+
+def test_first_light_on_a_device_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every check is right there; one that is wrong and one that fails are written down, and the others are run."""
+    from gpu_in_memory import installed, ndarray, to_cupy
+
+    def broken() -> float:
+        raise ValueError("a fault")
+
+    with installed(monkeypatch) as device:
+        records = gpu_first.run(gpu_first.checks(to_cupy, ndarray.get, shrink=40), tmp_path / "first.json")
+        assert [r["name"] for r in records] == [*gpu_first.FAMILIES, "numbers that change"]
+        assert all(r["right"] for r in records), records
+        assert {"gradc_numbers"} < {name for name, _ in device.launched}
+        others = gpu_first.run(iter([("wrong", lambda: 1.0), ("broken", broken), ("right", lambda: 0.0)]))
+    assert [r["right"] for r in others] == [False, False, True] and others[1]["text"] == "ValueError: a fault"
+    assert json.loads((tmp_path / "first.json").read_text()) == records
