@@ -179,17 +179,16 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
     path = folder / f"gpu-{name}-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(device, path, until, options.shards, options.dry)
-    run.write()
     with tempfile.TemporaryDirectory(prefix="gradc-gpu-") as scratch:
         os.environ.setdefault("GRADC_CACHE_DIR", str(CACHE) if CACHE.is_dir() else str(Path(scratch) / "cache"))
-        run.logs = Path(scratch) / "logs"
-        run.logs.mkdir()
+        logs = Path(scratch) / "logs"
+        logs.mkdir()
+        run = Run(device, path, logs, until, options.shards, options.dry)
+        run.write()
         try:
             run.parts()
         finally:
-            with tarfile.open(path.with_name(f"{path.stem}-logs.tar.gz"), "w:gz") as tar:
-                tar.add(run.logs, "logs")
+            run.write()
     print(
         f"written: {path}; exit status {run.status}: "
         + (", ".join(words for bit, words in MEANING.items() if run.status & bit) or "all well")
@@ -208,17 +207,24 @@ def described(dry: bool) -> Any:
 class Run:
     """The parts, one after the other, each written down when it is done.
 
-    :ivar content: of the JSON.  :ivar status: the exit status so far.  :ivar logs: a folder for what the parts say.
+    :ivar content: of the JSON.  :ivar status: the exit status so far.
+
+    :param logs: a folder for what the parts say.
     """
 
-    def __init__(self, device: Any, path: Path, until: float, shards: int, dry: bool = False):
-        self.device, self.path, self.until, self.shards, self.dry = device, path, until, shards, dry
+    def __init__(self, device: Any, path: Path, logs: Path, until: float, shards: int, dry: bool = False):
+        self.device, self.path, self.logs = device, path, logs
+        self.until, self.shards, self.dry = until, shards, dry
         self.content: dict[str, Any] = {"device": vars(device)}
         self.status = 0
-        self.logs = path.parent
 
     def write(self) -> None:
+        """All that there is so far; the logs are one file."""
         write(self.path, self.content)
+        temporary = self.path.with_name(f"{self.path.stem}-logs.part")
+        with tarfile.open(temporary, "w:gz") as tar:
+            tar.add(self.logs, "logs")
+        os.replace(temporary, self.path.with_name(f"{self.path.stem}-logs.tar.gz"))
 
     def box(self, most: float = float("inf")) -> float:
         """Seconds that a part may take."""
@@ -275,7 +281,8 @@ class Run:
         log = self.logs / "benchmark.log"
         code = finish(start(arguments, log, **environment), left)
         self.status |= WRONG * (code not in (0, None)) | LATE * (code is None)
-        self.content = json.loads(self.path.read_text())
+        self.content |= json.loads(self.path.read_text())
+        self.write()
         table = self.path.with_suffix(".md")
         print((table if table.exists() else log).read_text(), flush=True)
 

@@ -190,6 +190,13 @@ TARGET = Knob(
 SIM_CHECK = Knob(
     "GRADC_SIM_CHECK", _flag, False, "cuda-sim detects races, reads of uninitialised memory and out-of-bounds accesses"
 )
+SYNC = Knob(
+    "GRADC_SYNC",
+    _flag,
+    False,
+    'modules for a GPU have errors="sync": each launch is waited for, so that the error of a fault names its function,'
+    " which an asynchronous call only reports later",
+)
 BOUNDS = Knob(
     "GRADC_BOUNDS",
     _flag,

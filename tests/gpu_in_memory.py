@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradc.errors import CaptureError, DeviceError
+from gradc.errors import CaptureError, DeviceError, OutOfMemory
 from gradc.runtime.cuda import gpu
 from gradc.runtime.cuda.device import Description, Span
 from gradc.runtime.simulator.device import HostMemory, SimulatedEvent, Simulator, Work
@@ -111,6 +111,8 @@ class InMemory(Simulator):
     def memory(self, nbytes: int, stream: int | None = None) -> Memory:
         if stream in self.captures:
             raise CaptureError("an allocation on a stream that is being captured")
+        if nbytes > self.room:
+            raise OutOfMemory(f"{nbytes} bytes")
         InMemory.allocated += 1
         array = np.full(nbytes + 255, 0xCD, np.uint8)
         return Memory(array[-array.ctypes.data % 256 :][:nbytes], stream or 0)
@@ -333,7 +335,7 @@ def torch_module() -> ModuleType:
     def increment_version(x: Tensor) -> None:
         x._version += 1
 
-    torch.empty = empty
+    torch.empty, torch.OutOfMemoryError = empty, MemoryError
     torch.autograd = SimpleNamespace(
         graph=SimpleNamespace(increment_version=increment_version), forward_ad=SimpleNamespace(_current_level=-1)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .cuda.nvrtc import CudaBinary
 
 Array = np.ndarray[Any, Any]
+NO_ALLOCATION = (
+    "something must be allocated, and the stream is being captured: give out= for every result, contiguous inputs, and"
+    " no accumulate="
+)
 
 
 @dataclass
@@ -41,6 +45,8 @@ class BoundCall:
     :param stream: the device's stream; 0 on the host.
     :param noncontiguous: inputs that were copied into row-major order.
     :param plan: :meth:`Backend.plan` of ``dims``.
+    :param captured: whether the stream is being captured.
+    :param numbers: 8 bytes by input, for those that are written to the device when the call is submitted.
     """
 
     arrays: dict[str, Array]
@@ -52,6 +58,8 @@ class BoundCall:
     stream: int = 0
     noncontiguous: tuple[str, ...] = ()
     plan: Any = None
+    captured: bool = False
+    numbers: dict[str, int] = field(default_factory=dict)
 
 
 Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]
@@ -132,6 +140,10 @@ class Backend(ABC):
     def stream(self, given: Any, values: Iterable[Any]) -> int:
         """The stream of a call: the caller's, else the current stream of the library of the arrays ``values``."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured."""
+        return False
+
     @abstractmethod
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
         """An argument as an array, and the library it came from.
@@ -150,8 +162,11 @@ class Backend(ABC):
         """An uninitialised array for a result, in the library ``kind``."""
 
     @abstractmethod
-    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
-        """An uninitialised array for internal use."""
+    def scratch(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> Array:
+        """An uninitialised array for internal use.
+
+        :param kind: the library whose allocator to use, on a device.
+        """
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
@@ -160,6 +175,10 @@ class Backend(ABC):
     @abstractmethod
     def to_device(self, array: Array, stream: int) -> Array:
         """A copy of a host array (a number, a default) in the device's memory; on the host, the array itself."""
+
+    @abstractmethod
+    def place_inputs(self, call: BoundCall) -> None:
+        """Replaces the inputs of a call that are in host memory (numbers, defaults) by arrays on the device."""
 
     @abstractmethod
     def contiguous(self, array: Array, stream: int) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import (
     BufferTooSmall,
+    CaptureError,
     GradcError,
     InvalidProblem,
     MisalignedOperand,
@@ -29,10 +30,10 @@ from ..passes.program.plan_buffers import donations, plan_buffers
 from ..passes.program.precision import Precision, precision_of
 from ..passes.reductions.cost import check_sorts, floor_bytes
 from ..process.forks import cached_property, held_off
-from .backend import Array, Backend, BoundCall
+from .backend import NO_ALLOCATION, Array, Backend, BoundCall
 from .cuda.pending import AsyncErrors
 from .host.adopt import adopt
-from .host.arrays import Arguments, Kind, Results, overlap, worth_asking
+from .host.arrays import Arguments, Kind, Results, overlap, overlapping, worth_asking
 from .host.backend import CpuBackend, NumpyBackend
 from .host.tensors import written
 from .shared import Shared
@@ -178,34 +179,61 @@ class Executable(Shared):
         at = backend.stream(stream, inputs.values())
         outputs = self._given_outputs(out, at)
         arrays, kinds = self._read_inputs(inputs, at)
+        captured = backend.capturing(at)
         sizes = self._sized(tuple([array.shape for array in arrays.values()]), arrays, outputs, dims)
         adding = self._adding(accumulate, outputs)
         if outputs:
             self._check_outputs(arrays, sizes.shapes, outputs)
         noncontiguous = [key for key, a in arrays.items() if not ((flags := a.flags).c_contiguous and flags.aligned)]
         copies = sum(arrays[key].nbytes for key in noncontiguous) if noncontiguous else 0
-        self._fits(sizes, outputs.keys() - adding, copies)
-        kind = backend.kind(kinds)
-        results = {key: array for key, array in outputs.items() if key not in adding}
-        if allocate:
-            for key in noncontiguous:
-                self.copied[key] = self.copied.get(key, 0) + 1
-                arrays[key] = backend.contiguous(arrays[key], at)
-            if not backend.on_host:
-                arrays = {key: backend.to_device(array, at) for key, array in arrays.items()}
-            for key, type_ in self.outputs.items():
-                if key in results:
-                    continue
-                donor = "" if key in adding or not self.donated else self._donor(key, inputs, arrays, kind)
-                shape, dtype = sizes.shapes[key], type_.dtype.np
-                if donor:
-                    results[key] = arrays[donor]
-                elif key in adding:
-                    results[key] = backend.scratch(shape, dtype, at)
-                else:
-                    results[key] = backend.empty(shape, dtype, kind, at)
+        if sizes.plan is None:
+            sizes.plan = backend.plan(sizes.dims)
+        if backend.on_host or not allocate:
+            self._fits(sizes, outputs.keys() - adding, copies)
         add_to = {key: outputs[key] for key in adding}
-        return BoundCall(arrays, results, sizes.dims, kind, dict(inputs), add_to, at, tuple(noncontiguous), sizes.plan)
+        results = {key: array for key, array in outputs.items() if key not in adding}
+        call = BoundCall(
+            arrays,
+            results,
+            sizes.dims,
+            backend.kind(kinds),
+            dict(inputs),
+            add_to,
+            at,
+            tuple(noncontiguous),
+            sizes.plan,
+            captured,
+        )
+        if allocate:
+            try:
+                self._allocate(call, sizes)
+            except OutOfMemory:
+                self._fits(sizes, outputs.keys() - adding, copies)  # says how much is needed and left
+                raise
+        return call
+
+    def _allocate(self, call: BoundCall, sizes: Sizes) -> None:
+        """Completes a bound call: copies inputs that are not in row-major order or not on the device, allocates
+        results.
+        """
+        backend, arrays, results, at = self.backend, call.arrays, call.outputs, call.stream
+        for key in call.noncontiguous:
+            self.copied[key] = self.copied.get(key, 0) + 1
+            arrays[key] = backend.contiguous(arrays[key], at)
+        backend.place_inputs(call)
+        donors = self._donors(call) if self.donated else {}
+        for key, type_ in self.outputs.items():
+            if key in results:
+                continue
+            shape, dtype = sizes.shapes[key], type_.dtype.np
+            if key in call.add_to:
+                results[key] = backend.scratch(shape, dtype, at, call.kind)
+            elif key in donors:
+                results[key] = arrays[donors[key]]
+            else:
+                if call.captured and call.kind is not Kind.TORCH:
+                    raise CaptureError(NO_ALLOCATION)
+                results[key] = backend.empty(shape, dtype, call.kind, at)
 
     def _read_inputs(self, inputs: Arguments, stream: int) -> tuple[dict[str, Array], list[Kind]]:
         """(the inputs as arrays of their declared dtypes, the libraries they came from)."""
@@ -264,19 +292,20 @@ class Executable(Shared):
             raise InvalidProblem(f"accumulate names {min(map(str, unknown))!r}, for which out= gives no array")
         return set(names)
 
-    def _donor(self, key: str, inputs: Arguments, arrays: Mapping[str, Array], kind: Kind) -> str:
-        """The donated input whose memory an output reuses in this call, or ""; not a default, and not one that overlaps
+    def _donors(self, call: BoundCall) -> dict[str, str]:
+        """Output -> the donated input whose memory it reuses in this call; not a default, and not one that overlaps
         another input.
         """
-        donor = self.donated.get(self.output_buffers[key], "")
-        if (
-            not donor
-            or donor not in inputs
-            or not arrays[donor].flags.writeable
-            or not self.backend.donates(arrays[donor], kind)
-        ):
-            return ""
-        return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor
+        arrays, given, shared = call.arrays, call.given, overlapping(call.arrays)
+        found = {key: self.donated.get(buffer, "") for key, buffer in self.output_buffers.items()}
+        return {
+            key: donor
+            for key, donor in found.items()
+            if donor in given
+            and donor not in shared
+            and arrays[donor].flags.writeable
+            and self.backend.donates(arrays[donor], call.kind)
+        }
 
     def _sized(
         self, shapes: tuple[Any, ...], arrays: Mapping[str, Array], out: Mapping[str, Array], dims: Mapping[str, int]
@@ -355,8 +384,6 @@ class Executable(Shared):
         needed = copies + sum(
             sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given]
         )
-        if sizes.plan is None:
-            sizes.plan = self.backend.plan(sizes.dims)
         needed += sizes.plan.workspace + self.backend.thread_bytes(sizes.plan)
         if needed > worth_asking():
             limit = self.backend.left()
@@ -453,8 +480,9 @@ class Executable(Shared):
         dims: Mapping[str, int] | None,
     ) -> tuple[Results, dict[str, int]]:
         """(the results of :meth:`run`, the values of the dims)."""
-        self.pending.check()
         call = self.bind_call(inputs, out, accumulate, dims, True, stream)
+        if not call.captured:  # the error of an earlier call is none of the capture's
+            self.pending.check()
         self.launch(call, self._workspace(workspace, call))
         given = out or {}
         if given or self.donated:

@@ -30,7 +30,7 @@ def unordered(x: Any) -> Array | None:
     try:
         if torch is not None and isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_contiguous()):
             return None
-        if not hasattr(x, "shape"):
+        if not hasattr(x, "shape") or getattr(getattr(x, "flags", None), "c_contiguous", False):
             return None
         array = located(x)
     except Exception:

@@ -16,7 +16,8 @@ from gradc.codegen.cuda.support import ADDED, support_text
 from gradc.errors import SimulationFault
 from gradc.ir.types import DTYPES
 from gradc.runtime.cuda.device import Span
-from gradc.runtime.cuda.on_device import DeviceArrays, _bounds, add
+from gradc.runtime.cuda.on_device import DeviceArrays, add
+from gradc.runtime.host.arrays import byte_bounds
 from gradc.runtime.simulator.device import Simulator
 
 MULTIPLIED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
@@ -35,7 +36,7 @@ def multiplied(device: Simulator, a: np.ndarray, b: np.ndarray, flag: np.ndarray
     out = np.full(shape, 7, a.dtype)
 
     def operand(name: str, array: np.ndarray) -> tuple[Strided, np.ndarray]:
-        low, high = _bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
+        low, high = byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
         start = array.ctypes.data - low
         held = Part(name, 0, (high - low) // array.itemsize, array.dtype)
         return (
@@ -45,8 +46,8 @@ def multiplied(device: Simulator, a: np.ndarray, b: np.ndarray, flag: np.ndarray
 
     parts = {"a": operand("a", a)[0], "b": operand("b", b)[0], "out": operand("out", out)[0]}
     bases = {
-        "a": _bounds(a)[0] if a.size else 0,
-        "b": _bounds(b)[0] if b.size else 0,
+        "a": byte_bounds(a)[0] if a.size else 0,
+        "b": byte_bounds(b)[0] if b.size else 0,
         "out": out.ctypes.data,
         "flag": flag.ctypes.data,
     }
@@ -124,7 +125,7 @@ def test_a_product_of_ours_stops_behind_a_check(device: Simulator) -> None:
     assert (multiplied(device, a, b, flag, 0) == 4).all(), "this check comes later"
 
 
-def test_the_check_sees_a_product_out_of_bounds(device: Simulator) -> None:
+def test_the_check_sees_a_product_out_ofbyte_bounds(device: Simulator) -> None:
     a, b, out = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32), np.zeros((3, 2), np.float32)
     args = [span(a), span(b), span(out), 0, 0, 3, 3, 4, 1, 4, 1, 3, 1, *[0] * 6, span(FINE), 0]  # b has two columns
     with pytest.raises(SimulationFault, match="out of bounds"):
@@ -195,4 +196,5 @@ def test_nvrtc_takes_them(arch: str) -> None:
     assert set(support.kernels) == {
         *(f"gradc_add_{name}" for name in ADDED),
         *(f"gradc_pack_{size}" for size in (1, 2, 4, 8)),
+        "gradc_numbers",
     }

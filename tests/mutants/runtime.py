@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant(
         "executable.donor",
         "gradc/runtime/executable.py",
-        'return "" if any(overlap(arrays[donor], other) for name, other in arrays.items() if name != donor) else donor',
-        "return donor",
+        "            and donor not in shared\n",
+        "",
         "an output takes the memory of an input that another looks at",
         ("test_faults -k donat",),
     ),

@@ -652,6 +652,7 @@ def test_the_picture_is_what_its_script_draws() -> None:
     ("asked", "name"),
     [
         ("sm_70", "V100"),
+        ("sm_75", "T4"),
         ("sm_80", "A100"),
         ("sm_89", "L4"),
         ("sm_90", "H100"),
@@ -778,7 +779,8 @@ def test_a_calibration_that_is_not_there_or_not_for_this(tmp_path: Path) -> None
     ("asked", "found"),
     [
         ("sm_86", "sm_80"),
-        ("sm_75", "sm_70"),
+        ("sm_72", "sm_70"),
+        ("sm_75", "sm_75"),
         ("sm_103", "sm_100"),
         ("sm_121a", "sm_120"),
         ("sm_90a", "sm_90"),

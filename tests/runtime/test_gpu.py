@@ -170,7 +170,7 @@ class Recorder:
             answer = self._answers.get(name, 0)
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return answer(*args) if callable(answer) else answer
 
         return asked
 
@@ -261,6 +261,23 @@ def test_errors(fake: Any, where: str, status: int, error: type[Exception], matc
     fake.answers[where] = CudaError(status)
     with pytest.raises(error, match=match):
         gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=True).launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_fault_says_how_it_is_found(fake: Any, sync: bool) -> None:
+    """A kernel's fault comes with a later call, unless each launch is waited for."""
+    device = gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=sync)
+    fake.answers["streamSynchronize"] = CudaError(719)
+    with pytest.raises(DeviceError) as caught:
+        device.launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
+        device.synchronize(5)
+    assert ("twice" in str(caught.value)) == sync and ("GRADC_SYNC=1" in str(caught.value)) == (not sync)
+
+
+def test_the_environment_makes_calls_wait(fake: Any) -> None:
+    with gradc.knobs.SYNC.set(True):
+        module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda", errors="async")
+    assert module.forward.backend.waits and module.forward.native.device.sync
 
 
 def test_another_device_or_architecture(fake: Any) -> None:
@@ -437,6 +454,33 @@ def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: p
     assert seen == {"types": (0, 0, 0, 68), "batch": 1}
 
 
+@pytest.mark.parametrize(("dtype", "alpha"), [(np.float32, 4096 + 16), (np.float16, 4096 + 16), (np.float64, 4096)])
+def test_factors_on_the_device(dtype: Any, alpha: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """alpha and beta are addresses then, and the handle, which other products use, is set back, also by an error."""
+    seen: list[Any] = []
+
+    def gemm(*args: Any) -> int:
+        seen.append((args[6], args[15]))
+        return 0 if len(seen) < 3 else 13
+
+    blas = SimpleNamespace(
+        cublasSetStream_v2=lambda *a: 0,
+        cublasSetWorkspace_v2=lambda *a: 0,
+        cublasSetPointerMode_v2=lambda handle, mode: seen.append(mode) or 0,
+        cublasGemmStridedBatchedEx=gemm,
+    )
+    monkeypatch.setattr(cublas, "_library", lambda: blas)
+    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
+    library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1)), dtype))
+    workspace = Span(0, 0, np.dtype(np.uint8))
+    wanted = [1, (alpha, alpha + (8 if dtype is np.float64 else 4)), 0]
+    cublas.multiply(0, library, 0, 1, 2, workspace, 0, 4096)
+    assert seen == wanted
+    with pytest.raises(DeviceError, match="execution failed"):
+        cublas.multiply(0, library, 0, 1, 2, workspace, 0, 4096)
+    assert seen == 2 * wanted
+
+
 def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     blas = SimpleNamespace(
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=lambda *a: 15
@@ -477,6 +521,48 @@ class Array:
 Array.__module__ = "cupy"
 
 
+WAIT = {"streamSynchronize", "deviceSynchronize", "eventSynchronize", "memcpy", "memGetInfo"}
+
+
+@pytest.mark.parametrize("capturing", [0, 1])
+def test_a_warm_call_waits_for_nothing(fake: Any, capturing: int) -> None:
+    """With numbers that change: no wait, no query of an event (which a capture in the global mode forbids), and the
+    only memory is that of the result and the workspace, from the pool.
+    """
+    allocated: list[int] = []
+    addresses = iter(range(1 << 30, 1 << 40, 1 << 20))
+
+    def alloc(nbytes: int) -> Any:
+        allocated.append(nbytes)
+        return SimpleNamespace(ptr=next(addresses))
+
+    fake.cupy.ndarray, fake.cupy.cuda.alloc = Array, alloc
+    graph = gradc.trace(lambda t, w, a: ops.embedding(t, w) * a, t="i64[N]", w="f32[V,D]", a="f32[]")
+    module = gradc.compile(graph, target="cuda", arch="sm_90")
+    for each in (module.forward.native, module.forward.native.support):
+        device = getattr(each, "device", each)
+        device._functions[False] = dict.fromkeys(gpu._FUNCTION.findall(device.text), 71)
+    new = lambda shape, dtype: Array(shape, dtype, SimpleNamespace(ptr=next(addresses)))
+    inputs, y = {"t": new((64,), np.int64), "w": new((10, 32), np.float32)}, new((64, 32), np.float32)
+    space = new((module.workspace_size(N=64, V=10, D=32),), np.uint8)
+    assert not allocated
+    for a in range(3):
+        module(**inputs, a=a)
+    fake.answers["streamIsCapturing"] = capturing
+    fake.log.clear(), allocated.clear()
+    if capturing:
+        module.forward(**inputs, a=7, out={"y": y}, workspace=space)
+        assert not allocated
+    else:
+        module(**inputs, a=7)
+        assert allocated == [64 * 32 * 4, space.shape[0]]
+    names = [entry[0] for entry in fake.log]
+    assert not WAIT & set(names) and names.count("eventQuery") == 0 and names.count("streamIsCapturing") == 1
+    assert names.count("launchKernel") == 3, "the number, the check, the rows"
+    assert ("eventRecord" in names) == (not capturing)
+    assert {"malloc", "hostAlloc", "funcSetAttribute"}.isdisjoint(names)
+
+
 @pytest.mark.parametrize("stream", [None, 8])
 def test_a_whole_call(fake: Any, stream: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward and an accumulation through the real Gpu: what CuPy is asked, in order; nothing waits."""
@@ -497,7 +583,8 @@ def test_a_whole_call(fake: Any, stream: int | None, monkeypatch: pytest.MonkeyP
     fake.cupy.cuda.Stream = SimpleNamespace(
         null=Along(ptr=0), from_external=lambda s: Along(ptr=s.__cuda_stream__()[1])
     )
-    fake.cupy.cuda.alloc_pinned_memory = lambda n: bytearray(b"\xff" * n)
+    # what is copied to the host is the flag of a call without errors
+    fake.answers["memcpyAsync"] = lambda to, source, nbytes, *_: ctypes.memset(to, 255, nbytes)
     fake.answers["memGetInfo"] = (1 << 40, 1 << 40)
     module = gradc.compile(
         gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]"), wrt=["w"], target="cuda", arch="sm_90"

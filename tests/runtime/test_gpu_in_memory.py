@@ -85,15 +85,68 @@ def test_forward_and_backward(move: Any, errors: str) -> None:
     module.synchronize()
 
 
-def test_torch_wins_over_cupy_and_numbers_are_uploaded_once(device: type[InMemory]) -> None:
+def test_torch_wins_over_cupy_and_numbers_are_launched_once(device: type[InMemory]) -> None:
     module = gradc.compile(gradc.trace(lambda x, y, s: x * y + s, x="f32[N]", y="f32[N]", s="f32[]"), target="cuda")
     x, y = np.ones(3, np.float32), np.full(3, 2, np.float32)
     first = module(x=to_cupy(x), y=to_torch(y), s=0.5)
-    assert isinstance(first, Tensor)
+    assert isinstance(first, Tensor) and device.waits == 0
     agree(first, [2.5] * 3)
     waits, before = device.waits, device.allocated
     agree(module(x=to_cupy(x), y=to_cupy(y), s=0.5), [2.5] * 3)
-    assert device.waits == waits and device.allocated == before + 4, "two inputs, the result and the workspace"
+    assert device.waits == waits and device.allocated == before + 3, "two inputs and the result"
+    assert [name for name, _ in device.launched].count("gradc_numbers") == 1
+
+
+def test_numbers_that_change(device: type[InMemory]) -> None:
+    """Each call has its own, whatever is submitted before it is done: on one stream, on two, and beside a capture."""
+    graph = gradc.trace(lambda x, a, b: x * a + ops.cast(b, "f32"), x="f32[N]", a="f32[]", b="f64[]")
+    module = gradc.compile(graph, target="cuda")
+    x = to_cupy(np.ones(3, np.float32))
+    found = [module(x=x, a=i / 8, b=np.float64(i // 2), stream=stream) for i in range(6) for stream in (None, 5)]
+    handle = module.capture(x=x, a=0.5, b=1.0)
+    assert sum(name == "gradc_numbers" for name, _ in device.launched) == 2 * 6 + 1
+    last = module(x=x, a=7, b=8.0)
+    handle.replay()
+    device.drain()
+    for i, y in enumerate(found):
+        agree(y, np.full(3, i // 2 / 8 + i // 4))
+    agree(handle.outputs["y"], np.full(3, 1.5))
+    agree(last, np.full(3, 15.0))
+    assert device.waits <= 4, "of the capture and its first run"
+
+
+def test_numbers_in_a_capture_of_the_callers(device: type[InMemory]) -> None:
+    module = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x, y = to_cupy(np.ones(3, np.float32)), to_cupy(np.zeros(3, np.float32))
+    fresh = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    fresh(x=x, a=to_cupy(np.array(1, np.float32)))
+    device.captures[50] = []
+    with pytest.raises(CaptureError, match="no memory for the call's numbers"):
+        fresh(x=x, a=3, stream=50, out={"y": y})
+    del device.captures[50]
+    module(x=x, a=2)
+    device.captures[50] = []
+    for a in (3, 4):
+        module.forward(x=x, a=a, stream=50, out={"y": y})
+    recorded = device.captures.pop(50)
+    module(x=x, a=5)
+    for work in recorded:
+        device.queues[0].append(work)
+    agree(y, [4, 4, 4])
+
+
+def test_an_error_of_before_is_not_raised_in_a_capture(device: type[InMemory]) -> None:
+    module = gradc.compile(GRAPH, target="cuda")
+    arrays = {k: to_cupy(v) for k, v in given().items()}
+    y = module(**arrays)
+    space = ndarray((1 << 12,), np.uint8, device().memory(1 << 12, 0))
+    module(**{k: to_cupy(v) for k, v in given(bad=1).items()})
+    device.drain()
+    device.captures[50] = []
+    module.forward(**arrays, stream=50, out={"y": y}, workspace=space)
+    device.captures.pop(50)
+    with pytest.raises(IndexOutOfRange):
+        module.forward(**arrays)
 
 
 def test_nothing_is_allocated_or_waited_for(device: type[InMemory]) -> None:
@@ -523,25 +576,47 @@ def test_products(dtype: str, sizes: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_product_behind_a_check_goes_through_the_workspace(fuse: bool, device: type[InMemory]) -> None:
-    """The library cannot see the flag: its result stays out of the caller's array when an index is bad."""
+@pytest.mark.parametrize("errors", ["sync", "async"])
+def test_a_product_behind_a_check_is_written_in_place(fuse: bool, errors: str, device: type[InMemory]) -> None:
+    """The library cannot see the flag: a launch turns it into the factors of the product and of the output, which stays
+    as it is when an index is bad, also where the operands that were not written then are NaN.
+    """
     module = gradc.compile(
         gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"),
         target="cuda",
         fuse=fuse,
+        errors=errors,
     )
     w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)
     t, out = np.array([1, 5, 0, 2]), to_cupy(np.full((4, 5), 7, np.float32))
     arrays = {"w": to_cupy(w), "b": to_cupy(b)}
     module.forward(t=to_cupy(t), **arrays, out={"y": out})
     agree(out, w[t] @ b)
-    assert any(name.startswith("gradc_keep_4") for name, _ in device.launched)
+    assert [name for name, _ in device.launched][-1] == "gradc_gate", "and no copy after the product"
     out.host[...] = 7
+    out.host[0, 0] = np.nan
     bad = to_cupy(np.array([1, 6, 0, 2]))
-    module.forward(t=bad, **arrays, out={"y": out})
+    space = to_cupy(np.full(module.forward.workspace_size(N=4, V=6, D=3, E=5) + 256, 255, np.uint8))
     with pytest.raises(IndexOutOfRange, match="index 6 at position 1"):
+        module.forward(t=bad, **arrays, out={"y": out}, workspace=space[-space.data.ptr % 256 :])
         module.synchronize()
-    assert (host(out) == 7).all()
+    assert np.isnan(host(out)[0, 0]) and (host(out).ravel()[1:] == 7).all()
+
+
+def test_an_empty_product_behind_a_check(device: type[InMemory]) -> None:
+    graph = gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]")
+    module = gradc.compile(graph, target="cuda")
+    w, b, out = (
+        to_cupy(np.zeros((6, 0), np.float32)),
+        to_cupy(np.zeros((0, 5), np.float32)),
+        to_cupy(np.ones((4, 5), "f4")),
+    )
+    module.forward(t=to_cupy(np.array([1, 6, 0, 2])), w=w, b=b, out={"y": out})
+    with pytest.raises(IndexOutOfRange):
+        module.synchronize()
+    assert (host(out) == 1).all()
+    module.forward(t=to_cupy(np.array([1, 5, 0, 2])), w=w, b=b, out={"y": out})
+    assert (host(out) == 0).all()
 
 
 def test_batched_products() -> None:

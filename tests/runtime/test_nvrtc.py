@@ -695,3 +695,12 @@ def test_doctor_names_it(tmp_path: Path):
     (tmp_path / "text").write_text("not a library")
     code, line = doctor(GRADC_NVRTC=str(tmp_path / "text"))
     assert code == 1 and line.startswith("  !!") and "is not an NVRTC that works" in line
+
+
+@needs_nvrtc
+def test_its_identity_is_what_it_is_and_not_where(tmp_path: Path) -> None:
+    """So that what it compiled on one machine is found in a cache that was carried to another."""
+    for file in Path(FOUND.path).parent.glob("libnvrtc*.so*"):
+        (tmp_path / file.name).symlink_to(file)
+    moved = nvrtc._ask(str(tmp_path / Path(FOUND.path).name))
+    assert moved.path != FOUND.path and moved.identity == FOUND.identity

@@ -18,7 +18,9 @@ WORKSPACE, FLAG = ".workspace", ".flag"
 """Roots of memory that no buffer names."""
 FLAG_WORDS = enumerators("cuda/program.h")["GRADC_FLAG_WORDS"]
 """Words of the flag before the first check's: what went wrong, the value, the bound."""
-U8, U32, U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
+U8, U32, U64, F64 = (np.dtype(t) for t in (np.uint8, np.uint32, np.uint64, np.float64))
+SCALE_WORDS = 3
+"""Of 8 bytes: alpha and beta in f64, both in f32."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Library:
     """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us.
 
     :param product: the same as it stands in the plan.
+    :param scale: where alpha and beta of ``out = alpha a @ b + beta out`` lie on the device, as f64 and then as f32;
+        (0, 1) leaves out as it is.  None: (1, 0).
     """
 
     product: Product
@@ -113,6 +117,7 @@ class Library:
     batch: int
     a: Side
     b: Side
+    scale: Part | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -126,6 +131,7 @@ class Plan(Protocol):
     """What a library call knows of the launch plan that it is part of."""
 
     flag: Part
+    scale: Part
 
     def part(self, name: str) -> Part: ...
 

@@ -20,13 +20,15 @@ from ...ir.types import dtype as dtype_of
 from ..expr import stored
 from ..index import flatten
 from ..text import standalone
-from .actions import WORKSPACE, Action, Launch, Library, Part, Plan, Product, Side, Strided
+from .actions import U8, WORKSPACE, Action, Launch, Library, Part, Plan, Product, Side, Strided
 from .support import element
 
 Array = np.ndarray[Any, Any]
 TILE = 32
 """Rows and columns of the result that a block of ours computes, and steps along the inner axis between two barriers."""
 THREADS = 256
+GATE_BLOCKS = 32
+"""Of a launch that has work only where a check has found something, or where a product is empty."""
 LIBRARY = ("f16", "bf16", "f32", "f64")
 """What cuBLAS multiplies, to our rules of rounding."""
 _MOST = 2**31 - 1
@@ -54,17 +56,11 @@ def product_of(plan: Plan, call: Call, number: int) -> Product:
     return Product(a, b, plan.result(call), plan.site(number))
 
 
-def kept(product: Product) -> bool:
-    """Whether the library's result goes to the workspace first: it cannot see that a check has found something, and an
-    output would be overwritten.
+def gated(product: Product) -> bool:
+    """Whether the library must leave an output as it is once a check has found something: it cannot read the flag, so
+    that a kernel of ours turns the flag into the factors of its product and of what was there before.
     """
     return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
-
-
-def scratch_of(plan: Plan, call: Call, number: int) -> int:
-    """Bytes of scratch of a call."""
-    product = product_of(plan, call, number)
-    return product.out.part.nbytes if kept(product) else 0
 
 
 def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
@@ -76,18 +72,22 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     taken_by = library_of(product)
     if taken_by is None:
         return [*launches_of(product, plan.flag)]
-    if not kept(product):
+    if not gated(product):
         return [taken_by]
-    first = plan.space(0, out.part.count, out.part.dtype)
-    each = out.part.dtype.itemsize
-    keep = Launch(
-        f"gradc_keep_{each}",
-        min(-(-out.part.count // 1024), 1 << 16),
-        256,
-        (first, out.part, out.part.count, plan.flag, product.site),
-        (1,),
-    )
-    return [replace(taken_by, product=replace(product, out=replace(out, part=first))), keep]
+    if taken_by.k == 0:
+        whole = as_bytes(out.part)
+        return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
+    temps = [
+        as_bytes(side.part if side.part.root == WORKSPACE else replace(plan.scale, count=0))
+        for side in (product.a, product.b)
+    ]
+    operands = tuple(x for part in temps for x in (part, part.count))
+    gate = Launch("gradc_gate", GATE_BLOCKS, 256, (plan.scale, *operands, plan.flag, product.site), (0, 1, 3))
+    return [gate, replace(taken_by, scale=plan.scale)]
+
+
+def as_bytes(part: Part) -> Part:
+    return replace(part, count=part.nbytes, dtype=U8)
 
 
 def _side(operand: Strided, step: int) -> Side | None:
@@ -172,7 +172,7 @@ def multiplied(a: Array, b: Array) -> Array:
 
 
 def support(program: Program, calls: Sequence[Call]) -> str:
-    """What a program's products need of us: the kernel for those that the library may not take, the copy where checks
+    """What a program's products need of us: the kernel for those that the library may not take, the gate where checks
     come before one.
     """
     own = sorted(
@@ -180,7 +180,7 @@ def support(program: Program, calls: Sequence[Call]) -> str:
     )
     checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
     return "\n".join(
-        [*([matmul_text(own)] if own else []), *([standalone("cuda/keep.cu")] if calls and checks else [])]
+        [*([matmul_text(own)] if own else []), *([standalone("cuda/gate.cu")] if calls and checks else [])]
     )
 
 

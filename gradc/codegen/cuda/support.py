@@ -1,5 +1,5 @@
 """What a call on a GPU does beside its program's kernels: adding results to what is there, packing arrays that lie in
-another order.
+another order, writing numbers to memory.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def element(dtype: DType) -> str:
 @functools.cache
 def support_text() -> str:
     """``gradc_add_NAME(to, from, count, flag, checks)`` and ``gradc_pack_BYTES(from, to, count, start, n1..n7,
-    s0..s7)``.
+    s0..s7)``, and ``gradc_numbers(cells, count, at0..at7, v0..v7)``.
     """
-    parts = [standalone("cuda/math.h"), standalone("cuda/program.h"), standalone("cuda/support.cu")]
+    names = ("math.h", "program.h", "support.cu", "numbers.cu")
+    parts = [standalone(f"cuda/{name}") for name in names]
     entry = f'extern "C" __global__ void __launch_bounds__({THREADS})'
     for name in ADDED:
         ctype = stored(DTYPES[name])

@@ -31,7 +31,7 @@ from ...ir.dims import product
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
-from ...passes.reductions.combine import OWN_COLUMNS, own
+from ...passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
 from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
@@ -42,7 +42,7 @@ STRIP = 2048
 THREADS = 256
 WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
-WARPS, STAGED_ROWS = 16, 64
+WARPS, STAGED_ROWS = 16, OWN_STAGED
 """Of a block whose partial results are in shared memory: warps, and rows that they stage at once."""
 ACCUMULATOR_REGISTERS = 64
 """Registers for the sums of a thread."""

@@ -19,7 +19,7 @@ from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, 
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
 from .chunks import MOST_PARTIALS, chunk_rows
-from .combine import Combine, combines
+from .combine import Combine, combines, own, shared_bytes
 from .cost import Estimate, estimates, nominal, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
@@ -106,12 +106,19 @@ def _on_gpu(
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
     undecided: tuple[Combine, tuple[Case, ...]] | None = None
+
+    def allowed_ways(part: Combine) -> list[str]:
+        large = own(kernel, part, types) and shared_bytes(part, types) > device.shared
+        return [
+            way for way in ways(part, types, device) if way in available and not (large and STRATEGIES[way].partials)
+        ]
+
     for part in parts:
-        allowed = [way for way in ways(part, types, device) if way in available]
+        allowed = allowed_ways(part)
         if not allowed:
             raise Unsupported(
                 f"the combine into {part.buffer} needs one of {', '.join(ways(part, types, device))}; there are kernels"
-                f" for {', '.join(available) or 'none'}"
+                f" for {', '.join(available) or 'none'} on {device.name} ({device.shared} bytes of shared memory)"
             )
         forced = _forced(part, force, allowed, available)
         options: tuple[Case, ...] = (
@@ -124,11 +131,11 @@ def _on_gpu(
         if (
             not picks[part.buffer] and undecided is not None and part is not undecided[0]
         ):  # a kernel has one select: the other combines get the choice for sizes of 1024
-            allowed = [way for way in ways(part, types, device) if way in available]
+            allowed = allowed_ways(part)
             picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed)
 
     def instead(part: Combine) -> str:
-        allowed = [way for way in ways(part, types, device) if way in available and not STRATEGIES[way].visits]
+        allowed = [way for way in allowed_ways(part) if not STRATEGIES[way].visits]
         if not allowed:
             raise Unsupported(
                 f"{kernel.name} adds into {part.buffer} in another order than its other results, and no kernel of this"

@@ -13,9 +13,9 @@ from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import backward_slice
 
-OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST = 32, 60 * 1024, 256, 64
-"""For partial results in shared memory: columns of a block, most bytes (which every device has in addition to what the
-kernel stages), blocks that a kernel is divided into, fewest rows of one; :mod:`gradc.codegen.cuda` reads them here.
+OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 60 * 1024, 256, 64, 64
+"""For partial results in shared memory: columns of a block, most bytes, blocks that a kernel is divided into, fewest
+rows of one, rows that a block stages at once; :mod:`gradc.codegen.cuda` reads them here.
 """
 S = TypeVar("S", int, int | Dim)
 
@@ -243,6 +243,16 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
         inner
     ) == kernel.col_count
     return in_order and own_bytes(keys, type_.dtype.itemsize) <= OWN_BYTES
+
+
+def shared_bytes(combine: Combine, types: Mapping[str, Type]) -> int:
+    """Bytes of a block's shared memory where partial results are kept there (:func:`own`): these, and twice the rows
+    that are staged at once, with their keys.
+    """
+    type_ = types[combine.buffer]
+    keys, item = product(type_.shape[: combine.leading]), type_.dtype.itemsize
+    assert isinstance(keys, int)
+    return own_bytes(keys, item) + 2 * OWN_STAGED * (OWN_COLUMNS * max(item, 4) + 8)
 
 
 def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:

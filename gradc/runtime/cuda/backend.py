@@ -5,9 +5,10 @@ A call is submitted to a stream; an index out of range is raised when it returns
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from ...ir.types import Type
 from ...process.forks import cached_property, held_off
 from ...process.ieee import plain
 from ..backend import Array, Backend, BoundCall, Rebind
+from ..host.arrays import Kind, address_of
 from ..host.backend import HostBackend
 from ..simulator.device import Simulator
 from . import gpu
 from .cublas import workspace_bytes
 from .device import Device
+from .numbers import Numbers
 from .on_device import DeviceArray, DeviceArrays, check_addable
 from .pending import DeferredCheck
 from .programs import Arrays, CudaProgram, CudaSource, Submission
@@ -58,20 +61,19 @@ class CudaBackend(Backend):
         :raises CaptureError: the stream is being captured, and no workspace was given.
         :raises IndexOutOfRange: with ``errors="sync"``; otherwise the returned check has the error.
         """
-        plan = self.native.bind(call.dims)
-        captured = self.native.device.capturing(call.stream)
-        if captured and workspace is None and plan.workspace:
+        plan = call.plan
+        if call.captured and workspace is None and plan.workspace:
             raise CaptureError(
                 f"{self.program.name} is called on a stream that is being captured, where nothing can be allocated:"
                 f" workspace= of {plan.workspace} bytes is needed"
             )
         started = self.start(call, workspace)
-        if captured:
+        if call.captured:
             return None  # the error flag stays in the workspace
         if self.waits:
             self.finish(started)
             return None
-        return self.native.watch(started, self._recall(call, rebind))
+        return self.native.watch(started, self._recall(call, rebind)) if plan.checks else None
 
     @property
     def waits(self) -> bool:
@@ -83,8 +85,21 @@ class CudaBackend(Backend):
         adds = {self._roots[key]: target for key, target in call.add_to.items()}
         for key, target in call.add_to.items():
             check_addable(target, key)
-        native, plan, arrays = self.native, self.native.bind(call.dims), self.buffers(call)
-        return self._with_program(lambda: native.start(arrays, plan, workspace, call.stream, only=only, adds=adds))  # type: ignore[no-any-return]
+        arrays = self.buffers(call)
+        if workspace is None:
+            workspace = self.workspace(call)
+        with self.numbers_written(call):
+            return self._with_program(  # type: ignore[no-any-return]
+                lambda: self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)
+            )
+
+    def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
+        """A context in which work that is submitted finds the call's numbers."""
+        return contextlib.nullcontext()
+
+    def workspace(self, call: BoundCall) -> Array | None:
+        """Memory for a call from the allocator of its arrays' library; None: from the device's."""
+        return None
 
     def finish(self, started: Submission) -> None:
         """Waits for a call and raises its error."""
@@ -103,8 +118,8 @@ class CudaBackend(Backend):
         error; None once the caller has deleted an argument, because arguments are not kept alive.
         """
         given = {name: _weak(value) for name, value in call.given.items()}
-        outputs = {a.ctypes.data for a in call.outputs.values()}
-        donated = any(a.ctypes.data in outputs for a in call.arrays.values() if a.nbytes)
+        outputs = {address_of(a) for a in call.outputs.values()}
+        donated = any(address_of(a) in outputs for a in call.arrays.values() if a.nbytes)
         dims = {d: call.dims[d] for d in self.program.dims}
         stream = call.stream
 
@@ -113,7 +128,9 @@ class CudaBackend(Backend):
             if donated or any(value is None for value in values.values()):
                 return None
             try:
-                return self.buffers(rebind(values, dims, stream))
+                again = rebind(values, dims, stream)
+                with self.numbers_written(again):
+                    return self.buffers(again)
             except GradcError:
                 return None
 
@@ -152,7 +169,8 @@ class GpuBackend(DeviceArrays, CudaBackend):
     """A GPU.
 
     :param arch: the architecture to compile for, ``sm_90``.
-    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a deferred check.
+    :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: it returns a deferred check, unless
+        GRADC_SYNC is set.
     """
 
     on_host = False
@@ -160,7 +178,7 @@ class GpuBackend(DeviceArrays, CudaBackend):
     def __init__(self, program: Program, payload: bytes | None = None, *, arch: str, errors: str):
         DeviceArrays.__init__(self)
         CudaBackend.__init__(self, program, "cuda", payload)
-        self.arch, self.errors = arch, errors
+        self.arch, self.errors = arch, "sync" if knobs.SYNC.get() else errors
 
     def _load(self) -> CudaProgram:
         return self._new_program(self._payload)
@@ -178,6 +196,24 @@ class GpuBackend(DeviceArrays, CudaBackend):
             payload,
             source,
         )
+
+    def workspace(self, call: BoundCall) -> Array | None:
+        if call.kind is not Kind.TORCH or not call.plan.workspace:
+            return None
+        return self._new_tensor((call.plan.workspace,), np.dtype(np.uint8), call.stream)
+
+    def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
+        return self._written(call) if call.numbers else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _written(self, call: BoundCall) -> Iterator[None]:
+        with self.numbers.lock:
+            self.write_numbers(call)
+            yield
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        return Numbers(self.device, self.support, [b.name for b in self.program.of_kind("input")])
 
     @property
     def device(self) -> Device:
@@ -207,7 +243,7 @@ class GpuBackend(DeviceArrays, CudaBackend):
 
     def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
         """The time on the device, measured between two events."""
-        plan, device = self.native.bind(call.dims), self.device
+        plan, device = call.plan, self.device
         space = self.scratch((max(plan.workspace, 1),), np.uint8, call.stream)
         device.load()
         begin, end = device.event(), device.event()

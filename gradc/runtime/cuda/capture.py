@@ -94,8 +94,9 @@ def step(backend: Backend, call: BoundCall, workspace: Array | None, given: Argu
             f"the input {call.noncontiguous[0]} is not contiguous and aligned: a replay would read the copy that was"
             " made of it now"
         )
+    backend.keep_numbers(call)
     if workspace is None:
-        workspace = backend.scratch((max(backend.plan(call.dims).workspace, 1),), np.uint8, call.stream)
+        workspace = backend.scratch((max(backend.plan(call.dims).workspace, 1),), np.uint8, call.stream, call.kind)
     results = {
         key: given[key] if given.get(key) is not None else backend.result(call.outputs[key], call.kind)
         for key, _ in backend.program.outputs

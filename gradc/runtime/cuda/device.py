@@ -7,7 +7,7 @@ stream, None means the current one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +79,17 @@ class Event(Protocol):
         """Seconds since another event; both have completed and are timed."""
 
 
+class Prepared(Protocol):
+    """The steps of a launch plan."""
+
+    def submit(self, roots: Mapping[str, int], stream: int) -> None:
+        """Submits all of them.
+
+        :param roots: the address of each memory root.
+        :raises DeviceError: a launch failed; the function is named.
+        """
+
+
 class Graph(Protocol):
     """A captured CUDA graph."""
 
@@ -90,7 +101,11 @@ class Device(Protocol):
     """A device with one CUDA source (which may be empty), compiled and loaded at its first launch.
 
     Work is asynchronous, and ordered within a stream; only ``synchronize``, ``Event.wait`` and ``read`` wait.
+
+    :ivar check: whether it detects reads of uninitialised memory.
     """
+
+    check: bool
 
     @property
     def description(self) -> Description: ...
@@ -127,6 +142,9 @@ class Device(Protocol):
         :raises DeviceError: the launch failed; the function is named.
         """
 
+    def prepare(self, plan: Any) -> Prepared:
+        """A :class:`gradc.codegen.cuda.launch.LaunchPlan` for any number of calls; loads its functions."""
+
     def memory(self, nbytes: int, stream: int | None = None) -> Any:
         """New :class:`Memory`, aligned to 256 bytes, for use on a stream.
 
@@ -151,8 +169,13 @@ class Device(Protocol):
     def read(self, span: Span, stream: int | None = None) -> Array:
         """Waits for the stream, then copies to the host."""
 
-    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
-        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses."""
+    def multiply(
+        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, scale: int | None = None
+    ) -> None:
+        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses.
+
+        :param scale: the address of its factors on the device.
+        """
 
     def stream(self) -> int:
         """A new stream, which exists as long as this object."""

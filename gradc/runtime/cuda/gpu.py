@@ -26,10 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.text import widened
 from ...errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
 from ...process.forks import held_off, lock
 from .device import Description, Span
+from .steps import PackedPlan
 
 Array = np.ndarray[Any, Any]
 _FUNCTION = re.compile(
@@ -37,6 +39,8 @@ _FUNCTION = re.compile(
     r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
 )
 _NOT_READY = 600
+_FAULTS = frozenset((700, 702, 710, *range(714, 720)))
+"""Errors of kernels, reported by a later call: illegal addresses and instructions, timeouts, failed assertions."""
 
 
 # -- is there one? -----------------------------------------------------------------------------------------------------
@@ -77,9 +81,17 @@ def _cupy() -> Any:
     return cupy
 
 
-def failure(error: Exception, activity: str) -> DeviceError | OutOfMemory:
-    """The error of gradc for a failed CUDA call."""
+def failure(error: Exception, activity: str, at_fault: bool = False) -> DeviceError | OutOfMemory:
+    """The error of gradc for a failed CUDA call.
+
+    :param at_fault: whether ``activity`` is what failed; otherwise work submitted before may have.
+    """
     status, text = getattr(error, "status", None), f"{activity}: {error}"
+    if status in _FAULTS and not at_fault:
+        text += (
+            "; a kernel that was submitted before has failed, and CUDA does not say which. This process cannot use the"
+            " device any more: run it again with GRADC_SYNC=1, which waits for each launch and names the one that fails"
+        )
     if isinstance(error, MemoryError) or status == 2:
         return OutOfMemory(text)
     if status == 35:  # cudaErrorInsufficientDriver
@@ -148,6 +160,12 @@ def fits(arch: str, device: Description) -> bool:
     return number == own if variant == "a" else number // 10 == own // 10 and number <= own
 
 
+def initialised_torch() -> Any:
+    """torch, if it uses a GPU in this process; else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
 # -- memory and launches -----------------------------------------------------------------------------------------------
 
 
@@ -204,12 +222,15 @@ class Gpu:
     :param sync: wait after each launch, so that errors name the function that caused them.
     """
 
+    check = False
+
     def __init__(self, text: str = "", *, cubin: bytes = b"", wide: bytes = b"", arch: str = "", sync: bool = False):
         self.text, self.cubin, self.wide, self.arch, self.sync = text, cubin, wide, arch, sync
         self.description = current_device()
         self.cupy = _cupy()
         self.runtime, self.driver = self.cupy.cuda.runtime, self.cupy.cuda.driver
         self._functions: dict[bool, dict[str, int]] = {}  # whether offsets have 64 bits -> functions
+        self._shared: dict[int, int] = {}  # function -> bytes of dynamic shared memory that it may have
         self._streams: list[Any] = []
         self._lock = lock()
         self._thread = threading.local()
@@ -293,26 +314,44 @@ class Gpu:
         shared: int = 0,
         wide: bool = False,
     ) -> None:
+        handle, stream = self.handle(function, wide, shared), self.at(stream)
+        values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
+        first = ctypes.addressof(values)
+        places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
+        try:
+            self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
+            if self.sync and not self.capturing(stream):
+                self.runtime.streamSynchronize(stream)
+        except RuntimeError as error:
+            raise self.failed(error, function, blocks, threads) from error
+
+    def handle(self, function: str, wide: bool, shared: int) -> int:
+        """A function that may be launched with so many bytes of dynamic shared memory; loads it first."""
         if wide not in self._functions:
             self.load(wide)
         functions = self._functions.get(wide, {})
         handle = functions.get(function)
         if handle is None:
             raise DeviceError(f"no function {function!r}; there are {', '.join(functions)}")
-        stream = self.at(stream)
-        values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
-        first = ctypes.addressof(values)
-        places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
-        try:
-            if shared:  # static shared memory, not known here, counts against the default limit, too
-                self.driver.funcSetAttribute(
-                    handle, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared
-                )
-            self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
-            if self.sync and not self.capturing(stream):
-                self.runtime.streamSynchronize(stream)
-        except RuntimeError as error:
-            raise failure(error, f"{function} ({blocks} blocks of {threads} threads)") from error
+        if shared > self._shared.get(handle, 0):
+            # static shared memory, not known here, counts against the default limit, too
+            attribute = self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _asked(
+                f"{shared} bytes of shared memory for {function}",
+                self.driver.funcSetAttribute,
+                handle,
+                attribute,
+                shared,
+            )
+            self._shared[handle] = shared
+        return handle
+
+    def failed(self, error: Exception, function: str, blocks: int, threads: int) -> DeviceError | OutOfMemory:
+        """The error of gradc for a failed launch."""
+        return failure(error, f"{function} ({blocks} blocks of {threads} threads)", at_fault=self.sync)
+
+    def prepare(self, plan: LaunchPlan) -> PackedPlan:
+        return PackedPlan(self, plan)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -331,19 +370,26 @@ class Gpu:
 
     def memory(self, nbytes: int, stream: int | None = None) -> _Memory:
         self.check_current()
-        if stream is None or stream == self.current_stream():
-            return _Memory(_asked(f"{nbytes} bytes on {self.description.name}", self.cupy.cuda.alloc, nbytes), nbytes)
-        with self.along(stream):
-            return self.memory(nbytes)
+        if stream is not None and stream != self.current_stream():
+            with self.along(stream):
+                return self.memory(nbytes)
+        try:
+            return _Memory(self.cupy.cuda.alloc(nbytes), nbytes)
+        except (RuntimeError, MemoryError) as error:
+            torch = initialised_torch()
+            if torch is None:
+                raise failure(error, f"{nbytes} bytes on {self.description.name}") from error
+            torch.cuda.empty_cache()  # what torch's allocator keeps without using it
+        return _Memory(_asked(f"{nbytes} bytes on {self.description.name}", self.cupy.cuda.alloc, nbytes), nbytes)
 
     def pinned(self, nbytes: int) -> Array:
         with _named(f"{nbytes} bytes of pinned memory"):
             return np.frombuffer(self.cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def free(self) -> int:
-        torch = sys.modules.get("torch")
+        torch = initialised_torch()
         kept = self.cupy.get_default_memory_pool().free_bytes()
-        if torch is not None and torch.cuda.is_initialized():
+        if torch is not None:
             kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(self.runtime.memGetInfo()[0] + kept)
 
@@ -351,7 +397,6 @@ class Gpu:
         _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
 
     def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
-        self.check_current()
         _asked("a fill", self.runtime.memsetAsync, at, value, nbytes, self.at(stream))
 
     def upload(self, to: int, array: Array, stream: int | None = None) -> None:
@@ -366,11 +411,13 @@ class Gpu:
             self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
 
-    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+    def multiply(
+        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, scale: int | None = None
+    ) -> None:
         with held_off:
             from . import cublas
 
-        cublas.multiply(self.description.number, library, a, b, out, workspace, stream)
+        cublas.multiply(self.description.number, library, a, b, out, workspace, stream, scale)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,8 @@ class Nvrtc:
     """A working NVRTC.
 
     :param path: its file.  :param version: major and minor.  :param architectures: supported ones: 90 is sm_90.
-    :param identity: for cache keys: its version, and names and sizes of its file and that of its builtins.
+    :param identity: for cache keys: its version and contents, wherever it is installed, so that a cache can be carried
+        to another machine.
     """
 
     path: str
@@ -208,13 +209,20 @@ def _ask(path: str) -> Nvrtc:
         library.nvrtcGetSupportedArchs(numbers)
         version, architectures = major.value * 1000 + minor.value, sorted(numbers)
         cache.put(key, " ".join(map(str, (version, *architectures))).encode())
-    # Not the files' places and times: what was compiled on one machine is found on another that has the same release.
-    sizes = [f"{os.path.basename(file)} {os.stat(file).st_size}" for file in (path, *builtins)]
-    nvrtc = Nvrtc(path, divmod(version, 1000), tuple(architectures), digest("nvrtc", *sizes, str(version)))
+    nvrtc = Nvrtc(path, divmod(version, 1000), tuple(architectures), _identity((path, *builtins), version))
     wanted = "libnvrtc-builtins.so.{}.{}".format(*nvrtc.version)
     if not any(re.fullmatch(rf"{re.escape(wanted)}(\.\d+)*", os.path.basename(file)) for file in builtins):
         raise CompilerError(f"{nvrtc} has no {wanted} beside it, without which it compiles nothing")
     return nvrtc
+
+
+def _identity(files: Sequence[str], version: int) -> str:
+    """A digest of the version, the files' sizes and their beginnings, where ELF keeps a build's identity."""
+    seen = []
+    for name in files:
+        with open(name, "rb") as file:
+            seen.append(f"{os.fstat(file.fileno()).st_size} {file.read(1 << 14).hex()}")
+    return digest("nvrtc", str(version), *seen)
 
 
 @functools.cache

@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 
 from ...codegen.cuda.support import ADDED, AXES, THREADS, blocks, merged_axes
-from ...errors import CaptureError, DeviceError, InternalError, InvalidProblem, Unsupported
+from ...errors import CaptureError, DeviceError, InternalError, InvalidProblem, OutOfMemory, Unsupported
 from ...ir.types import dtype as dtype_of
 from ...ir.types import shown
 from ...process.forks import lock
 from ...process.limits import Limit
-from ..host.arrays import Kind, foreign, to_numpy
+from ..backend import NO_ALLOCATION, BoundCall
+from ..host.arrays import Kind, address_of, byte_bounds, foreign, to_numpy
 from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
 from .device import Device, Memory, Span
+from .numbers import Numbers, bits_of
 
 Array = np.ndarray[Any, Any]
-_UNSIGNED = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+_SIZES = (1, 2, 4, 8)
 # DLPack's (type code, bits) -> the dtype's name in NumPy or ml_dtypes.
 _DLPACK = {
     **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -47,10 +49,18 @@ class DeviceArray(np.ndarray):  # type: ignore[type-arg]
 
     :ivar native: the object of the caller's library that owns this memory.
     :ivar number: the device's number, if that library reports it.
+    :ivar owner: what keeps the memory allocated; views share it.
+    :ivar address: of the first element; None for views of such an array, see :func:`address_of`.
     """
 
     native: Any = None
     number: int | None = None
+    owner: Any = None
+    address: int | None = None
+
+    def __array_finalize__(self, base: Any) -> None:
+        if base is not None:
+            self.owner = getattr(base, "owner", None)
 
     def __array_ufunc__(self, *_: Any, **__: Any) -> Any:
         raise InternalError("arithmetic on the host with an array on a device")
@@ -61,26 +71,10 @@ class DeviceArray(np.ndarray):  # type: ignore[type-arg]
     __str__ = __repr__
 
 
-class _Bytes:
-    """An object with an array interface for a memory region; keeps the owner alive."""
-
-    def __init__(
-        self,
-        address: int,
-        shape: Sequence[int],
-        strides: Sequence[int] | None,
-        itemsize: int,
-        readonly: bool,
-        owner: Any,
-    ):
-        self.owner = owner
-        self.__array_interface__ = {
-            "shape": tuple(shape),
-            "strides": tuple(strides) if strides is not None else None,
-            "typestr": _UNSIGNED[itemsize],
-            "data": (address, readonly),
-            "version": 3,
-        }
+_EVERYWHERE = (ctypes.c_char * (2**63 - 1)).from_address(1)
+"""A buffer that begins at address 1 and holds every other; arrays over it are made in one step."""
+_NOWHERE = 256
+"""The address of empty arrays."""
 
 
 def remote(
@@ -95,15 +89,14 @@ def remote(
 ) -> DeviceArray:
     """Device memory as an array; strides in bytes."""
     wanted = np.dtype(dtype)
-    if 0 in shape:
-        array = np.empty(tuple(shape), wanted).view(DeviceArray)
-    elif wanted.itemsize not in _UNSIGNED or wanted.kind in "cOSUMm":
+    if wanted.itemsize not in _SIZES or wanted.kind in "cOSUMm":
         raise InvalidProblem(f"an array of {wanted} does not hold numbers that gradc knows")
-    else:
-        array = (
-            np.asarray(_Bytes(address, shape, strides, wanted.itemsize, readonly, owner)).view(wanted).view(DeviceArray)
-        )
-    array.native, array.number = native, number
+    if 0 in shape:
+        address, strides = _NOWHERE, None
+    array = np.ndarray.__new__(DeviceArray, shape, wanted, _EVERYWHERE, address - 1, strides)  # type: ignore[arg-type]
+    if readonly:
+        array.flags.writeable = False
+    array.native, array.number, array.owner, array.address = native, number, owner, address
     return array
 
 
@@ -117,9 +110,13 @@ def describe(x: Any) -> DeviceArray | None:
         return x
     if is_tensor(x):
         return _from_tensor(x) if x.device.type == "cuda" else None
-    if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "data"):
+    if _is_cupys(type(x)) and hasattr(x, "data"):
         return remote(x.data.ptr, x.shape, x.dtype, x.strides, owner=x, native=x, number=int(x.device.id))
     return None
+
+
+def _is_cupys(kind: type) -> bool:
+    return kind.__module__ == "cupy" or kind.__module__.startswith("cupy.")
 
 
 def _from_tensor(x: Any) -> DeviceArray:
@@ -255,19 +252,14 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # -- arrays of a backend -----------------------------------------------------------------------------------------------
 
 
-def _bounds(array: Array) -> tuple[int, int]:
-    """(address of the first byte of the elements, address after the last byte)."""
-    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
-    return (
-        array.ctypes.data + sum(min(s, 0) for s in steps),
-        array.ctypes.data + sum(max(s, 0) for s in steps) + array.itemsize,
-    )
-
-
 class DeviceArrays(ABC):
-    """The array methods of :class:`gradc.runtime.backend.Backend` for GPU memory."""
+    """The array methods of :class:`gradc.runtime.backend.Backend` for GPU memory.
+
+    :ivar numbers: where the numbers that calls are given lie.
+    """
 
     align = 256
+    numbers: Numbers
 
     def __init__(self) -> None:
         self._uploaded: dict[Any, tuple[Memory, Array]] = {}
@@ -345,11 +337,10 @@ class DeviceArrays(ABC):
         )
 
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
-        """A new array for a result, in the caller's library."""
+        """A new array for a result, in the caller's library; the stream is not being captured, or torch allocates."""
         wanted = np.dtype(dtype)
         if kind is Kind.TORCH:
             return self._new_tensor(shape, wanted, stream)
-        self._check_allocation(stream)
         native = self.device.new_array(tuple(shape), _stored(wanted), stream)
         return remote(native.data.ptr, shape, wanted, owner=native, native=native)
 
@@ -358,29 +349,63 @@ class DeviceArrays(ABC):
         stored = _stored(wanted)
         name = STORED[stored][1] if stored in STORED else stored.name
         device = f"cuda:{self.number}"
-        if int(torch.cuda.current_stream().cuda_stream) == stream:
-            native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
-        else:  # so that the allocator does not reuse the memory while this stream uses it
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+        try:
+            if int(torch.cuda.current_stream().cuda_stream) == stream:
                 native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+            else:  # so that the allocator does not reuse the memory while this stream uses it
+                with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+                    native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"{wanted}{list(shape)} on {device}: {error}") from error
         return remote(native.data_ptr(), shape, wanted, owner=native, native=native)
 
     def _check_allocation(self, stream: int) -> None:
         if self.device.capturing(stream):
-            raise CaptureError(
-                "something must be allocated, and the stream is being captured: give out= for every result, contiguous"
-                " inputs, and no accumulate="
-            )
+            raise CaptureError(NO_ALLOCATION)
 
-    def scratch(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
-        """An uninitialised array from the device's allocator."""
+    def scratch(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> DeviceArray:
+        """An uninitialised array from the allocator of torch if the call's arrays are torch's, else from CuPy's."""
         self._check_allocation(stream)
         wanted = np.dtype(dtype)
+        if kind is Kind.TORCH:
+            return self._new_tensor(shape, wanted, stream)
         memory = self.device.memory(max(int(np.prod(shape, dtype=np.int64)) * wanted.itemsize, 1), stream)
         return remote(memory.address, shape, wanted, owner=memory)
 
+    def capturing(self, stream: int) -> bool:
+        return self.device.capturing(stream)
+
+    def place_inputs(self, call: BoundCall) -> None:
+        host = [name for name, array in call.arrays.items() if not isinstance(array, DeviceArray)]
+        if not host:
+            return
+        small = [name for name in host if not call.arrays[name].ndim and call.arrays[name].itemsize <= 8]
+        for name in host:
+            if name not in small:
+                call.arrays[name] = self.to_device(call.arrays[name], call.stream)
+        if small:
+            call.numbers = {name: bits_of(call.arrays[name]) for name in small}
+            places, cells = self.numbers.places(small, call.stream, call.captured)
+            for name, address in places.items():
+                call.arrays[name] = remote(address, (), call.arrays[name].dtype, owner=cells, readonly=True)
+
+    def write_numbers(self, call: BoundCall) -> None:
+        """Submits what writes a call's numbers where the call reads them."""
+        if call.numbers:
+            arrays = [call.arrays[name] for name in call.numbers]
+            places = dict(zip(call.numbers, map(address_of, arrays), strict=True))
+            self.numbers.write(call.numbers, places, arrays[0].owner, call.stream)  # type: ignore[attr-defined]
+
+    def keep_numbers(self, call: BoundCall) -> None:
+        """Moves the numbers of a call to memory of their own, which later calls do not write, for replays of it."""
+        with self.numbers.lock:
+            self.write_numbers(call)
+            for name in call.numbers:
+                call.arrays[name] = self.contiguous(call.arrays[name], call.stream)
+        call.numbers = {}
+
     def to_device(self, array: Array, stream: int) -> Array:
-        """A copy of a host array (a number, a default) on the device; uploaded once."""
+        """A copy of a host array (a default) on the device; uploaded once."""
         if isinstance(array, DeviceArray):
             return array
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
@@ -398,9 +423,11 @@ class DeviceArrays(ABC):
 
     def contiguous(self, array: Array, stream: int) -> DeviceArray:
         """A copy in row-major order, aligned."""
-        out = self.scratch(array.shape, array.dtype, stream)
+        native = getattr(array, "native", None)
+        kind = Kind.TORCH if native is not None and is_tensor(native) else Kind.CUPY
+        out = self.scratch(array.shape, array.dtype, stream, kind)
         if array.flags.c_contiguous:
-            self.device.copy(out.ctypes.data, array.ctypes.data, array.nbytes, stream)
+            self.device.copy(address_of(out), address_of(array), array.nbytes, stream)
             return out
         unit = array.itemsize
         while array.ctypes.data % unit or any(s % unit for s in array.strides):
@@ -408,7 +435,7 @@ class DeviceArrays(ABC):
         shape, strides = merged_axes((*array.shape, array.itemsize // unit), (*array.strides, unit))
         if len(shape) > AXES:
             raise Unsupported(f"packing an array with {len(shape)} axes that step differently; at most {AXES}")
-        low, high = _bounds(array)
+        low, high = byte_bounds(array)
         dtype, pad = np.dtype(f"u{unit}"), AXES - len(shape)
         shape, steps = [1] * pad + shape, [0] * pad + [s // unit for s in strides]
         count = out.nbytes // unit
@@ -441,10 +468,8 @@ class DeviceArrays(ABC):
 
     def donates(self, array: Array, kind: Kind) -> bool:
         """Whether an input's memory may be returned as a result in the library ``kind``."""
-        return (
-            isinstance(array, DeviceArray)
-            and is_tensor(array.native) == (kind is Kind.TORCH)
-            and describe(array.native) is not None
+        return isinstance(array, DeviceArray) and (
+            is_tensor(array.native) if kind is Kind.TORCH else _is_cupys(type(array.native))
         )
 
     def left(self) -> Limit:

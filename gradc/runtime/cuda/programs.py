@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...codegen.cuda.actions import FLAG, FLAG_WORDS, WORKSPACE, Action, Launch, Part
+from ...codegen.cuda.actions import FLAG, FLAG_WORDS, WORKSPACE, Action, Launch
 from ...codegen.cuda.index_bound import LIMIT
-from ...codegen.cuda.launch import LaunchPlan
+from ...codegen.cuda.launch import LaunchPlan, checks_of
 from ...codegen.cuda.render import CudaKernel, render_cuda
 from ...codegen.cuda.rendered import packed, unpacked
 from ...codegen.cuda.support import support_text
@@ -21,9 +21,11 @@ from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program
 from ...process.forks import cached_property, held_off, lock
 from ..cache import pack, unpack
-from .device import Device, Event, Memory, Span
+from ..host.arrays import address_of
+from .device import Device, Memory, Prepared, Span
 from .on_device import add
-from .pending import DeferredCheck
+from .pending import DeferredCheck, FlagCopies
+from .steps import span_of, submit
 
 Array = np.ndarray[Any, Any]
 FINE = 2**64 - 1
@@ -35,20 +37,17 @@ class Submission:
     """A submitted call.
 
     :param roots: the address of each memory root.
-    :param workspace: the memory allocated for it, kept alive by this object.
+    :param workspace: the memory for it, kept alive by this object.
     """
 
     plan: LaunchPlan
     roots: dict[str, int]
     stream: int
-    workspace: Memory | None
-
-    def span(self, part: Part) -> Span:
-        return Span(self.roots[part.root] + part.start, part.count, part.dtype)
+    workspace: Memory | Array | None
 
     @property
     def flag(self) -> Span:
-        return self.span(self.plan.flag)
+        return span_of(self.plan.flag, self.roots)
 
 
 class CudaSource(NamedTuple):
@@ -93,7 +92,8 @@ class CudaProgram:
         self._uploaded: dict[str, Memory] = {}
         self.started = False
         self._ready: set[bool] = set()  # offset widths (64 bits: True) of the loaded functions
-        self._words: list[tuple[Array, Event]] = []
+        self._prepared: dict[LaunchPlan, Prepared] = {}
+        self._constant_roots: dict[str, int] | None = None if self.constants else {}
         self._lock = lock()
 
     @cached_property
@@ -164,6 +164,7 @@ class CudaProgram:
             found = LaunchPlan(self.program, self.kernels, dims, self.library)
             if len(self._plans) > 256:
                 self._plans.clear()
+                self._prepared.clear()
             self._plans[key] = found
         return found
 
@@ -198,32 +199,54 @@ class CudaProgram:
 
         :param adds: buffer name -> array to which that output is added at the end.
         """
-        device = self.device
-        widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
-        if not (self.started and widths <= self._ready) and device.capturing(stream):
-            raise CaptureError(
-                f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
-            )
+        device, prepared = self.device, self._prepared.get(plan)
+        if prepared is None:
+            prepared = self._prepare(plan, stream)
         constants = self._constants(stream)
-        own = device.memory(max(plan.workspace, 1), stream) if workspace is None else None
-        base = own.address if own is not None else int(workspace.ctypes.data)  # type: ignore[union-attr]
-        roots = {name: int(a.ctypes.data) for name, a in arrays.items()}
-        roots |= {**constants, WORKSPACE: base, FLAG: base + plan.scratch_start + plan.scratch_size}
+        own: Memory | Array | None = workspace
+        if workspace is not None:
+            base = address_of(workspace)
+        elif plan.workspace:
+            own = memory = device.memory(plan.workspace, stream)
+            base = memory.address
+        else:
+            base = 0
+        roots = {name: address_of(a) for name, a in arrays.items()}
+        roots |= constants
+        roots[WORKSPACE], roots[FLAG] = base, base + plan.scratch_start + plan.scratch_size
         started = Submission(plan, roots, stream, own)
-        device.begin(self._fresh(arrays, base, plan), stream)
-        device.fill(started.flag.address, 255, started.flag.nbytes, stream)
-        for number, actions in enumerate(plan.actions):
-            if only in (-1, number) and not 0 <= until <= number:
-                self.act(actions, started)
+        if device.check:
+            device.begin(self._fresh(arrays, base, plan), stream)
+        if plan.checks:
+            device.fill(started.flag.address, 255, plan.flag.nbytes, stream)
+        if only < 0 and until < 0:
+            prepared.submit(roots, stream)
+        else:
+            for number, actions in enumerate(plan.actions):
+                if only in (-1, number) and not 0 <= until <= number:
+                    self.act(actions, started)
         for name, target in (adds or {}).items():
             add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
         self.started = True
-        self._ready |= widths
         return started
+
+    def _prepare(self, plan: LaunchPlan, stream: int) -> Prepared:
+        """The plan for calls; loads the functions that it needs.
+
+        :raises CaptureError: the stream is being captured, and functions would be loaded.
+        """
+        widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
+        if not (self.started and widths <= self._ready) and self.device.capturing(stream):
+            raise CaptureError(
+                f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
+            )
+        prepared = self._prepared[plan] = self.device.prepare(plan)
+        self._ready |= widths
+        return prepared
 
     def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
         """The uninitialised memory: the workspace, and outputs that do not reuse a donated input."""
-        inputs = {a.ctypes.data for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
+        inputs = {address_of(a) for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
         outputs = [
             arrays[b]
             for b in (self.program.root(b) for _, b in self.program.outputs)
@@ -232,49 +255,25 @@ class CudaProgram:
         u8 = np.dtype(np.uint8)
         return [
             Span(base, plan.workspace, u8),
-            *(Span(a.ctypes.data, a.nbytes, u8) for a in outputs if a.ctypes.data not in inputs),
+            *(Span(address_of(a), a.nbytes, u8) for a in outputs if address_of(a) not in inputs),
         ]
 
     def _constants(self, stream: int) -> dict[str, int]:
         """The program's constants on the device; uploaded by the first call."""
+        if self._constant_roots is not None:
+            return self._constant_roots
         with self._lock:
-            if len(self._uploaded) < len(self.constants):
+            if self._constant_roots is None:
                 for name, array in self.constants.items():
                     memory = self.device.memory(max(array.nbytes, 1), stream)
                     self.device.upload(memory.address, array, stream)
                     self._uploaded[name] = memory
                 self.device.synchronize(stream)  # another stream may read them next
-        return {name: memory.address for name, memory in self._uploaded.items()}
+                self._constant_roots = {name: memory.address for name, memory in self._uploaded.items()}
+            return self._constant_roots
 
     def act(self, actions: Sequence[Action], started: Submission) -> None:
-        for action in actions:
-            if isinstance(action, Launch):
-                args = [started.span(a) if isinstance(a, Part) else a for a in action.args]
-                self.device.launch(
-                    action.function,
-                    action.blocks,
-                    action.threads,
-                    args,
-                    action.written,
-                    started.stream,
-                    action.shared,
-                    action.wide,
-                )
-                continue
-            p = action.product
-            out = started.span(p.out.part)
-            if action.k == 0:  # an empty sum
-                self.device.fill(out.address, 0, out.nbytes, started.stream)
-            else:
-                a, b = started.span(p.a.part), started.span(p.b.part)
-                self.device.multiply(
-                    action,
-                    a.address + p.a.skipped,
-                    b.address + p.b.skipped,
-                    out.address,
-                    started.span(started.plan.library),
-                    started.stream,
-                )
+        submit(self.device, started.plan, actions, started.roots, started.stream)
 
     # -- bad indices ---------------------------------------------------------------------------------------------------
 
@@ -284,24 +283,37 @@ class CudaProgram:
             self.device.synchronize(started.stream)
             return
         words = self.device.read(started.flag, started.stream)
-        error = self.error(started.plan, words, lambda _: started)
+        error = self.error(started.plan, words, lambda number: self._before(number, started))
         if error is not None:
             raise error
 
-    def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck | None:
-        """A deferred check of a call's error flag; None if the call has no checks.
+    def _before(self, number: int, started: Submission) -> Submission | None:
+        """A call in the state before a step whose check has failed; None if its inputs were overwritten.
+
+        Temporaries that the check reads may share their memory with operands of products, which do not stop.
+        """
+        plan, roots = started.plan, [b.name for b in self.roots if b.kind in ("input", "output")]
+        item = plan.steps[number]
+        assert isinstance(item, Kernel)
+        if not any(self.program.root(b) in plan.offsets for b in item.buffers):
+            return started
+        if len({started.roots[b] for b in roots if b in started.roots}) < len(roots):
+            return None
+        for actions in plan.actions[:number]:
+            self.act(actions, started)
+        return started
+
+    @cached_property
+    def _flag_copies(self) -> FlagCopies:
+        return FlagCopies(self.device, FLAG_WORDS + len(checks_of(self.program, self.kernels)))
+
+    def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck:
+        """A deferred check of the error flag of a call with checks.
 
         :param again: gives the call's arrays, to find the value of a bad index; None if they no longer exist.
         """
         plan, stream = started.plan, started.stream
-        if not plan.checks:
-            return None
-        with self._lock:
-            words, event = (
-                self._words.pop()
-                if self._words
-                else (self.device.pinned(plan.flag.nbytes).view(np.uint64), self.device.event(timed=False))
-            )
+        words, event = self._flag_copies.take()
         self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
         event.record(stream)
 
@@ -313,8 +325,7 @@ class CudaProgram:
             try:
                 return self.error(plan, words.copy(), repeated)
             finally:
-                with self._lock:
-                    self._words.append((words, event))
+                self._flag_copies.give_back(words, event)
 
         return DeferredCheck(words, event, settle)
 

@@ -55,6 +55,35 @@ def overlap(a: Array, b: Array) -> bool:
         return True
 
 
+def overlapping(arrays: Mapping[str, Array]) -> set[str]:
+    """The names of arrays that share a byte with another one; only neighbours in memory are compared."""
+    ranges = sorted((*byte_bounds(array), name) for name, array in arrays.items() if array.size)
+    found: set[str] = set()
+    for i, (_, end, name) in enumerate(ranges):
+        for j in range(i + 1, len(ranges)):
+            start, _, other = ranges[j]
+            if start >= end:
+                break
+            if overlap(arrays[name], arrays[other]):
+                found |= {name, other}
+    return found
+
+
+def address_of(array: Array) -> int:
+    """The address of an array's first element."""
+    address = getattr(array, "address", None)  # a DeviceArray knows it
+    return array.ctypes.data if address is None else address
+
+
+def byte_bounds(array: Array) -> tuple[int, int]:
+    """(address of the first byte of the elements, address after the last byte)."""
+    start = address_of(array)
+    if array.flags.c_contiguous:
+        return start, start + array.nbytes
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    return start + sum(min(s, 0) for s in steps), start + sum(max(s, 0) for s in steps) + array.itemsize
+
+
 # ---- The pool ------------------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ class HostBackend(Backend):
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, kind: Kind, stream: int) -> Array:
         return empty(shape, dtype)
 
-    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+    def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int, kind: Kind | None = None) -> Array:
         return empty(shape, dtype)
 
     def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
@@ -59,6 +59,9 @@ class HostBackend(Backend):
 
     def to_device(self, array: Array, stream: int) -> Array:
         return array
+
+    def place_inputs(self, call: BoundCall) -> None:
+        """Nothing to do: host memory is where they are read."""
 
     def contiguous(self, array: Array, stream: int) -> Array:
         out = empty(array.shape, array.dtype)

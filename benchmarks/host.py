@@ -1,0 +1,252 @@
+"""The host's cost of a call on a GPU, measured against a driver that does nothing.
+
+``python -m benchmarks.host [--json FILE]`` compiles programs for sm_90, replaces CuPy by functions that return at once
+(a launch is a call of an empty C function through ctypes), and prints for each program: launches and other driver calls
+per call, microseconds per call, and these as multiples of one of those ctypes calls in a loop of nothing else.  Neither
+a GPU nor CuPy is needed, and NVRTC is not called.  Times are the least of several repetitions on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import gradc
+from gradc import ops
+from gradc.runtime.cuda import gpu
+
+REPEAT, CALLS = 15, 40
+WAITS = ("streamSynchronize", "deviceSynchronize", "eventSynchronize", "memcpy")
+ALLOCATES = ("malloc", "hostAlloc", "memGetInfo")
+_ABOUT = {
+    "name": b"nothing",
+    "major": 9,
+    "minor": 0,
+    "multiProcessorCount": 132,
+    "l2CacheSize": 50 << 20,
+    "sharedMemPerBlockOptin": 227 << 10,
+    "totalGlobalMem": 80 << 30,
+}
+
+
+def _empty_function() -> Any:
+    """An empty C function with the parameters of cuLaunchKernel."""
+    function = ctypes.CDLL(None).abs  # ignores what is beyond its first argument
+    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return function
+
+
+class Driver:
+    """The functions of ``cupy.cuda.runtime`` and ``cupy.cuda.driver`` that are used, each of which counts its calls.
+
+    :ivar calls: name -> number of calls.
+    """
+
+    CUDARuntimeError = RuntimeError
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+    memcpyDefault, memcpyDeviceToHost, streamCaptureModeThreadLocal = 4, 2, 1
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self._launch = _empty_function()
+        self._answers = {
+            "getDeviceProperties": _ABOUT,
+            "driverGetVersion": 12080,
+            "runtimeGetVersion": 12090,
+            "moduleLoadData": 1,
+            "moduleGetFunction": 2,
+            "memGetInfo": (1 << 40, 1 << 40),
+        }
+
+    def launchKernel(self, *args: int) -> None:
+        self.calls["launchKernel"] += 1
+        self._launch(*args)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answer = self._answers.get(name, 0)
+
+        def function(*_: Any) -> Any:
+            self.calls[name] += 1
+            return answer
+
+        setattr(self, name, function)
+        return function
+
+
+class Array:
+    """An array of CuPy's, as far as gradc looks."""
+
+    __slots__ = ("__weakref__", "data", "device", "dtype", "flags", "shape", "strides")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memory: Any):
+        self.shape, self.dtype, self.data = shape, np.dtype(dtype), memory
+        self.device, self.flags = _DEVICE, _FLAGS
+        step, strides = self.dtype.itemsize, []
+        for size in reversed(shape):
+            strides.append(step)
+            step *= size
+        self.strides = tuple(reversed(strides))
+
+
+Array.__module__ = "cupy"
+_DEVICE, _FLAGS = SimpleNamespace(id=0), SimpleNamespace(c_contiguous=True)
+
+
+def cupy_of(driver: Driver) -> Any:
+    """A CuPy over the driver; its pool hands out the same few addresses again, as CuPy's does."""
+    addresses = iter(())
+
+    def alloc(nbytes: int) -> Any:
+        nonlocal addresses
+        driver.calls["alloc from the pool"] += 1
+        at = next(addresses, 0)
+        if not at:
+            addresses = iter(range(1 << 30, (1 << 30) + (8 << 20), 1 << 20))
+            at = next(addresses)
+        return SimpleNamespace(ptr=at)
+
+    def pinned(nbytes: int) -> Any:
+        driver.calls["hostAlloc"] += 1
+        return bytearray(b"\xff" * nbytes)
+
+    stream = SimpleNamespace(ptr=5)
+    cuda = SimpleNamespace(
+        runtime=driver,
+        driver=driver,
+        get_current_stream=lambda: stream,
+        alloc=alloc,
+        alloc_pinned_memory=pinned,
+        Event=lambda disable_timing: SimpleNamespace(ptr=3),
+    )
+    free = SimpleNamespace(free_bytes=lambda: 0)
+    return SimpleNamespace(cuda=cuda, ndarray=Array, get_default_memory_pool=lambda: free, __version__="14")
+
+
+def chained(count: int) -> Any:
+    """A program of ``count`` launches that follow each other: reductions over alternating axes."""
+
+    def function(x: Any) -> Any:
+        for i in range(count - 1):
+            x = x + ops.sum(x, axes=(i % 2,), keepdims=True)
+        return ops.exp(x)
+
+    return gradc.trace(function, x="f32[64,64]")
+
+
+def adam(count: int) -> Any:
+    """A step over ``count`` parameters with a learning rate that differs in each call."""
+
+    def function(lr: Any, **arrays: Any) -> Any:
+        out = {}
+        for i in range(count):
+            p, g, m, v = (arrays[f"{name}{i}"] for name in "pgmv")
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+            out |= {f"m{i}_": m, f"v{i}_": v, f"p{i}_": p - lr * m / (ops.sqrt(v) + 1e-8)}
+        return out
+
+    return gradc.trace(function, lr="f32[]", **{f"{name}{i}": "f32[64]" for name in "pgmv" for i in range(count)})
+
+
+def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]]:
+    """Name -> (a call, its arguments by the number of the call)."""
+    new = lambda shape, dtype=np.float32: Array(shape, dtype, SimpleNamespace(ptr=next(_fixed)))
+    one = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda", arch="sm_90")
+    many = gradc.compile(chained(16), target="cuda", arch="sm_90")
+    table = gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]")
+    rows = gradc.compile(table, wrt=["w"], target="cuda", arch="sm_90")
+    step = gradc.compile(
+        adam(8), target="cuda", arch="sm_90", donate=[f"{name}{i}" for name in "pmv" for i in range(8)]
+    )
+    x, square = new((4096,)), new((64, 64))
+    t, w, dy = new((20000,), np.int64), new((1 << 20, 64)), new((20000, 64))
+    _, residuals = rows.forward(t=t, w=w)
+    states = {f"{name}{i}": new((64,)) for name in "pgmv" for i in range(8)}
+    return {
+        "one launch": (one, lambda _: {"x": x}),
+        "many launches": (many, lambda _: {"x": square}),
+        "embedding forward, checked": (rows, lambda _: {"t": t, "w": w}),
+        "embedding backward, sorted": (lambda **_: rows.backward(residuals, dy), lambda _: {}),
+        "Adam, 8 parameters": (step, lambda number: {"lr": 1e-3 / (1 + number), **states}),
+    }
+
+
+_fixed = iter(range(1 << 40, 1 << 50, 1 << 30))
+
+
+def least(work: Callable[[int], Any]) -> float:
+    """Seconds per call."""
+    times = []
+    for i in range(REPEAT):
+        began = time.perf_counter()
+        for j in range(CALLS):
+            work(i * CALLS + j)
+        times.append((time.perf_counter() - began) / CALLS)
+    return min(times)
+
+
+def measured(driver: Driver) -> list[dict[str, Any]]:
+    """A record for each program."""
+    bare, args = _empty_function(), (2, 16, 1, 1, 256, 1, 1, 0, 5, 4096, 0)
+    floor = least(lambda _: bare(*args))
+    records = []
+    for name, (call, given) in programs().items():
+        for number in range(3):
+            call(**given(number))
+        driver.calls.clear()
+        call(**given(10**6))
+        counted = dict(driver.calls)
+        seconds = least(lambda number, call=call, given=given: call(**given(number + 3)))  # type: ignore[misc]
+        launches = counted.pop("launchKernel", 0)
+        records.append(
+            {
+                "program": name,
+                "launches": launches,
+                "driver calls": counted,
+                "us": seconds * 1e6,
+                "bare launches": seconds / floor,
+                "waits": sum(counted.get(n, 0) for n in WAITS),
+                "allocations": sum(counted.get(n, 0) for n in ALLOCATES),
+            }
+        )
+    first, second = records[0], records[1]
+    more = (second["us"] - first["us"]) / max(second["launches"] - first["launches"], 1)
+    records.append({"program": "each further launch", "us": more, "bare launches": more / (floor * 1e6)})
+    return records
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="write the records to this file")
+    given = parser.parse_args()
+    driver = Driver()
+    cupy = cupy_of(driver)
+    gpu._cupy, gpu.count = (lambda: cupy), (lambda: 1)  # type: ignore[assignment]
+    gpu.Gpu.load = _load  # type: ignore[method-assign]
+    records = measured(driver)
+    print(f"{'':<28} launches {'us':>8} {'bare launches':>14}  other driver calls")
+    for r in records:
+        others = ", ".join(f"{n} {name}" for name, n in r.get("driver calls", {}).items())
+        print(f"{r['program']:<28} {r.get('launches', ''):>8} {r['us']:>8.1f} {r['bare launches']:>14.1f}  {others}")
+    if given.json:
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump(records, file, indent=1)
+    return 0
+
+
+def _load(self: gpu.Gpu, wide: bool = False) -> None:
+    """Names the functions of the text without compiling it."""
+    self.check_current()
+    self._functions.setdefault(wide, dict.fromkeys(gpu._FUNCTION.findall(self.text), 2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

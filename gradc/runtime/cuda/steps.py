@@ -1,0 +1,169 @@
+"""The steps of a launch plan submitted to a device: one by one, or all with their arguments packed once for each set of
+addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...codegen.cuda.actions import Action, Launch, Library, Part
+from ...codegen.cuda.launch import LaunchPlan
+from ...errors import DeviceError, OutOfMemory
+from .device import Device, Span
+
+Array = np.ndarray[Any, Any]
+Roots = Mapping[str, int]
+"""The address of each memory root of a plan."""
+
+
+def span_of(part: Part, roots: Roots) -> Span:
+    return Span(roots[part.root] + part.start, part.count, part.dtype)
+
+
+def submit(device: Device, plan: LaunchPlan, actions: Iterable[Action], roots: Roots, stream: int) -> None:
+    """Submits actions of a plan one by one."""
+    for action in actions:
+        if isinstance(action, Launch):
+            args = [span_of(a, roots) if isinstance(a, Part) else a for a in action.args]
+            device.launch(
+                action.function,
+                action.blocks,
+                action.threads,
+                args,
+                action.written,
+                stream,
+                action.shared,
+                action.wide,
+            )
+        else:
+            product(device, plan, action, roots)(stream)
+
+
+def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> Callable[[int], None]:
+    """A function that submits a matrix product to a stream."""
+    p = action.product
+    out = span_of(p.out.part, roots)
+    if action.k == 0:  # an empty sum
+        return lambda stream: device.fill(out.address, 0, out.nbytes, stream)
+    a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
+    workspace = span_of(plan.library, roots)
+    scale = span_of(action.scale, roots).address if action.scale is not None else None
+    return lambda stream: device.multiply(action, a, b, out.address, workspace, stream, scale)
+
+
+class StepByStep:
+    """A plan whose actions are submitted one by one, by a device that looks at each argument."""
+
+    def __init__(self, device: Device, plan: LaunchPlan):
+        self.device, self.plan = device, plan
+
+    def submit(self, roots: Roots, stream: int) -> None:
+        for actions in self.plan.actions:
+            submit(self.device, self.plan, actions, roots, stream)
+
+
+class Launcher(Device, Protocol):
+    """What :class:`.gpu.Gpu` has beside :class:`.device.Device`.
+
+    :ivar driver, runtime: CuPy's modules of these names.
+    :ivar sync: wait after each launch.
+    """
+
+    driver: Any
+    runtime: Any
+    sync: bool
+
+    def handle(self, function: str, wide: bool, shared: int) -> int: ...
+
+    def failed(self, error: Exception, function: str, blocks: int, threads: int) -> Exception: ...
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A plan's actions at fixed addresses.
+
+    :param values: 8 bytes for each argument.
+    :param places: the address of each value, as cuLaunchKernel takes them.
+    :param calls: each action with its function, grid and block, and the address of its places; or with None, and what
+        submits it.
+    """
+
+    values: Array
+    places: Array
+    calls: tuple[tuple[Action, tuple[int, ...] | None, Any], ...]
+
+
+class PackedPlan:
+    """A plan whose launches differ between calls in the addresses of their roots alone.
+
+    Arguments are packed for a set of addresses once, and kept: allocators give the same ones again and again.
+    """
+
+    KEPT = 64
+    """Sets of addresses."""
+
+    def __init__(self, device: Launcher, plan: LaunchPlan):
+        self.device, self.plan = device, plan
+        self.actions = [action for actions in plan.actions for action in actions]
+        launches = [a for a in self.actions if isinstance(a, Launch)]
+        args = [x for launch in launches for x in launch.args]
+        parts = [x for x in args if isinstance(x, Part)]
+        products = [p for a in self.actions if isinstance(a, Library) for p in _parts(plan, a)]
+        self._roots = tuple(dict.fromkeys(p.root for p in (*parts, *products)))
+        number = {root: i + 1 for i, root in enumerate(self._roots)}
+        self._starts = np.array([x.start if isinstance(x, Part) else x for x in args], np.int64)
+        self._root = np.array([number[x.root] if isinstance(x, Part) else 0 for x in args], np.intp)
+        self._handles = {id(a): device.handle(a.function, a.wide, a.shared) for a in launches}
+        self._packed: dict[tuple[int, ...], Packed] = {}
+
+    def submit(self, roots: Roots, stream: int) -> None:
+        """Submits all actions.
+
+        :raises DeviceError, OutOfMemory, CaptureError: a launch failed; the function is named.
+        """
+        addresses = tuple([roots[name] for name in self._roots])
+        packed = self._packed.get(addresses)
+        if packed is None:
+            packed = self._pack(addresses, roots)
+        device, start = self.device, self.device.driver.launchKernel
+        waits = device.sync and not device.capturing(stream)
+        action: Action | None = None
+        try:
+            for call in packed.calls:
+                action, function, given = call
+                if function is None:
+                    given(stream)
+                else:
+                    start(*function, stream, given, 0)
+                if waits:
+                    device.runtime.streamSynchronize(stream)
+        except RuntimeError as error:
+            if isinstance(error, DeviceError | OutOfMemory) or not isinstance(action, Launch):
+                raise
+            raise device.failed(error, action.function, action.blocks, action.threads) from error
+
+    def _pack(self, addresses: tuple[int, ...], roots: Roots) -> Packed:
+        values = self._starts + np.array((0, *addresses), np.int64)[self._root]
+        places = values.ctypes.data + 8 * np.arange(len(values), dtype=np.int64)
+        at = places.ctypes.data
+        calls: list[tuple[Action, tuple[int, ...] | None, Any]] = []
+        for action in self.actions:
+            if isinstance(action, Launch):
+                grid = (action.blocks, 1, 1, action.threads, 1, 1, action.shared)
+                calls.append((action, (self._handles[id(action)], *grid), at))
+                at += 8 * len(action.args)
+            else:
+                calls.append((action, None, product(self.device, self.plan, action, dict(roots))))
+        if len(self._packed) >= self.KEPT:
+            self._packed.clear()
+        packed = self._packed[addresses] = Packed(values, places, tuple(calls))
+        return packed
+
+
+def _parts(plan: LaunchPlan, action: Library) -> list[Part]:
+    sides = (action.product.a, action.product.b, action.product.out)
+    return [*(s.part for s in sides), plan.library, *([action.scale] if action.scale is not None else [])]
