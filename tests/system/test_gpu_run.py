@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_run
+from benchmarks import gpu_run, host
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = pytest.mark.skipif(gpu_run.devices() > 0, reason="there is a GPU here")
@@ -102,3 +102,34 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert len(names) <= 4 and f"{path.stem}-logs.tar.gz" in names
     with tarfile.open(tmp_path / f"{path.stem}-logs.tar.gz") as tar:
         assert {"logs/first_light-0.log", "logs/benchmark.log", "logs/calibrate.log"} <= set(tar.getnames())
+
+
+def test_warm_calls_ask_little_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program of the host's benchmark: no wait, no memory beside the pool's, no query of an event."""
+    from gradc.runtime.cuda import gpu
+
+    driver = host.Driver()
+    cupy = host.cupy_of(driver)
+    for owner, name, value in (
+        (gpu, "_cupy", lambda: cupy),
+        (gpu, "count", lambda: 1),
+        (gpu.Gpu, "load", host._load),
+        (host, "REPEAT", 1),
+        (host, "CALLS", 2),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    gpu._description.cache_clear()
+    try:
+        *records, _ = host.measured(driver)
+    finally:
+        gpu._description.cache_clear()
+    assert len(records) == 5
+    for record in records:
+        asked = record["driver calls"]
+        assert record["waits"] == record["allocations"] == 0 and "eventQuery" not in asked, record
+        assert asked["streamIsCapturing"] == 1 and asked["getDevice"] <= 3, record
+        assert (
+            asked.get("memsetAsync", 0)
+            == asked.get("eventRecord", 0)
+            == ("checked" in record["program"] or "sorted" in record["program"])
+        )

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .nvrtc import CudaBinary
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 class CudaBackend(Backend):
     """A program's CUDA source on a device, real or simulated."""
 
@@ -88,14 +91,16 @@ class CudaBackend(Backend):
         arrays = self.buffers(call)
         if workspace is None:
             workspace = self.workspace(call)
-        with self.numbers_written(call):
-            return self._with_program(  # type: ignore[no-any-return]
-                lambda: self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)
-            )
+        try:
+            with self.numbers_written(call):
+                return self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)  # type: ignore[no-any-return]
+        except DeviceError as error:
+            error.add_note(f"in {self.program.name}")
+            raise
 
     def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
         """A context in which work that is submitted finds the call's numbers."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def workspace(self, call: BoundCall) -> Array | None:
         """Memory for a call from the allocator of its arrays' library; None: from the device's."""
@@ -103,12 +108,8 @@ class CudaBackend(Backend):
 
     def finish(self, started: Submission) -> None:
         """Waits for a call and raises its error."""
-        self._with_program(lambda: self.native.finish(started))
-
-    def _with_program(self, work: Callable[[], Any]) -> Any:
-        """Runs ``work``; adds the program to an error of the device."""
         try:
-            return work()
+            self.native.finish(started)
         except DeviceError as error:
             error.add_note(f"in {self.program.name}")
             raise
@@ -203,7 +204,7 @@ class GpuBackend(DeviceArrays, CudaBackend):
         return self._new_tensor((call.plan.workspace,), np.dtype(np.uint8), call.stream)
 
     def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
-        return self._written(call) if call.numbers else contextlib.nullcontext()
+        return self._written(call) if call.numbers else _NOTHING
 
     @contextlib.contextmanager
     def _written(self, call: BoundCall) -> Iterator[None]:

@@ -284,7 +284,7 @@ class DeviceArrays(ABC):
         self.device.check_current()
         if given is not None:
             return pointer_of(given)
-        if any(is_tensor(v) for v in values):
+        if "torch" in sys.modules and any([is_tensor(v) for v in values]):
             return int(_torch().cuda.current_stream().cuda_stream)
         return self.device.current_stream()
 
@@ -459,7 +459,7 @@ class DeviceArrays(ABC):
 
     def kind(self, kinds: Sequence[Kind]) -> Kind:
         """The library of the results: torch if any argument is a tensor, else CuPy."""
-        return Kind.TORCH if Kind.TORCH in kinds else Kind.CUPY
+        return Kind.TORCH if any([kind is Kind.TORCH for kind in kinds]) else Kind.CUPY
 
     def result(self, array: Array, kind: Kind) -> Any:
         """A result as an object of the caller's library."""
