@@ -15,6 +15,7 @@ from gradc import knobs, ops
 from gradc.codegen.cuda.actions import Launch
 from gradc.codegen.cuda.launch import LaunchPlan
 from gradc.codegen.cuda.render import render_cuda
+from gradc.codegen.text import widened
 
 F32 = 2.0**-24
 DEVICE = 264
@@ -201,3 +202,28 @@ def test_transposes() -> None:
         wanted = (x.T, z.transpose(0, 2, 1), z.transpose(2, 1, 0), x.T * 2 + y + b, (x + y.T).T)
         for name, a in zip(("plain", "last", "outer", "beside", "two"), wanted, strict=True):
             assert np.array_equal(found[name], a), name
+
+
+# -- NVRTC -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_nvrtc_takes_these_mappings_without_spills(arch: str) -> None:
+    """With offsets of 32 bits, and of 64 on one of the architectures."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    from gradc.runtime.cuda.nvrtc import compile_cuda
+
+    graph = gradc.trace(
+        lambda x, z, h: {
+            "sum": ops.sum(x),
+            "narrow": ops.sum(h, axis=0),
+            "softmax": ops.softmax(z, axis=1),
+            "turned": ops.transpose(x),
+        },
+        x="f32[N,M]",
+        z="f32[A,B,C]",
+        h="bf16[N,128]",
+    )
+    source = gradc.compile(graph, target="cuda", arch=arch).forward.source
+    found = compile_cuda(widened(source) if arch == "sm_90" else source, arch=arch, spills="error").kernels
+    assert found and all(r.registers <= 128 for r in found.values())

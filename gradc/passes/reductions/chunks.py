@@ -31,7 +31,7 @@ GPU_WORKERS = 1 << 17
 """Threads that a GPU's kernel is cut up for."""
 GPU_FOLDED = 128
 """Partial results that one thread of a fold goes through."""
-GPU_MOST_CHUNKS = 1024
+GPU_MOST_CHUNKS = 8 * GPU_FOLDED
 """Partial results of a wide result: what a fold's eight warps go through."""
 GPU_NARROW = 1024
 """Elements of a result below which a fold has fewer elements per block, and more threads for each."""
