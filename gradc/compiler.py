@@ -41,6 +41,7 @@ from .passes.program.coalesce import coalesce
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.plan_buffers import plan_buffers
+from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.unroll_columns import unroll_columns
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
@@ -170,6 +171,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         device, strategies = gpu_of(options.device or options.arch, options.calibration), ON_GPU
         program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))
         program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
+        program = pipeline.keep(f"{name}.rows_to_columns", program, lambda: rows_to_columns(program))
     if target == "cpu":
         program = pipeline.keep(f"{name}.unroll_columns", program, lambda: unroll_columns(program))
     program = pipeline.keep(

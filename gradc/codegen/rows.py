@@ -126,8 +126,13 @@ class RowWriter:
     @property
     def scans_side_by_side(self) -> bool:
         """Whether it scans, and neighbours in memory are neighbouring rows, not columns."""
+        return bool(self.k.scans) and self.rows_side_by_side
+
+    @property
+    def rows_side_by_side(self) -> bool:
+        """Whether neighbours in memory are neighbouring rows, not columns, and rows are combined with no others."""
         k = self.k
-        if not k.scans or not k.rows or k.row_order or k.accums:
+        if not k.rows or not k.cols or k.row_order or k.accums:
             return False
         along = {axis: 0 for axis in (k.rows[-1][0], k.cols[-1][0])}
         for s in k.body:

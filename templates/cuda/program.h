@@ -268,3 +268,17 @@ template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
   }
   return v;
 }
+
+/* The same where a task's threads are blockDim.x / W apart.  shared: room for a T of each thread of the block. */
+template <class F, int W, class T> GRADC_FN T gradc_reduce_across(T v, char *shared) {
+  if (W == 1) return v;
+  const int rows = (int)blockDim.x / W;
+  T *const each = (T *)shared + threadIdx.x % rows;
+  ((T *)shared)[threadIdx.x] = v;
+  __syncthreads();
+  v = each[0];
+#pragma unroll
+  for (int i = 1; i < W; i++) F::join(v, each[i * rows]);
+  __syncthreads();
+  return v;
+}

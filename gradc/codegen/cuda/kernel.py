@@ -38,6 +38,8 @@ class CudaKernel:
     :param columns: of a row.
     :param chunked: what a chunk is cut from: rows, or the kept rows of a regular order.
     :param by_chunk: whether a task goes through several of them.
+    :param sharing: tasks of a block that share a chunk, whose rows they take in turn.
+    :param most_chunks: chunks whose partial results its folds go through at most.
     :param tile: columns of a task that does not go through whole rows; 0: it does.
     :param warp_scan: whether each thread of a task has a row of its own.
     :param private: elements of the partial results of one chunk.
@@ -47,6 +49,7 @@ class CudaKernel:
     :param f32_staged: elements of each f32 sum of a 16-bit result that is added up in memory.
     :param split_rows: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param strips: whether a row's columns are cut into tasks, too.
+    :param turned: where tiles are turned: planes, and elements of both axes.
     :param checks: whether it looks for bad indices.
     :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
     :param index_bounds: sizes that bound what its text computes for offsets, but for what a launch adds.
@@ -63,6 +66,8 @@ class CudaKernel:
     columns: Size
     chunked: Size
     by_chunk: bool
+    sharing: int
+    most_chunks: int
     tile: int
     warp_scan: bool
     private: Size
@@ -72,6 +77,7 @@ class CudaKernel:
     f32_staged: tuple[Size, ...]
     split_rows: tuple[Size, ...]
     strips: bool
+    turned: tuple[Size, ...]
     checks: bool
     shared: int
     index_bounds: tuple[Size, ...]

@@ -18,7 +18,7 @@ from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Program, alternatives, taken
 from ...ir.statement import Operand
 from ...passes.program.plan_buffers import slot_sizes
-from ...passes.reductions.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
+from ...passes.reductions.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
 from ..text import enumerators
@@ -28,6 +28,7 @@ from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
 from .render import rebind
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
+from .turned import TURN
 
 ALIGN = enumerators("cuda/program.h")["GRADC_ALIGN"]
 """Bytes that the beginnings of a workspace's arrays are multiples of."""
@@ -104,9 +105,13 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
     elif kernel.by_chunk:
         least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // width))
-        chunk = max(least, chunks(chunked * tiles * width, GPU_WORKERS), chunks(chunked, GPU_MOST_CHUNKS))
+        workers = chunked * tiles * width * kernel.sharing
+        chunk = max(least * kernel.sharing, chunks(workers, GPU_WORKERS), chunks(chunked, kernel.most_chunks))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
-    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles
+    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
+    if kernel.turned:
+        planes, other, lane = (evaluate(x, dims) for x in kernel.turned)
+        tasks = planes * chunks(other, TURN) * chunks(lane, TURN)
     strips = 0
     if kernel.split_rows and rows < FEW_ROWS and columns > LONG_ROW:
         chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))

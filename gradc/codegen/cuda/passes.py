@@ -184,12 +184,26 @@ class PassWriter(AccumWriter):
         row = Access(self.sum_array(s), "f32", 4, base)
         return row if row.fits(self.vec) else None
 
+    def alone(self, buffer: str) -> bool:
+        """Whether no other lies where it does: only an output that is stored where an input is read can take its
+        memory.
+        """
+        stores, loads = ([s for s in self.k.body if s.op == op] for op in ("store", "load"))
+        pairs = {
+            (s.buffer, t.buffer)
+            for s in stores
+            for t in loads
+            if s.index == t.index and self.types[s.buffer] == self.types[t.buffer]
+        }
+        return not any(buffer in pair for pair in pairs)
+
     def taken(self, s: Stmt, walk: _Walk) -> str:
         """A value's line; a linear load reads what has been fetched.
 
-        Where columns are scanned, threads behind the last one go along, and read nothing.
+        Where columns are scanned, threads behind the last one go along, and read nothing; those behind the last of rows
+        side by side read that row, if nothing is written there.
         """
-        if self.k.scans and s.op in ("load", "search"):
+        if (self.k.scans or (self.across and not self.alone(s.buffer))) and s.op in ("load", "search"):
             assert s.dtype is not None
             value = self.scribe.expression(s)
             return f"const {carrier(s.dtype)} {variable(s.name)} = live ? {f'({value})' if s.where else value} : 0;"
@@ -219,18 +233,19 @@ class PassWriter(AccumWriter):
         """Each thread's part, then all of a task's, as ``name``."""
         assert dtype is not None
         own, v, part = self.scribe.values[value], variable(value), part or f"total_{name}"
-        guard, shared = f"if ({variable(where)}) " if where else "", "shared" if self.width > 32 else "0"
+        guard, shared = f"if ({variable(where)}) " if where else "", "shared" if self.width > 32 or self.across else "0"
+        reduce = "gradc_reduce_across" if self.across else "gradc_reduce"
         if kind in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{carrier(own)}>", f"gradc_{kind.replace('arg', 'arg_')}<{carrier(own)}>"
             start = f"{ctype} {part} = {{0, -1}};"
             line = f"{join}::join({part}, {ctype}{{{v}, {self.place(self.k.cols)}}});"
-            result = f"const i64 {name} = gradc_max(gradc_reduce<{join}, WIDTH>({part}, {shared}).index, 0);"
+            result = f"const i64 {name} = gradc_max({reduce}<{join}, WIDTH>({part}, {shared}).index, 0);"
         elif kind == "sum":
             ctype = "sum_f32" if dtype.is_float and carrier(dtype) == "f32" else carrier(dtype)
             join, final = f"gradc_sum<{ctype}>", carrier(dtype)
             start = f"{ctype} {part}; gradc_clear({part});"
             line = f"{guard}gradc_add({part}, {v});"
-            result = f"const {final} {name} = ({final})gradc_value(gradc_reduce<{join}, WIDTH>({part}, {shared}));"
+            result = f"const {final} {name} = ({final})gradc_value({reduce}<{join}, WIDTH>({part}, {shared}));"
         else:
             ctype = carrier(dtype)
             join = f"gradc_{ {'prod': 'prod', 'max': 'maximum', 'min': 'minimum'}[kind] }<{ctype}>"
@@ -238,7 +253,7 @@ class PassWriter(AccumWriter):
             nothing = neutral(kind, numeric) if own.kind != "b" else int(kind == "min")
             start = f"{ctype} {part} = {literal(nothing, own)};"
             line = f"{guard}{join}::join({part}, {v});"
-            result = f"const {ctype} {name} = gradc_reduce<{join}, WIDTH>({part}, {shared});"
+            result = f"const {ctype} {name} = {reduce}<{join}, WIDTH>({part}, {shared});"
         return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared)
 
     @staticmethod
@@ -256,6 +271,8 @@ class PassWriter(AccumWriter):
         if self.scanning and not (s.op == "accum" and self.strategy_of[s.buffer].atomics == "fixed point"):
             return []
         alone = "if (lane == 0) " if once and self.width > 1 and not self.warp_scan else ""
+        if self.across:
+            alone = f"if (live{' && lane == 0' if once and self.width > 1 else ''}) "
         if s.op == "check":
             return self.check(s, value, alone)
         if s.op == "store":

@@ -9,9 +9,10 @@ from ...ir.dims import Size, maximum, product
 from ...ir.kernel import Kernel
 from ...ir.statement import Stmt
 from ...ir.types import Type
+from ...passes.reductions.chunks import GPU_FOLDED, fold_lanes
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
-from ..expr import carrier, stored, variable
+from ..expr import carrier, loaded, stored, variable
 from ..indent import indented
 from ..index import size
 from ..jinja import render
@@ -20,6 +21,7 @@ from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
 from .passes import PassWriter
 from .tasks import STAGED_ROWS, WARPS
+from .turned import TURN, Turn
 from .views import (
     FunctionView,
     KernelView,
@@ -29,6 +31,8 @@ from .views import (
     SharedTable,
     SortKey,
     SplitPhase,
+    Tile,
+    TurnedTiles,
     Value,
     Visit,
 )
@@ -44,6 +48,8 @@ PURPOSE = {
     "tiled": "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns",
     "shared_table": "Rows, a table in shared memory: a block has a chunk of rows x WIDTH columns",
     "warp_scan": "Rows, a warp segmented scan: each lane of a task has a row",
+    "turned": "Tiles of two axes: loads lie together along another axis than stores",
+    "across": "Rows side by side: neighbouring threads have neighbouring rows",
     "whole_rows": "Whole rows: a task goes through those of a chunk",
     "split_rows": "One phase of few long rows: a task has a strip of a row",
     "fold": "The chunks' partial results, added up",
@@ -83,6 +89,7 @@ class Writer(PassWriter):
         k = self.k
         functions = [*self.before_rows(), self.rows(), *self.after_rows()]
         partials = tuple(self.scratch_size(s) for s in k.accums if self.in_workspace(s))
+        folded = [self.types[a.buffer] for a in self.view.privatized]
         private: Size = 0
         for count, _ in partials:
             private = private + count
@@ -97,6 +104,8 @@ class Writer(PassWriter):
             columns=k.col_count,
             chunked=product(n for _, n in self.kept_axes) if self.order == "by owner" else k.row_count,
             by_chunk=self.order != "by owner" and bool(self.ordered),
+            sharing=self.sharing,
+            most_chunks=GPU_FOLDED * self.threads // max((fold_lanes(a.count) for a in folded), default=1),
             tile=self.width * self.vec if self.tiled or self.shared else 0,
             warp_scan=self.warp_scan,
             private=private,
@@ -106,6 +115,7 @@ class Writer(PassWriter):
             f32_staged=tuple(self.types[s.buffer].count for s in k.accums if self.f32_staged(s)),
             split_rows=tuple(k.row_count for _ in self.strips_of_reductions),
             strips=self.strips,
+            turned=self.turn.extents if self.turn is not None else (),
             checks=any(s.op == "check" for s in k.body),
             shared=self.table_bytes(),
             index_bounds=index_bounds(k, self.types),
@@ -167,20 +177,18 @@ class Writer(PassWriter):
         ]
         if self.shared:
             return self.function("rows", "rows", "shared_table", None, self.threads, self.width, s=self.table())
-        template = (
-            "strips" if self.strips else "tiled" if self.tiled else "warp_scan" if self.warp_scan else "whole_rows"
-        )
-        setup = [
-            *scales,
-            *([] if self.strips or self.tiled else [declared("const ix chunk_index = task;"), *self.whole_rows]),
-        ]
-        return self.function("rows", "rows", template, None, self.width, setup=setup)
+        tiles = self.turned_tiles(self.turn) if self.turn is not None else None
+        whole = self.whole_rows if self.mapping in ("whole_rows", "warp_scan", "across") else []
+        setup = [*scales, *([] if self.across or not whole else [self.chunk_index]), *whole]
+        return self.function("rows", "rows", self.mapping, None, self.width, setup=setup, tiles=tiles)
 
     def after_rows(self) -> Iterator[Function]:
         """What finishes the results: partial results added up, sums stored in their own types."""
         for a in self.view.privatized:
             count = self.types[a.buffer].count
-            yield self.function(f"fold{a.number}", "fold", a.strategy.fold, count, self.threads // 32, a=a)
+            elements = fold_lanes(count)
+            walkers = self.threads // elements
+            yield self.function(f"fold{a.number}", "fold", a.strategy.fold, count, walkers, a=a, elements=elements)
         if self.keys is not None:
             width = 1 if self.warp_scan else self.width
             yield self.function("tree", "tree", "tree", None, width)
@@ -222,19 +230,6 @@ class Writer(PassWriter):
             for b in self.k.buffers
         )
 
-    def alone(self, buffer: str) -> bool:
-        """Whether no other lies where it does: only an output that is stored where an input is read can take its
-        memory.
-        """
-        stores, loads = ([s for s in self.k.body if s.op == op] for op in ("store", "load"))
-        pairs = {
-            (s.buffer, t.buffer)
-            for s in stores
-            for t in loads
-            if s.index == t.index and self.types[s.buffer] == self.types[t.buffer]
-        }
-        return not any(buffer in pair for pair in pairs)
-
     def declarations(self, width: int) -> list[Declaration]:
         """All that a function may need before its body, in order."""
         kept = product(n for _, n in self.kept_axes) if self.order == "by owner" else None
@@ -244,18 +239,36 @@ class Writer(PassWriter):
         even = "true" if self.even_cols else "cols % VEC == 0"
         return [
             Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),
+            Declaration("SHARING", f"enum {{ SHARING = {self.sharing} }}; /* tasks of a block that share a chunk */"),
             Declaration("VEC", f"enum {{ VEC = {self.vec} }}; /* neighbouring columns of a thread */"),
             *size_declarations(self.dims, self.k.row_count, self.k.col_count, kept, self.keys),
             *arrays,
             declared("const ix element = ((ix)first_block + (ix)blockIdx.x) * (ix)blockDim.x + (ix)threadIdx.x;"),
-            declared("const ix task = element / WIDTH;"),
-            declared("const int lane = (int)(threadIdx.x % WIDTH);"),
+            *self.place_of_thread(),
             declared(f"const bool even_cols = {even};"),
             declared("const ix col_step = even_cols ? 1 : WIDTH;"),
             declared("const ix lane_col = even_cols ? lane * VEC : lane;"),
             declared(f"const bool vectorized = even_cols{conditions};"),
-            Declaration("shared", "__shared__ __align__(16) char shared[32 * 16];"),
+            Declaration("shared", f"__shared__ __align__(16) char shared[{self.threads if self.across else 32} * 16];"),
         ]
+
+    def place_of_thread(self) -> list[Declaration]:
+        """A thread's task, and its number in the task."""
+        if self.across:
+            rows = self.threads // self.width
+            return [
+                declared(f"const ix task = ((ix)first_block + (ix)blockIdx.x) * {rows} + (ix)(threadIdx.x % {rows});"),
+                declared(f"const int lane = (int)(threadIdx.x / {rows});"),
+            ]
+        return [
+            declared("const ix task = element / WIDTH;"),
+            declared("const int lane = (int)(threadIdx.x % WIDTH);"),
+        ]
+
+    @property
+    def chunk_index(self) -> Declaration:
+        """The chunk of a task that goes through whole rows."""
+        return declared(f"const ix chunk_index = task{' / SHARING' if self.sharing > 1 else ''};")
 
     @property
     def whole_rows(self) -> list[Declaration]:
@@ -283,7 +296,7 @@ class Writer(PassWriter):
         sorts, fixed_loop = self.order == "by key", self.register_accumulators or self.tiled
         text = "\n".join([p.text for p in self.passes] + [a.kept_text for a in self.views.values()])
         kept = used(axis_declarations(self.kept_axes, "q"), text)
-        loop = "scanned" if self.k.scans else "iterations" if fixed_loop else "columns"
+        loop = "scanned" if self.k.scans else "iterations" if fixed_loop else "across" if self.across else "columns"
         return KernelView(
             threads=self.threads,
             vec=self.vec,
@@ -294,7 +307,8 @@ class Writer(PassWriter):
             order_template=f"{FOLDER}/order_{self.order_name}.cu.j2",
             visit_template=f"{FOLDER}/visit_{'prefetched' if self.tiled else 'each'}.cu.j2",
             begin_segment=f"{folder}/begin_segment.cu.j2" if sorts else "",
-            task_count="gradc_max(chunks, 1)" if sorts else "chunks",
+            task_count="gradc_max(chunks, 1)" if sorts else f"chunks{' * SHARING' if self.sharing > 1 else ''}",
+            sharing=self.sharing,
             syncs=self.syncs,
             passes=self.passes,
             row_axes=self.row_axes(self.passes),
@@ -363,6 +377,34 @@ class Writer(PassWriter):
             key=SortKey((*key_axes, *key_lines), key),
         )
 
+    def turned_tiles(self, turn: Turn) -> TurnedTiles:
+        """The tiles of a map, and what is done to an element of them."""
+        (p,) = self.k.passes
+        tiles: list[Tile] = []
+        body: list[str] = []
+        for s in (*p.row, *p.body):
+            if s not in turn.loads:
+                body.append(self.scribe.value(s))
+                continue
+            assert s.dtype is not None
+            tile = Tile(f"tile{len(tiles)}", stored(s.dtype), self.scribe.element(s.buffer, s.index))
+            body.append(f"const {carrier(s.dtype)} {variable(s.name)} = {loaded(s.dtype, f'{tile.name}[beside][i]')};")
+            tiles.append(tile)
+        body += [line for s in p.roots for line in self.effect(s)]
+        planes, other_size, lane_size = map(size, turn.extents)
+        axes = axis_declarations(turn.planes, "plane")
+        return TurnedTiles(
+            side=TURN,
+            planes=planes,
+            plane_axes=tuple(used(axes, "\n".join([*body, *(t.element for t in tiles)]))),
+            lane=turn.lane[0],
+            other=turn.other[0],
+            lane_size=lane_size,
+            other_size=other_size,
+            tiles=tuple(tiles),
+            body=tuple(body),
+        )
+
     def table_bytes(self) -> int:
         """A sum for each column of a task in each row of the result; 0 where they are not in shared memory."""
         if not self.shared:
@@ -375,6 +417,7 @@ class Writer(PassWriter):
     def group(self) -> PrefetchedRows:
         """The rows of a tiled kernel whose loads are under way together."""
         (p,), (view,) = self.k.passes, self.passes
+        position = f"group + u{' * SHARING' if self.sharing > 1 else ''}"
         values = self.kept_values()
         values += [
             s for s in p.row if s.name and s not in values and s.op not in ("const", "size") and self.needed_again(s)
@@ -388,7 +431,7 @@ class Writer(PassWriter):
         work = "\n".join([*again, work])
         later = used([declared("const ix r = group_rows[u];"), *self.visited_axes], work)
         kept_row = any("group_rows" in line for line in later)
-        row = declared(f"const ix r = {'group_rows[u] = ' if kept_row else ''}{self.row_at('group + u')};")
+        row = declared(f"const ix r = {'group_rows[u] = ' if kept_row else ''}{self.row_at(position)};")
         load = used([row, *self.visited_axes], f"{moved} r" if kept_row else moved)
         if sorts := self.order == "by key":
             load.insert(1 if load[:1] == [row.line] else 0, "group_keys[u] = sorted_keys[group + u];")

@@ -1,7 +1,7 @@
 """Which threads of a GPU do what of a kernel.
 
 A *task* is ``width`` threads that go through rows together; each thread has ``vec`` columns at a time.  What is summed
-up in which order is decided by shapes alone.  Six mappings:
+up in which order is decided by shapes alone.  Eight mappings:
 
 - *strips*: nothing is combined in an order.  A task is a strip of one row.
 - *tiled*: every ordered accum adds into columns of its own, and no pass needs a whole row.  A task is a chunk of rows x
@@ -13,8 +13,12 @@ up in which order is decided by shapes alone.  Six mappings:
   have is added up in registers while the rows behind it are loaded.
 - *warp segmented scan*: rows without columns, in the order of their keys.  A task is a warp, a lane has a row, and the
   rows of a segment are added up by a segmented scan of the warp.
+- *turned*: nothing is combined, and loads lie together along another axis than stores.  A task is a block, which has a
+  tile of both axes; what it loads is turned in shared memory.
 - *split rows*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is combined
   from the strips by those after it.
+- *across*: neighbouring rows lie side by side in memory, as where an axis is reduced that is not the last.
+  Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.
 - else a task goes through *whole rows*; sums are in registers where the columns are few enough, else in memory.
 
 Of a scatter of bf16 rows of 4096 (16384 into 128256) the tiled kernel moves each element of dy once in 16-byte loads
@@ -36,6 +40,7 @@ from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
+from .turned import turned
 
 STRIP = 2048
 """Columns per task of a map."""
@@ -50,6 +55,10 @@ NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
 FEW_ROWS = 256
 """Rows below which long ones are cut up."""
+FEWEST_ACROSS = 16
+"""Fewest rows that lie side by side where neighbouring threads have neighbouring rows."""
+MOST_ACROSS = 16
+"""Threads of such a row."""
 LONG_ROW = 16384
 """Columns of a row that may be cut up."""
 
@@ -61,8 +70,11 @@ class TaskWriter(RowWriter):
     :ivar width: threads of a task.
     :ivar vec: columns of a thread at once.
     :ivar strips, tiled, shared, warp_scan: the mapping, if it is one of these.
+    :ivar turn: how a map goes through tiles of two axes, if its loads and stores lie together along different ones.
+    :ivar across: whether neighbouring threads have neighbouring rows.
     :ivar register_accumulators: whether sums are in registers.
     :ivar iterations: of a task's threads over the columns of a row, if sums are in registers.
+    :ivar sharing: tasks of a block that share a chunk of rows.
     :ivar prefetch: rows of a tiled kernel whose loads are under way together.
     """
 
@@ -92,8 +104,11 @@ class TaskWriter(RowWriter):
         self.tiled &= not self.shared
         self.vec = 1 if self.shared or kernel.scans else columns_at_once(kernel, types, len(kernel.accums))
         self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
+        self.across = self.rows_across()
+        if self.across:
+            self.vec = 1
         self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
-        self.tiled &= self.width > 1
+        self.tiled &= self.width > 1 or self.alone_with_rows()
         self.iterations = 1 if self.tiled else 0 if self.shared else self.row_iterations()
         self.register_accumulators = self.iterations > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
         if not self.register_accumulators and not self.tiled and self.width > THREADS:
@@ -101,6 +116,36 @@ class TaskWriter(RowWriter):
         self.prefetch = self.prefetched_rows() if self.tiled else 1
         unordered = all(strategy.atomics == "values" for strategy in self.strategy_of.values())
         self.strips = alone and not self.shared and unordered and self.width > 1
+        self.turn = turned(kernel, types) if self.strips else None
+        if self.turn is not None:
+            self.strips, self.vec, self.width = False, 1, THREADS
+        self.sharing = self.threads // self.width if self.shares_chunks() else 1
+
+    @property
+    def mapping(self) -> str:
+        """The template of the rows' function."""
+        ways = {
+            "shared_table": bool(self.shared),
+            "turned": self.turn is not None,
+            "strips": self.strips,
+            "tiled": self.tiled,
+            "warp_scan": self.warp_scan,
+            "across": self.across,
+        }
+        return next((name for name, taken in ways.items() if taken), "whole_rows")
+
+    def alone_with_rows(self) -> bool:
+        """Whether all columns of a row, a known number, are those of one task, rows come in their own order, and all
+        of a chunk add to one row of the result.
+        """
+        return isinstance(self.k.col_count, int) and not self.order and all(map(self.lasting, self.ordered))
+
+    def shares_chunks(self) -> bool:
+        """Whether the tasks of a block go through one chunk, a row each in turn, and add their sums up at its end: all
+        sums are in registers.
+        """
+        partial = all(self.strategy_of[s.buffer].partials for s in self.ordered)
+        return self.register_accumulators and partial and self.alone_with_rows() and self.width < self.threads
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -108,6 +153,8 @@ class TaskWriter(RowWriter):
         """As many threads as there are columns to go through side by side: a power of two, at most a block."""
         if self.k.scans:
             return self.threads_of_scan()
+        if self.across:
+            return self.threads_per_row_across()
         if (
             not self.k.cols
             or not any(p.roots for p in self.k.passes)
@@ -132,6 +179,24 @@ class TaskWriter(RowWriter):
             width *= 2
         return width
 
+    def rows_across(self) -> bool:
+        """Whether rows are reduced, neighbours in memory are neighbouring rows, and there are rows enough for a GPU:
+        neighbouring threads have neighbouring rows then, and the threads of a row are a warp or more apart.
+        """
+        if self.k.scans or not any(s.op in REDUCTIONS for s in self.k.body) or not self.rows_side_by_side:
+            return False
+        extent, rows, columns = self.k.rows[-1][1], self.k.row_count, self.k.col_count
+        together = not isinstance(extent, int) or extent >= FEWEST_ACROSS
+        long = not isinstance(columns, int) or columns > LONG_ROW
+        return together and not (isinstance(rows, int) and rows < FEW_ROWS and long)
+
+    def threads_per_row_across(self) -> int:
+        """A power of two: a thread has some columns of its row, if there are so many."""
+        count, width = self.k.col_count, 1
+        while width < MOST_ACROSS and 4 * width < (count if isinstance(count, int) else NOMINAL):
+            width *= 2
+        return width
+
     def row_iterations(self) -> int:
         """How often the threads of a task go round the columns of a whole row, if they can keep a sum for each;
         else 0.
@@ -147,6 +212,8 @@ class TaskWriter(RowWriter):
         """Per block: a task of more than a warp that has a barrier has a block to itself."""
         if self.shared:
             return 32 * WARPS
+        if self.across:
+            return max(THREADS, 32 * self.width)
         return THREADS if self.width <= 32 or self.tiled or self.strips else self.width
 
     def side_by_side(self, s: Stmt) -> bool:

@@ -211,6 +211,43 @@ class AccumView:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A load that is turned in shared memory.
+
+    :param name: of the array, :param ctype: of its elements.
+    :param element: what is loaded.
+    """
+
+    name: str
+    ctype: str
+    element: str
+
+
+@dataclass(frozen=True)
+class TurnedTiles:
+    """A map whose loads and stores lie together along different axes.
+
+    :param side: of a tile.
+    :param planes: how many tiles lie behind each other.
+    :param plane_axes: declare the axes of plane number ``plane``.
+    :param lane, other: names of the axis along which stores lie together, and of that of the turned loads.
+    :param lane_size, other_size: their extents.
+    :param tiles: the turned loads.
+    :param body: statements of an element.
+    """
+
+    side: int
+    planes: str
+    plane_axes: tuple[str, ...]
+    lane: str
+    other: str
+    lane_size: str
+    other_size: str
+    tiles: tuple[Tile, ...]
+    body: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SortKey:
     """The key that a row is sorted by.
 
@@ -327,6 +364,7 @@ class KernelView:
     :param visit_template: the template that goes through rows.
     :param begin_segment: the template that looks at each position's key, or nothing.
     :param task_count: tasks of the rows.
+    :param sharing: tasks of a block that share a chunk, whose rows they take in turn.
     :param syncs: whether what a row adds the next may add to.
     :param passes: the phases.
     :param row_axes: declare the axes of row ``r``.
@@ -348,6 +386,7 @@ class KernelView:
     visit_template: str
     begin_segment: str
     task_count: str
+    sharing: int
     syncs: bool
     passes: tuple[PassView, ...]
     row_axes: tuple[str, ...]
@@ -357,6 +396,11 @@ class KernelView:
     kept_axes: tuple[str, ...]
     rest_count: str
     group: PrefetchedRows | None
+
+    @property
+    def row_step(self) -> str:
+        """`` * SHARING`` behind a number of rows that a task goes through, if it takes turns with others."""
+        return " * SHARING" if self.sharing > 1 else ""
 
     @property
     def segmented(self) -> tuple[AccumView, ...]:

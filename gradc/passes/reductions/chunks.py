@@ -29,12 +29,23 @@ LEAST_TASKS = 16
 
 GPU_WORKERS = 1 << 17
 """Threads that a GPU's kernel is cut up for."""
-GPU_MOST_CHUNKS = 1024
-"""Partial results, of which a warp of a fold goes through an eighth."""
+GPU_FOLDED = 128
+"""Partial results that one thread of a fold goes through."""
+GPU_MOST_CHUNKS = 8 * GPU_FOLDED
+"""Partial results of a wide result: what a fold's eight warps go through."""
+GPU_NARROW = 1024
+"""Elements of a result below which a fold has fewer elements per block, and more threads for each."""
 GPU_SHORTEST = 8
 """Rows per task at least; of a block that goes through whole rows one."""
 GPU_SORTED = 128
 """Positions of a sorted order per task at most."""
+
+
+def fold_lanes(size: Size) -> int:
+    """Elements of a result that a block of its fold has: a power of two, so that the other threads share the chunks."""
+    if not isinstance(size, int) or size > GPU_NARROW:
+        return 32
+    return next(lanes for lanes in (1, 2, 4, 8) if lanes >= size or lanes == 8)
 
 
 @dataclass(frozen=True)

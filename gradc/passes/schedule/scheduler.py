@@ -335,7 +335,7 @@ class Scheduler:
 
     def columns_for(self, node: Node, shape: Sequence[Size]) -> tuple[int, ...]:
         """Scanned and trailing reduced axes are walked along; leading ones are summed across rows, with the last axis
-        as the columns.
+        as the columns.  A GPU walks along axes between others, too: its neighbouring threads have neighbouring rows.
         """
         gone = tuple(a for a in self.reduced(node) if shape[a] != 1)
         if isinstance(lowering(node), Scan):
@@ -345,7 +345,8 @@ class Scheduler:
             return gone
         if not kept:
             return gone[-1:]
-        if kept[-1] < gone[0]:
+        between = kept[0] < gone[0] and not any(gone[0] < a < gone[-1] for a in kept)
+        if kept[-1] < gone[0] or (between and not self.host):
             return gone
         last = kept[-1] if kept[-1] > gone[-1] else gone[-1]
         return (last,)
