@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import gradc
+from gradc import ops
 from gradc.codegen.cuda.actions import ALIGN, FLAG, U32, U64, WORKSPACE, Launch, Part
 from gradc.codegen.cuda.render import prelude
 from gradc.codegen.cuda.row_sort import BOUNDS, FEW_TILES, ONE_BLOCK, TILE, RowSort
@@ -162,3 +164,52 @@ def test_the_cost_model_counts_the_same() -> None:
     assert device.one_block == ONE_BLOCK  # type: ignore[attr-defined]
     for keys in (1, 2, 512, 513, 2**18, 2**18 + 1, 2**27 + 1):
         assert RowSort(10**6, keys).digits[0] == max(1, passes(keys - 1))
+
+
+# -- in a module -------------------------------------------------------------------------------------------------------
+
+
+def test_scales_of_groups_are_sorted_by_row() -> None:
+    """The gradient of a quantized table's scales, one for each group of columns: rows are sorted once, not once for
+    each group; and the rows of the result, which are one element wide, are finished by a thread each.
+    """
+
+    graph = gradc.trace(
+        lambda tokens, weight, scale: ops.embedding(
+            tokens, ops.dequantize(weight, scale, block=(1, 64)), padding_idx=2
+        ),
+        tokens="i64[N]",
+        weight="i8[V,192]",
+        scale="f32[V,3]",
+    )
+    module = gradc.compile(graph, wrt=["scale"], target="cuda-sim", reductions={"*": "segmented"})
+    rng = np.random.default_rng(0)
+    for n, v in ((400, 7), (5, 3000), (0, 4)):
+        tokens, weight = rng.integers(0, v, n), rng.integers(-127, 128, (v, 192)).astype(np.int8)
+        dy = rng.standard_normal((n, 192)).astype(np.float32)
+        wanted = np.zeros((v, 3))
+        products = (dy.astype(np.float64) * weight[tokens]).reshape(n, 3, 64).sum(2)
+        np.add.at(wanted, tokens, products * (tokens != 2)[:, None])
+        _, residuals = module.forward(tokens=tokens, weight=weight, scale=np.ones((v, 3), np.float32))
+        got = np.asarray(module.backward(residuals, dy)["scale"])
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max(initial=1))
+    actions = module.backward.native.bind({"N": 65_536, "V": 32_000}).actions
+    made = [a for each in actions for a in each if isinstance(a, Launch)]
+    (move, *_) = [a for a in made if a.function == "gradc_sort_move"]
+    (finish,) = [a for a in made if a.function.endswith("_finish")]
+    assert move.blocks == 65_536 // TILE and finish.blocks * finish.threads < 3 * 32_000 + finish.threads
+
+
+def test_a_scan_with_more_rows_than_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its grid has a limit; threads go on to further rows, and the largest value is found wherever it is."""
+    monkeypatch.setattr("gradc.codegen.cuda.launch.SCAN_BLOCKS", 2)
+    graph = gradc.trace(lambda i, u: ops.scatter_add(i, u, size=4), i="i64[N]", u="f32[N]")
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": "atomic_fixed"})
+    u = np.ones(2000, np.float32)
+    for at in (0, 700, 1999):
+        values = u.copy()
+        values[at] = 2.0**60  # an overflow, if its scale is made from less
+        (got,) = module.forward.run(i=np.full(2000, 3), u=values).values()
+        np.testing.assert_array_equal(got, np.float32([0, 0, 0, 2.0**60]))
+    (scan,) = [a for each in module.forward.native.bind({"N": 2000}).actions for a in each if "_scan" in a.function]
+    assert scan.blocks == 2
