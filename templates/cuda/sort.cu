@@ -14,10 +14,8 @@ extern "C" __global__ void __launch_bounds__(1024) gradc_sort_block(u32 *key, u3
   u32 keys[GRADC_ITEMS];
   gradc_halves numbers, place;
 #pragma unroll
-  for (int i = 0; i < GRADC_ITEMS; i++) {
-    numbers.set(i, (u32)(items.first + 32 * i));
-    if (i < items.count) keys[i] = key[items.first + 32 * i];
-  }
+  for (int i = 0; i < GRADC_ITEMS; i++) numbers.set(i, (u32)(items.first + 32 * i));
+  gradc_sort_load(keys, key, items);
 #pragma unroll 1
   for (int pass = 0; pass < (int)passes; pass++) {
     gradc_sort_places<32>(keys, place, items, pass * (int)bits, (int)bits, room, first, sums);
@@ -27,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(1024) gradc_sort_block(u32 *key, u3
   }
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) key[items.first + 32 * i] = keys[i], row[items.first + 32 * i] = numbers.get(i);
+    if (i < items.most && i < items.count) key[items.first + 32 * i] = keys[i], row[items.first + 32 * i] = numbers.get(i);
 }
 
 /* Where the number of a tile's rows with a digit stands. */
@@ -97,9 +95,7 @@ extern "C" __global__ void __launch_bounds__(512) gradc_sort_move(const u32 *key
   before += gradc_sort_before<16>(whole, sums, &all);
   u32 keys[GRADC_ITEMS];
   gradc_halves place;
-#pragma unroll
-  for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) keys[i] = (key + from)[items.first + 32 * i];
+  gradc_sort_load(keys, key + from, items);
   gradc_sort_places<16>(keys, place, items, (int)shift, (int)bits, (u16 *)room, begin, sums);
   if (digit < 1 << bits) begin[digit] = before - begin[digit]; /* from a row's position in the tile to its place */
   gradc_sort_exchange<u32, 0>(place, keys, items, room);

@@ -13,12 +13,18 @@ struct gradc_halves {
 
 GRADC_FN u32 gradc_digit(u32 key, int shift, int bits) { return key >> shift & ((1u << bits) - 1); }
 
-/* The rows of a tile that a thread has: item i, of `count`, at position first + 32 i; the lanes of its warp have up to `most`. */
+/* The rows of a tile that a thread has: item i at position first + 32 i, `most` of them, of which `count` are there.  Behind the
+ * last row keys are all ones, which no pass moves in front of a row's: nothing else asks whether a row is there. */
 struct gradc_items { int first, count, most; };
 
 GRADC_FN gradc_items gradc_items_of(int rows, int most) {
-  const int first = (int)threadIdx.x / 32 * most * 32 + (int)threadIdx.x % 32, rest = (rows - first + 31) / 32;
-  return {first, rest < 0 ? 0 : rest < most ? rest : most, most};
+  const int first = (int)threadIdx.x / 32 * most * 32 + (int)threadIdx.x % 32;
+  return {first, (rows - first + 31) / 32, most};
+}
+
+GRADC_FN void gradc_sort_load(u32 (&keys)[GRADC_ITEMS], const u32 *key, gradc_items items) {
+#pragma unroll
+  for (int i = 0; i < GRADC_ITEMS; i++) keys[i] = i < items.most && i < items.count ? key[items.first + 32 * i] : ~0u;
 }
 
 /* The sum of what the threads before have, of a block of WARPS warps; all: of every thread's.  sums: room for WARPS, free again at the end. */
@@ -56,15 +62,11 @@ GRADC_FN void gradc_sort_places(const u32 (&key)[GRADC_ITEMS], gradc_halves &pla
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++) {
     if (i >= items.most) continue;
-    const bool there = i < items.count;
-    const u32 active = __ballot_sync(0xffffffffu, there);
-    if (there) {
-      const u32 digit = gradc_digit(key[i], shift, bits), alike = __match_any_sync(active, digit);
-      const u32 rank = __popc(alike & ((1u << lane) - 1)), lower = own[digit];
-      place.set(i, lower + rank);
-      __syncwarp(active);
-      if (rank == 0) own[digit] = (u16)(lower + __popc(alike));
-    }
+    const u32 digit = gradc_digit(key[i], shift, bits), alike = __match_any_sync(0xffffffffu, digit);
+    const u32 rank = __popc(alike & ((1u << lane) - 1)), lower = own[digit];
+    place.set(i, lower + rank);
+    __syncwarp();
+    if (rank == 0) own[digit] = (u16)(lower + __popc(alike));
     __syncwarp();
   }
   __syncthreads();
@@ -85,7 +87,7 @@ GRADC_FN void gradc_sort_places(const u32 (&key)[GRADC_ITEMS], gradc_halves &pla
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) place.set(i, place.get(i) + own[gradc_digit(key[i], shift, bits)]);
+    if (i < items.most) place.set(i, place.get(i) + own[gradc_digit(key[i], shift, bits)]);
   __syncthreads();
 }
 
@@ -94,11 +96,11 @@ template <class T, int SHIFT>
 GRADC_FN void gradc_sort_exchange(const gradc_halves &place, u32 (&word)[GRADC_ITEMS], gradc_items items, T *room) {
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) room[place.get(i)] = (T)(word[i] >> SHIFT);
+    if (i < items.most) room[place.get(i)] = (T)(word[i] >> SHIFT);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count)
+    if (i < items.most)
       word[i] = (word[i] & ~((u32)(T)~0u << SHIFT)) | (u32)room[items.first + 32 * i] << SHIFT;
   __syncthreads();
 }
@@ -106,10 +108,10 @@ GRADC_FN void gradc_sort_exchange(const gradc_halves &place, u32 (&word)[GRADC_I
 GRADC_FN void gradc_sort_exchange(const gradc_halves &place, gradc_halves &number, gradc_items items, u16 *room) {
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) room[place.get(i)] = (u16)number.get(i);
+    if (i < items.most) room[place.get(i)] = (u16)number.get(i);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) number.set(i, room[items.first + 32 * i]);
+    if (i < items.most) number.set(i, room[items.first + 32 * i]);
   __syncthreads();
 }
