@@ -789,3 +789,23 @@ def test_a_calibration_that_is_not_there_or_not_for_this(tmp_path: Path) -> None
 def test_an_arch_that_is_not_listed_is_the_older_one_of_its_generation(asked: str, found: str) -> None:
     assert device_for(asked).arch == found
     assert device_for(found).name == device_for(asked).name
+
+
+def test_rows_in_groups_are_sorted_as_one() -> None:
+    """A scale for each group of columns: as many rows are sorted as there are indices."""
+    graph = gradc.trace(
+        lambda i, w, s: ops.embedding(i, ops.dequantize(w, s, block=(1, 64))),
+        i="i64[N]",
+        w="i8[V,512]",
+        s="f32[V,8]",
+    )
+    program = gradc.compile(graph, wrt=["s"], target="numpy").stages["backward.schedule"].result
+    types = {b.name: b.type for b in program.buffers}
+    (kernel,) = combining(program)
+    (part,) = combines(kernel, types)
+    sizes = numbers(scatter_of(kernel, part, types), {"N": 40_000, "V": 300})
+    assert (sizes.rows, sizes.keys, sizes.groups) == (320_000, 2400, 8)
+    assert sort_seconds(sizes, H100) == sort_seconds(row_scatter(40_000, 300, 1), H100)
+    single = replace(sizes, groups=1)
+    assert sort_seconds(sizes, H100) < sort_seconds(single, H100)
+    assert microseconds(sizes)["segmented"] < microseconds(single)["segmented"]

@@ -8,8 +8,9 @@ from math import prod
 
 from ...ir.dims import Size, maximum, product
 from ...ir.kernel import Kernel
-from ...ir.statement import Axis, Index, Stmt
+from ...ir.statement import Axis, Stmt
 from ...ir.types import Type
+from ...passes.reductions.combine import sort_groups
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
 from ..expr import carrier, stored, variable
@@ -346,29 +347,14 @@ class Writer(PassWriter):
         return Visit("", tuple(lines))
 
     @cached_property
-    def groups(self) -> int:
-        """Neighbouring rows that the sort takes as one: those that differ in the last row axes alone, where these are
-        the last entries of the place that a row adds to and nothing else of it depends on them.
-        """
-        return prod(self.group_sizes)
-
-    @cached_property
     def group_sizes(self) -> Sequence[int]:
-        """The sizes of these axes."""
-        sizes: list[int] = []
-        if self.part is None:
-            return sizes
-        place, shape = self.part.stmt.index[: self.part.leading], self.types[self.part.buffer].shape
-        for at in range(len(place) - 1, 0, -1):
-            if len(sizes) == len(self.k.rows):
-                break
-            name, count = self.k.rows[-1 - len(sizes)]
-            values = [v for i in place[:at] for v, _ in i.terms] + [self.part.stmt.where]
-            names = {a for v in values for a in (self.k.levels[v] if v.startswith("%") else (v,))}
-            if place[at] != Index.of(name) or shape[at] != count or not isinstance(count, int) or name in names:
-                break
-            sizes.append(count)
-        return sizes
+        """The sizes of the last row axes, where rows that differ in these alone are sorted as one."""
+        return sort_groups(self.k, self.part, self.types) if self.part is not None else ()
+
+    @property
+    def groups(self) -> int:
+        """Neighbouring rows that the sort takes as one."""
+        return prod(self.group_sizes)
 
     @property
     def sorted_axes(self) -> Sequence[Axis]:

@@ -15,6 +15,7 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
     atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B
                    + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
     segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
+                   groups of G rows are sorted as one, N / G rows by V / G keys: + (8 N + 4 V) / B + 1 launch
     privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B
                    + 2 launches
                    P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
@@ -133,9 +134,10 @@ def passes(largest: int) -> int:
 
 
 def sort_seconds(s: Scatter[int], device: Gpu) -> float:
-    if s.rows <= device.one_block:
+    rows, keys = s.rows // s.groups, s.keys // s.groups
+    if rows <= device.one_block:
         return device.sort_base
-    return device.sort_base + passes(s.keys - 1) * max(device.sort_pass, s.rows / device.sort_rate)
+    return device.sort_base + passes(keys - 1) * max(device.sort_pass, rows / device.sort_rate)
 
 
 def _adds(s: Scatter[int], hits: Hits, device: Gpu, item: int) -> float:
@@ -178,11 +180,14 @@ def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _segmented_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     moved = s.read + s.out * s.item + 8 * s.rows + 2 * (hits.most // GPU_SORTED) * s.width * s.wide
-    return moved, sort_seconds(s, device) + moved / device.bandwidth + 3 * device.launch
+    moved += (8 * s.rows + 4 * s.keys) if s.groups > 1 else 0
+    launches = 4 if s.groups > 1 else 3
+    return moved, sort_seconds(s, device) + moved / device.bandwidth + launches * device.launch
 
 
 def _segmented_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
-    return f"{s.rows} rows sorted by index in {sort_seconds(s, device) * 1e6:.1f} us, each result row written once"
+    micros = sort_seconds(s, device) * 1e6
+    return f"{s.rows // s.groups} rows sorted by index in {micros:.1f} us, each result row written once"
 
 
 SEGMENTED = Strategy(
