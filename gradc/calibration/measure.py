@@ -105,10 +105,10 @@ class Scale:
     lines: tuple[int, ...] = (1 << 23, 1 << 24, 1 << 25)
     moved: tuple[int, ...] = (1 << 28, 1 << 29, 1 << 30)
     hits: tuple[int, ...] = (1 << 14, 1 << 15, 1 << 16)
-    rows: tuple[int, ...] = (1 << 14, 1 << 22, 1 << 23, 1 << 24)
+    rows: tuple[int, ...] = (1 << 15, 1 << 22, 1 << 23, 1 << 24)
 
 
-KEYS = (200, 300, 70_000)
+KEYS = (200, 70_000, 300_000)
 """Rows of a result that need sorts of one, two and three passes, and few: where each begins is looked for, too."""
 
 
@@ -214,7 +214,7 @@ def _sort_sample(bench: Bench, rows: int, keys: int) -> Sample:
             bench.launch(action.function, action.blocks, action.threads, args, action.written)
 
     sorts = [a for a in launches[first:] if a.function.startswith(SORT)]
-    return Sample("sort", rows, bench.seconds(lambda: run(sorts), lambda: run(launches[:first])), passes(keys))
+    return Sample("sort", rows, bench.seconds(lambda: run(sorts), lambda: run(launches[:first])), passes(keys - 1))
 
 
 # -- times to constants ------------------------------------------------------------------------------------------------

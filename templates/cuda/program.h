@@ -168,9 +168,10 @@ GRADC_ATOMIC_EXTREMES(u64)
 
 /* ---- Sums in any order with the same bits: 64-bit integers, all scaled by one power of two ------------------------------
  * 2^scale * (the largest |value|) * (the most additions) stays below 2^62, so that no sum overflows; what is smaller than the
- * largest by 2^-(62 - log2 additions) is rounded away.  NaN and infinities are flags beside the sum. */
+ * largest by 2^-(62 - log2 additions) is rounded away.  NaN and infinities are flags beside the sums: odd[0]
+ * says whether there are any, then come four bits for each sum, which are looked at only where there are. */
 
-struct gradc_fixed { u64 sum; u32 odd, unused; };
+enum { GRADC_ODD_SUMS = 8 }; /* sums whose flags are in one word */
 
 GRADC_FN u32 gradc_magnitude(f32 v) { /* bits of |v|, 0 for what is not finite */
   const u32 bits = bits_of_f32(v) & 0x7fffffffu;
@@ -188,15 +189,20 @@ GRADC_FN f32 gradc_scaled(f32 v, int k) {
   return v * power_of_two_f32(half) * power_of_two_f32(k - half);
 }
 
-GRADC_FN void gradc_fixed_add(gradc_fixed *to, f32 v, int scale) {
-  if (v - v == 0) atomicAdd((unsigned long long *)&to->sum, (unsigned long long)gradc_rounded_i64(gradc_scaled(v, scale)));
-  else atomicOr(&to->odd, v != v ? 1u : v > 0 ? 2u : 4u);
+GRADC_FN void gradc_fixed_add(u64 *sums, u32 *odd, ix at, f32 v, int scale) {
+  if (v - v == 0) {
+    atomicAdd((unsigned long long *)&sums[at], (unsigned long long)gradc_rounded_i64(gradc_scaled(v, scale)));
+  } else {
+    atomicOr(&odd[1 + at / GRADC_ODD_SUMS], (v != v ? 1u : v > 0 ? 2u : 4u) << at % GRADC_ODD_SUMS * 4);
+    atomicOr(&odd[0], 1u);
+  }
 }
 
 /* The integer as f32, half to even, times 2^-scale. */
-GRADC_FN f32 gradc_fixed_value(gradc_fixed sum, int scale) {
-  if (sum.odd) return f32_of_bits((sum.odd & 1u) || (sum.odd & 6u) == 6u ? 0x7fc00000u : sum.odd & 2u ? 0x7f800000u : 0xff800000u);
-  return gradc_scaled((f32)(i64)sum.sum, -scale);
+GRADC_FN f32 gradc_fixed_value(const u64 *sums, const u32 *odd, ix at, int scale) {
+  const u32 flags = odd[0] ? odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u : 0;
+  if (flags) return f32_of_bits((flags & 1u) || (flags & 6u) == 6u ? 0x7fc00000u : flags & 2u ? 0x7f800000u : 0xff800000u);
+  return gradc_scaled((f32)(i64)sums[at], -scale);
 }
 
 /* ---- Over the threads of a task -------------------------------------------------------------------------------------- */

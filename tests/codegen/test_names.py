@@ -112,6 +112,13 @@ def rendered_kernels(target: str) -> Iterator[tuple[str, str]]:
     )
     ways = ON_GPU if target == "cuda" else ON_HOST
     jobs += [(norm, ["w"], replace(options, reductions={"*": way})) for way in ways]
+    groups = gradc.trace(
+        lambda t, w, s: ops.embedding(t, ops.dequantize(w, s, block=(1, 32))),
+        t="i64[Rows]",
+        w="i8[Keys,96]",
+        s="f32[Keys,3]",
+    )
+    jobs.append((groups, ["s"], replace(options, reductions={"*": "segmented"})))  # which are sorted once
     jobs.append((gradc.trace(ops.max, x="f32[]"), [], options))  # a pass over columns where there are none
     for graph, wrt, given in jobs:
         with contextlib.suppress(NotDifferentiable):

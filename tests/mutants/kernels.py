@@ -191,11 +191,11 @@ MUTANTS = (
     ),
     Mutant(
         "sort-cu.stable",
-        "templates/cuda/sort.cu",
+        "templates/cuda/sort_tile.h",
         "rank = __popc(alike & ((1u << lane) - 1))",
         "rank = __popc(alike & ~((2u << lane) - 1))",
         "wrong order of equal keys",
-        ("test_cuda_kernels -k stable",),
+        ("test_cuda_sorts -k 'rows and checked'", "test_cuda_kernels -k stable"),
     ),
     Mutant(
         "scans-h.before",

@@ -18,9 +18,19 @@ WORKSPACE, FLAG = ".workspace", ".flag"
 """Roots of memory that no buffer names."""
 FLAG_WORDS = enumerators("cuda/program.h")["GRADC_FLAG_WORDS"]
 """Words of the flag before the first check's: what went wrong, the value, the bound."""
+ALIGN = enumerators("cuda/program.h")["GRADC_ALIGN"]
+"""Bytes that the beginnings of a workspace's arrays are multiples of."""
 U8, U32, U64, F64 = (np.dtype(t) for t in (np.uint8, np.uint32, np.uint64, np.float64))
 SCALE_WORDS = 3
 """Of 8 bytes: alpha and beta in f64, both in f32."""
+
+
+def align(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN
+
+
+def chunks(count: int, each: int) -> int:
+    return -(-count // each)
 
 
 @dataclass(frozen=True)

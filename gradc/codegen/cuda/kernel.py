@@ -44,6 +44,8 @@ class CudaKernel:
     :param warp_scan: whether each thread of a task has a row of its own.
     :param private: elements of the partial results of one chunk.
     :param keys: keys of the sort; None without one.
+    :param masked: whether rows may add to nothing: their key is the number of keys.
+    :param groups: neighbouring rows that the sort takes as one: their keys are neighbours, too.
     :param scratch: (elements per chunk, bytes of one) of the partial results, in order.
     :param fixed: elements of each sum in integers.
     :param f32_staged: elements of each f32 sum of a 16-bit result that is added up in memory.
@@ -72,6 +74,8 @@ class CudaKernel:
     warp_scan: bool
     private: Size
     keys: Size | None
+    masked: bool
+    groups: int
     scratch: tuple[tuple[Size, int], ...]
     fixed: tuple[Size, ...]
     f32_staged: tuple[Size, ...]

@@ -22,35 +22,40 @@ from ...passes.reductions.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, M
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
 from ..text import enumerators
-from .actions import F64, FLAG, FLAG_WORDS, SCALE_WORDS, U8, U32, U64, WORKSPACE, Action, Launch, Library, Part, Strided
+from .actions import (
+    F64,
+    FLAG,
+    FLAG_WORDS,
+    SCALE_WORDS,
+    U8,
+    U32,
+    U64,
+    WORKSPACE,
+    Action,
+    Launch,
+    Library,
+    Part,
+    Strided,
+    align,
+    chunks,
+)
 from .calls import CALLS
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
 from .render import rebind
+from .row_sort import TREE, RowSort
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 from .turned import TURN
 
-ALIGN = enumerators("cuda/program.h")["GRADC_ALIGN"]
-"""Bytes that the beginnings of a workspace's arrays are multiples of."""
 MOST_STRIPS = 1024
 """Strips of all rows that are split."""
 MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
 WARP = 32
-_SORT = enumerators("cuda/sort.cu")
-TILE = _SORT["GRADC_TILE"]
-ONE_BLOCK = _SORT["GRADC_ONE_BLOCK"]
-"""Rows that one block sorts in one launch."""
-TREE = _SORT["GRADC_TREE"]
-"""Chunks whose pieces of one segment are added up separately, where there are twice as many."""
-
-
-def align(count: int) -> int:
-    return -(-count // ALIGN) * ALIGN
-
-
-def chunks(count: int, each: int) -> int:
-    return -(-count // each)
+SCAN_BLOCKS = 2 * GPU_WORKERS // THREADS
+"""Of a scan for the largest value, whose threads go on to further rows: some 8 for each multiprocessor."""
+ODD_SUMS = enumerators("cuda/program.h")["GRADC_ODD_SUMS"]
+"""Sums in fixed point whose flags are in one word."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,17 @@ class Sizes:
     :param scratch: bytes.
     :param strips_per_row: where rows are split; 0: they are not.
     :param index_bound: no offset that its functions compute is larger, whatever the launch.
+    :param sort: of the rows by their keys, if there is one.
     """
 
     dims: tuple[int, ...]
     rows: int
     chunk: int
     tasks: int
-    keys: int
     scratch: int
     strips_per_row: int = 0
     index_bound: int = 0
+    sort: RowSort | None = None
 
     def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
         """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
@@ -84,11 +90,6 @@ class Sizes:
             return self.rows * (self.strips_per_row if stage.kind == "part" else min(self.strips_per_row, 1))
         groups = chunks(self.rows, self.chunk) // TREE
         return (self.tasks if self.strips_per_row == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
-
-    @property
-    def sort_passes(self) -> int:
-        """8 bits each; the keys are 0 to ``keys``, which is nowhere.  0: one block sorts in place."""
-        return 0 if self.rows <= ONE_BLOCK else max(1, chunks(self.keys.bit_length(), 8))
 
 
 def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
@@ -117,33 +118,39 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))
         strips = chunks(columns, chunk)
     scratch = len(kernel.split_rows) * align(16 * rows * strips)
-    if kernel.keys is not None:
-        scratch += 4 * align(4 * rows) + align(4 * (keys + 2))
+    sort = RowSort(rows, keys, kernel.groups, kernel.masked) if kernel.keys is not None else None
+    if sort is not None:
+        scratch += sort.bytes
     for count, each in kernel.scratch:
         scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
     for count in kernel.fixed:
-        scratch += align(16 * evaluate(count, dims)) + align(4)
+        sums = evaluate(count, dims)
+        scratch += align(8 * sums) + align(4 * (sums // ODD_SUMS + 2)) + align(4)
     for count in kernel.f32_staged:
         scratch += align(4 * evaluate(count, dims))
-    if kernel.keys is not None:
-        scratch += align(counts_bytes(rows))
+    if sort is not None:
+        scratch += align(4 * sort.counts)
     arrays = [chunks(chunked, chunk) * evaluate(count, dims) for count, _ in kernel.scratch] + [
         evaluate(count, dims) for count in (*kernel.fixed, *kernel.f32_staged)
     ]
     ends = (chunked + (2 * TREE + 1) * chunk, columns + 2 * chunk if strips else 0, rows * strips, keys + 2, *arrays)
     bound = max(*ends, index_bound_of(kernel, dims)) + HEAD_ROOM
-    return Sizes(tuple(dims[f"{d}"] for d in own_dims(kernel)), rows, chunk, tasks, keys, scratch, strips, bound)
+    return Sizes(
+        tuple(dims[f"{d}"] for d in own_dims(kernel)),
+        rows,
+        chunk,
+        tasks,
+        scratch,
+        strips,
+        bound,
+        sort,
+    )
 
 
 def index_bound_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
     """The largest of a kernel's bounds; sizes of 0 count as 1, as :mod:`gradc.codegen.cuda.index_bound` has them."""
     ones = {name: max(value, 1) for name, value in dims.items()}
     return max(evaluate(bound, ones) for bound in kernel.index_bounds)
-
-
-def counts_bytes(rows: int) -> int:
-    """Of the sort: rows of each digit in each tile, and in all."""
-    return 4 * 256 * (chunks(rows, TILE) + 1)
 
 
 class LaunchPlan:
@@ -235,11 +242,11 @@ class LaunchPlan:
                 if stage.tasks is None
                 else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
             )
-            own = aux or (-1 if stage.kind == "key" and sizes.sort_passes % 2 else 0)
+            own = aux or (-1 if stage.kind == "key" and sizes.sort and sizes.sort.moves % 2 else 0)
             if tasks > 0:
                 actions += self.launches(stage, kernel, item, sizes, tasks, number, own)
-            if stage.kind == "key":
-                actions += self.sort(sizes, self.site(number))
+            if stage.kind == "key" and sizes.sort:
+                actions += self.sort(sizes.sort, self.site(number))
         return actions
 
     def launches(
@@ -259,6 +266,8 @@ class LaunchPlan:
             aux,
         )
         blocks = chunks(tasks * stage.width, kernel.threads)
+        if stage.kind == "scan":
+            blocks = min(blocks, SCAN_BLOCKS)
         wide = sizes.wide(stage, blocks, kernel.threads)
         return [
             Launch(
@@ -273,61 +282,10 @@ class LaunchPlan:
             for at in range(0, blocks, MOST_BLOCKS)
         ]
 
-    def sort(self, sizes: Sizes, site: int) -> list[Launch]:
-        """(key, row) pairs of the key stage, stably by key; then where each key starts."""
-        step = align(4 * sizes.rows)
-        first = [self.space(i * step, sizes.rows, U32) for i in range(4)]
-        pairs = [(first[0], first[1]), (first[2], first[3])]  # ends in the first
-        start = self.space(4 * step, sizes.keys + 2, U32)
-        tiles = chunks(sizes.rows, TILE)
-        launches: list[Launch] = []
-        if 0 < sizes.rows <= ONE_BLOCK:
-            launches.append(Launch("gradc_sort_block", 1, 1024, (*pairs[0], sizes.rows, self.flag, site), (0, 1)))
-        elif sizes.rows:
-            counts = self.space(self.scratch_size - align(counts_bytes(sizes.rows)), counts_bytes(sizes.rows) // 4, U32)
-            for number in range(sizes.sort_passes):
-                (key, row), (key_out, row_out) = pairs if (sizes.sort_passes - number) % 2 == 0 else pairs[::-1]
-                launches.append(
-                    Launch(
-                        "gradc_sort_count",
-                        tiles,
-                        256,
-                        (key, counts, sizes.rows, tiles, 8 * number, self.flag, site),
-                        (1,),
-                    )
-                )
-                launches.append(Launch("gradc_sort_scan", 256, 256, (counts, tiles, self.flag, site), (0,)))
-                launches.append(
-                    Launch(
-                        "gradc_sort_move",
-                        tiles,
-                        256,
-                        (
-                            key,
-                            row,
-                            counts,
-                            key_out,
-                            row_out,
-                            sizes.rows,
-                            tiles,
-                            8 * number,
-                            int(number == 0),
-                            self.flag,
-                            site,
-                        ),
-                        (3, 4),
-                    )
-                )
-        launches.append(
-            Launch(
-                "gradc_sort_bounds",
-                chunks(sizes.keys + 2, 256),
-                256,
-                (pairs[0][0], start, sizes.rows, sizes.keys, self.flag, site),
-                (1,),
-            )
-        )
-        return launches
+    def sort(self, sort: RowSort, site: int) -> list[Launch]:
+        """The launches of a sort, whose arrays begin the scratch memory and whose counts end it."""
+        counts = self.space(self.scratch_size - align(4 * sort.counts), sort.counts, U32)
+        return sort.launches(lambda start, count: self.space(start, count, U32), counts, (self.flag, site))
 
     def view(self, item: Call, operand: Operand, axes: Sequence[str]) -> Strided:
         """An operand of a call, seen with axes of the call."""

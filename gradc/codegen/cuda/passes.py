@@ -309,7 +309,7 @@ class PassWriter(AccumWriter):
             found, most = f"gradc_magnitude({value})", f"maximum{number}"
             return f"{guard}{most} = {found} > {most} ? {found} : {most};"
         if strategy.atomics == "fixed point":
-            return f"{guard}gradc_fixed_add(&fixed{number}[{at}], {value}, scale{number});"
+            return f"{guard}gradc_fixed_add(fixed{number}, odd{number}, {at}, {value}, scale{number});"
         element = f"{self.sum_array(s)}[{at}]"
         if strategy.atomics == "values":
             return f"{guard}gradc_atomic_{'add' if s.combine == 'sum' else s.combine}(&{element}, {value});"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from ...ir.dims import Size, maximum, product
 from ...ir.kernel import Kernel
-from ...ir.statement import Stmt
+from ...ir.statement import Axis, Stmt
 from ...ir.types import Type
 from ...passes.reductions.chunks import GPU_FOLDED, fold_lanes
+from ...passes.reductions.combine import sort_groups
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
 from ..expr import carrier, loaded, stored, variable
@@ -110,6 +112,8 @@ class Writer(PassWriter):
             warp_scan=self.warp_scan,
             private=private,
             keys=self.keys,
+            masked=self.part is not None and bool(self.part.stmt.where),
+            groups=self.groups,
             scratch=partials,
             fixed=tuple(self.types[a.buffer].count for a in self.fixed),
             f32_staged=tuple(self.types[s.buffer].count for s in k.accums if self.f32_staged(s)),
@@ -133,6 +137,7 @@ class Writer(PassWriter):
         width: int,
         lanes: int = 0,
         setup: Sequence[Declaration] = (),
+        vec: int = 0,
         **given: object,
     ) -> Function:
         """A function made of the template of its body and of the declarations that this needs.
@@ -140,6 +145,7 @@ class Writer(PassWriter):
         :param width: threads of a task.
         :param lanes: of them that share out columns, if not all.
         :param setup: declarations of this function alone.
+        :param vec: columns of a thread at once, if not as many as of the rows.
         :param given: records that the template names.
         """
         body = render(f"{FOLDER}/{template}.cu.j2", k=self.view, **given)
@@ -151,7 +157,7 @@ class Writer(PassWriter):
             min_blocks=max(1, 512 // self.threads),
             buffers=self.parameters,
             dims="".join(f"const i64 dim{i}, " for i in range(len(self.dims))),
-            declarations=tuple(used([*self.declarations(lanes or width), *setup], body)),
+            declarations=tuple(used([*self.declarations(lanes or width, vec or self.vec), *setup], body)),
             body=body,
         )
         return Function(Stage(name, kind, tasks, width), indented(render(f"{FOLDER}/function.cu.j2", f=view)))
@@ -164,7 +170,8 @@ class Writer(PassWriter):
                 f"clear{a.number}", "clear", "clear_fixed" if a in self.fixed else "clear", count, 1, a=a
             )
         if self.part is not None:
-            yield self.function("key", "key", "key", self.k.row_count, 1, key=self.sort_key("keys", "element"))
+            count = product(n for _, n in self.sorted_axes)
+            yield self.function("key", "key", "key", count, 1, key=self.sort_key("element"))
         if self.scan:
             scan = ScanView(tuple(self.fixed), self.scan, self.row_axes(self.scan))
             yield self.function("scan", "scan", "scan", None, self.width, setup=self.whole_rows, scan=scan)
@@ -190,9 +197,9 @@ class Writer(PassWriter):
             walkers = self.threads // elements
             yield self.function(f"fold{a.number}", "fold", a.strategy.fold, count, walkers, a=a, elements=elements)
         if self.keys is not None:
-            width = 1 if self.warp_scan else self.width
-            yield self.function("tree", "tree", "tree", None, width)
-            yield self.function("finish", "finish", "finish", self.keys, width)
+            width, vec = self.threads_of_result()
+            yield self.function("tree", "tree", "tree", None, width, vec=vec)
+            yield self.function("finish", "finish", "finish", self.keys, width, vec=vec)
         if self.splits:
             yield from self.split_rows()
         for a in self.views.values():
@@ -230,17 +237,17 @@ class Writer(PassWriter):
             for b in self.k.buffers
         )
 
-    def declarations(self, width: int) -> list[Declaration]:
+    def declarations(self, width: int, vec: int) -> list[Declaration]:
         """All that a function may need before its body, in order."""
         kept = product(n for _, n in self.kept_axes) if self.order == "by owner" else None
         per_chunk = [self.scratch_size(s)[0] if self.in_workspace(s) else 0 for s in self.k.accums]
-        arrays = workspace(self.view.accums, per_chunk, self.keys is not None)
+        arrays = workspace(self.view.accums, per_chunk, self.groups if self.part is not None else None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if self.even_cols else "cols % VEC == 0"
         return [
             Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),
             Declaration("SHARING", f"enum {{ SHARING = {self.sharing} }}; /* tasks of a block that share a chunk */"),
-            Declaration("VEC", f"enum {{ VEC = {self.vec} }}; /* neighbouring columns of a thread */"),
+            Declaration("VEC", f"enum {{ VEC = {vec} }}; /* neighbouring columns of a thread */"),
             *size_declarations(self.dims, self.k.row_count, self.k.col_count, kept, self.keys),
             *arrays,
             declared("const ix element = ((ix)first_block + (ix)blockIdx.x) * (ix)blockDim.x + (ix)threadIdx.x;"),
@@ -353,11 +360,49 @@ class Writer(PassWriter):
             return Visit(row.line, tuple(lines[1:]))
         return Visit("", tuple(lines))
 
-    def sort_key(self, masked: str, row: str) -> SortKey:
-        """The key of row number ``row``."""
+    @cached_property
+    def group_sizes(self) -> Sequence[int]:
+        """The sizes of the last row axes, where rows that differ in these alone are sorted as one."""
+        return sort_groups(self.k, self.part, self.types) if self.part is not None else ()
+
+    @property
+    def groups(self) -> int:
+        """Neighbouring rows that the sort takes as one."""
+        return prod(self.group_sizes)
+
+    @property
+    def sorted_axes(self) -> Sequence[Axis]:
+        """The row axes that the sort has."""
+        return self.k.rows[: len(self.k.rows) - len(self.group_sizes)]
+
+    def sort_key(self, row: str) -> SortKey:
+        """The key of row number ``row`` of those that are sorted."""
         assert self.part is not None
-        lines, value = self.key_statements(self.part), self.key_expression(self.part, masked, OFFSETS)
-        return SortKey((*used(axis_declarations(self.k.rows, row), "\n".join([*lines, value])), *lines), value)
+        part = replace(self.part, leading=self.part.leading - len(self.group_sizes))
+        lines = self.key_statements(part)
+        masked, rows, array = (
+            ("keys", "rows", "sorted_keys")
+            if not self.group_sizes
+            else (size(self.key_count(part)), size(product(n for _, n in self.sorted_axes)), "collapsed_keys")
+        )
+        value = self.key_expression(part, masked, OFFSETS)
+        axes = used(axis_declarations(self.sorted_axes, row), "\n".join([*lines, value]))
+        return SortKey((*axes, *lines), value, rows, array)
+
+    def threads_of_result(self) -> tuple[int, int]:
+        """(threads, columns of each at once) for a row of the results that segments are combined into: no more than its
+        elements.
+        """
+        counts = [product(self.types[a.buffer].shape[self.parts[a.buffer].leading :]) for a in self.view.segmented]
+        known = [count for count in counts if isinstance(count, int)]
+        if len(known) < len(counts):
+            return self.width, self.vec
+        vec, width = self.vec, 1
+        while vec > max(known):
+            vec //= 2
+        while width < self.width and width * vec < max(known):
+            width *= 2
+        return width, vec
 
     def table(self) -> SharedTable:
         """Of partial results in shared memory: what a row brings, and where it goes."""

@@ -191,7 +191,7 @@ class AccumView:
         """An element of the result, of its sum in fixed point or in f32."""
         n = self.number
         scale = f"gradc_fixed_scale(largest{n}[0], {self.additions})"
-        fixed = f"gradc_fixed_value(fixed{n}[element], {scale})"
+        fixed = f"gradc_fixed_value(fixed{n}, odd{n}, element, {scale})"
         return self.final(fixed if self.strategy.atomics == "fixed point" else f"staged{n}[element]", self.sum)
 
     @property
@@ -253,10 +253,14 @@ class SortKey:
 
     :param lines: statements that compute it, the row's axes first.
     :param value: the key.
+    :param rows: how many rows have one.
+    :param array: of the keys in their order.
     """
 
     lines: tuple[str, ...]
     value: str
+    rows: str = "rows"
+    array: str = "sorted_keys"
 
 
 @dataclass(frozen=True)

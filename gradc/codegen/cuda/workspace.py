@@ -57,25 +57,37 @@ class Workspace:
         self.end = f"((char *){name} + {f'{times} * ' if times > 1 else ''}gradc_align({bytes_}))"
 
 
-def workspace(accums: Sequence[AccumView], per_chunk: Sequence[Size], sorts: bool) -> list[Declaration]:
+def sort_arrays(arrays: Workspace, groups: int) -> None:
+    """What rows are visited by in the order of their keys.  With groups, one row of each is sorted before."""
+    single = groups == 1
+    rows, keys = ("rows", "keys") if single else (f"(rows / {groups})", f"(keys / {groups})")
+    arrays.array("u32", "sorted_keys" if single else "collapsed_keys", f"(i64){rows} * 4")
+    arrays.array("u32", "sorted_rows" if single else "collapsed_rows", f"(i64){rows} * 4")
+    arrays.array("u32", "unsorted_keys", f"(i64){rows} * 4", times=2)  # and their rows, which the sort alone knows
+    arrays.array("u32", "segment_start" if single else "collapsed_start", f"(i64)({keys} + 2) * 4")
+    if not single:
+        arrays.array("u32", "sorted_keys", "(i64)rows * 4")
+        arrays.array("u32", "sorted_rows", "(i64)rows * 4")
+        arrays.array("u32", "segment_start", "(i64)(keys + 2) * 4")
+
+
+def workspace(accums: Sequence[AccumView], per_chunk: Sequence[Size], groups: int | None) -> list[Declaration]:
     """The arrays of a kernel's workspace.
 
     :param per_chunk: elements of each accum's partial results.
-    :param sorts: whether rows are sorted by key.
+    :param groups: neighbouring rows that the sort takes as one; None: rows are not sorted.
     """
     arrays = Workspace()
-    if sorts:
-        arrays.array("u32", "sorted_keys", "(i64)rows * 4")
-        arrays.array("u32", "sorted_rows", "(i64)rows * 4")
-        arrays.array("u32", "unsorted_keys", "(i64)rows * 4", times=2)  # and their rows, which the sort alone knows
-        arrays.array("u32", "segment_start", "(i64)(keys + 2) * 4")
+    if groups is not None:
+        sort_arrays(arrays, groups)
     for a, count in zip(accums, per_chunk, strict=True):
         if a.in_workspace:
             bytes_ = f"(i64)(chunks * {_factor(count)}) * (i64)sizeof({a.partial})"
             arrays.array(a.partial, f"partial{a.number}", bytes_)
     for a in accums:
         if a.strategy.atomics == "fixed point":
-            arrays.array("gradc_fixed", f"fixed{a.number}", f"(i64)({a.size}) * (i64)sizeof(gradc_fixed)")
+            arrays.array("u64", f"fixed{a.number}", f"(i64)({a.size}) * 8")
+            arrays.array("u32", f"odd{a.number}", f"((i64)({a.size}) / GRADC_ODD_SUMS + 2) * 4")
             arrays.array("u32", f"largest{a.number}", "4")
     for a in accums:
         if a.f32_staged:

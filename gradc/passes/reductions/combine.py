@@ -106,6 +106,7 @@ class Scatter(Generic[S]):
     :param gathered: whether the index is loaded from memory.
     :param own: whether partial results fit in shared memory.
     :param owners: rows of the result that each have one owner, which adds all kernel rows of it; 0 if not known.
+    :param groups: neighbouring rows that a sort takes as one.
     """
 
     rows: S
@@ -120,6 +121,7 @@ class Scatter(Generic[S]):
     exact: bool = False
     gathered: bool = True
     own: bool = False
+    groups: int = 1
 
     @property
     def wide(self) -> int:
@@ -221,7 +223,28 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
         exact(combine, types),
         combine.gathered,
         own(kernel, combine, types),
+        math.prod(sort_groups(kernel, combine, types)) if combine.tail else 1,
     )
+
+
+def sort_groups(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> tuple[int, ...]:
+    """The sizes of the last row axes, where these are the last entries of the place that a row adds to and nothing else
+    of it depends on them: keys of rows that differ there alone are neighbours, and a sort takes these rows as one.
+    """
+    sizes: list[int] = []
+    place, shape = combine.stmt.index[: combine.leading], types[combine.buffer].shape
+    for at in range(len(place) - 1, 0, -1):
+        if len(sizes) == len(kernel.rows):
+            break
+        name, count = kernel.rows[-1 - len(sizes)]
+        values = [v for i in place[:at] for v, _ in i.terms] + [combine.stmt.where]
+        names = {a for v in values for a in (kernel.levels[v] if v.startswith("%") else (v,))}
+        if place[at] != Index.of(name) or shape[at] != count or name in names:
+            break
+        if not isinstance(count, int) or count < 2:
+            break
+        sizes.append(count)
+    return tuple(sizes)
 
 
 def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
@@ -282,4 +305,6 @@ def scatter_sizes(s: Scatter[Size]) -> list[Size]:
 def numbers(s: Scatter[Size], bound: Mapping[str, int]) -> Scatter[int]:
     """The sizes with symbols replaced by numbers."""
     rows, width, keys, out, read, index, owners = (evaluate(size, bound) for size in scatter_sizes(s))
-    return Scatter[int](rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered, s.own)
+    return Scatter[int](
+        rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered, s.own, s.groups
+    )

@@ -63,7 +63,7 @@ class Gpu(Device):
     :param vector: whether the device has 16-byte atomic adds of f32.
     :param hot: time per add to one contended row of up to 512 bytes; wider rows take twice that.
     :param launch: fixed time of a kernel launch.
-    :param sort_base: fixed time of a sort.  :param sort_pass: minimum time of a radix pass over 8 bits.
+    :param sort_base: fixed time of a sort.  :param sort_pass: minimum time of a radix pass.
     :param sort_rate: rows per second in a radix pass.
     :param one_block: the most rows that the single-block sort, one launch of ``sort_base``, sorts; 0 if there is none.
     :param sources: constant -> ``measured``, ``fitted``, ``published``, ``estimate`` or ``calibrated``.
@@ -82,7 +82,7 @@ class Gpu(Device):
     sort_base: float
     sort_pass: float
     sort_rate: float
-    one_block: int = 4096
+    one_block: int = 16384
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property

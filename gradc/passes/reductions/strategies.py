@@ -11,10 +11,11 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
 ``read`` are the bytes that the values are made from, ``index`` those of the indices::
 
     floor        = (read + index + V D s) / B
-    sort         = base + ceil(log2(V + 1) / 8) max(pass, N / rate)
+    sort         = base + [N > 16384] ceil(log2 V / 9) max(pass, N / rate)
     atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B
                    + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
     segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
+                   groups of G rows are sorted as one, N / G rows by V / G keys: + (8 N + 4 V) / B + 1 launch
     privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B
                    + 2 launches
                    P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
@@ -22,7 +23,7 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
                    P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
     regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row)
                    + 1 launch
-    atomic_fixed = (8 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B
+    atomic_fixed = (8.5 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B
                    + V D (8 + s) / B + 4 launches
 
 ``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the
@@ -123,15 +124,20 @@ class Strategy:
 # -- what several cost -------------------------------------------------------------------------------------------------
 
 
-def passes(keys: int) -> int:
-    """Passes of 8 bits over keys from 0 to V: ceil(log2(V + 1) / 8)."""
-    return -(-max(keys, 0).bit_length() // 8)
+DIGIT_BITS = 9
+"""Most bits of a pass of a sort on a GPU."""
+
+
+def passes(largest: int) -> int:
+    """Passes over keys from 0 to the largest."""
+    return -(-max(largest, 0).bit_length() // DIGIT_BITS)
 
 
 def sort_seconds(s: Scatter[int], device: Gpu) -> float:
-    if s.rows <= device.one_block:
+    rows, keys = s.rows // s.groups, s.keys // s.groups
+    if rows <= device.one_block:
         return device.sort_base
-    return device.sort_base + passes(s.keys) * max(device.sort_pass, s.rows / device.sort_rate)
+    return device.sort_base + passes(keys - 1) * max(device.sort_pass, rows / device.sort_rate)
 
 
 def _adds(s: Scatter[int], hits: Hits, device: Gpu, item: int) -> float:
@@ -174,11 +180,14 @@ def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _segmented_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     moved = s.read + s.out * s.item + 8 * s.rows + 2 * (hits.most // GPU_SORTED) * s.width * s.wide
-    return moved, sort_seconds(s, device) + moved / device.bandwidth + 3 * device.launch
+    moved += (8 * s.rows + 4 * s.keys) if s.groups > 1 else 0
+    launches = 4 if s.groups > 1 else 3
+    return moved, sort_seconds(s, device) + moved / device.bandwidth + launches * device.launch
 
 
 def _segmented_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
-    return f"{s.rows} rows sorted by index in {sort_seconds(s, device) * 1e6:.1f} us, each result row written once"
+    micros = sort_seconds(s, device) * 1e6
+    return f"{s.rows // s.groups} rows sorted by index in {micros:.1f} us, each result row written once"
 
 
 SEGMENTED = Strategy(
@@ -270,7 +279,7 @@ PRIVATIZED = Strategy(
 
 def _atomic_fixed_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     hit, streamed = hits.unique * s.width * 8, s.read + s.index
-    rest = s.out * 8 + s.read + (2 * hit if hit > device.room else 0) + s.out * (8 + s.item)
+    rest = s.out * 8 + s.out // 2 + s.read + (2 * hit if hit > device.room else 0) + s.out * (8 + s.item)
     return (
         rest + streamed,
         rest / device.bandwidth + max(streamed / device.bandwidth, _adds(s, hits, device, 8)) + 4 * device.launch,
