@@ -82,7 +82,7 @@ class Writer(PassWriter):
         """The functions, and what a launch must know of them."""
         k = self.k
         functions = [*self.before_rows(), self.rows(), *self.after_rows()]
-        partials = tuple(self.scratch_size(s) for s in k.accums if self.in_workspace(s))
+        partials = tuple(self.scratch_size(s) for s in self.combined if self.in_workspace(s))
         private: Size = 0
         for count, _ in partials:
             private = private + count
@@ -103,7 +103,7 @@ class Writer(PassWriter):
             keys=self.keys,
             scratch=partials,
             fixed=tuple(self.types[a.buffer].count for a in self.fixed),
-            f32_staged=tuple(self.types[s.buffer].count for s in k.accums if self.f32_staged(s)),
+            f32_staged=tuple(self.types[s.buffer].count for s in self.combined if self.f32_staged(s)),
             split_rows=tuple(k.row_count for _ in self.strips_of_reductions),
             strips=self.strips,
             checks=any(s.op == "check" for s in k.body),
@@ -238,7 +238,7 @@ class Writer(PassWriter):
     def declarations(self, width: int) -> list[Declaration]:
         """All that a function may need before its body, in order."""
         kept = product(n for _, n in self.kept_axes) if self.order == "by owner" else None
-        per_chunk = [self.scratch_size(s)[0] if self.in_workspace(s) else 0 for s in self.k.accums]
+        per_chunk = [self.scratch_size(s)[0] if self.in_workspace(s) else 0 for s in self.combined]
         arrays = workspace(self.view.accums, per_chunk, self.keys is not None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if self.even_cols else "cols % VEC == 0"
@@ -265,7 +265,7 @@ class Writer(PassWriter):
     @cached_property
     def vector_conditions(self) -> list[str]:
         """What a launch must find to move a thread's columns at once."""
-        flushed = [a for s in self.k.accums if (a := self.flushed(s)) is not None and a.fits(self.vec)]
+        flushed = [a for s in self.combined if (a := self.flushed(s)) is not None and a.fits(self.vec)]
         rows = [*self.moved.values(), *flushed] if self.vec > 1 else []
         return list(dict.fromkeys(c for a in rows for c in a.conditions(self.vec)))
 
