@@ -7,14 +7,15 @@ from once more where several kernels do so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from ...ir.dims import same
+from ...ir.graph import Graph
 from ...ir.node import Node
-from ...ir.op import Alias, Expr, Lookup, Movement, Scan, Scatter
+from ...ir.op import Alias, Expr, Lookup, Movement, Scatter
 from ...ir.types import F64
 from ...ir.walk import reachable
 from ..program.unroll_scatters import unrollable
@@ -22,7 +23,7 @@ from ..reductions.devices import Device, Gpu
 from .groups import elements, lowering, nbytes
 
 MOST_SEEN = 96
-"""Values that a chain is made of, or that are made from it, at most: longer ones are stored."""
+"""Values that a chain is made of at most: longer ones are stored."""
 MOST_COST = 160
 """Of a chain that is computed again, in additions."""
 CLOCK, ISSUED = 1.7e9, 0.8
@@ -66,11 +67,30 @@ def recompute_cost(device: Device) -> RecomputeCost | None:
     return RecomputeCost(rate / device.bandwidth, 2 if device.arch in HALF_F64 else 64)
 
 
+@dataclass(frozen=True)
+class Uses:
+    """Where a value is read, by itself or as a part of others.
+
+    :param space: elements of the largest iteration space that it is read in.
+    :param ends: two of the nodes that are stored or reduced there, or the only one.
+    """
+
+    space: float
+    ends: tuple[Node, ...]
+
+    def with_(self, other: Uses) -> Uses:
+        """Of a value that is read at both."""
+        return Uses(max(self.space, other.space), tuple(dict.fromkeys((*self.ends, *other.ends)))[:2])
+
+
+NOWHERE = Uses(0, ())
+
+
 class Decided(Protocol):
     """What a scheduler has decided."""
 
     users: Mapping[Node, Sequence[Node]]
-    forced: set[Node]
+    uses: Mapping[Node, Uses]
     recomputed: set[Node]
 
     def stored(self, node: Node) -> bool: ...
@@ -87,30 +107,29 @@ def cheaper_again(node: Node, machine: RecomputeCost, decided: Decided) -> bool:
     chain = [*islice(reachable([node], operands), MOST_SEEN + 1)]
     if len(chain) > MOST_SEEN or sum(machine.cost(at) for at in chain if not decided.stored(at)) > MOST_COST:
         return False
-    spaces = _spaces(node, decided)
-    if spaces is None:
-        return False
     own = [*reachable([node], lambda at: () if at in decided.recomputed else operands(at))]
     cost = sum(machine.cost(at) for at in own if at not in decided.recomputed and not decided.stored(at))
-    read = sum(nbytes(at) for at in own if decided.stored(at))
-    count = max(elements(node), 1.0)
-    times, kernels = max([1.0, *(space / count for space in spaces)]), min(len(spaces), 2)
-    again = cost * times + machine.per_byte * read / count * (kernels - 1)
+    # what others are made from too is read by their kernels anyhow
+    read = sum(nbytes(at) / max(len(decided.users[at]), 1) for at in own if decided.stored(at))
+    uses, count = decided.uses[node], max(elements(node), 1.0)
+    times = max(1.0, uses.space / count)
+    again = cost * times + machine.per_byte * read / count * max(len(uses.ends) - 1, 0)
     return again <= 2 * node.dtype.itemsize * machine.per_byte + ACCESS * (1 + times)
 
 
-def _spaces(node: Node, decided: Decided) -> list[float] | None:
-    """The elements of the iteration spaces that a value is read in: those of what is stored or reduced behind it; None
-    if there are more values between than are worth a look.
-    """
+def uses_of(graph: Graph, stored: Set[Node]) -> dict[Node, Uses]:
+    """Where each node of a graph is read in the end, if nothing is stored but ``stored`` and what must be."""
+    uses: dict[Node, Uses] = {}
+    for node in reversed(graph.nodes):
+        found = NOWHERE
+        for user in graph.users[node]:
+            found = found.with_(uses[user] if _passes_on(user, stored) else Uses(_space(user), (user,)))
+        uses[node] = found
+    return uses
 
 
-    def between(at: Node) -> bool:
-        return isinstance(lowering(at), Movement | Lookup | Alias | Expr | Scan) and at not in decided.forced
-
-    found = reachable([node], lambda at: decided.users[at] if at is node or between(at) else ())
-    seen = [*islice(found, MOST_SEEN + 1)]
-    return None if len(seen) > MOST_SEEN else [_space(at) for at in seen if at is not node and not between(at)]
+def _passes_on(node: Node, stored: Set[Node]) -> bool:
+    return isinstance(lowering(node), Movement | Lookup | Alias | Expr) and node not in stored
 
 
 def _space(user: Node) -> float:

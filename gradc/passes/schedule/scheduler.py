@@ -17,7 +17,7 @@ from ..reductions.devices import Cpu, Device
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
 from .order import GroupOrder
-from .recompute import cheaper_again, recompute_cost
+from .recompute import cheaper_again, recompute_cost, uses_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Scheduler:
         self.limits = FIRST
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
+        self.uses = uses_of(graph, self.forced) if self.recompute else {}
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.group_of: dict[Node, Group] = {}
         self.checks: dict[Node, Group] = {}
