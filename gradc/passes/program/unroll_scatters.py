@@ -56,10 +56,10 @@ def _taps(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Axis, ...]:
         return ()
     if any(s.op in REDUCTIONS or s.op in ("store", "check", "scan", "search") for s in kernel.body):
         return ()
+    along = frozenset.intersection(*(kernel.stmt_level(s) for s in kernel.accums))
+    by_itself = {v for s in kernel.accums for i in s.index for v, _ in i.terms}
     return tuple(
         (axis, n)
         for axis, n in kernel.rows
-        if isinstance(n, int)
-        and n <= LONGEST
-        and all(axis in kernel.stmt_level(s) and axis not in {v for i in s.index for v, _ in i.terms} for s in kernel.accums)
+        if isinstance(n, int) and n <= LONGEST and axis in along and axis not in by_itself
     )

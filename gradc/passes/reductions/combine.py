@@ -77,7 +77,9 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(
             s
         ) & cols.keys()  # each column updates a different element
-        out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column, count))
+        out.append(
+            Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column, count)
+        )
     return out
 
 

@@ -2,7 +2,7 @@
 
 Storing costs the value's bytes twice, once written and once read; reads after the first are served by a cache.
 Computing it again costs its instructions once per element of each space that it is read in, and the bytes it is made
-from once more where several kernels do so.
+from once more: where several kernels do so, and where one kernel has it at hand.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class Decided(Protocol):
 
     def stored(self, node: Node) -> bool: ...
 
+    def at_hand(self, operand: Node, node: Node) -> bool: ...
+
 
 def cheaper_again(node: Node, machine: RecomputeCost, decided: Decided) -> bool:
     """Whether the readers of a pointwise node compute it again in less time than they load it.  What is computed again
@@ -113,7 +115,8 @@ def cheaper_again(node: Node, machine: RecomputeCost, decided: Decided) -> bool:
     read = sum(nbytes(at) / max(len(decided.users[at]), 1) for at in own if decided.stored(at))
     uses, count = decided.uses[node], max(elements(node), 1.0)
     times = max(1.0, uses.space / count)
-    again = cost * times + machine.per_byte * read / count * max(len(uses.ends) - 1, 0)
+    loaded = read * max(len(uses.ends) - 1, 0) + sum(nbytes(at) for at in own if decided.at_hand(at, node))
+    again = cost * times + machine.per_byte * loaded / count
     return again <= 2 * node.dtype.itemsize * machine.per_byte + ACCESS * (1 + times)
 
 

@@ -189,6 +189,11 @@ class Scheduler:
         """Whether a group computes it, or it lies in memory."""
         return node in self.in_memory or node in self.group_of
 
+    def at_hand(self, operand: Node, node: Node) -> bool:
+        """Whether a kernel that reduces rows has an operand where it could store the node, a value of each row."""
+        group = self.group_of.get(operand)
+        return group is not None and group.placed.get(operand) == "row" and alike(real(node.shape), group.rows)
+
     def costs_no_more_than_a_load(self, node: Node) -> bool:
         """Whether a pointwise node is computed from what is loaded in its place, or once."""
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
