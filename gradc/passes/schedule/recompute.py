@@ -89,9 +89,14 @@ NOWHERE = Uses(0, ())
 class Decided(Protocol):
     """What a scheduler has decided."""
 
-    users: Mapping[Node, Sequence[Node]]
-    uses: Mapping[Node, Uses]
-    recomputed: set[Node]
+    @property
+    def users(self) -> Mapping[Node, Sequence[Node]]: ...
+
+    @property
+    def uses(self) -> Mapping[Node, Uses]: ...
+
+    @property
+    def recomputed(self) -> Set[Node]: ...
 
     def stored(self, node: Node) -> bool: ...
 
@@ -138,6 +143,8 @@ def _passes_on(node: Node, stored: Set[Node]) -> bool:
 def _space(user: Node) -> float:
     """Elements of the space in which a node is computed, less the axes of a scatter that become statements."""
     lower = lowering(user)
+    if isinstance(lower, Movement | Lookup | Alias | Expr):
+        return elements(user)
     if not isinstance(lower, Scatter):
         return max([elements(user), *map(elements, user.operands)])
     updates = user.operands[lower.updates]
