@@ -43,6 +43,7 @@ from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.plan_buffers import plan_buffers
 from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.unroll_columns import unroll_columns
+from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
@@ -162,16 +163,16 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
 
     :param name: of the program, before those of its stages: ``forward``, ``backward``, ``joint``.
     """
-    program = pipeline.keep(
-        f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, host=target in ("cpu", "numpy"))
-    )
     device: Device = CPU
     strategies = ON_HOST
     if target.startswith("cuda"):
         device, strategies = gpu_of(options.device or options.arch, options.calibration), ON_GPU
+    program = pipeline.keep(f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, device=device))
+    if target.startswith("cuda"):
         program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))
         program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
         program = pipeline.keep(f"{name}.rows_to_columns", program, lambda: rows_to_columns(program))
+        program = pipeline.keep(f"{name}.unroll_scatters", program, lambda: unroll_scatters(program))
     if target == "cpu":
         program = pipeline.keep(f"{name}.unroll_columns", program, lambda: unroll_columns(program))
     program = pipeline.keep(

@@ -368,6 +368,8 @@ class _KernelRun:
 
     def __init__(self, kernel: Kernel, memory: _Memory):
         self.kernel, self.memory = kernel, memory
+        self.sums: dict[str, Array] = {}
+        """What accums have added into each buffer so far, not rounded."""
         axes = (*kernel.rows, *kernel.cols)
         self.sizes = [evaluate(size, memory.bindings) for _, size in axes]
         grids = np.meshgrid(*(np.arange(n) for n in self.sizes), indexing="ij", sparse=True) if axes else []
@@ -503,7 +505,10 @@ class _KernelRun:
         values = np.broadcast_to(self.full(value), shape)
         keep = np.ones(shape, bool) if where is None else np.broadcast_to(self.full(where), shape)
         dtype = memory_type.dtype
-        wide = np.full(array.shape, neutral(s.combine, dtype), summing(_widened(array.reshape(-1)[:0]).dtype))
+        if s.buffer not in self.sums:
+            wide = np.full(array.shape, neutral(s.combine, dtype), summing(_widened(array.reshape(-1)[:0]).dtype))
+            self.sums[s.buffer] = wide
+        wide = self.sums[s.buffer]
         combine = UFUNCS[s.combine]
         if places:
             combine.at(wide, tuple(p[keep] for p in places), _widened(values[keep]))

@@ -126,12 +126,7 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
     :param timed: the number of runs, on random data, by which each step, and each strategy of its combines, is timed;
         0 measures nothing.
     """
-    if device is None:
-        device = (
-            gpu_of(module.options.device or module.options.arch, module.options.calibration)
-            if module.target.startswith("cuda")
-            else CPU
-        )
+    device = device or _compiled_for(module)
     bound = _bindings(module, dims)
     lines = [summary(module, dims), ""]
     for direction, executable in module.executables.items():
@@ -202,6 +197,13 @@ def memory_lines(module: Explained, dims: Mapping[str, int]) -> list[str]:
     return lines
 
 
+def _compiled_for(module: Explained) -> Device:
+    """The device that a module was compiled for."""
+    if not module.target.startswith("cuda"):
+        return CPU
+    return gpu_of(module.options.device or module.options.arch, module.options.calibration)
+
+
 def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, int]) -> list[str]:
     """The pairs of kernels whose fusion would save bytes, with the reason why they are not fused."""
     graph, scheduled = module.stages[f"{direction}.partition"].result, module.stages[f"{direction}.schedule"].result
@@ -216,7 +218,7 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
             if isinstance(before, Kernel)
         }
     name_of = lambda kernel: renamed.get(kernel, kernel)
-    pairs = missed_fusions(graph, host=module.target in ("cpu", "numpy"))
+    pairs = missed_fusions(graph, device=_compiled_for(module))
     lines = []
     for pair in pairs[:MOST_PAIRS]:
         moved = _human(evaluate(pair.nbytes, {**nominal([pair.nbytes]), **bound}))

@@ -18,6 +18,7 @@ from gradc.ir.graph import Graph
 from gradc.options import Options
 from gradc.passes.graph.check_indices import check_indices
 from gradc.passes.manager import Pipeline
+from gradc.passes.reductions.devices import CPU
 from gradc.passes.schedule import schedule as stage
 from gradc.passes.schedule.order import GroupOrder
 from gradc.passes.schedule.scheduler import Scheduler
@@ -30,12 +31,12 @@ def halves(graph: Graph, wrt: list[str]) -> list[Graph]:
 
 def scheduled(graph: Graph, forced: set[Any] | None = None) -> tuple[str, Scheduler]:
     if forced is None:
-        program, scheduler = stage._scheduled(graph, True, True)
+        program, scheduler = stage._scheduled(graph, True, CPU)
         return str(program), scheduler
-    known = Scheduler(check_indices(graph), True, forced, True)
+    known = Scheduler(check_indices(graph), True, forced, CPU)
     original, stage.Scheduler = stage.Scheduler, lambda *_: known  # type: ignore[assignment,misc]
     try:
-        return str(stage._scheduled(graph, True, True)[0]), known
+        return str(stage._scheduled(graph, True, CPU)[0]), known
     finally:
         stage.Scheduler = original  # type: ignore[misc]
 
@@ -56,7 +57,7 @@ def test_a_transformer_is_scheduled_as_if_its_memory_were_known() -> None:
         assert program == fresh
         assert len(known.trail) <= len(scheduler.trail)
         scheduler.rewind(0)
-        untouched = Scheduler(check_indices(graph), True, set(), True)
+        untouched = Scheduler(check_indices(graph), True, set(), CPU)
         for kept in ("group_of", "checks", "groups", "in_memory", "loads", "constants", "names", "library"):
             assert getattr(scheduler, kept) == getattr(untouched, kept), kept
         assert not any(scheduler.readers.values()) and not scheduler.order.before

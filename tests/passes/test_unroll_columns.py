@@ -22,7 +22,7 @@ POOL = {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 1)}
 
 def both(fn: Any, **types: str) -> tuple[Any, Any]:
     graph = decompose(gradc.trace(fn, **types))
-    before = schedule(graph, host=True)
+    before = schedule(graph)
     after = unroll_columns(before)
     verify_program(after)
     return before, after

@@ -99,7 +99,7 @@ class AccumWriter(TaskWriter):
             in_workspace=self.in_workspace(s),
             wide_accumulator=self.wide_accumulator(s),
             f32_staged=staged,
-            additions=self.scribe.size(self.k.row_count * self.k.col_count),
+            additions=self.scribe.size(self.k.row_count * self.k.col_count * part.times),
             target=f"staged{number}" if staged else s.buffer,
             target_bytes=4 if staged else type_.dtype.itemsize,
             kept_row=f"{s.buffer} + ({row}) * ({inner})" if owned else "",

@@ -90,7 +90,7 @@ class Writer(PassWriter):
         """The functions, and what a launch must know of them."""
         k = self.k
         functions = [*self.before_rows(), self.rows(), *self.after_rows()]
-        partials = tuple(self.scratch_size(s) for s in k.accums if self.in_workspace(s))
+        partials = tuple(self.scratch_size(s) for s in self.combined if self.in_workspace(s))
         folded = [self.types[a.buffer] for a in self.view.privatized]
         private: Size = 0
         for count, _ in partials:
@@ -116,7 +116,7 @@ class Writer(PassWriter):
             groups=self.groups,
             scratch=partials,
             fixed=tuple(self.types[a.buffer].count for a in self.fixed),
-            f32_staged=tuple(self.types[s.buffer].count for s in k.accums if self.f32_staged(s)),
+            f32_staged=tuple(self.types[s.buffer].count for s in self.combined if self.f32_staged(s)),
             split_rows=tuple(k.row_count for _ in self.strips_of_reductions),
             strips=self.strips,
             turned=self.turn.extents if self.turn is not None else (),
@@ -240,7 +240,7 @@ class Writer(PassWriter):
     def declarations(self, width: int, vec: int) -> list[Declaration]:
         """All that a function may need before its body, in order."""
         kept = product(n for _, n in self.kept_axes) if self.order == "by owner" else None
-        per_chunk = [self.scratch_size(s)[0] if self.in_workspace(s) else 0 for s in self.k.accums]
+        per_chunk = [self.scratch_size(s)[0] if self.in_workspace(s) else 0 for s in self.combined]
         arrays = workspace(self.view.accums, per_chunk, self.groups if self.part is not None else None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if self.even_cols else "cols % VEC == 0"
@@ -285,7 +285,7 @@ class Writer(PassWriter):
     @cached_property
     def vector_conditions(self) -> list[str]:
         """What a launch must find to move a thread's columns at once."""
-        flushed = [a for s in self.k.accums if (a := self.flushed(s)) is not None and a.fits(self.vec)]
+        flushed = [a for s in self.combined if (a := self.flushed(s)) is not None and a.fits(self.vec)]
         rows = [*self.moved.values(), *flushed] if self.vec > 1 else []
         return list(dict.fromkeys(c for a in rows for c in a.conditions(self.vec)))
 

@@ -66,6 +66,7 @@ LONG_ROW = 16384
 class TaskWriter(RowWriter):
     """A kernel with its tasks decided.
 
+    :ivar combined: one accum into each result.
     :ivar ordered: the accums that add in an order.
     :ivar width: threads of a task.
     :ivar vec: columns of a thread at once.
@@ -80,6 +81,7 @@ class TaskWriter(RowWriter):
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
         super().__init__(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS), ON_GPU)
+        self.combined = [part.stmt for part in self.parts.values()]
         self.ordered = [s for s in kernel.accums if not self.strategy_of[s.buffer].atomics]
         once = any(
             not s.name for p in kernel.passes for s in p.row

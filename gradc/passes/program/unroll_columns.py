@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from ...ir.kernel import Kernel, Program
-from ...ir.statement import BARE, EFFECTS, REDUCTIONS, Index, Stmt
+from ...ir.statement import BARE, EFFECTS, REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import BOOL, DType, Type
 
 LONGEST = 32
@@ -30,7 +30,9 @@ def unroll_columns(program: Program) -> Program:
     """
     types = {b.name: b.type for b in program.buffers}
     steps = tuple(
-        _Unrolled(step).kernel(types) if isinstance(step, Kernel) and _over_windows(step) else step
+        Unrolled(step, step.cols).kernel(step.rows[:-1], step.rows[-1:], types)
+        if isinstance(step, Kernel) and _over_windows(step)
+        else step
         for step in program.steps
     )
     return program if steps == program.steps else replace(program, steps=steps)
@@ -64,41 +66,44 @@ def _moves_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
     return bool(along) and along[-1] and not any(along[:-1])
 
 
-class _Unrolled:
-    """The statements of a kernel once per column, each distinct one once."""
+class Unrolled:
+    """The statements of a kernel once per place on some of its axes, each distinct one once."""
 
-    def __init__(self, kernel: Kernel):
-        self.before = kernel
+    def __init__(self, kernel: Kernel, axes: Sequence[Axis]):
+        """:param axes: of constant sizes; all of the columns, if the kernel has reductions."""
+        self.before, self.axes = kernel, axes
+        self.along = frozenset(a for a, _ in axes)
         self.body: list[Stmt] = []
         self.known: dict[str, str] = {}
         """A statement's text -> its value's name; as statements, constants of 0.0 and -0.0 are equal."""
         self.names: dict[tuple[str, tuple[int, ...]], str] = {}
-        """(value, column) -> its new name; values of rows have the column ()."""
+        """(value, place) -> its new name; values that do not go along the axes have the place ()."""
 
-    def kernel(self, types: Mapping[str, Type]) -> Kernel:
+    def kernel(self, rows: tuple[Axis, ...], cols: tuple[Axis, ...], types: Mapping[str, Type]) -> Kernel:
+        """The kernel over the axes that are left."""
         k = self.before
         for s in k.body:
             if s.op in REDUCTIONS:
                 self.names[s.name, ()] = self.reduced(s)
-            elif k.is_column(s):
+            elif k.stmt_level(s) & self.along:
                 for column in self.columns():
                     self.names[s.name, column] = self.again(s, column)
             else:
                 name = self.again(s, ())
                 if s.name:
                     self.names[s.name, ()] = name
-        new = replace(k, rows=k.rows[:-1], cols=k.rows[-1:], body=tuple(self.body))
+        new = replace(k, rows=rows, cols=cols, body=tuple(self.body))
         return new.named_by_structure(k.name.rpartition("_")[0], types)
 
     def columns(self) -> Iterator[tuple[int, ...]]:
-        return itertools.product(*(range(n) for _, n in self.before.cols))
+        return itertools.product(*(range(n) for _, n in self.axes if isinstance(n, int)))
 
     def of(self, value: str, column: tuple[int, ...]) -> str:
         return self.names[value, column] if (value, column) in self.names else self.names[value, ()]
 
     def again(self, s: Stmt, column: tuple[int, ...]) -> str:
-        """The statement with a column's numbers for its axes."""
-        here = dict(zip((a for a, _ in self.before.cols), column, strict=False))
+        """The statement with a place's numbers for its axes."""
+        here = dict(zip((a for a, _ in self.axes), column, strict=False))
 
         def at(index: Index) -> Index:
             new = Index(index.const)

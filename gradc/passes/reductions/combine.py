@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -29,6 +30,7 @@ class Combine:
     :param by_column: whether such a value varies along the columns.
     :param leading: the number of leading index entries without a column axis.
     :param tail: whether the remaining entries are exactly the whole column axes, in order.
+    :param times: the accums into the buffer, which differ in the values of their indices alone: this is the first.
     """
 
     stmt: Stmt
@@ -37,6 +39,7 @@ class Combine:
     by_column: bool
     leading: int
     tail: bool
+    times: int = 1
 
     @property
     def buffer(self) -> str:
@@ -49,10 +52,12 @@ class Combine:
 
 
 def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
-    """The accums of a kernel, in order."""
+    """What a kernel combines into each buffer, in order."""
     rows, cols = [a for a, _ in kernel.rows], dict(kernel.cols)
     out = []
-    for s in kernel.accums:
+    times = Counter(s.buffer for s in kernel.accums)
+    for buffer, count in times.items():
+        s = next(s for s in kernel.accums if s.buffer == buffer)
         entries = s.index
         kept = tuple(dict.fromkeys(i.variable for i in entries if i.variable in rows))
         values = [v for i in entries for v, _ in i.terms if v.startswith("%")]
@@ -72,7 +77,9 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
         tail &= {i.variable for i in entries[leading:]} == kernel.stmt_level(
             s
         ) & cols.keys()  # each column updates a different element
-        out.append(Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column))
+        out.append(
+            Combine(s, tuple(k for k in kept if k), bool(values), by_column, leading, tail and not by_column, count)
+        )
     return out
 
 
@@ -211,7 +218,7 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
     owners = product(size for a, size in kernel.rows if a in combine.kept) if combine.kept else 0
     whole = combine.tail or width == 1
     return Scatter[Size](
-        rows,
+        rows * combine.times,
         width,
         keys,
         product(type_.shape),

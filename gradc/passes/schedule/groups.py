@@ -209,7 +209,7 @@ class StridedView:
                     one.base.dtype is not node.dtype
                     and two.base.dtype is node.dtype
                     and not (one.scale or two.scale)
-                    and _elements(two.base) <= _elements(one.base)
+                    and elements(two.base) <= elements(one.base)
                 ):
                     return replace(one, scale=two)
         raise CannotInline(node, "no view of memory")
@@ -218,7 +218,8 @@ class StridedView:
         raise CannotInline(self.memory.graph.nodes[0], f"no view of memory: {name}")
 
 
-def _elements(node: Node) -> float:
+def elements(node: Node) -> float:
+    """Elements of a value; a symbol counts as 1024."""
     return nbytes(node) / node.dtype.itemsize
 
 

@@ -15,6 +15,7 @@ from ...ir.kernel import Program
 from ...ir.op import Checked
 from ..graph.check_indices import check_indices
 from ..reductions.cost import nominal
+from ..reductions.devices import CPU, Device
 from .groups import lowering
 from .lower import CannotInline
 from .merge import MissedFusion, merge
@@ -22,18 +23,18 @@ from .program_builder import ProgramBuilder
 from .scheduler import FIRST, MERGED, Scheduler
 
 
-def schedule(graph: Graph, *, fuse: bool = True, host: bool = True) -> Program:
+def schedule(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> Program:
     """mul, sum, mul  ->  one kernel with two passes over its columns
 
-    :param host: whether the target is the host: its matrix product reads other dtypes than its own, and scales, and its
-        kernels may be long.
+    :param device: on a CPU, matrix products read other dtypes than their own, and scales, and kernels may be long; on a
+        GPU, more is computed again rather than stored (:mod:`recompute`).
     """
-    return _scheduled(graph, fuse, host)[0]
+    return _scheduled(graph, fuse, device)[0]
 
 
-def missed_fusions(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
+def missed_fusions(graph: Graph, *, device: Device = CPU) -> list[MissedFusion]:
     """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
-    program, scheduler = _scheduled(graph, True, host)
+    program, scheduler = _scheduled(graph, True, device)
     names = {k.name for k in program.kernels}
     named = [
         MissedFusion(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why)
@@ -46,16 +47,16 @@ def missed_fusions(graph: Graph, *, host: bool = True) -> list[MissedFusion]:
     return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -nominally(x.nbytes))
 
 
-def _scheduled(graph: Graph, fuse: bool, host: bool) -> tuple[Program, Scheduler]:
+def _scheduled(graph: Graph, fuse: bool, device: Device) -> tuple[Program, Scheduler]:
     graph = check_indices(graph)
     forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
-    scheduler = Scheduler(graph, fuse, forced, host)
+    scheduler = Scheduler(graph, fuse, forced, device)
     with assuming(graph.assumptions):
         while True:
             try:
                 scheduler.run()
                 if fuse:
-                    merge(scheduler, MERGED if host else FIRST)
+                    merge(scheduler, MERGED if scheduler.host else FIRST)
                 return ProgramBuilder(scheduler).program(), scheduler
             except CannotInline as reason:
                 if reason.node in scheduler.forced:

@@ -13,9 +13,11 @@ from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.statement import Index
 from ...ir.walk import reachable
+from ..reductions.devices import Cpu, Device
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
 from .order import GroupOrder
+from .recompute import cheaper_again, recompute_cost, uses_of
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,13 @@ class Scheduler:
     turns out to need memory is visited again with that known, and nothing before it is.
     """
 
-    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], host: bool):
-        self.graph, self.fuse, self.host = graph, fuse, host
+    def __init__(self, graph: Graph, fuse: bool, forced: set[Node], device: Device):
+        self.graph, self.fuse, self.host = graph, fuse, isinstance(device, Cpu)
+        self.recompute = recompute_cost(device)
         self.limits = FIRST
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
+        self.uses = uses_of(graph, self.forced) if self.recompute else {}
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.group_of: dict[Node, Group] = {}
         self.checks: dict[Node, Group] = {}
@@ -56,6 +60,8 @@ class Scheduler:
         self.order = GroupOrder()
         self.library: list[Node] = []
         self.in_memory: set[Node] = set(graph.inputs)
+        self.recomputed: set[Node] = set()
+        """What is computed in each kernel that reads it though that costs more than a load."""
         self.loads: dict[int, set[Node]] = {}
         self.readers: dict[Node, set[int]] = {}
         """The groups that load a node: ``loads`` the other way round."""
@@ -169,13 +175,32 @@ class Scheduler:
         lower = lowering(node)
         if isinstance(lower, Movement | Lookup | Alias):
             return True
-        if not isinstance(lower, Expr) or self.shared_index(node):
+        if not isinstance(lower, Expr):
             return False
+        if not self.shared_index(node) and self.costs_no_more_than_a_load(node):
+            return True
+        if self.recompute is None or not cheaper_again(node, self.recompute, self):
+            return False
+        self.recomputed.add(node)
+        self.trail.append(functools.partial(self.recomputed.discard, node))
+        return True
+
+    def stored(self, node: Node) -> bool:
+        """Whether a group computes it, or it lies in memory."""
+        return node in self.in_memory or node in self.group_of
+
+    def at_hand(self, operand: Node, node: Node) -> bool:
+        """Whether a kernel that reduces rows has an operand where it could store the node, a value of each row."""
+        group = self.group_of.get(operand)
+        return group is not None and group.placed.get(operand) == "row" and alike(real(node.shape), group.rows)
+
+    def costs_no_more_than_a_load(self, node: Node) -> bool:
+        """Whether a pointwise node is computed from what is loaded in its place, or once."""
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
         while pending:  # an operand that an op reads twice counts twice
             at = pending.pop()
             inner = lowering(at)
-            if at is not node and (at in self.in_memory or at in self.group_of):
+            if at is not node and (self.stored(at) or at in self.recomputed):
                 leaves += nbytes(at)
                 continue
             cost += inner.cost if isinstance(inner, Expr) else 0
