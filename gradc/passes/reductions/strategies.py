@@ -18,7 +18,8 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
                    groups of G rows are sorted as one, N / G rows by V / G keys: + (8 N + 4 V) / B + 1 launch
     privatized   = max((read + index + V D s) / B, N / P row) + (2 P V D b + [gathered] 2 N D b) / L2's rate or B
                    + 2 launches
-                   P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32
+                   P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32;
+                   where V = 1 the 256 / ceil(D / 4) tasks of a block share a partial result and its rows
       shared     = max((read + index + V D s) / B, R / P hit) + 2 P V D a / L2's rate or B + 2 launches
                    P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
     regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row)
@@ -50,6 +51,8 @@ from .devices import CPU, Cpu, Gpu
 
 COLUMNS = 4
 """Columns of a thread."""
+BLOCK = 256
+"""Threads of a block."""
 HIT = 17e-9
 """Seconds per row that one warp adds to what it has in registers: an estimate."""
 ROW = 0.25e-6
@@ -159,7 +162,13 @@ def partials(s: Scatter[int]) -> int:
     """How many partial results a privatized accum has."""
     if s.own:
         return max(min(OWN_BLOCKS // max(-(-s.width // OWN_COLUMNS), 1), -(-s.rows // OWN_SHORTEST)), 1)
-    return max(min(GPU_WORKERS // max(-(-s.width // COLUMNS), 1), GPU_MOST_CHUNKS, -(-s.rows // GPU_SHORTEST)), 1)
+    threads, sharing = max(-(-s.width // COLUMNS), 1), tasks_of_a_chunk(s)
+    return max(min(GPU_WORKERS // (threads * sharing), GPU_MOST_CHUNKS, -(-s.rows // (GPU_SHORTEST * sharing))), 1)
+
+
+def tasks_of_a_chunk(s: Scatter[int]) -> int:
+    """How many tasks share a partial result: those of a block, where all rows add to one."""
+    return max(BLOCK // max(-(-s.width // COLUMNS), 1), 1) if s.keys == 1 and not s.own else 1
 
 
 # -- segmented --------------------------------------------------------------------------------------------------------
@@ -251,12 +260,12 @@ def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
             streamed + scratch,
             max(streamed / device.bandwidth, hits.most / partials(s) * HIT) + scratch / rate + 2 * device.launch,
         )
-    parts, streamed = partials(s) * s.out * s.pair, floor(s)
+    parts, streamed, tasks = partials(s) * s.out * s.pair, floor(s), partials(s) * tasks_of_a_chunk(s)
     scratch = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
     return (
         streamed + scratch,
-        max(streamed / device.bandwidth, s.rows / partials(s) * ROW) + scratch / rate + 2 * device.launch,
+        max(streamed / device.bandwidth, s.rows / tasks * ROW) + scratch / rate + 2 * device.launch,
     )
 
 
