@@ -221,23 +221,19 @@ GRADC_FN f32 gradc_fixed_value(gradc_fixed sum, int scale) {
 
 /* ---- Over the threads of a task -------------------------------------------------------------------------------------- */
 
-/* COMMUTES: a + b has the bits of b + a. */
-template <class T> struct gradc_sum {
-  enum { COMMUTES = 1 };
-  static __device__ __forceinline__ void join(T &a, const T &b) { gradc_add(a, b); }
-};
-template <class T> struct gradc_prod {
-  enum { COMMUTES = 1 };
-  static __device__ __forceinline__ void join(T &a, const T &b) { gradc_times(a, b); }
-};
+template <class T> struct gradc_sum { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_add(a, b); } };
+template <class T> struct gradc_prod { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_times(a, b); } };
+/* Whether a joined with b has the bits of b joined with a. */
+template <class F> struct gradc_commutes { enum { VALUE = 0 }; };
+template <class T> struct gradc_commutes<gradc_sum<T> > { enum { VALUE = 1 }; };
+template <class T> struct gradc_commutes<gradc_prod<T> > { enum { VALUE = 1 }; };
 /* NaN wins */
-template <class T> struct gradc_maximum { enum { COMMUTES = 0 }; static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
-template <class T> struct gradc_minimum { enum { COMMUTES = 0 }; static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
+template <class T> struct gradc_maximum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
+template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
 
 /* The place of an extremum: NaN wins, of equals the first; index < 0 is none. */
 template <class T> struct gradc_arg_extremum { T value; ix index; };
 template <class T> struct gradc_arg_max {
-  enum { COMMUTES = 0 };
   static __device__ __forceinline__ void join(gradc_arg_extremum<T> &a, const gradc_arg_extremum<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value > a.value;
@@ -245,7 +241,6 @@ template <class T> struct gradc_arg_max {
   }
 };
 template <class T> struct gradc_arg_min {
-  enum { COMMUTES = 0 };
   static __device__ __forceinline__ void join(gradc_arg_extremum<T> &a, const gradc_arg_extremum<T> &b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool same = a.value == b.value || (nan_a && nan_b), better = nan_b ? !nan_a : !nan_a && b.value < a.value;
@@ -281,7 +276,7 @@ template <class F, int LANES, class T> GRADC_FN T gradc_reduce_lanes(T v, u32 ma
 #pragma unroll
   for (int step = LANES / 2; step > 0; step /= 2) {
     T other = gradc_shuffle_xor(v, mask, step);
-    const bool upper = !F::COMMUTES && (threadIdx.x & step); /* both add in the same order */
+    const bool upper = !gradc_commutes<F>::VALUE && (threadIdx.x & step); /* both add in the same order */
     T first = upper ? other : v;
     F::join(first, upper ? v : other);
     v = first;
