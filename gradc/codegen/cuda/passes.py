@@ -257,7 +257,7 @@ class PassWriter(AccumWriter):
             start = f"{ctype} {part} = {literal(nothing, own)};"
             line = f"{guard}{join}::join({part}, {v});"
             result = f"const {ctype} {name} = gradc_reduce<{join}, WIDTH>({part}, {shared});"
-        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms)
+        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms=terms)
 
     @staticmethod
     def place(axes: Iterable[Axis], level: frozenset[str] | None = None) -> str:
