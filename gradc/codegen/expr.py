@@ -64,6 +64,11 @@ def to_memory(dtype: DType, value: str) -> str:
     return f"(u8)({value})" if dtype is BOOL else value
 
 
+def unrounded(value: str, source: DType) -> str:
+    """The f32 that a storage float is rounded from; f64 is rounded to odd, so that rounding again is exact."""
+    return f"odd_f64({value})" if source.name == "f64" else f"(f32){value}"
+
+
 def converted(value: str, source: DType, target: DType) -> str:
     """A cast (contracts 3): float to int saturates, int to int wraps, to a storage float rounds."""
     if source is target:
@@ -72,7 +77,7 @@ def converted(value: str, source: DType, target: DType) -> str:
         return f"({value} != 0)"
     if target.is_float:
         if target.name in ROUNDED:
-            return f"{target.name}_round({f'odd_f64({value})' if source.name == 'f64' else f'(f32){value}'})"
+            return f"{target.name}_round({unrounded(value, source)})"
         return f"({target.name}){value}"
     if source.is_float:
         return f"sat_{target.name}_{carrier(source)}({value})"

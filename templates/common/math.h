@@ -3,6 +3,7 @@
    Valid as C and as C++.  templates/TARGET/math.h includes this text below what differs from target to target: types,
    GRADC_FN, bit casts, mad, GRADC_LIBM (the libm function of that name), the constants of f32, and the choices
    GRADC_F64_IN_F32 (f32 functions may compute in f64) and GRADC_F16_NATIVE, GRADC_BF16_NATIVE (the target converts).
+   With GRADC_GPU it brings reciprocals of its own.
 
    Names.  NAME_TYPE works on TYPE (exp_f32, floordiv_i32); TYPE_load, TYPE_store, TYPE_round convert storage
    formats that compute in f32 (bf16, f16, f8e4m3, f8e5m2); sat_TO_FROM is the saturating cast.
@@ -112,18 +113,34 @@ GRADC_FN f32 exp_polynomial_f32(f32 r) {
 }
 GRADC_FN f32 expm1_near_zero_f32(f32 r) { return mad_f32(r * r, exp_polynomial_f32(r), r); }
 
-GRADC_FN f32 exp_f32(f32 x) {
-    i32 k = exp_quotient_f32(x); /* of what is out of range anything: the result is chosen at the end, which takes fewer selects */
+/* (1 + r)'s rounding and the remainder's are added up beside it; x as above */
+GRADC_FN f32 exp_mantissa_f32(f32 x) {
     f32 kf = exp_quotient_as_f32(x);
     f32 high = mad_f32(kf, -GRADC_LN2_HIGH, x);
     f32 r = exp_remainder_f32(x);
     f32 sum = 1.0f + r;
     f32 lost = (r - (sum - 1.0f)) + mad_f32(kf, -GRADC_LN2_LOW, high - r); /* by 1 + r, and by the remainder */
-    f32 e = sum + mad_f32(r * r, exp_polynomial_f32(r), lost);
+    return sum + mad_f32(r * r, exp_polynomial_f32(r), lost);
+}
+
+/* On a GPU the same bits in fewer scalar instructions: 2^k is added to the exponent's bits, and only where the result may
+   be subnormal it is 2^(k + 32), multiplied by 2^-32, which rounds once.  Below -104.5 the result rounds to 0. */
+GRADC_FN f32 exp_f32(f32 x) {
+#ifdef GRADC_GPU
+    f32 t = GRADC_LIBM(fmaxf)(x, -104.5f); /* of NaN -104.5: the last line is for it */
+    i32 small = t < -86.0f;
+    u32 scaled = bits_of_f32(exp_mantissa_f32(t)) + ((u32)exp_quotient_f32(t) << 23);
+    f32 y = f32_of_bits(small ? scaled + (32u << 23) : scaled);
+    y = small ? y * 0x1p-32f : y;
+    return x <= 0x1.62e42ep+6f ? y : x * GRADC_INFINITY_F32; /* the largest x whose result is finite; NaN stays NaN */
+#else
+    i32 k = exp_quotient_f32(x); /* of what is out of range anything: the result is chosen at the end, which takes fewer selects */
+    f32 e = exp_mantissa_f32(x);
     i32 half = k >> 1; /* in two steps: 2^k may be out of range, and a subnormal result is rounded once */
     f32 y = e * power_of_two_f32(half) * power_of_two_f32(k - half);
     y = x > 89.0f ? GRADC_INFINITY_F32 : y; /* NaN passes both */
     return x < -104.0f ? 0.0f : y;
+#endif
 }
 
 GRADC_FN f32 expm1_f32(f32 x) {
@@ -135,6 +152,10 @@ GRADC_FN f32 expm1_f32(f32 x) {
     f32 y = 2.0f * mad_f32(scale, p, scale - 0.5f);
     return copysign_f32(k == 0 ? p : y, x); /* -0.0 */
 }
+
+#ifndef GRADC_GPU
+GRADC_FN f32 reciprocal_in_range_f32(f32 x) { return 1.0f / x; }
+#endif
 
 /* Near 0: x + x^3 P(x^2).  Else 1 - 2 / (e^2|x| + 1), which only there loses no digits. */
 GRADC_FN f32 tanh_f32(f32 x) {
@@ -150,7 +171,7 @@ GRADC_FN f32 tanh_f32(f32 x) {
     f32 t = a > 10.0f ? 20.0f : a + a; /* 1 - tanh(10) < 2^-25 */
     f32 scale = power_of_two_f32(exp_quotient_f32(t));
     f32 e = mad_f32(scale, expm1_near_zero_f32(exp_remainder_f32(t)), scale);
-    f32 far = 1.0f - 2.0f / (e + 1.0f);
+    f32 far = 1.0f - 2.0f * reciprocal_in_range_f32(e + 1.0f);
     return copysign_f32(a < 0.55f ? near_zero : far, x);
 }
 
@@ -164,7 +185,7 @@ GRADC_FN f32 sigmoid_f32(f32 x) {
     f32 numerator = x >= 0.0f ? 1.0f : e;
     f32 sum = 1.0f + e;
     f32 lost = e - (sum - 1.0f);
-    f32 q = 1.0f / sum; /* 1 / (1 + e) = q / (1 - rest) = q + q (rest + rest^2) */
+    f32 q = reciprocal_in_range_f32(sum); /* 1 / (1 + e) = q / (1 - rest) = q + q (rest + rest^2) */
     f32 rest = fma_f32(-q, lost, fma_f32(-q, sum, 1.0f));
     f32 q_low = q * fma_f32(rest, rest, rest);
     return fma_f32(numerator, q, numerator * q_low);

@@ -24,6 +24,7 @@ typedef double f64;
 
 /* Most devices have one f64 unit for 64 of f32: where f32 is not enough, pairs of f32 and integers. */
 #define GRADC_F64_IN_F32 0
+#define GRADC_GPU
 
 #ifdef GRADC_CUDA_SIM
 
@@ -37,6 +38,7 @@ GRADC_FN f32 f32_of_bits(u32 b) { f32 x; __builtin_memcpy(&x, &b, sizeof x); ret
 GRADC_FN f64 f64_of_bits(u64 b) { f64 x; __builtin_memcpy(&x, &b, sizeof x); return x; }
 GRADC_FN i32 leading_zeros_u64(u64 x) { return __builtin_clzll(x); }
 GRADC_FN u64 high_product_u64(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
+GRADC_FN f32 reciprocal_in_range_f32(f32 x) { return 1.0f / x; }
 
 #else
 
@@ -54,6 +56,14 @@ GRADC_FN f32 f32_of_bits(u32 b) { return __uint_as_float(b); }
 GRADC_FN f64 f64_of_bits(u64 b) { return __longlong_as_double((i64)b); }
 GRADC_FN i32 leading_zeros_u64(u64 x) { return __clzll((i64)x); }
 GRADC_FN u64 high_product_u64(u64 a, u64 b) { return __umul64hi(a, b); }
+
+/* 1/x for 2^-125 <= |x| <= 2^125: what the IEEE division computes for such x, an approximation within one unit and a step of
+   Newton's, without its test and its branch to what it does for all others. */
+GRADC_FN f32 reciprocal_in_range_f32(f32 x) {
+  f32 near;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
+}
 
 /* The device's conversions: one instruction each where our own take 11 (f16_load), 25 (f16_store) and 8 (bf16_store),
    for which a kernel as fast as memory has no time.  They round alike; NaN becomes 0x7fff. */

@@ -96,17 +96,37 @@ template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix 
  * An f32 sum of many terms is a pair: what each addition rounds off is added up beside it (Knuth's two-sum), so that no
  * f64 is needed, of which most devices have one unit for 64 of f32. */
 
-struct sum_f32 { f32 high, low; };
+struct __align__(8) sum_f32 { f32 high, low; };
 GRADC_FN void gradc_add(sum_f32 &s, f32 v) {
   const f32 high = s.high + v, seen = high - s.high;
   s.low += (s.high - (high - seen)) + (v - seen);
   s.high = high;
 }
-GRADC_FN void gradc_add(sum_f32 &s, sum_f32 v) {
-  gradc_add(s, v.high);
-  s.low += v.low;
+GRADC_FN void gradc_add(sum_f32 &s, sum_f32 v) { /* the same bits as v + s */
+  const f32 high = s.high + v.high, seen = high - s.high;
+  s.low = (s.low + v.low) + ((s.high - (high - seen)) + (v.high - seen));
+  s.high = high;
 }
-GRADC_FN f32 gradc_value(sum_f32 s) { return s.low == s.low ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */
+
+/* A thread's N neighbouring terms are added up pairwise before they meet the sum.  N <= 8: each term is rounded with three
+   times, so that with u = 2^-24 the error of a sum of any length is at most u |sum| + 3 u (sum of all |terms|), up to
+   terms of u^2. */
+template <int N> GRADC_FN void gradc_add_all(sum_f32 &s, f32 (&terms)[N]) {
+#pragma unroll
+  for (int step = 1; step < N; step *= 2)
+#pragma unroll
+    for (int j = 0; j + step < N; j += 2 * step) terms[j] += terms[j + step];
+  gradc_add(s, terms[0]);
+}
+
+/* A term that is added to a sum in a register: four additions for seven (Dekker's fast two-sum).  What is rounded off is kept
+   whole where the sum is the larger of the two, else up to u |term|: together an error of u |sum| + u (sum of all |terms|). */
+GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
+  const f32 high = s.high + v;
+  s.low += v - (high - s.high);
+  s.high = high;
+}
+GRADC_FN f32 gradc_value(sum_f32 s) { return s.low - s.low == 0 ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */
 GRADC_FN void gradc_clear(sum_f32 &s) { s.high = 0, s.low = 0; }
 
 /* U: what T is added and multiplied as; signed integers wrap so. */
@@ -209,6 +229,10 @@ GRADC_FN f32 gradc_fixed_value(const u64 *sums, const u32 *odd, ix at, int scale
 
 template <class T> struct gradc_sum { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_add(a, b); } };
 template <class T> struct gradc_prod { static __device__ __forceinline__ void join(T &a, const T &b) { gradc_times(a, b); } };
+/* Whether a joined with b has the bits of b joined with a. */
+template <class F> struct gradc_commutes { enum { VALUE = 0 }; };
+template <class T> struct gradc_commutes<gradc_sum<T> > { enum { VALUE = 1 }; };
+template <class T> struct gradc_commutes<gradc_prod<T> > { enum { VALUE = 1 }; };
 /* NaN wins */
 template <class T> struct gradc_maximum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
 template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
@@ -253,24 +277,30 @@ template <int W> GRADC_FN void gradc_sync() {
   else if (W > 1) __syncwarp(gradc_mask(W));
 }
 
-/* The same bits in every thread, in an order that W alone decides.  shared: room for 32 of T, free again at the end. */
-template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
-  const u32 mask = gradc_mask(W);
+/* Over LANES neighbouring lanes of a warp: the same bits in each. */
+template <class F, int LANES, class T> GRADC_FN T gradc_reduce_lanes(T v, u32 mask) {
 #pragma unroll
-  for (int step = (W < 32 ? W : 32) / 2; step > 0; step /= 2) {
-    const T other = gradc_shuffle_xor(v, mask, step);
-    const bool upper = threadIdx.x & step; /* both add in the same order */
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    T other = gradc_shuffle_xor(v, mask, step);
+    const bool upper = !gradc_commutes<F>::VALUE && (threadIdx.x & step); /* both add in the same order */
     T first = upper ? other : v;
     F::join(first, upper ? v : other);
     v = first;
   }
+  return v;
+}
+
+/* The same bits in every thread, in an order that W alone decides.  shared: room for 32 of T, free again at the end. */
+template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
+  v = gradc_reduce_lanes<F, (W < 32 ? W : 32)>(v, gradc_mask(W));
   if (W > 32) {
     T *const each = (T *)shared;
     if (threadIdx.x % 32 == 0) each[threadIdx.x / 32] = v;
     __syncthreads();
-    v = each[0];
-    for (int i = 1; i < W / 32; i++) F::join(v, each[i]);
+    enum { WARPS = W > 32 ? W / 32 : 1 };
+    v = each[threadIdx.x % WARPS];
     __syncthreads();
+    v = gradc_reduce_lanes<F, WARPS>(v, 0xffffffffu);
   }
   return v;
 }

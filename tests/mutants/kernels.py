@@ -168,8 +168,8 @@ MUTANTS = (
     Mutant(
         "program-h-cuda.barrier",
         "templates/cuda/program.h",
-        "for (int i = 1; i < W / 32; i++) F::join(v, each[i]);\n    __syncthreads();",
-        "for (int i = 1; i < W / 32; i++) F::join(v, each[i]);",
+        "v = each[threadIdx.x % WARPS];\n    __syncthreads();",
+        "v = each[threadIdx.x % WARPS];",
         "missing barrier: shared memory is written again while others read it",
         ("test_cuda_kernels -k 'norm or cut_up'", "test_cuda_sim", "test_cuda_kernels"),
     ),

@@ -9,7 +9,7 @@ from ...ir.kernel import Kernel, Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt, neutral
 from ...ir.types import F32, DType, Type
 from ..declarations import used
-from ..expr import carrier, loaded, to_memory, variable
+from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
 from ..index import flatten, index, literal
 from ..phases import phase_comment
 from ..text import CODES
@@ -37,6 +37,20 @@ class _Walk:
     puts: dict[str, VectorAccess] = field(default_factory=dict)
 
 
+def stored_casts(kernel: Kernel) -> dict[str, Stmt]:
+    """Casts of columns to storage floats that nothing but stores of this dtype uses, by name."""
+    users: dict[str, list[Stmt]] = {}
+    for s in kernel.body:
+        for name in s.uses:
+            users.setdefault(name, []).append(s)
+    return {
+        s.name: s
+        for s in kernel.body
+        if s.op == "cast" and s.dtype is not None and s.dtype.name in ROUNDED and kernel.is_column(s)
+        if all(u.op == "store" and u.dtype is s.dtype and u.where != s.name for u in users.get(s.name, []))
+    }
+
+
 class PassWriter(AccumWriter):
     """A kernel's phases.
 
@@ -51,6 +65,7 @@ class PassWriter(AccumWriter):
         self.accesses: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
+        self.stored_casts = stored_casts(kernel)
 
     # -- a phase -------------------------------------------------------------------------------------------------------
 
@@ -59,6 +74,8 @@ class PassWriter(AccumWriter):
         self.scanning = scan
         walk = _Walk()
         for s in self.reloaded(p, 0 if scan else number):
+            if s.name in self.stored_casts:
+                continue
             walk.body.append(self.scanned(s, walk, number) if s.op == "scan" else self.taken(s, walk))
         for s in p.roots:
             self.root(s, walk)
@@ -112,7 +129,7 @@ class PassWriter(AccumWriter):
         elif not self.scanning and s.dtype is not None and (moved := self.vector(s)) is not None:
             name, row = moved
             walk.puts[name] = VectorAccess(name, row.ctype, row.at, function="gradc_put")
-            walk.body.append(f"{name}[j] = {to_memory(s.dtype, variable(s.args[0]))};")
+            walk.body.append(f"{name}[j] = {self.in_memory(s)};")
         else:
             walk.body += self.of_columns(self.effect(s))
 
@@ -232,7 +249,7 @@ class PassWriter(AccumWriter):
     ) -> Reduction:
         """Each thread's part, then all of a task's, as ``name``."""
         assert dtype is not None
-        own, v, part = self.scribe.values[value], variable(value), part or f"total_{name}"
+        own, v, part, terms = self.scribe.values[value], variable(value), part or f"total_{name}", ""
         guard, shared = f"if ({variable(where)}) " if where else "", "shared" if self.width > 32 or self.across else "0"
         reduce = "gradc_reduce_across" if self.across else "gradc_reduce"
         if kind in ("argmax", "argmin"):
@@ -244,7 +261,8 @@ class PassWriter(AccumWriter):
             ctype = "sum_f32" if dtype.is_float and carrier(dtype) == "f32" else carrier(dtype)
             join, final = f"gradc_sum<{ctype}>", carrier(dtype)
             start = f"{ctype} {part}; gradc_clear({part});"
-            line = f"{guard}gradc_add({part}, {v});"
+            terms = f"terms_{name}" if ctype == "sum_f32" and self.vec > 1 else ""
+            line = f"{guard}{terms}[j] = {v};" if terms else f"{guard}gradc_add({part}, {v});"
             result = f"const {final} {name} = ({final})gradc_value({reduce}<{join}, WIDTH>({part}, {shared}));"
         else:
             ctype = carrier(dtype)
@@ -254,7 +272,7 @@ class PassWriter(AccumWriter):
             start = f"{ctype} {part} = {literal(nothing, own)};"
             line = f"{guard}{join}::join({part}, {v});"
             result = f"const {ctype} {name} = {reduce}<{join}, WIDTH>({part}, {shared});"
-        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared)
+        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms=terms)
 
     @staticmethod
     def place(axes: Iterable[Axis], level: frozenset[str] | None = None) -> str:
@@ -277,8 +295,16 @@ class PassWriter(AccumWriter):
             return self.check(s, value, alone)
         if s.op == "store":
             assert s.dtype is not None
-            return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
+            return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"]
         return [self.accumulate(s, value, alone)]
+
+    def in_memory(self, s: Stmt) -> str:
+        """A stored value as it lies in memory; one that is rounded for this alone is converted once."""
+        assert s.dtype is not None
+        if (cast := self.stored_casts.get(s.args[0])) is None:
+            return to_memory(s.dtype, variable(s.args[0]))
+        source = self.scribe.values[cast.args[0]]
+        return to_memory(s.dtype, unrounded(variable(cast.args[0]), source))
 
     def check(self, s: Stmt, value: str, alone: str) -> list[str]:
         """Reports an index that is out of range, or below the one before it."""
@@ -297,7 +323,10 @@ class PassWriter(AccumWriter):
         guard = alone + (f"if ({variable(s.where)}) " if s.where else "")
         if self.register_accumulators and s in self.ordered:
             guard = "if (valid) " if self.in_segments(s) else guard
-            return guard + self.joined(s, f"a{number}[t][j]", value)
+            target = f"a{number}[t][j]"
+            if self.views[s.buffer].register == "sum_f32":
+                return f"{guard}gradc_add_next({target}, {value});"
+            return guard + self.joined(s, target, value)
         if self.in_segments(s):
             return self.into_segment(s, value, alone)
         shape, wide = self.types[s.buffer].shape, self.wide_accumulator(s)

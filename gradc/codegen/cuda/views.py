@@ -51,6 +51,7 @@ class Reduction:
     :param join: the struct whose ``join`` combines two of them.
     :param strips: the array of the strips' partial results, where rows are split.
     :param shared: the shared memory that warps combine through; 0: a task is no more than a warp.
+    :param terms: the array of a thread's VEC columns, where they are added up before they meet the partial result.
     """
 
     start: str
@@ -61,6 +62,17 @@ class Reduction:
     join: str
     strips: str
     shared: str
+    terms: str = ""
+
+    @property
+    def declared_terms(self) -> str:
+        """Declares a thread's terms; columns that are not there add nothing."""
+        return f"f32 {self.terms}[VEC] = {{}};"
+
+    @property
+    def add_terms(self) -> str:
+        """Adds them to the partial result."""
+        return f"gradc_add_all({self.part}, {self.terms});"
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_b99632_rows(
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
           const f32 v0 = loaded0[u][j];
-          gradc_add(a0[t][j], v0);
+          gradc_add_next(a0[t][j], v0);
         }
       }
     }

@@ -75,12 +75,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       if (col >= end_col) continue;
       u16 loaded0[VEC];
       gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      f32 terms_v2[VEC] = {};
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
         const f32 v0 = bf16_load(loaded0[j]);
         const f32 v1 = (f32)v0;
-        gradc_add(total_v2, v1);
+        terms_v2[j] = v1;
       }
+      gradc_add_all(total_v2, terms_v2);
     }
     const f32 v2 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v2, shared));
     /* phase 2: v6 = sum of sub over the columns */
@@ -91,13 +93,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       if (col >= end_col) continue;
       u16 loaded0[VEC];
       gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      f32 terms_v6[VEC] = {};
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
         const f32 v0 = bf16_load(loaded0[j]);
         const f32 v1 = (f32)v0;
         const f32 v5 = v1 - v4;
-        gradc_add(total_v6, v5);
+        terms_v6[j] = v5;
       }
+      gradc_add_all(total_v6, terms_v6);
     }
     const f32 v6 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v6, shared));
     /* phase 3: v10 = sum of squares over the columns */
@@ -108,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       if (col >= end_col) continue;
       u16 loaded0[VEC];
       gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
+      f32 terms_v10[VEC] = {};
       #pragma unroll
       for (int j = 0; j < VEC; j++) {
         const f32 v0 = bf16_load(loaded0[j]);
@@ -115,8 +120,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
         const f32 v5 = v1 - v4;
         const f32 v8 = v5 - v7;
         const f32 v9 = v8 * v8;
-        gradc_add(total_v10, v9);
+        terms_v10[j] = v9;
       }
+      gradc_add_all(total_v10, terms_v10);
     }
     const f32 v10 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v10, shared));
     /* phase 4: store y */
@@ -146,8 +152,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
         const f32 v19 = bf16_load(loaded2[j]);
         const f32 v20 = (f32)v19;
         const f32 v21 = v18 + v20;
-        const f32 v22 = bf16_round((f32)v21);
-        stored3[j] = bf16_store(v22);
+        stored3[j] = bf16_store((f32)v21);
       }
       gradc_put(y + i0 * 1024, stored3, col, col_step, end_col, vectorized);
     }
