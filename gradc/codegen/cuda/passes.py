@@ -42,6 +42,7 @@ class PassWriter(AccumWriter):
 
     :ivar scanning: whether nothing is written, and only the largest |value| of what will be added is looked for.
     :ivar moved: what moves through arrays of a thread's columns, by the array's name.
+    :ivar loaded_first: the arrays whose loads begin before a row's first phase.
     :ivar views: what templates are given of each accum, by its buffer.
     """
 
@@ -50,6 +51,7 @@ class PassWriter(AccumWriter):
         self.scanning = False
         self.accesses: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
+        self.loaded_first: set[str] = set()
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
 
     # -- a phase -------------------------------------------------------------------------------------------------------
@@ -57,9 +59,11 @@ class PassWriter(AccumWriter):
     def one_pass(self, p: Phase, number: int, scan: bool = False) -> PassView:
         """:param scan: nothing is written; only the largest of what will be added is found."""
         self.scanning = scan
+        if number == 0:
+            self.loaded_first.clear()
         walk = _Walk()
         for s in self.reloaded(p, 0 if scan else number):
-            walk.body.append(self.scanned(s, walk, number) if s.op == "scan" else self.taken(s, walk))
+            walk.body += [self.scanned(s, walk, number)] if s.op == "scan" else self.kept(s, walk, number)
         for s in p.roots:
             self.root(s, walk)
         values = [self.scribe.value(s) for s in p.row if s.name]
@@ -155,7 +159,7 @@ class PassWriter(AccumWriter):
 
     def vector(self, s: Stmt) -> tuple[str, Access] | None:
         """The array that a linear access moves a thread's columns through, if they move together."""
-        if self.vec == 1 and self.prefetch == 1:
+        if self.vec == 1 and self.prefetch == 1 and (self.unroll < 2 or s.op != "load"):
             return None
         row = access(self.k, self.types, s, masked=not self.tiled)
         if row is None or not row.fits(self.vec):
@@ -184,6 +188,33 @@ class PassWriter(AccumWriter):
         row = Access(self.sum_array(s), "f32", 4, base)
         return row if row.fits(self.vec) else None
 
+    @property
+    def prefetched(self) -> bool:
+        """Whether loads of several rows are under way."""
+        return self.tiled and not self.scanning
+
+    def loads_first(self, s: Stmt, row: Access) -> bool:
+        """Whether a load is one of the row's, and its place known before the first phase."""
+        places, rows = [v for v, _ in row.base.terms], {a for a, _ in self.k.rows}
+        known = not s.where and not any(v.startswith("%") for v in places)
+        return self.row_task is not None and self.row_task.loads_first and known and bool(rows & set(places))
+
+    # -- values that stay in registers -----------------------------------------------------------------------------------
+
+    def cached(self, s: Stmt, number: int) -> Stmt | None:
+        if self.row_task is None or self.scanning or self.row_task.kept.get(s.name, number) >= number:
+            return None
+        return replace(s, op="cached", args=(), where="", attrs=())
+
+    def kept(self, s: Stmt, walk: _Walk, number: int) -> list[str]:
+        """A value's line; behind it what keeps it for later phases."""
+        assert s.dtype is not None
+        if s.op == "cached":
+            return [f"const {carrier(s.dtype)} {variable(s.name)} = kept_{variable(s.name)}[t][j];"]
+        first = {} if self.row_task is None or self.scanning else self.row_task.kept
+        store = [f"kept_{variable(s.name)}[t][j] = {variable(s.name)};"] if first.get(s.name) == number else []
+        return [self.taken(s, walk), *store]
+
     def taken(self, s: Stmt, walk: _Walk) -> str:
         """A value's line; a linear load reads what has been fetched.
 
@@ -197,8 +228,12 @@ class PassWriter(AccumWriter):
         if moved is None or s.dtype is None:
             return self.scribe.value(s)
         name, row = moved
-        walk.gets[name] = VectorAccess(name, row.ctype, row.at, f"if ({variable(s.where)}) " if s.where else "")
-        element = f"{name}[u][j]" if self.tiled and not self.scanning else f"{name}[j]"
+        if name not in self.loaded_first:
+            guard, first = f"if ({variable(s.where)}) " if s.where else "", self.loads_first(s, row)
+            walk.gets[name] = VectorAccess(name, row.ctype, row.at, guard, first=first)
+            self.loaded_first |= {name} if first else set()
+        together = name in self.loaded_first or (self.unroll and (self.row_task is None or self.row_task.together))
+        element = f"{name}[t].items[j]" if together else f"{name}[u][j]" if self.prefetched else f"{name}[j]"
         read = loaded(s.dtype, element)
         read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"

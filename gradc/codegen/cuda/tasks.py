@@ -15,7 +15,8 @@ up in which order is decided by shapes alone.  Six mappings:
   rows of a segment are added up by a segmented scan of the warp.
 - *split rows*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is combined
   from the strips by those after it.
-- else a task goes through *whole rows*; sums are in registers where the columns are few enough, else in memory.
+- else a task goes through *whole rows*; the row and the sums are in registers where the columns are few enough
+  (:mod:`gradc.codegen.cuda.row_registers`); else sums are in memory, and each phase reads the row again.
 
 Of a scatter of bf16 rows of 4096 (16384 into 128256) the tiled kernel moves each element of dy once in 16-byte loads
 and writes each element of the result once in 16-byte stores, 0.13 + 1.05 GB beside 12 bytes per position for its index,
@@ -36,6 +37,7 @@ from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
+from .row_registers import RowTask, row_task
 
 STRIP = 2048
 """Columns per task of a map."""
@@ -50,6 +52,8 @@ NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
 FEW_ROWS = 256
 """Rows below which long ones are cut up."""
+UNROLLED = 2
+"""Times round the columns of a row that is not kept in registers, with all their loads under way."""
 LONG_ROW = 16384
 """Columns of a row that may be cut up."""
 
@@ -62,8 +66,10 @@ class TaskWriter(RowWriter):
     :ivar vec: columns of a thread at once.
     :ivar strips, tiled, shared, warp_scan: the mapping, if it is one of these.
     :ivar register_accumulators: whether sums are in registers.
-    :ivar iterations: of a task's threads over the columns of a row, if sums are in registers.
+    :ivar row_task: how a row is shared out that is kept in registers, if it is.
+    :ivar iterations: of a task's threads over the columns of a row, if that is kept in registers; 1 if tiled.
     :ivar prefetch: rows of a tiled kernel whose loads are under way together.
+    :ivar unroll: times round the columns of a whole row whose loads are under way together.
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
@@ -79,7 +85,8 @@ class TaskWriter(RowWriter):
             and not kernel.scans
             and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)
         )
-        alone = alone and not any(s.op in REDUCTIONS for s in kernel.body)
+        reduces = any(s.op in REDUCTIONS for s in kernel.body)
+        alone = alone and not reduces
         self.tiled = (
             alone
             and bool(self.ordered)
@@ -90,17 +97,22 @@ class TaskWriter(RowWriter):
             kernel, next(iter(self.parts.values())), types
         )
         self.tiled &= not self.shared
-        self.vec = 1 if self.shared or kernel.scans else columns_at_once(kernel, types, len(kernel.accums))
-        self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
-        self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
-        self.tiled &= self.width > 1
-        self.iterations = 1 if self.tiled else 0 if self.shared else self.row_iterations()
-        self.register_accumulators = self.iterations > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
-        if not self.register_accumulators and not self.tiled and self.width > THREADS:
-            self.width = THREADS
-        self.prefetch = self.prefetched_rows() if self.tiled else 1
         unordered = all(strategy.atomics == "values" for strategy in self.strategy_of.values())
-        self.strips = alone and not self.shared and unordered and self.width > 1
+        self.strips = alone and not self.shared and unordered
+        self.vec = 1 if self.shared or kernel.scans else columns_at_once(kernel, types, len(kernel.accums), reduces)
+        self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
+        lasting = bool(self.ordered) and all(map(self.lasting, self.ordered))
+        self.row_task = self.row_in_registers(len(self.ordered) if lasting else 0) if not alone else None
+        if self.row_task is not None:
+            self.vec, self.width = self.row_task.vec, self.row_task.width
+        else:
+            self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
+        self.tiled &= self.width > 1
+        self.strips &= self.width > 1
+        self.iterations = self.row_task.iterations if self.row_task is not None else int(self.tiled)
+        self.register_accumulators = self.iterations > 0 and lasting
+        self.prefetch = self.prefetched_rows() if self.tiled else 1
+        self.unroll = self.unrolled()
 
     # -- the mapping to threads ----------------------------------------------------------------------------------------
 
@@ -108,19 +120,37 @@ class TaskWriter(RowWriter):
         """As many threads as there are columns to go through side by side: a power of two, at most a block."""
         if self.k.scans:
             return self.threads_of_scan()
-        if (
-            not self.k.cols
-            or not any(p.roots for p in self.k.passes)
-            or any(not self.side_by_side(s) for s in self.ordered)
-        ):
+        if not self.shares_columns:
             return 1
         count = self.k.col_count
         columns = count if isinstance(count, int) else NOMINAL
-        most = WIDEST if self.ordered and not self.tiled else THREADS
         width = 1
-        while width < most and width * self.vec < columns:
+        while width < THREADS and width * self.vec < columns:
             width *= 2
         return width
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether there are columns that threads can go through side by side."""
+        walked = bool(self.k.cols) and any(p.roots for p in self.k.passes)
+        return walked and all(map(self.side_by_side, self.ordered))
+
+    def row_in_registers(self, sums: int) -> RowTask | None:
+        """How a whole row is shared out, if its threads can keep it.
+
+        :param sums: accums whose sums they keep as well.
+        """
+        if self.shared or self.k.scans or not self.shares_columns:
+            return None
+        return row_task(self.k, self.types, sums, WIDEST if sums else THREADS, ACCUMULATOR_REGISTERS)
+
+    def unrolled(self) -> int:
+        """How often the threads of a task go round the columns of a row with all their loads under way; 0 for once,
+        each with its loads.
+        """
+        if self.row_task is not None:
+            return self.row_task.iterations
+        return 0 if self.tiled or self.strips or self.shared or self.k.scans or self.width == 1 else UNROLLED
 
     def threads_of_scan(self) -> int:
         """One where neighbouring rows lie together, or sums belong to threads by their columns; else whole warps."""
@@ -131,16 +161,6 @@ class TaskWriter(RowWriter):
         while width < THREADS and width < (count if isinstance(count, int) else NOMINAL):
             width *= 2
         return width
-
-    def row_iterations(self) -> int:
-        """How often the threads of a task go round the columns of a whole row, if they can keep a sum for each;
-        else 0.
-        """
-        count = self.k.col_count
-        if not isinstance(count, int) or not self.ordered or self.width == 1:
-            return 0
-        iterations = -(-count // (self.width * self.vec))
-        return iterations if 2 * iterations * self.vec * len(self.ordered) <= ACCUMULATOR_REGISTERS else 0
 
     @property
     def threads(self) -> int:

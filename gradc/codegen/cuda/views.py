@@ -30,6 +30,7 @@ class VectorAccess:
     :param address: of the row's first column.
     :param guard: ``if (v3) ``, or nothing.
     :param function: what moves them.
+    :param first: whether the load begins before the row's first phase.
     """
 
     name: str
@@ -37,6 +38,7 @@ class VectorAccess:
     address: str
     guard: str = ""
     function: str = "gradc_get"
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,16 @@ class PassView:
     reductions: tuple[Reduction, ...]
     gets: tuple[VectorAccess, ...]
     puts: tuple[VectorAccess, ...]
+
+    @property
+    def loads_first(self) -> tuple[VectorAccess, ...]:
+        """Its loads that begin before the row's first phase."""
+        return tuple(a for a in self.gets if a.first)
+
+    @property
+    def loads(self) -> tuple[VectorAccess, ...]:
+        """Its other loads."""
+        return tuple(a for a in self.gets if not a.first)
 
     @property
     def text(self) -> str:
@@ -321,6 +333,10 @@ class KernelView:
     :param vec: neighbouring columns of a thread.
     :param even_cols: whether a thread's columns are all there or none, whatever the sizes.
     :param iterations: of the threads of a task over the columns of a row, where a thread has a sum for each; else 0.
+    :param unroll: times round the columns of a whole row whose loads are under way together; 0: each has its own.
+    :param whole: whether those are all of the row.
+    :param together: whether that is so of all loads of a phase.
+    :param kept: values of the row that stay in registers between its phases.
     :param column_loop: the template that opens a loop over columns.
     :param sums: where sums are on their way: ``registers`` or ``memory``.
     :param order_template: the template that goes through a chunk in the kernel's order.
@@ -342,6 +358,10 @@ class KernelView:
     vec: int
     even_cols: bool
     iterations: int
+    unroll: int
+    whole: bool
+    together: bool
+    kept: tuple[Value, ...]
     column_loop: str
     sums: str
     order_template: str
