@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ir.kernel import Kernel
-from ...ir.statement import Stmt
+from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import Type
-from ...ir.walk import reachable
-from .columns import access, vector_length, weight
+from ...ir.walk import backward_slice, reachable
+from .columns import MAX_COLUMNS, access, vector_length, weight
 
 LONGEST_ROW = 8192
 """Columns of a row that is kept in registers."""
@@ -24,8 +24,8 @@ FEWEST_ELEMENTS = 16
 """Elements of a row per thread before a warp is full."""
 ROW_REGISTERS = 64
 """For a thread's elements that are kept or under way, where no sums are."""
-ALL_REGISTERS = 84
-"""For them and for the sums of a thread."""
+ALL_REGISTERS = 120
+"""For them and for the sums of a thread: as many spill nothing where two blocks of 256 threads are to be resident."""
 UNROLLED_TEXT = 2048
 """Instructions, more or less by tens, of a row's phases for all elements of a thread."""
 
@@ -60,7 +60,7 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, 
     count = kernel.col_count
     if not isinstance(count, int) or not 1 < count <= LONGEST_ROW:
         return None
-    kept, vec = kept_values(kernel), vector_length(kernel, types)
+    kept, vec = kept_values(kernel), vector_length(kernel, types, MAX_COLUMNS if sums else 0)
     held = _most_held(kernel, kept)
     by_phase = [
         {(a.buffer, a.base): a for s in p.body if (a := access(kernel, types, s)) is not None} for p in kernel.passes
@@ -71,16 +71,21 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, 
     first = sum(a.item for a in of_the_row.values()) / 4
     text = sum(weight(s) for s in {s: None for p in kernel.passes for s in (*p.body, *p.roots)})
 
-    def fits(elements: int, words: float) -> bool:
-        total = elements * (2 * sums + words)
-        return total <= (ALL_REGISTERS if sums else ROW_REGISTERS) and 2 * elements * sums <= registers
+    def fits(elements: int, words: float, limit: int = ALL_REGISTERS if sums else ROW_REGISTERS) -> bool:
+        return elements * (2 * sums + words) <= limit and 2 * elements * sums <= registers
+
+    def together(elements: int) -> bool:
+        return fits(elements, held + in_a_phase) and (held > 0 or not sums)
+
+    def holds(elements: int) -> bool:  # beside sums, loads one after another leave no registers for what is kept
+        return together(elements) if sums and kept else fits(elements, held)
 
     elements = ELEMENTS
-    while elements > 1 and not fits(elements, held):
-        elements //= 2
-    if widest * elements < count:  # then the row is read again in each phase
-        kept, held, elements = {}, 0.0, ELEMENTS
-        while elements > 1 and not fits(elements, held):
+    while elements > 1 and not holds(elements):
+        if elements <= FEWEST_ELEMENTS and kept:  # to read it again costs less than fewer elements
+            kept.pop(min(kept, key=lambda v: (_work(kernel, v), -_words(kernel, v))))
+            held = _most_held(kernel, kept)
+        else:
             elements //= 2
     while elements > vec and elements * text > UNROLLED_TEXT and 2 * count <= widest * elements:
         elements //= 2
@@ -88,9 +93,9 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, 
     while (width < 32 and width * max(vec, FEWEST_ELEMENTS) < count) or width * elements < count:
         width *= 2
     each = -(-count // (width * vec)) * vec
-    if width > widest or not fits(each, held):
+    if width > widest or not holds(each):
         return None
-    return RowTask(vec, width, each // vec, fits(each, held + in_a_phase), fits(each, held + first), kept)
+    return RowTask(vec, width, each // vec, together(each), not sums and fits(each, held + first), kept)
 
 
 def kept_values(kernel: Kernel) -> dict[str, int]:
@@ -134,6 +139,12 @@ def _most_held(kernel: Kernel, kept: Mapping[str, int]) -> float:
             last[name] = number
     live = [sum(words[v] for v, begin in kept.items() if begin < n <= last[v]) for n in range(1, len(kernel.passes))]
     return max(live, default=0)
+
+
+def _work(kernel: Kernel, value: str) -> int:
+    """Instructions, more or less, that compute a value of a column."""
+    columns = backward_slice(kernel.body, [value], lambda s: kernel.is_column(s) and s.op not in REDUCTIONS)
+    return sum(map(weight, columns))
 
 
 def _words(kernel: Kernel, name: str) -> float:
