@@ -115,14 +115,12 @@ def _widest(accesses: Collection[Access]) -> int:
     return min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in accesses)) if accesses else 1
 
 
-def vector_length(kernel: Kernel, types: Mapping[str, Type], preferred: int = 0) -> int:
-    """Columns of a known number that a thread takes at once where registers are counted for a whole row: a power of two,
-    16 bytes of the narrowest linear access where columns can be shared out so.
-
-    :param preferred: more than that, if possible: fewer addresses take fewer registers.
+def vector_length(kernel: Kernel, types: Mapping[str, Type]) -> int:
+    """Columns of a known number that a thread takes at once where registers are counted for a whole row: a power of
+    two, 16 bytes of the narrowest linear access where columns can be shared out so.
     """
     accesses = _accesses(kernel, types).values()
-    vec, count = max(_widest(accesses), preferred), kernel.col_count
+    vec, count = _widest(accesses), kernel.col_count
     while vec > 1 and (not any(a.fits(vec) for a in accesses) or (isinstance(count, int) and count % vec)):
         vec //= 2
     return vec

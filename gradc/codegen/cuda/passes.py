@@ -15,6 +15,7 @@ from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
+from .exp_sums import ExpSum, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
@@ -42,6 +43,7 @@ class PassWriter(AccumWriter):
 
     :ivar scanning: whether nothing is written, and only the largest |value| of what will be added is looked for.
     :ivar moved: what moves through arrays of a thread's columns, by the array's name.
+    :ivar phases: the kernel's, or those where sums of exponentials stand beside their maximum: ``exp_sums``.
     :ivar loaded_first: the arrays whose loads begin before a row's first phase.
     :ivar views: what templates are given of each accum, by its buffer.
     """
@@ -52,6 +54,9 @@ class PassWriter(AccumWriter):
         self.accesses: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
         self.loaded_first: set[str] = set()
+        self.phases, self.exp_sums = kernel.passes, dict[str, ExpSum]()
+        if self.unroll and self.row_task is None:
+            self.phases, self.exp_sums = with_exp_sums(kernel)
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
 
     # -- a phase -------------------------------------------------------------------------------------------------------
@@ -95,7 +100,12 @@ class PassWriter(AccumWriter):
 
     def root(self, s: Stmt, walk: _Walk) -> None:
         """What a walk over the columns is for: a reduction or an effect."""
-        if s.op in REDUCTIONS:
+        together = {} if self.scanning else self.exp_sums
+        if any(s is e.stmt for e in together.values()):
+            return
+        if s.name in together:
+            reduction = self.with_exp_sum(s, together[s.name])
+        elif s.op in REDUCTIONS:
             reduction = self.reduction(REDUCTIONS[s.op], s.args[0], variable(s.name), s.dtype)
         elif s.op == "accum" and not self.in_columns(s) and self.width > 1 and not self.warp_scan:
             reduction = self.added_up(s)
@@ -199,7 +209,7 @@ class PassWriter(AccumWriter):
         known = not s.where and not any(v.startswith("%") for v in places)
         return self.row_task is not None and self.row_task.loads_first and known and bool(rows & set(places))
 
-    # -- values that stay in registers -----------------------------------------------------------------------------------
+    # -- values that stay in registers ---------------------------------------------------------------------------------
 
     def cached(self, s: Stmt, number: int) -> Stmt | None:
         if self.row_task is None or self.scanning or self.row_task.kept.get(s.name, number) >= number:
@@ -247,6 +257,31 @@ class PassWriter(AccumWriter):
         reduction = self.reduction(s.combine, s.args[0], name, self.types[s.buffer].dtype, s.where, f"t_a{number}")
         effect = self.effect(replace(s, where=""), name, once=True)
         return replace(reduction, result="\n".join([reduction.result, *effect]))
+
+    def with_exp_sum(self, s: Stmt, e: ExpSum) -> Reduction:
+        """A maximum with the sum of exponentials beside it."""
+        top, part, total = variable(s.name), f"total_{variable(s.name)}", variable(e.stmt.name)
+        values, count = f"values_{top}", f"{self.unroll} * VEC"
+        shared = "shared" if self.width > 32 else "0"
+        found = f"gradc_exp_sum({part}, {str(e.finite_shift).lower()})"
+        return Reduction(
+            start=f"gradc_exp_total {part} = gradc_exp_nothing();",
+            lines=(f"{values}[t * VEC + j] = {variable(s.args[0])};",),
+            result=f"{part} = gradc_reduce<gradc_exp_join, WIDTH>({part}, {shared});\n"
+            f"const f32 {top} = gradc_exp_top({part});\n"
+            f"const f32 {total} = cols > 0 ? {found} : 0.0f;",
+            part=part,
+            ctype="gradc_exp_total",
+            join="gradc_exp_join",
+            strips=f"strip_{top}",
+            shared=shared,
+            before=(
+                f"f32 {values}[{count}];",
+                "#pragma unroll",
+                f"for (int i = 0; i < {count}; i++) {values}[i] = -GRADC_INFINITY_F32;",
+            ),
+            after=(f"gradc_exp_add({part}, {values});",),
+        )
 
     def reduction(
         self, kind: str, value: str, name: str, dtype: DType | None, where: str = "", part: str = ""

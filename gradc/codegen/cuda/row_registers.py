@@ -7,14 +7,15 @@ register per element; but one that is cheap beside others that stay, or the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import Type
 from ...ir.walk import backward_slice, reachable
-from .columns import MAX_COLUMNS, access, vector_length, weight
+from .columns import Access, access, vector_length, weight
 
 LONGEST_ROW = 8192
 """Columns of a row that is kept in registers."""
@@ -25,7 +26,9 @@ FEWEST_ELEMENTS = 16
 ROW_REGISTERS = 64
 """For a thread's elements that are kept or under way, where no sums are."""
 ALL_REGISTERS = 120
-"""For them and for the sums of a thread: as many spill nothing where two blocks of 256 threads are to be resident."""
+"""For them, the loads of a phase and the sums of a thread: what NVRTC fits into 128 registers for sm_80, 90 and 100."""
+CROWDED_SUMS, CROWDED_VECTOR = 48, 4
+"""Registers of sums from which on loads come one after another, of so many columns, and nothing of the row is kept."""
 UNROLLED_TEXT = 2048
 """Instructions, more or less by tens, of a row's phases for all elements of a thread."""
 
@@ -50,52 +53,77 @@ class RowTask:
     kept: Mapping[str, int]
 
 
-def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, registers: int) -> RowTask | None:
+class _Need:
+    """Registers that a thread needs for its elements of a row.
+
+    :param sums: accums of which it has a sum for each element.
+    :ivar kept: the values that stay, and the first phase that computes each.
+    :ivar held: registers of an element for them between two phases, at most.
+    """
+
+    def __init__(self, kernel: Kernel, types: Mapping[str, Type], sums: int):
+        self.kernel, self.sums, self.kept = kernel, sums, kept_values(kernel)
+        self.held = _most_held(kernel, self.kept)
+        phases = [[a for s in p.body if (a := access(kernel, types, s)) is not None] for p in kernel.passes]
+        rows = {a for a, _ in kernel.rows}
+        of_the_row = [a for loads in phases for a in loads if any(v in rows for v, _ in a.base.terms)]
+        self.phase_loads, self.row_loads = max(map(_loaded, phases)), _loaded(of_the_row)
+
+    def fits(self, elements: int, words: float) -> bool:
+        """Whether there are registers for so many words of each element, beside its sums."""
+        return elements * (2 * self.sums + words) <= (ALL_REGISTERS if self.sums else ROW_REGISTERS)
+
+    def met(self, elements: int) -> bool:
+        """Whether nothing spills."""
+        return self.fits(elements, self.held + (self.phase_loads if self.sums else 0))
+
+    def crowded(self, elements: int) -> bool:
+        """Whether sums leave few registers for loads."""
+        return 2 * self.sums * elements > CROWDED_SUMS
+
+    def together(self, elements: int) -> bool:
+        """Whether all loads of a phase may be under way together."""
+        return self.fits(elements, self.held + self.phase_loads) and not self.crowded(elements)
+
+    def loads_first(self, elements: int) -> bool:
+        """Whether all loads of the row may be under way before its first phase."""
+        return not self.sums and self.fits(elements, self.held + self.row_loads)
+
+    def keep_less(self) -> None:
+        """The value that costs least is computed again."""
+        self.kept.pop(min(self.kept, key=lambda v: (_work(self.kernel, v), -_words(self.kernel, v))))
+        self.held = _most_held(self.kernel, self.kept)
+
+
+def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int) -> RowTask | None:
     """None where a row is too long, or not of a known length.
 
     :param sums: accums of which a thread has a sum for each of its elements.
     :param widest: threads of a task at most.
-    :param registers: for the sums of a thread.
     """
     count = kernel.col_count
     if not isinstance(count, int) or not 1 < count <= LONGEST_ROW:
         return None
-    kept, vec = kept_values(kernel), vector_length(kernel, types, MAX_COLUMNS if sums else 0)
-    held = _most_held(kernel, kept)
-    by_phase = [
-        {(a.buffer, a.base): a for s in p.body if (a := access(kernel, types, s)) is not None} for p in kernel.passes
-    ]
-    rows = {a for a, _ in kernel.rows}
-    in_a_phase = max(sum(a.item for a in loads.values()) / 4 for loads in by_phase)
-    of_the_row = {k: a for loads in by_phase for k, a in loads.items() if any(v in rows for v, _ in a.base.terms)}
-    first = sum(a.item for a in of_the_row.values()) / 4
+    need, vec = _Need(kernel, types, sums), vector_length(kernel, types)
     text = sum(weight(s) for s in {s: None for p in kernel.passes for s in (*p.body, *p.roots)})
-
-    def fits(elements: int, words: float, limit: int = ALL_REGISTERS if sums else ROW_REGISTERS) -> bool:
-        return elements * (2 * sums + words) <= limit and 2 * elements * sums <= registers
-
-    def together(elements: int) -> bool:
-        return fits(elements, held + in_a_phase) and (held > 0 or not sums)
-
-    def holds(elements: int) -> bool:  # beside sums, loads one after another leave no registers for what is kept
-        return together(elements) if sums and kept else fits(elements, held)
-
-    elements = ELEMENTS
-    while elements > 1 and not holds(elements):
-        if elements <= FEWEST_ELEMENTS and kept:  # to read it again costs less than fewer elements
-            kept.pop(min(kept, key=lambda v: (_work(kernel, v), -_words(kernel, v))))
-            held = _most_held(kernel, kept)
-        else:
+    elements, least = ELEMENTS, -(-count // widest)
+    while not need.met(elements):
+        if elements >= max(2 * least, FEWEST_ELEMENTS):
             elements //= 2
-    while elements > vec and elements * text > UNROLLED_TEXT and 2 * count <= widest * elements:
+        elif need.kept:  # to read it again costs less than fewer elements
+            need.keep_less()
+        elif elements >= max(2 * least, 2):
+            elements //= 2
+        else:
+            return None
+    while elements >= max(2 * least, 2 * vec) and elements * text > UNROLLED_TEXT:
         elements //= 2
-    vec, width = min(vec, elements), 1
+    vec, width = min(vec, elements, CROWDED_VECTOR if need.crowded(elements) else elements), 1
     while (width < 32 and width * max(vec, FEWEST_ELEMENTS) < count) or width * elements < count:
         width *= 2
     each = -(-count // (width * vec)) * vec
-    if width > widest or not holds(each):
-        return None
-    return RowTask(vec, width, each // vec, together(each), not sums and fits(each, held + first), kept)
+    kept = {} if need.crowded(each) else need.kept  # to read the row again takes no registers
+    return RowTask(vec, width, each // vec, need.together(each), need.loads_first(each), kept)
 
 
 def kept_values(kernel: Kernel) -> dict[str, int]:
@@ -120,7 +148,7 @@ def kept_values(kernel: Kernel) -> dict[str, int]:
             return name not in known or name in frontier or not kernel.levels[name] & rows
 
         again = {n for n, s in frontier.items() if weight(s) == 1 and s.args and all(map(at_hand, s.args))}
-        again -= {n for n in again if again & set(known[n].args)}  # its argument must stay, then
+        again -= {n for n in again if again & set(known[n].args)}  # the arguments of what is computed again stay
         for name in frontier.keys() - again:
             kept.setdefault(name, first[name])
         for name in known:
@@ -130,15 +158,24 @@ def kept_values(kernel: Kernel) -> dict[str, int]:
 
 def _most_held(kernel: Kernel, kept: Mapping[str, int]) -> float:
     """The most registers per element that kept values take between two phases."""
-    words = {name: _words(kernel, name) for name in kept}
     last: dict[str, int] = {}
     for number, p in enumerate(kernel.passes):
-        known = {s.name: s for s in p.body}
-        start = [u for s in p.roots for u in s.uses]
-        for name in reachable(start, lambda v: known[v].uses if v in known and kept.get(v, number) >= number else ()):
-            last[name] = number
-    live = [sum(words[v] for v, begin in kept.items() if begin < n <= last[v]) for n in range(1, len(kernel.passes))]
+        sources = {s.name: s.uses for s in p.body if kept.get(s.name, number) >= number}
+        roots = [u for s in p.roots for u in s.uses]
+        last |= dict.fromkeys(reachable(roots, functools.partial(_sources, sources)), number)
+    phases = range(1, len(kernel.passes))
+    live = [sum(_words(kernel, v) for v, begin in kept.items() if begin < n <= last[v]) for n in phases]
     return max(live, default=0)
+
+
+def _sources(sources: Mapping[str, Sequence[str]], name: str) -> Sequence[str]:
+    """What a phase computes a value from; nothing if it finds the value in a register."""
+    return sources.get(name, ())
+
+
+def _loaded(loads: Sequence[Access]) -> float:
+    """Registers of an element for loads, as they come from memory."""
+    return sum(a.item for a in {(a.buffer, a.base): a for a in loads}.values()) / 4
 
 
 def _work(kernel: Kernel, value: str) -> int:

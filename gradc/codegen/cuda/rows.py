@@ -72,7 +72,7 @@ class Writer(PassWriter):
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
         super().__init__(kernel, types)
         self.dims = kernel.dims(types)
-        self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(kernel.passes))
+        self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(self.phases))
         self.fixed = [a for a in self.views.values() if a.strategy.atomics == "fixed point"]
         self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if self.fixed else ()
         self.part = self.parts[kernel.order] if self.order == "by key" else None
@@ -108,6 +108,7 @@ class Writer(PassWriter):
             strips=self.strips,
             checks=any(s.op == "check" for s in k.body),
             shared=self.table_bytes(),
+            exp_sums=bool(self.exp_sums),
             index_bounds=index_bounds(k, self.types),
             sites=(),
         )

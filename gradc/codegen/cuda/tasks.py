@@ -46,8 +46,6 @@ WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
 WARPS, STAGED_ROWS = 16, 64
 """Of a block whose partial results are in shared memory: warps, and rows that they stage at once."""
-ACCUMULATOR_REGISTERS = 64
-"""Registers for the sums of a thread."""
 NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
 FEW_ROWS = 256
@@ -142,7 +140,7 @@ class TaskWriter(RowWriter):
         """
         if self.shared or self.k.scans or not self.shares_columns:
             return None
-        return row_task(self.k, self.types, sums, WIDEST if sums else THREADS, ACCUMULATOR_REGISTERS)
+        return row_task(self.k, self.types, sums, WIDEST if sums else THREADS)
 
     def unrolled(self) -> int:
         """How often the threads of a task go round the columns of a row with all their loads under way; 0 for once,

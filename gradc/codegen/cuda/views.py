@@ -53,6 +53,7 @@ class Reduction:
     :param join: the struct whose ``join`` combines two of them.
     :param strips: the array of the strips' partial results, where rows are split.
     :param shared: the shared memory that warps combine through; 0: a task is no more than a warp.
+    :param before: statements before those of the columns whose loads are under way together; ``after``: behind them.
     """
 
     start: str
@@ -63,6 +64,8 @@ class Reduction:
     join: str
     strips: str
     shared: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
